@@ -118,7 +118,7 @@ def save_tensors(state: dict[str, Any], folder: str | Path) -> None:
         with _quiet():
             checkpoint.save(  # type: ignore[attr-defined]
                 state,
-                storage_writer=checkpoint.FileSystemWriter(str(folder), single_file_per_rank=True, thread_count=1),  # type: ignore[attr-defined]
+                storage_writer=_file_writer(str(folder)),
                 no_dist=dist.get_world_size() == 1,
             )
     except OSError as error:
@@ -181,18 +181,27 @@ def _save_strategy() -> Any:
             by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(
                 sharded_state_dict, self.keep_only_main_replica
             )
-            writer = checkpoint.FileSystemWriter(str(checkpoint_dir), single_file_per_rank=True, thread_count=1)  # type: ignore[attr-defined]
             planner = torch_strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
             import torch.distributed as dist
 
             checkpoint.save(  # type: ignore[attr-defined]
                 torch_strategy.mcore_to_pyt_state_dict(by_key, False),
-                storage_writer=writer,
+                storage_writer=_file_writer(str(checkpoint_dir)),
                 planner=planner,
                 no_dist=dist.get_world_size() == 1,
             )
 
     return InProcessSave("torch_dist", 1)
+
+
+def _file_writer(folder: str) -> Any:
+    import torch.distributed.checkpoint as checkpoint
+
+    class RepeatableWriter(checkpoint.FileSystemWriter):  # type: ignore[misc,name-defined]
+        def storage_meta(self) -> None:
+            """Nothing: a random id and this machine's path would make equal checkpoints differ byte for byte."""
+
+    return RepeatableWriter(folder, single_file_per_rank=True, thread_count=1)
 
 
 def _record_reader(folder: str) -> Any:
