@@ -1,21 +1,22 @@
 """Between rows, chat messages and assistant turns.
 
-Assistant text is read in the format that Qwen and Nemotron models use: `<think>…</think>` before the answer,
-`<tool_call>{json}</tool_call>` for calls. Rendering to tokens is models/chat.py.
+Assistant text is read by the two parsers that `policy.generation` names (engine/parsers); by default
+`<think>…</think>` before the answer and `<tool_call>{json}</tool_call>` for calls. Rendering to tokens is
+models/chat.py.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.environments.responses import ToolCall, content_text, message_item, reasoning_item, split_reasoning
+from nemotron_steps.config.schema.policy import GenerationConfig, ReasoningParserName, ToolParserName
+from nemotron_steps.engine.parsers.reasoning import REASONING_PARSERS
+from nemotron_steps.engine.parsers.tools import TOOL_PARSERS
+from nemotron_steps.environments.responses import ToolCall, content_text, message_item, reasoning_item
 from nemotron_steps.errors import DataError
-
-_TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,38 @@ class AssistantTurn:
         return items
 
 
-def parse_assistant(text: str, call_prefix: str = "call") -> AssistantTurn:
-    """Take a decoded assistant turn apart. Calls whose JSON does not parse are kept as malformed, never guessed."""
-    reasoning, rest = split_reasoning(text)
-    calls: list[ToolCall] = []
-    malformed: list[str] = []
-    for body in _TOOL_CALL.findall(rest):
-        try:
-            call = json.loads(body)
-            arguments = call["arguments"]
-            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            calls.append(ToolCall(str(call["name"]), arguments, f"{call_prefix}_{len(calls)}"))
-        except (ValueError, KeyError, TypeError):
-            malformed.append(body)
-    message = _TOOL_CALL.sub("", rest).strip() if calls or malformed else rest
-    return AssistantTurn(message, reasoning, tuple(calls), tuple(malformed))
+@dataclass(frozen=True)
+class TurnFormat:
+    """How a model writes a turn: the names of its parsers."""
+
+    reasoning_parser: ReasoningParserName = "qwen3"
+    tool_parser: ToolParserName = "hermes"
+
+    @classmethod
+    def of(cls, config: GenerationConfig) -> TurnFormat:
+        """As `policy.generation` says."""
+        return cls(config.reasoning_parser, config.tool_parser)
+
+
+DEFAULT_FORMAT = TurnFormat()
+
+
+def parse_assistant(
+    text: str,
+    call_prefix: str = "call",
+    turn_format: TurnFormat = DEFAULT_FORMAT,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> AssistantTurn:
+    """Take a decoded assistant turn apart. Calls that cannot be read stay in the text and are named, never guessed.
+
+    Args:
+        call_prefix: of the calls' ids.
+        tools: what was offered; formats that write arguments as plain text read their types from it.
+    """
+    reasoning, answer = REASONING_PARSERS[turn_format.reasoning_parser](text)
+    found = TOOL_PARSERS[turn_format.tool_parser](answer, tools)
+    calls = tuple(ToolCall(name, arguments, f"{call_prefix}_{i}") for i, (name, arguments) in enumerate(found.calls))
+    return AssistantTurn(found.text, reasoning, calls, found.malformed)
 
 
 def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, Any]]:

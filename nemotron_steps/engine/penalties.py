@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nemotron_steps.engine.conversation import parse_assistant
+from nemotron_steps.engine.conversation import DEFAULT_FORMAT, TurnFormat, parse_assistant
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import MessagePenaltyConfig
     from nemotron_steps.engine.types import Rollout
+
+FORMAT_KEY = "turn_format"
+"""`Rollout.metadata[FORMAT_KEY]`: names of the reasoning and the tool parser its turns are read with."""
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -44,12 +47,12 @@ class TurnViolation:
     kind: Violation
 
 
-def has_invalid_tool_call(text: str, markers: Sequence[str]) -> bool:
+def has_invalid_tool_call(text: str, markers: Sequence[str], turn_format: TurnFormat = DEFAULT_FORMAT) -> bool:
     """Whether a decoded assistant turn tried to call a tool and failed.
 
     Well-formed calls are taken out first, and so is the reasoning: thinking about a marker is not using it.
     """
-    turn = parse_assistant(text)
+    turn = parse_assistant(text, turn_format=turn_format)
     return bool(turn.malformed_tool_calls) or any(marker in turn.text for marker in markers)
 
 
@@ -87,9 +90,10 @@ def find_violations(
         if len(turn_texts) != len(rollout.turns):
             raise ValueError(f"rollout {rollout.group_id}[{rollout.index}] has {len(rollout.turns)} turns but "
                              f"{len(turn_texts)} texts")  # fmt: skip
+        turn_format = TurnFormat(*rollout.metadata.get(FORMAT_KEY, ()))
         for index, ((start, end), text) in enumerate(zip(rollout.turns, turn_texts, strict=True)):
             truncated = rollout.truncated and index == len(rollout.turns) - 1
-            if not truncated and has_invalid_tool_call(text, config.invalid_tool_call_markers):
+            if not truncated and has_invalid_tool_call(text, config.invalid_tool_call_markers, turn_format):
                 found.append(TurnViolation(row, start, end, Violation.INVALID_TOOL_CALL))
             if config.check_thinking_tags and has_malformed_thinking(text, truncated=truncated):
                 found.append(TurnViolation(row, start, end, Violation.MALFORMED_THINKING))

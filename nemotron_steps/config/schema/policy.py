@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import Section
+
+ReasoningParserName = Literal["qwen3", "deepseek_r1", "none"]
+"""How reasoning is told from the answer: nemotron_steps/engine/parsers/reasoning.py."""
+ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
+"""How tool calls are written: nemotron_steps/engine/parsers/tools.py."""
 
 
 class OptimizerConfig(Section):
@@ -83,8 +89,8 @@ class VllmConfig(Section):
     kv_cache_space_gib: PositiveFloat = 1.0
     """CPU only: size of the KV cache."""
     max_num_seqs: PositiveInt = 256
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
+    expose_http_server: bool = False
+    """Serve the policy's generator, of either backend, as an OpenAI-compatible endpoint on loopback for agents."""
 
 
 class ColocatedConfig(Section):
@@ -107,8 +113,22 @@ class GenerationConfig(Section):
     stop_strings: tuple[str, ...] = ()
     max_sequences: PositiveInt = 256
     """Sequences decoded at once by the embedded generator."""
+    reasoning_parser: ReasoningParserName = "qwen3"
+    """How the model marks reasoning: qwen3 (think tags), deepseek_r1 (the prompt opens the thinking), none."""
+    tool_parser: ToolParserName = "hermes"
+    """How the model writes tool calls, in rollouts and behind the endpoint."""
     vllm_cfg: VllmConfig = VllmConfig()
     colocated: ColocatedConfig = ColocatedConfig()
+
+    @field_validator("reasoning_parser", "tool_parser", mode="before")
+    @classmethod
+    def _known_parser(cls, value: Any, info: ValidationInfo) -> Any:
+        known = get_args(ReasoningParserName if info.field_name == "reasoning_parser" else ToolParserName)
+        if value not in known:
+            close = nearest(str(value), known)
+            guess = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ValueError(f"no parser is named {value!r}{guess} (known: {', '.join(known)})")
+        return value
 
 
 class PolicyConfig(Section):

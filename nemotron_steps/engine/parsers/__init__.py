@@ -1,0 +1,1 @@
+"""How assistant text is taken apart, by the names that `policy.generation.{reasoning_parser,tool_parser}` use."""
