@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from nemotron_steps.engine.generation.embedded_batch import DecodeBatch, NewRow
+from nemotron_steps.engine.generation.embedded_graph import GraphDecoder
 from nemotron_steps.engine.generation.embedded_model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded_prefix import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded_sampling import SamplingPlan, make_plan, sample, stream_key
@@ -105,6 +106,7 @@ class EmbeddedGenerator:
             self._model = EmbeddedModel(architecture, max_positions=max_total_length, device=self._device, dtype=dtype)
             self._model.load(weights)
             self._batch = DecodeBatch(self._model, max_sequences, max_total_length)
+        self._decoder = GraphDecoder(self._model, self._batch) if GraphDecoder.fits(self._model) else None
         self._prompts = PrefixCache(self._model, _CACHED_PROMPTS * max_total_length)
         self._waiting: deque[_Member] = deque()
         self._held_back = 0
@@ -256,7 +258,7 @@ class EmbeddedGenerator:
         self._waiting.clear()
         self._rows.clear()
         self._unfinished.clear()
-        del self._batch, self._prompts, self._model
+        del self._decoder, self._batch, self._prompts, self._model
 
     def _refill(self) -> None:
         self._compact(force=True)
@@ -277,6 +279,9 @@ class EmbeddedGenerator:
         if batch.column + 1 >= batch.columns:
             self._compact(force=True)  # a dead row may reach further left than any live one
             self._shifted(batch.make_room(0))
+        if self._decoder is not None and self._decoder.takes(self._plan):
+            self._decoder.step(self._plan)
+            return
         tokens, positions = batch.newest()
         logits = self._model.decode(tokens, positions, batch.decode_view())
         batch.column += 1
@@ -367,21 +372,21 @@ class EmbeddedGenerator:
         if batch.column < self._deadline and not self._watches_text and not stopped.any().item():
             return []
         stops = stopped.tolist()
-        finished = []
+        ended: dict[int, FinishReason] = {}
         for row, member in enumerate(self._rows):
             if member is None:
                 continue
             length = batch.column - member.answer + 1
             if stops[row] or (member.params.stop_strings and self._has_stop_string(row, member)):
-                reason = FinishReason.STOP
+                ended[row] = FinishReason.STOP
             elif length >= member.group.budget:
-                reason = FinishReason.LENGTH
-            else:
-                continue
-            finished.append(self._complete(row, member, reason))
+                ended[row] = FinishReason.LENGTH
+        if not ended:
+            return []
+        finished = self._complete(ended)
+        for row in ended:
             self._rows[row] = None
-        if finished:
-            self._compact(force=False)
+        self._compact(force=False)
         return finished
 
     def _has_stop_string(self, row: int, member: _Member) -> bool:
@@ -401,20 +406,31 @@ class EmbeddedGenerator:
         text = self._decode(self._batch.tokens[row, begin : self._batch.column + 1].tolist())
         return any(stop in text for stop in stop_strings)
 
-    def _complete(self, row: int, member: _Member, reason: FinishReason) -> Completion:
-        span = slice(member.answer, self._batch.column + 1)
-        logprobs = self._batch.logprobs[row, span].tolist()
-        request_id = member.group.request.request_id
-        if any(p != p for p in logprobs):
-            raise EngineError("sampling met logits that are not numbers", where=f"request {request_id}")
-        versions: list[int] = []
-        bounds = [*(begin for begin, _ in member.versions[1:]), len(logprobs)]
-        for (begin, version), end in zip(member.versions, bounds, strict=True):
-            versions += [version] * (end - begin)
-        self._unfinished[request_id] -= 1
-        if not self._unfinished[request_id]:
-            del self._unfinished[request_id]
-        return Completion(request_id, member.index, self._batch.tokens[row, span].tolist(), logprobs, reason, versions)
+    def _complete(self, ended: dict[int, FinishReason]) -> list[Completion]:
+        """Completions of rows that ended at the current column."""
+        batch = self._batch
+        members = {row: member for row in ended if (member := self._rows[row]) is not None}
+        first = min(member.answer for member in members.values())
+        # All rows in one transfer: on a GPU each costs a wait.
+        index = torch.tensor(list(members), device=self._device)
+        tokens = batch.tokens[:, first : batch.column + 1].index_select(0, index).tolist()
+        logprobs = batch.logprobs[:, first : batch.column + 1].index_select(0, index).tolist()
+        finished = []
+        for (row, member), row_tokens, row_logprobs in zip(members.items(), tokens, logprobs, strict=True):
+            request_id, sampled = member.group.request.request_id, row_logprobs[member.answer - first :]
+            if any(p != p for p in sampled):
+                raise EngineError("sampling met logits that are not numbers", where=f"request {request_id}")
+            versions: list[int] = []
+            bounds = [*(begin for begin, _ in member.versions[1:]), len(sampled)]
+            for (begin, version), end in zip(member.versions, bounds, strict=True):
+                versions += [version] * (end - begin)
+            self._unfinished[request_id] -= 1
+            if not self._unfinished[request_id]:
+                del self._unfinished[request_id]
+            finished.append(
+                Completion(request_id, member.index, row_tokens[member.answer - first :], sampled, ended[row], versions)
+            )
+        return finished
 
     def _compact(self, *, force: bool) -> None:
         """Close the holes that finished rows left, at once or when there are enough of them to pay for the copying."""

@@ -52,6 +52,11 @@ class DecodeBatch:
         columns: columns there are.
         tokens: int64 [max_rows, columns], sampled tokens.
         logprobs: float32 [max_rows, columns], of sampled tokens.
+        keys, values: [layers, max_rows, key-value heads, columns, D].
+        row_state: int64 [max_rows, 5]; its columns are the first column that the row holds itself (past the end for
+            rows not in use), that of its position 0, that of its first sampled token, `streams` and the stop offset.
+        row_prefixes: what each row reads before the columns it holds itself.
+        arrangement: changes with `row_prefixes`.
     """
 
     def __init__(self, model: EmbeddedModel, max_rows: int, max_length: int) -> None:
@@ -59,19 +64,22 @@ class DecodeBatch:
         self._max_length = max_length
         self._masked = model.masked
         self._lanes = model.architecture.num_key_value_heads
+        self.max_rows = max_rows
         self.columns = max_length + max(64, max_length // 4)
-        self._keys = model.new_cache(max_rows, self.columns)
-        self._values = model.new_cache(max_rows, self.columns)
+        self.keys = model.new_cache(max_rows, self.columns)
+        self.values = model.new_cache(max_rows, self.columns)
         shape = (max_rows, self.columns)
         self._bias = torch.zeros((max_rows, self._lanes, self.columns), device=self._device, dtype=torch.float32)
         self._column_index = torch.arange(self.columns, device=self._device)
         self.tokens = torch.zeros(shape, device=self._device, dtype=torch.int64)
         self.logprobs = torch.zeros(shape, device=self._device, dtype=torch.float32)
-        self._row_state = torch.zeros((max_rows, 5), device=self._device, dtype=torch.int64)
-        # Columns of: the first token the row holds itself, position 0, the first sampled token. Then key and offset.
-        self._starts, self._origins, self._answers, self._streams, self._stop_offsets = self._row_state.unbind(1)
+        self.row_state = torch.zeros((max_rows, 5), device=self._device, dtype=torch.int64)
+        self._starts, self._origins, self.answers, self.streams, self._stop_offsets = self.row_state.unbind(1)
+        self._starts.fill_(self.columns)
         self._grid = PrefixGrid(model)
-        self._prefixes: list[Prefix | None] = []
+        self._grid_arrangement = 0
+        self.row_prefixes: list[Prefix | None] = []
+        self.arrangement = 0
         self._uniforms: torch.Tensor | None = None
         self._uniforms_column = 0
         self.size = 0
@@ -82,7 +90,7 @@ class DecodeBatch:
     def prefixes(self) -> dict[Prefix, int]:
         """Shared prefixes in use and how many rows read each."""
         counts: dict[Prefix, int] = {}
-        for prefix in self._prefixes:
+        for prefix in self.row_prefixes:
             if prefix is not None:
                 counts[prefix] = counts.get(prefix, 0) + 1
         return counts
@@ -100,11 +108,11 @@ class DecodeBatch:
             return 0
         shift = max(longest, self.column - self._first) - self.column
         old, new = slice(self._first, self.column + 1), slice(self._first + shift, self.column + 1 + shift)
-        for cache in (*self._keys.unbind(0), *self._values.unbind(0)):
+        for cache in (*self.keys.unbind(0), *self.values.unbind(0)):
             cache[: self.size, :, new] = cache[: self.size, :, old].clone()
         for row_data in (self.tokens, self.logprobs):
             row_data[: self.size, new] = row_data[: self.size, old].clone()
-        self._row_state[: self.size, :3] += shift
+        self.row_state[: self.size, :3] += shift
         self.column += shift
         self._first += shift
         self._uniforms = None
@@ -120,17 +128,17 @@ class DecodeBatch:
             length = len(new.prompt.tokens)
             start, known = self.column - new.own_length, length - new.own_length
             if new.own_length:
-                self._keys[:, row:end, :, start : self.column] = new.prompt.keys[:, None, :, known:]
-                self._values[:, row:end, :, start : self.column] = new.prompt.values[:, None, :, known:]
+                self.keys[:, row:end, :, start : self.column] = new.prompt.keys[:, None, :, known:]
+                self.values[:, row:end, :, start : self.column] = new.prompt.values[:, None, :, known:]
             state += [(start, self.column - length, self.column, r.stream, r.stop_offset) for r in alike]
-            self._prefixes += [new.shared] * len(alike)
+            self.row_prefixes += [new.shared] * len(alike)
             row = end
         first, self.size = self.size, self.size + len(rows)
-        self._row_state[first : self.size] = torch.tensor(state, device=self._device)
+        self.row_state[first : self.size] = torch.tensor(state, device=self._device)
         self._first = min(self._first, *(start for start, *_ in state))
         self._uniforms = None
         self._mask_rows(first, self.size)
-        self._grid.arrange(self._prefixes)
+        self.arrangement += 1
 
     def refill(self, sequences: Sequence[Prefix], shared: dict[Prefix, Prefix]) -> None:
         """Replace the cache of every row, after the weights have changed.
@@ -140,14 +148,14 @@ class DecodeBatch:
             shared: what to read in place of each shared prefix.
         """
         for row, sequence in enumerate(sequences):
-            known = self._prefixes[row]
+            known = self.row_prefixes[row]
             begin = 0 if known is None else len(known.tokens)
             start = self.column - (len(sequence.tokens) - begin)
             if start < self.column:
-                self._keys[:, row, :, start : self.column] = sequence.keys[:, :, begin:]
-                self._values[:, row, :, start : self.column] = sequence.values[:, :, begin:]
-        self._prefixes = [None if prefix is None else shared[prefix] for prefix in self._prefixes]
-        self._grid.arrange(self._prefixes)
+                self.keys[:, row, :, start : self.column] = sequence.keys[:, :, begin:]
+                self.values[:, row, :, start : self.column] = sequence.values[:, :, begin:]
+        self.row_prefixes = [None if prefix is None else shared[prefix] for prefix in self.row_prefixes]
+        self.arrangement += 1
 
     def _mask_rows(self, first: int, last: int) -> None:
         hidden = self._column_index < self._starts[first:last, None]
@@ -155,9 +163,12 @@ class DecodeBatch:
 
     def decode_view(self) -> CacheView:
         """The cache of all rows, for feeding the tokens of the current column."""
+        if self._grid_arrangement != self.arrangement:
+            self._grid_arrangement = self.arrangement
+            self._grid.arrange(self.row_prefixes)
         window = slice(self._first, self.column + 1)
-        keys = self._keys[:, : self.size].flatten(1, 2)
-        values = self._values[:, : self.size].flatten(1, 2)
+        keys = self.keys[:, : self.size].flatten(1, 2)
+        values = self.values[:, : self.size].flatten(1, 2)
         return CacheView(
             keys=list(keys[:, :, window].transpose(2, 3).unbind(0)),
             values=list(values[:, :, window].unbind(0)),
@@ -178,8 +189,8 @@ class DecodeBatch:
         offset = self.column - self._uniforms_column
         if self._uniforms is None or offset >= _UNIFORM_BLOCK:
             self._uniforms_column, offset = self.column, 0
-            drawn = self.column - self._answers[: self.size]
-            self._uniforms = stream_uniforms(self._streams[: self.size], drawn, _UNIFORM_BLOCK)
+            drawn = self.column - self.answers[: self.size]
+            self._uniforms = stream_uniforms(self.streams[: self.size], drawn, _UNIFORM_BLOCK)
         return self._uniforms[first:, offset]
 
     def stopped(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -195,17 +206,18 @@ class DecodeBatch:
         window = slice(self._first, self.column + 1)
         moves = list(zip(tails, holes, strict=True))
         for tail, hole in moves:
-            for cache in (self._keys, self._values):
+            for cache in (self.keys, self.values):
                 cache[:, hole, :, window] = cache[:, tail, :, window]
-            self._prefixes[hole] = self._prefixes[tail]
+            self.row_prefixes[hole] = self.row_prefixes[tail]
         if moves:
             source, target = torch.tensor(tails, device=self._device), torch.tensor(holes, device=self._device)
-            for data in (self.tokens[:, window], self.logprobs[:, window], self._row_state, self._bias):
+            for data in (self.tokens[:, window], self.logprobs[:, window], self.row_state, self._bias):
                 data[target] = data[source]
-        del self._prefixes[size:]
+        del self.row_prefixes[size:]
+        self._starts[size : self.size] = self.columns
         self.size = size
         self._uniforms = None
         if size:
             self._first = int(self._starts[:size].min())
-        self._grid.arrange(self._prefixes)
+        self.arrangement += 1
         return moves

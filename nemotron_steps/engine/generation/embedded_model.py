@@ -297,6 +297,48 @@ class EmbeddedModel:
             self._finish_layer(layer, x, attended.view(rows, -1), scratch)
         return torch.mm(self._norm(x, self._final_norm, scratch.normed), self._head_t)
 
+    def decode_fused(
+        self,
+        tokens: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        column: torch.Tensor,
+        row_state: torch.Tensor,
+        prefixes: torch.Tensor,
+    ) -> torch.Tensor:
+        """`decode` for CUDA, in eight kernels a layer that depend on no number the host knows.
+
+        Args:
+            tokens: int64 [B], of rows 0 to B - 1.
+            keys, values: [layers, rows, key-value heads, columns, D]
+            column, row_state, prefixes: embedded_kernels.decode_attention
+
+        Returns:
+            Logits [B, vocabulary] in the model's dtype.
+        """
+        from nemotron_steps.engine.generation.embedded_kernels import decode_attention
+        from nemotron_steps.engine.policy.triton_kernels import swiglu_forward
+
+        a = self.architecture
+        rotations = torch.view_as_real(self._rotations)
+        x = self._embedding.index_select(0, tokens)
+        for i, layer in enumerate(self._layers):
+            normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, a.norm_eps)
+            if layer.qkv_bias is None:
+                qkv = torch.mm(normed, layer.qkv_t)
+            else:
+                qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv_t)
+            attended = decode_attention(
+                *(qkv, layer.qk_norm, rotations, keys[i], values[i], column, row_state, prefixes),
+                layer=i,
+                epsilon=a.norm_eps,
+                scale=self._scale,
+            )
+            x.addmm_(attended, layer.output_t)
+            gate_up = torch.mm(F.rms_norm(x, x.shape[-1:], layer.post_norm, a.norm_eps), layer.gate_up_t)
+            x.addmm_(swiglu_forward(gate_up), layer.down_t)
+        return torch.mm(F.rms_norm(x, x.shape[-1:], self._final_norm, a.norm_eps), self._head_t)
+
     def _attend(self, scratch: _Scratch, cache: CacheView, layer: int) -> torch.Tensor:
         """Attention of one new token a row over its prefix and its window; [lanes, R, D]."""
         keys, values, prefix = cache.keys[layer], cache.values[layer], cache.prefix

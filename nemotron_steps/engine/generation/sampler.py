@@ -31,6 +31,12 @@ class AsyncSampler:
         self._waiting: dict[str, list[asyncio.Future[Completion]]] = {}
         self._pump_task: asyncio.Task[None] | None = None
         self.generated_tokens = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The loop that steps the generator; None before the first `bind` or `submit`. Other threads reach it so."""
+
+    def bind(self) -> None:
+        """Step from the running loop from now on."""
+        self.loop = asyncio.get_running_loop()
 
     @property
     def busy(self) -> bool:
@@ -45,6 +51,7 @@ class AsyncSampler:
         A seeded request must pass its own request_id, since the random stream depends on it.
         """
         loop = asyncio.get_running_loop()
+        self.loop = loop
         request_id = request_id if request_id is not None else f"{self._name}-{next(self._ids)}"
         if request_id in self._waiting:
             raise ValueError(f"request id {request_id!r} is already being sampled")
@@ -64,9 +71,16 @@ class AsyncSampler:
     def cancel(self, prefix: str) -> None:
         """Drop every request whose id starts with `prefix`; whoever awaits one is cancelled."""
         for request_id in [r for r in self._waiting if r.startswith(prefix)]:
-            self.generator.cancel(request_id)
-            for future in self._waiting.pop(request_id):
-                future.cancel()
+            self.cancel_request(request_id)
+
+    def cancel_request(self, request_id: str) -> None:
+        """Drop one request; a finished or unknown one is no error."""
+        futures = self._waiting.pop(request_id, None)
+        if futures is None:
+            return
+        self.generator.cancel(request_id)
+        for future in futures:
+            future.cancel()
 
     async def _pump(self) -> None:
         try:

@@ -1,0 +1,77 @@
+"""Decoding with the CUDA kernels, run in Triton's interpreter: the same tokens as operator by operator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemotron_steps.engine.generation.embedded_graph import padded_rows
+
+SCRIPT = """
+import sys
+import torch
+from embedded_models import random_model
+from nemotron_steps.engine.generation.embedded import EmbeddedGenerator
+from nemotron_steps.engine.generation.embedded_graph import GraphDecoder
+from nemotron_steps.engine.types import GenerationRequest, SamplingParams
+
+family, length = sys.argv[1], int(sys.argv[2])
+
+def generate(fused):
+    model, architecture = random_model(family)
+    generator = EmbeddedGenerator(
+        architecture, model.state_dict().items(), max_sequences=5, max_total_length=length + 24, eos_token_ids=[3]
+    )
+    if fused:
+        generator._decoder = GraphDecoder(generator._model, generator._batch, capture=False)
+    done = {}
+    for i in range(3):
+        prompt = torch.randint(0, 96, (length + i,), generator=torch.Generator().manual_seed(i)).tolist()
+        generator.submit(GenerationRequest(f"r{i}", prompt, SamplingParams(6 + 3 * i, seed=i), 3 - i))
+    while generator.pending():
+        done.update({(c.request_id, c.index): c for c in generator.step()})
+    return done
+
+plain, fused = generate(False), generate(True)
+assert len(plain) == 6
+assert {k: c.token_ids for k, c in fused.items()} == {k: c.token_ids for k, c in plain.items()}
+for key, completion in plain.items():
+    torch.testing.assert_close(
+        torch.tensor(fused[key].logprobs), torch.tensor(completion.logprobs), atol=1e-4, rtol=1e-4
+    )
+"""
+
+
+@pytest.mark.parametrize(("family", "length"), [("qwen3-tied", 70), ("llama-rope3", 9), ("qwen3-mha", 20)])
+def test_the_fused_step_samples_the_same_tokens(family: str, length: int) -> None:
+    pytest.importorskip("triton")
+    here = Path(__file__).parent
+    overrides = "" if family != "llama-rope3" else ", hidden_size=64"  # heads of 16, which the kernel needs
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("random_model(family", f"random_model(family{overrides}"), family,
+         str(length)],
+        cwd=here,
+        env={
+            "TRITON_INTERPRET": "1",
+            "PATH": "/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{here.parents[1]}:{here}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_padded_rows_hold_the_batch_and_waste_at_most_half(rows: int, most: int) -> None:
+    rows = min(rows, most)
+    padded = padded_rows(rows, most)
+    assert rows <= padded <= most
+    assert padded <= max(8, 1.5 * rows)
