@@ -30,11 +30,11 @@ def run_step(step: str, seed: int, home: Path) -> dict:
         stdout=subprocess.DEVNULL,
     )
     seconds = time.perf_counter() - started
-    newest = max((home / "runs").iterdir(), key=lambda folder: folder.name)
+    newest = max((home / "runs").iterdir(), key=lambda folder: (folder / "events.jsonl").stat().st_mtime_ns)
     summaries = [
-        record["values"]
+        record["values"] if record["kind"] == "summary" else record["summary"]  # a cached step repeats its summary
         for record in map(json.loads, (newest / "events.jsonl").read_text().splitlines())
-        if record["kind"] == "summary" and record["step"].startswith(step)
+        if record["kind"] in ("summary", "step_cached") and record["step"].startswith(step)
     ]
     return {**summaries[-1], "seconds": seconds}
 
