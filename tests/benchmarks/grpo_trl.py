@@ -1,6 +1,8 @@
 """The peer: TRL's GRPOTrainer on the task of grpo_task.py, with the same model, batch, lengths and learning rate.
 
-python -m tests.benchmarks.grpo_trl FOLDER STEPS    prints one JSON object
+python -m tests.benchmarks.grpo_trl FOLDER STEPS [--gpu]    prints one JSON object
+
+With --gpu: the settings of bench_gpu.py, bfloat16, and vLLM in the trainer's process.
 """
 
 from __future__ import annotations
@@ -13,8 +15,29 @@ from pathlib import Path
 
 from tests.benchmarks.grpo_task import reward_of
 
+CPU = {
+    "per_device_train_batch_size": 64,
+    "max_completion_length": 32,
+    "learning_rate": 1e-3,
+    "use_cpu": True,
+    "bf16": False,
+}
+GPU = {
+    "per_device_train_batch_size": 64,
+    "gradient_accumulation_steps": 8,
+    "max_completion_length": 256,
+    "learning_rate": 1e-5,
+    "bf16": True,
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_gpu_memory_utilization": 0.25,
+    "vllm_max_model_length": 384,
+    "generation_kwargs": {"ignore_eos": False},
+}
 
-def main(folder: Path, steps: int) -> None:
+
+def main(folder: Path, steps: int, gpu: bool) -> None:
+    import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -41,28 +64,25 @@ def main(folder: Path, steps: int) -> None:
 
     config = GRPOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=64,
         num_generations=8,
-        max_completion_length=32,
         max_steps=steps,
         num_train_epochs=1000,
-        learning_rate=1e-3,
         lr_scheduler_type="constant",
         weight_decay=0.0,
         max_grad_norm=1.0,
         beta=0.0,
         temperature=1.0,
-        use_cpu=True,
-        bf16=False,
         logging_strategy="no",
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
         gradient_checkpointing=False,
         seed=42,
+        **(GPU if gpu else CPU),
     )
+    completions = config.per_device_train_batch_size * config.gradient_accumulation_steps
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder),
+        model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if gpu else torch.float32),
         reward_funcs=reward,
         args=config,
         train_dataset=dataset,
@@ -71,14 +91,16 @@ def main(folder: Path, steps: int) -> None:
     )
     loaded = time.perf_counter() - started
     trainer.train()
-    step = statistics.median(times[3:])
+    step = statistics.median(times[2 if gpu else 3 :])
     print(
         json.dumps(
             {
                 "engine": "trl",
                 "load_s": loaded,
                 "step_s": step,
-                "completions_per_s": 64 / step,
+                "completions_per_s": completions / step,
+                "step_times": times,
+                "peak_gpu_gib": torch.cuda.max_memory_reserved() / 2**30 if gpu else None,
                 "rewards": rewards,
             }
         )
@@ -86,4 +108,4 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), "--gpu" in sys.argv)
