@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from nemotron_steps.engine.dense import linear
 from nemotron_steps.engine.policy.context import to_heads, to_tokens
 from nemotron_steps.engine.policy.flash import flat_flash_attention
 from nemotron_steps.engine.policy.fused import split_heads
@@ -106,7 +107,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
 def column_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     """megatron-core's column-parallel linear; on one rank a plain one, without its Python autograd function."""
     if module.tp_group.size() == 1:
-        return F.linear(hidden, module.weight, module.bias)
+        return linear(hidden, module.weight, module.bias)
     output: torch.Tensor = module(hidden)[0]
     return output
 
@@ -114,7 +115,7 @@ def column_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 def row_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     """megatron-core's row-parallel linear; on one rank a plain one."""
     if module.tp_group.size() == 1:
-        return F.linear(hidden, module.weight)
+        return linear(hidden, module.weight)
     output: torch.Tensor = module(hidden)[0]
     return output
 

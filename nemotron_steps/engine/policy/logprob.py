@@ -16,6 +16,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.dense import outer_product, product
+
 KEPT_PROBABILITY_BYTES = 64 * 2**20
 """Probabilities are kept for the backward pass up to this size, and recomputed chunk by chunk above it."""
 
@@ -86,14 +88,14 @@ class _LinearLogprobs(torch.autograd.Function):
         local = targets if mine is None else targets.clamp(0, rows - 1)
         for start in range(0, total, chunk):
             part = slice(start, min(start + chunk, total))
-            logits = F.linear(hidden[part], weight)
+            logits = product(hidden[part], weight)
             lse, chosen = _normalize(logits, local[part], None if mine is None else mine[part], group)
             torch.sub(chosen, lse, out=logprobs[part])
             normalizer[part] = lse
             if not (needs_grad or with_entropy):
                 continue
             probabilities = _probabilities(logits, lse)
-            expected = probabilities @ weight
+            expected = product(probabilities, weight.t())
             toward = weight.index_select(0, local[part])
             if mine is not None:
                 toward.masked_fill_(~mine[part, None], 0.0)
@@ -126,11 +128,8 @@ class _LinearLogprobs(torch.autograd.Function):
                 if ctx.keep:
                     probabilities = kept[number]
                 else:
-                    probabilities = _probabilities(F.linear(hidden[part], weight), normalizer[part])
-                if weight.dtype is torch.float32:
-                    grad_weight.addmm_(probabilities.t(), scaled[part], alpha=-1.0)
-                else:
-                    grad_weight -= probabilities.t() @ scaled[part]
+                    probabilities = _probabilities(product(hidden[part], weight), normalizer[part])
+                grad_weight -= outer_product(probabilities, scaled[part])
             chosen = scaled if mine is None else scaled.masked_fill(~mine[:, None], 0.0)
             grad_weight.index_add_(0, local, chosen.float())
             grad_weight = grad_weight.to(weight.dtype)
