@@ -44,7 +44,7 @@ def train_async(run: GrpoRun) -> dict[str, Any]:
     Raises:
         WorkerLostError: nothing moved for STALL_SECONDS.
     """
-    with asyncio.Runner() as runner:
+    with run.checkpoints, asyncio.Runner() as runner:
         return runner.run(_AsyncLoop(run).train())
 
 

@@ -1,7 +1,8 @@
 """Training checkpoints: when to write, how to commit, which to keep, where to resume.
 
 A checkpoint is a folder `step_00000042/` with `policy/` (written by the policy) and `state.json` (data position,
-RNG, buffer, metrics). It is written beside its final name and renamed, so a reader sees all of it or none.
+RNG, buffer, metrics). It is written beside its final name and renamed, so a reader sees all of it or none. With
+`checkpointing.save_async` training waits only for a copy of its state in host memory; a thread writes and commits that.
 Not for: the tensors themselves (engine/policy).
 """
 
@@ -11,8 +12,11 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -67,6 +71,8 @@ def parse_duration(text: str) -> float:
 class CheckpointManager:
     """Checkpoints of one training run under one folder.
 
+    A context manager: leaving it waits for the save in flight, so that no checkpoint and no error of one is lost.
+
     Args:
         folder: survives a kill; shared by all attempts of the same run.
         config: when to save and what to keep.
@@ -78,13 +84,16 @@ class CheckpointManager:
         self._started = time.monotonic()
         deadline = config.checkpoint_must_save_by
         self._must_save_by = parse_duration(deadline) if deadline else None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer") if config.save_async else None
+        self._in_flight: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.partial"):  # a kill while saving leaves one; nothing refers to it
             shutil.rmtree(leftover)
 
     def all(self) -> list[Checkpoint]:
         """Committed checkpoints, oldest first."""
-        found = [Checkpoint(int(p.name.removeprefix("step_")), p) for p in self._folder.glob("step_*") if p.is_dir()]
+        folders = [p for p in self._folder.glob("step_*") if p.is_dir() and p.suffix != ".partial"]
+        found = [Checkpoint(int(p.name.removeprefix("step_")), p) for p in folders]
         return sorted((c for c in found if (c.path / STATE_FILE).is_file()), key=lambda c: c.step)
 
     def latest(self) -> Checkpoint | None:
@@ -102,38 +111,75 @@ class CheckpointManager:
 
     def save(
         self, step: int, policy: Policy, state: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None
-    ) -> Checkpoint:
+    ) -> None:
         """Write and commit one checkpoint, then drop those keep_top_k no longer wants.
 
+        With `save_async`, returns once everything is copied; a save still in flight is waited for first. `state` is
+        read, and `tensors` are copied, before it returns.
+
         Raises:
-            StorageError: the disk refused; earlier checkpoints are untouched.
+            StorageError: the disk refused this save, or the one before; earlier checkpoints are untouched.
         """
+        text = json.dumps(state)
+        if self._writer is None:
+            self._write(step, policy.save_checkpoint, text, tensors or {})
+            return
+        self.wait()
+        snapshot = policy.snapshot()
+        copies = {name: tensor.clone() for name, tensor in (tensors or {}).items()}
+        self._in_flight = self._writer.submit(self._write, step, snapshot.write, text, copies)
+
+    def check(self) -> None:
+        """Raise what an asynchronous save failed with, if one has."""
+        if self._in_flight is not None and self._in_flight.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return once no save is in flight; raise what it failed with."""
+        if self._in_flight is not None:
+            saving, self._in_flight = self._in_flight, None
+            saving.result()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.wait()
+        except StorageError as failure:
+            if error is None:
+                raise
+            error.add_note(f"besides, {failure}")  # what stopped the run comes first
+
+    def _write(
+        self, step: int, write_policy: Callable[[str], None], state: str, tensors: dict[str, torch.Tensor]
+    ) -> None:
         final = self._folder / f"step_{step:08d}"
         partial = final.with_suffix(".partial")
         try:
             if partial.exists():
                 shutil.rmtree(partial)
             (partial / "policy").mkdir(parents=True)
-            policy.save_checkpoint(str(partial / "policy"))
+            write_policy(str(partial / "policy"))
             if tensors:
                 save_file(tensors, str(partial / TENSOR_FILE))
             with (partial / STATE_FILE).open("w") as file:
-                json.dump(state, file)
+                file.write(state)
                 file.flush()
                 os.fsync(file.fileno())
             if final.exists():  # the same step saved again by a resumed run
                 shutil.rmtree(final)
             partial.rename(final)
-        except OSError as error:
+        except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise StorageError(
-                f"checkpoint of step {step} could not be written: {error.strerror}",
+                f"checkpoint of step {step} could not be written: {getattr(error, 'strerror', None) or error}",
                 where=str(final),
                 hints=["free disk space, then run the same command again: it goes on from the last checkpoint"],
             ) from error
-        checkpoint = Checkpoint(step, final)
-        self._prune(checkpoint)
-        return checkpoint
+        self._prune(Checkpoint(step, final))
 
     def _prune(self, newest: Checkpoint) -> None:
         keep = self._config.keep_top_k

@@ -165,6 +165,7 @@ def optimize_preferences(
             metrics.update({f"validation/{k}": v for k, v in validate_pairs(policy, validation, config).items()})
         reporter.metrics(step, metrics)
         reporter.progress(f"dpo  loss {metrics['loss']:.3f}  accuracy {metrics['accuracy']:.0%}", step, total)
+        checkpoints.check()
         if checkpoints.due(step, last=False):
             checkpoints.save(step, policy, {"validation_before": before, "metrics": metrics})
             if checkpoints.out_of_time():

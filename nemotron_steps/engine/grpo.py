@@ -88,7 +88,7 @@ def train(run: GrpoRun) -> dict[str, Any]:
         Summary: steps, reward of the first and last trained step.
     """
     rewards: list[float] = restore(run)
-    with asyncio.Runner() as runner:
+    with run.checkpoints, asyncio.Runner() as runner:
         if run.config.grpo.val_at_start and run.step == 0:
             runner.run(validate(run))
         for prompts in run.prompts:
@@ -271,6 +271,7 @@ def finish_step(
     record.metrics.update(record.timer.metrics())
     record.metrics["timing/step_s"] = time.perf_counter() - record.started
     last = run.step >= run.total_steps
+    run.checkpoints.check()
     if run.checkpoints.due(run.step, last):
         started = time.perf_counter()
         state: dict[str, Any] = {

@@ -84,6 +84,7 @@ def finetune(
             metrics["validation_loss"] = _validation_loss(policy, validation, config)
         reporter.metrics(step, metrics)
         reporter.progress(f"sft  loss {loss:.3f}", step, total)
+        checkpoints.check()
         if checkpoints.due(step, last=False):
             checkpoints.save(step, policy, {"loss_before": loss_before, "metrics": metrics})
             if checkpoints.out_of_time():

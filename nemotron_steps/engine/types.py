@@ -168,6 +168,14 @@ class TrainBatch:
         return int(self.input_ids.shape[0])
 
 
+class Snapshot(Protocol):
+    """A policy's training state at one step, on its way to disk."""
+
+    def write(self, path: str) -> None:
+        """Write it into a folder, byte for byte what save_checkpoint would have written. Callable from another thread
+        while the policy trains; collective over the policy's ranks. Raises StorageError."""
+
+
 class Policy(Protocol):
     """The trained model. Every method is collective: all ranks of a parallel layout call it together."""
 
@@ -185,6 +193,9 @@ class Policy(Protocol):
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler and RNG into a folder (distributed format)."""
+
+    def snapshot(self) -> Snapshot:
+        """What save_checkpoint would write now, copied to host memory."""
 
     def load_checkpoint(self, path: str) -> None:
         """The inverse of save_checkpoint, in any parallel layout."""

@@ -7,16 +7,21 @@ knows the format's record classes and nothing else, and object entries only as `
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import json
 import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import ArtifactError, StorageError
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core, on_available_device
+
+if TYPE_CHECKING:
+    import torch
 
 # Records of torch.distributed.checkpoint, and what they are made of. None of them runs anything when built.
 _ALLOWED = {
@@ -42,6 +47,9 @@ _TORCH_DTYPES = {
     "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool",
 }  # fmt: skip
 
+_WRITERS: dict[Any, Any] = {}
+"""Default process group → the group that writers use beside it."""
+
 
 class _RecordUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
@@ -61,19 +69,93 @@ def save_sharded(state: dict[str, Any], folder: str | Path) -> None:
     Raises:
         StorageError: writing failed.
     """
+    stage_sharded(state, copy=False).write(folder)
+
+
+def stage_sharded(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
+    """Get a sharded state dict ready to be written later, or by another thread. Collective.
+
+    Args:
+        state: as `save_sharded`'s.
+        copy: copy to host memory what this rank will write, so that the tensors may change at once.
+    """
     load_megatron_core()
     ensure_process_group()
-    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.core import CheckpointingConfig
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+    from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+    from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with on_available_device(), _quiet():
-            dist_checkpointing.save(
-                state, str(folder), sharded_strategy=_save_strategy(), validate_access_integrity=False
+    with on_available_device(), _quiet():
+        sharded, common = save_preprocess(state, validate_access_integrity=False)
+        by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded, keep_only_main_replica=True)
+        if copy:
+            for parts in by_key.values():
+                for part in parts:
+                    if isinstance(part, ShardedTensor):
+                        part.data = _host_copy(part.data)
+        tensors = torch_strategy.mcore_to_pyt_state_dict(by_key, False)
+        planner = torch_strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+    record = dataclasses.asdict(CheckpointingConfig("torch_dist", 1))
+    return StagedSave(tensors, planner, _writers_group() if copy else None, common, record)
+
+
+class StagedSave:
+    """A checkpoint that lacks nothing but the writing.
+
+    Args:
+        tensors: what torch.distributed.checkpoint saves.
+        planner: its planner; None for the default one.
+        group: ranks agree over it, so that training may use the default group meanwhile; None: the default group.
+        common: saved as common.pt. record: saved as metadata.json, last; both by rank 0, and only with a record.
+    """
+
+    def __init__(
+        self,
+        tensors: dict[str, Any],
+        planner: Any = None,
+        group: Any = None,
+        common: dict[str, Any] | None = None,
+        record: dict[str, Any] | None = None,
+    ) -> None:
+        self._tensors, self._planner, self._group = tensors, planner, group
+        self._common, self._record = common, record
+        # Said of every save by one process. Set here, not in `write`: filters are the whole process's.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+    def write(self, folder: str | Path) -> None:
+        """Write into a folder, created if absent. Collective; in any thread when staged with a copy.
+
+        Raises:
+            StorageError: writing failed.
+        """
+        import torch
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as checkpoint
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        folder = Path(folder)
+        alone = dist.get_world_size() == 1
+        first = dist.get_rank() == 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if first and self._record is not None:
+                torch.save(self._common, folder / "common.pt")
+            checkpoint.save(  # type: ignore[attr-defined]
+                self._tensors,
+                storage_writer=_file_writer(str(folder)),
+                planner=self._planner,
+                process_group=self._group,
+                no_dist=alone,
             )
-    except OSError as error:
-        raise StorageError("the checkpoint could not be written", where=str(folder), found=str(error)) from error
+            if first and self._record is not None:
+                (folder / "metadata.json").write_text(json.dumps(self._record), encoding="utf-8")
+        except (OSError, CheckpointException) as error:  # the latter is no Exception, and holds every rank's error
+            failures = getattr(error, "failures", None)
+            cause = next(iter(failures.values()))[0] if failures else error
+            raise StorageError("the checkpoint could not be written", where=str(folder), found=str(cause)) from error
+        if not alone:
+            dist.barrier(group=self._group)
 
 
 def load_sharded(state: dict[str, Any], folder: str | Path) -> dict[str, Any]:
@@ -107,22 +189,16 @@ def load_sharded(state: dict[str, Any], folder: str | Path) -> dict[str, Any]:
     return dict(loaded)
 
 
-def save_tensors(state: dict[str, Any], folder: str | Path) -> None:
-    """Save named tensors and DTensors as a plain torch.distributed.checkpoint. Collective. StorageError on failure."""
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as checkpoint
+def stage_tensors(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
+    """Named tensors and DTensors, ready to be written as a plain torch.distributed.checkpoint. Collective.
 
+    Args:
+        copy: as `stage_sharded`'s.
+    """
     ensure_process_group()
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with _quiet():
-            checkpoint.save(  # type: ignore[attr-defined]
-                state,
-                storage_writer=_file_writer(str(folder)),
-                no_dist=dist.get_world_size() == 1,
-            )
-    except OSError as error:
-        raise StorageError("the checkpoint could not be written", where=str(folder), found=str(error)) from error
+    if not copy:
+        return StagedSave(state)
+    return StagedSave({name: _host_copy(tensor) for name, tensor in state.items()}, group=_writers_group())
 
 
 def load_tensors(state: dict[str, Any], folder: str | Path) -> None:
@@ -172,26 +248,25 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _save_strategy() -> Any:
-    import torch.distributed.checkpoint as checkpoint
-    from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory; of a DTensor, this rank's part of it."""
+    return tensor.detach().to("cpu", copy=True)
 
-    class InProcessSave(torch_strategy.TorchDistSaveShardedStrategy):  # type: ignore[misc]
-        def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-            by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(
-                sharded_state_dict, self.keep_only_main_replica
-            )
-            planner = torch_strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-            import torch.distributed as dist
 
-            checkpoint.save(  # type: ignore[attr-defined]
-                torch_strategy.mcore_to_pyt_state_dict(by_key, False),
-                storage_writer=_file_writer(str(checkpoint_dir)),
-                planner=planner,
-                no_dist=dist.get_world_size() == 1,
-            )
+def _writers_group() -> Any:
+    """The ranks that write behind the training: all of them, in a group of their own. None for one rank. Collective.
 
-    return InProcessSave("torch_dist", 1)
+    Two threads must not use one group: their messages would be taken for each other's.
+    """
+    import torch.distributed as dist
+
+    world = dist.group.WORLD
+    if dist.get_world_size() == 1:
+        return None
+    if world not in _WRITERS:
+        _WRITERS.clear()
+        _WRITERS[world] = dist.new_group(backend="gloo")
+    return _WRITERS[world]
 
 
 def _file_writer(folder: str) -> Any:

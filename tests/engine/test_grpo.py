@@ -106,14 +106,16 @@ def test_reward_rises_and_generator_and_policy_agree(checkpoint, tmp_path):
     assert metrics[0]["kl_penalty"] == pytest.approx(0.0, abs=1e-6) and metrics[-1]["kl_penalty"] > 0
 
 
-def test_a_resumed_run_is_bit_identical_to_an_unbroken_one(checkpoint, tmp_path):
+@pytest.mark.parametrize("save_async", [False, True])
+def test_a_resumed_run_is_bit_identical_to_an_unbroken_one(save_async, checkpoint, tmp_path):
     whole, first, second = [], [], []
+    config = config_of(checkpoint, 6, checkpointing__save_async=save_async)
     train(start(config_of(checkpoint, 6), tmp_path / "whole", whole))
-    broken = start(config_of(checkpoint, 6), tmp_path / "broken", first)
+    broken = start(config, tmp_path / "broken", first)
     broken.reporter._listener = lambda record: first.append(record) or _stop_after(record, 4)
     with pytest.raises(KeyboardInterrupt):
         train(broken)
-    resumed = start(config_of(checkpoint, 6), tmp_path / "broken", second)
+    resumed = start(config, tmp_path / "broken", second)
     train(resumed)
     assert [m["loss"] for m in metrics_of(whole)][3:] == [m["loss"] for m in metrics_of(second)]
     assert [m["reward/mean"] for m in metrics_of(whole)][3:] == [m["reward/mean"] for m in metrics_of(second)]

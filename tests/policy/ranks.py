@@ -122,6 +122,7 @@ def scenarios(folders: dict[str, Path], out: Path) -> dict[str, Any]:
             config_for({"tensor_model_parallel_size": 2}), out / f"{model} dtensor, tensor as megatron", rl_loss()
         )
         results[f"{model}: dtensor as megatron"] = opened.logprobs(grouped_batch(0)).tolist()
+    written_behind(folders["qwen3"], out)
     nan = grouped_batch(0)
     nan.advantages = nan.advantages.clone()
     nan.advantages[-1, 12] = float("nan")  # only the last data-parallel rank sees it
@@ -135,6 +136,30 @@ def scenarios(folders: dict[str, Path], out: Path) -> dict[str, Any]:
         folders["qwen3_moe"], LAYOUTS["qwen3_moe"]["expert, distributed optimizer"], **bins
     )
     return results
+
+
+def written_behind(folder: Path, out: Path) -> None:
+    """Checkpoints of one step: saved, and written by a thread from a snapshot while all ranks train on."""
+    from threading import Thread
+
+    for name, changes in (
+        ("tensor", {"megatron_cfg": LAYOUTS["qwen3"]["tensor"]}),
+        ("sharded", {"megatron_cfg": LAYOUTS["qwen3"]["data, distributed optimizer"]}),
+        ("dtensor", {"megatron_cfg": {}, "dtensor_cfg": DTENSOR["dtensor, data"]}),
+    ):
+        _, policy = two_steps(folder, changes.pop("megatron_cfg"), **changes)
+        policy.save_checkpoint(str(out / f"{name} saved"))
+        writer = Thread(target=policy.snapshot().write, args=[str(out / f"{name} behind")])
+        writer.start()
+        _train(policy)
+        writer.join()
+
+
+def _train(policy: Any) -> None:
+    from tests.policy.batches import grouped_batch
+
+    for seed in range(4):
+        policy.train_step(grouped_batch(seed))
 
 
 def main(rank: int, ranks: int, store: str, out: str, folders: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import torch
 from tests.models.checkpoints import write_checkpoint
 from tests.policy.batches import grouped_batch
 from tests.policy.ranks import DTENSOR, LAYOUTS, RESHARDED, run_ranks, two_steps
+from tests.policy.test_snapshots import content
 
 CASES = [(model, layout) for model, layouts in LAYOUTS.items() for layout in layouts]
 
@@ -22,8 +23,13 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folders, tmp_path_factory):
-    first, second = run_ranks(2, tmp_path_factory.mktemp("ranks"), folders)
+def ranks_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def found(folders, ranks_folder):
+    first, second = run_ranks(2, ranks_folder, folders)
     assert first == second
     return first
 
@@ -73,3 +79,9 @@ def test_dtensor_checkpoints_continue_in_any_layout_and_in_megatron(model, found
 
 def test_nan_on_one_rank_stops_all(found):
     assert found["nan refused"] is True
+
+
+@pytest.mark.parametrize("layout", ["tensor", "sharded", "dtensor"])
+def test_checkpoints_written_while_the_ranks_train_on_are_those_of_their_step(layout, found, ranks_folder):
+    saved, behind = (content(ranks_folder / f"{layout} {how}") for how in ("saved", "behind"))
+    assert len(saved) > 3 and saved == behind

@@ -19,18 +19,20 @@ import torch
 
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.shards import ModelShards
+from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, write_model_files
 from nemotron_steps.errors import ArtifactError
-from nemotron_steps.models.distributed_checkpoint import load_sharded, read_metadata, save_sharded
-from nemotron_steps.models.huggingface import copy_model_files
+from nemotron_steps.models.distributed_checkpoint import load_sharded, read_metadata, save_sharded, stage_sharded
 from nemotron_steps.models.megatron_checkpoint import WEIGHTS
 
-STATE_FILE = "policy.json"
 _MODEL = "model"
 
 
 def save_model(shards: ModelShards, source: Path, folder: Path) -> None:
     """Weights, and config and tokenizer from `source`. Collective."""
-    _write(shards, source, folder, _model_state(shards))
+    if shards.groups.rank == 0:
+        write_model_files(source, folder)
+    shards.groups.barrier()
+    save_sharded(_model_state(shards), folder / WEIGHTS)
 
 
 def load_model(shards: ModelShards, folder: Path) -> None:
@@ -45,21 +47,22 @@ def load_model(shards: ModelShards, folder: Path) -> None:
     shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)
 
 
-def save(shards: ModelShards, optimizer: FlatAdamW, source: Path, folder: Path) -> None:
-    """Everything needed to go on training. Collective."""
+def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: bool) -> PolicySnapshot:
+    """Everything needed to go on training. Collective.
+
+    Args:
+        copy: copy the tensors to host memory, so that training may go on before they are written.
+    """
     state = {**_model_state(shards), **_optimizer_state(shards, optimizer.whole_state())}
-    _write(shards, source, folder, state)
-    if shards.groups.rank == 0:
-        position = {
-            "optimizer_steps": optimizer.steps,
-            "torch_rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
-        }
-        (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
-    shards.groups.barrier()
+    position = {
+        "optimizer_steps": optimizer.steps,
+        "torch_rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+    }
+    return PolicySnapshot(stage_sharded(state, copy=copy), position, source, shards.groups.rank == 0)
 
 
 def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:
-    """Restore what `save` wrote, whatever layout it was written in. Collective."""
+    """Restore what a snapshot wrote, whatever layout it was written in. Collective."""
     try:
         position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         steps = int(position["optimizer_steps"])
@@ -87,11 +90,3 @@ def _optimizer_state(shards: ModelShards, whole: dict[str, dict[str, torch.Tenso
         )
         for name, tensors in whole.items()
     }
-
-
-def _write(shards: ModelShards, source: Path, folder: Path, state: dict[str, Any]) -> None:
-    if shards.groups.rank == 0:
-        (folder / "hf").mkdir(parents=True, exist_ok=True)
-        copy_model_files(source, folder / "hf")
-    shards.groups.barrier()
-    save_sharded(state, folder / WEIGHTS)

@@ -27,13 +27,14 @@ from nemotron_steps.engine.metrics import MetricSums, all_reduce_metric_sums, fi
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
 from nemotron_steps.engine.policy.layout import TokenLayout, build_layout
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
+from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, write_model_files
 from nemotron_steps.engine.reduction import count_normalizers
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ArtifactError, ConfigError, EngineError, NonFiniteLossError
 from nemotron_steps.models.architecture import Architecture, hf_folder
-from nemotron_steps.models.distributed_checkpoint import load_tensors, save_tensors
-from nemotron_steps.models.huggingface import copy_model_files, save_hf_checkpoint
+from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
+from nemotron_steps.models.huggingface import save_hf_checkpoint
 from nemotron_steps.models.mapping import to_megatron
 from nemotron_steps.models.megatron_checkpoint import (
     WEIGHTS,
@@ -43,7 +44,6 @@ from nemotron_steps.models.megatron_checkpoint import (
 )
 from nemotron_steps.models.megatron_core import ensure_process_group
 
-STATE_FILE = "policy.json"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -194,16 +194,17 @@ class DTensorPolicy:
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder. Collective."""
-        folder = Path(path)
-        if dist.get_rank() == 0:
-            (folder / "hf").mkdir(parents=True, exist_ok=True)
-            copy_model_files(self.source_folder, folder / "hf")
-        _barrier()
-        save_tensors(self._state(), folder / WEIGHTS)
-        if dist.get_rank() == 0:
-            position = {"optimizer_steps": self.steps, "torch_rng": torch.get_rng_state().tolist()}
-            (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
-        _barrier()
+        self._snapshot(copy=False).write(path)
+
+    def snapshot(self) -> PolicySnapshot:
+        """The same as a copy in host memory, to be written while training goes on. Collective."""
+        return self._snapshot(copy=True)
+
+    def _snapshot(self, *, copy: bool) -> PolicySnapshot:
+        position = {"optimizer_steps": self.steps, "torch_rng": torch.get_rng_state().tolist()}
+        return PolicySnapshot(
+            stage_tensors(self._state(), copy=copy), position, self.source_folder, dist.get_rank() == 0
+        )
 
     def load_checkpoint(self, path: str) -> None:
         """The inverse of save_checkpoint, on any number of ranks. Collective."""
@@ -237,8 +238,7 @@ class DTensorPolicy:
         whole = dict(self.weights())
         save_megatron_weights(to_megatron(whole, architecture), architecture, folder / WEIGHTS)
         if dist.get_rank() == 0:
-            (folder / "hf").mkdir(parents=True, exist_ok=True)
-            copy_model_files(self.source_folder, folder / "hf")
+            write_model_files(self.source_folder, folder)
         _barrier()
 
     # ----------------------------------------------------------------------------------------------- internals

@@ -29,6 +29,7 @@ from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.pipeline import Pipeline
 from nemotron_steps.engine.policy.shards import ModelShards
+from nemotron_steps.engine.policy.snapshot import PolicySnapshot
 from nemotron_steps.engine.reduction import LossNormalizers, count_normalizers
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
@@ -214,7 +215,11 @@ class MegatronPolicy:
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder (torch_dist). Collective."""
-        checkpoint.save(self.shards, self.optimizer, self.source_folder, Path(path))
+        checkpoint.snapshot(self.shards, self.optimizer, self.source_folder, copy=False).write(path)
+
+    def snapshot(self) -> PolicySnapshot:
+        """The same as a copy in host memory, to be written while training goes on. Collective."""
+        return checkpoint.snapshot(self.shards, self.optimizer, self.source_folder, copy=True)
 
     def load_checkpoint(self, path: str) -> None:
         """The inverse of save_checkpoint, in any parallel layout. Collective."""

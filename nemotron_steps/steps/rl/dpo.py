@@ -36,7 +36,7 @@ def run(context: StepContext[DpoConfig]) -> None:
         reference=True,
         total_steps=total_steps(config, len(pairs)),
     )
-    checkpoints = CheckpointManager(context.work / "checkpoints", config.checkpointing)
-    summary = optimize_preferences(policy, pairs, validation, config, checkpoints, context.tracker)
+    with CheckpointManager(context.work / "checkpoints", config.checkpointing) as checkpoints:
+        summary = optimize_preferences(policy, pairs, validation, config, checkpoints, context.tracker)
     policy.save_model(context.outputs["model"].path)
     context.tracker.summary(summary)

@@ -137,12 +137,11 @@ def _refuse_unbuilt(config: RlConfig) -> None:
     unbuilt = {
         "cluster.backend=process": config.cluster.backend == "ray",
         "policy.generation.colocated.enabled=true": not config.policy.generation.colocated.enabled,
-        "checkpointing.save_async=false": config.checkpointing.save_async,
     }
     asked = [instead for instead, wanted in unbuilt.items() if wanted]
     if asked:
         raise UnsupportedError(
-            "this version runs policy, generator and judges in one process and saves synchronously",
+            "this version runs policy, generator and judges in one process",
             where=", ".join(key.split("=")[0] for key in asked),
             hints=asked,
         )

@@ -49,8 +49,8 @@ def train_on_chats(context: StepContext[Any], config: SftConfig) -> TrainedModel
     batch = config.policy.train_global_batch_size
     total_steps = min(config.sft.max_num_steps, config.sft.max_num_epochs * (len(train) // batch))
     policy = build_policy(config.policy, start, NegativeLogLikelihood(), reference=False, total_steps=total_steps)
-    checkpoints = CheckpointManager(context.work / "checkpoints", config.checkpointing)
-    summary = finetune(policy, train, validation, config, checkpoints, context.tracker)
+    with CheckpointManager(context.work / "checkpoints", config.checkpointing) as checkpoints:
+        summary = finetune(policy, train, validation, config, checkpoints, context.tracker)
     return TrainedModel(policy, chat, summary)
 
 

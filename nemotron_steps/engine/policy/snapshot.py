@@ -1,0 +1,55 @@
+"""A policy's training state at one step, on its way to disk: staged tensors, and the rest as JSON.
+
+With staged copies it may be written by a thread of its own while the policy trains on. Not here: which tensors there
+are (checkpoint.py, dtensor.py) and when they are saved (engine/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.errors import StorageError
+from nemotron_steps.models.distributed_checkpoint import StagedSave
+from nemotron_steps.models.huggingface import copy_model_files
+from nemotron_steps.models.megatron_checkpoint import WEIGHTS
+
+STATE_FILE = "policy.json"
+
+
+@dataclass(frozen=True)
+class PolicySnapshot:
+    """The `Snapshot` of a policy in this process (or of this rank's part of it)."""
+
+    tensors: StagedSave
+    position: dict[str, Any]
+    """JSON-able: optimizer steps and random generator state."""
+    source: Path
+    """Folder of config.json and tokenizer."""
+    first: bool
+    """Whether this is rank 0, which writes everything that is not a tensor."""
+
+    def write(self, path: str) -> None:
+        """Write `hf/`, `policy.json` and `weights/`. Collective; returns once every rank is done.
+
+        Raises:
+            StorageError: writing failed.
+        """
+        folder = Path(path)
+        if self.first:
+            try:
+                write_model_files(self.source, folder)
+                (folder / STATE_FILE).write_text(json.dumps(self.position), encoding="utf-8")
+            except OSError as error:
+                raise StorageError(
+                    "the checkpoint could not be written", where=str(folder), found=str(error)
+                ) from error
+        self.tensors.write(folder / WEIGHTS)
+
+
+def write_model_files(source: Path, folder: Path) -> None:
+    """Config and tokenizer of `source` as `folder`/hf."""
+    (folder / "hf").mkdir(parents=True, exist_ok=True)
+    copy_model_files(source, folder / "hf")
