@@ -92,16 +92,15 @@ class AsyncSampler:
                 for completion in self.generator.step():
                     self._deliver(completion)
         except BaseException as error:
+            if not isinstance(error, Exception):  # the loop ends: nobody will step these requests any further
+                for request_id in list(self._waiting):
+                    self.cancel_request(request_id)
+                raise
             for futures in self._waiting.values():
                 for future in futures:
                     if not future.done():
-                        if isinstance(error, Exception):
-                            future.set_exception(error)
-                        else:
-                            future.cancel()
+                        future.set_exception(error)
             self._waiting.clear()
-            if not isinstance(error, Exception):
-                raise
 
     def _deliver(self, completion: Completion) -> None:
         self.generated_tokens += len(completion.token_ids)

@@ -1,0 +1,307 @@
+"""/v1/chat/completions and /tokenize: OpenAI's chat API, with vLLM's names for token ids.
+
+A generator reports whole samples, so a stream carries each choice in one piece, as it finishes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
+from nemotron_steps.engine.serving.http_server import EventStream, Reply
+from nemotron_steps.engine.serving.served_model import Answer, RecordedTurn, Sampling, ServedModel
+from nemotron_steps.environments.responses import content_text
+
+MAX_CHOICES = 256
+
+
+class ApiModel(BaseModel):
+    """A part of a request. Unknown fields are refused: one that is ignored would change what was asked for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class FunctionDefinition(ApiModel):
+    """A function a tool offers."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
+
+
+class ChatTool(ApiModel):
+    """A function tool, nested as the chat API writes it."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class StreamOptions(ApiModel):
+    """What a stream adds."""
+
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+
+
+class ResponseFormat(ApiModel):
+    """Only free text is generated."""
+
+    type: Literal["text"]
+
+
+class SharedFields(ApiModel):
+    """What both APIs have."""
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=10)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
+    """False: calls after the first are left out of the answer."""
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    top_logprobs: Literal[0] = 0
+
+
+class ChatPrompt(SharedFields):
+    """The chat itself."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[ChatTool] = Field(default_factory=list)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools shown to the model."""
+        shown = self.tools if self.tool_choice == "auto" else []
+        return [tool.model_dump(exclude_none=True) for tool in shown]
+
+
+class ChatRequest(ChatPrompt):
+    """Body of /v1/chat/completions."""
+
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    stop: list[str] = Field(default_factory=list)
+    logprobs: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat | None = None
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _not_empty(cls, value: list[str]) -> list[str]:
+        if "" in value:
+            raise ValueError("a stop string is empty")
+        return value
+
+    @field_validator("presence_penalty", "frequency_penalty", mode="before")
+    @classmethod
+    def _zero(cls, value: Any) -> Any:
+        return 0 if value == 0 else value
+
+
+class TokenizeRequest(ChatPrompt):
+    """Body of /tokenize, vLLM's."""
+
+    add_generation_prompt: Literal[True] = True
+
+
+async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply | EventStream:
+    """Answer one chat.
+
+    Args:
+        request_id: the client's X-Request-Id, which names the random stream of a seeded request.
+
+    Raises:
+        ApiError.
+    """
+    request = parse_body(ChatRequest, body)
+    model.check_name(request.model)
+    prompt_ids = _prompt_ids(model, request)
+    sampling = Sampling(
+        n=request.n,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stop=tuple(request.stop),
+        seed=request.seed,
+        label=request_id,
+    )
+    answers = model.answers(prompt_ids, sampling, request.offered or None)
+    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
+    if request.stream:
+        return EventStream(_events(model, request, head, prompt_ids, answers))
+    finished = sorted([answer async for answer in answers], key=lambda answer: answer.completion.index)
+    reply = {
+        **head,
+        "object": "chat.completion",
+        "choices": [_choice(model, request, answer) for answer in finished],
+        "usage": usage_of(len(prompt_ids), finished),
+    }
+    if request.return_token_ids:
+        reply["prompt_token_ids"] = prompt_ids
+    return Reply(200, reply)
+
+
+def tokenize(model: ServedModel, body: dict[str, Any]) -> Reply:
+    """Token ids of a chat, ready to sample from."""
+    request = parse_body(TokenizeRequest, body)
+    model.check_name(request.model)
+    ids = _prompt_ids(model, request)
+    return Reply(200, {"count": len(ids), "max_model_len": model.max_total_length, "tokens": ids})
+
+
+def usage_of(prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, int]:
+    """OpenAI's token counts; the prompt counts once."""
+    sampled = sum(len(answer.completion.token_ids) for answer in answers)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": prompt_tokens + sampled,
+    }
+
+
+def _prompt_ids(model: ServedModel, request: ChatPrompt) -> list[int]:
+    recorded, after = None, 0
+    for position, message in enumerate(request.messages):
+        if message.get("role") == "assistant" and message.get("generation_token_ids"):
+            try:
+                turn = RecordedTurn(message["prompt_token_ids"], message["generation_token_ids"])
+                if not all(isinstance(i, int) for i in (*turn.prompt_token_ids, *turn.generation_token_ids)):
+                    raise TypeError("not all are integers")
+            except (KeyError, TypeError) as error:
+                raise ApiError(
+                    400,
+                    f"recorded token ids need prompt_token_ids and generation_token_ids, lists of integers ({error})",
+                    param=f"messages.{position}",
+                    code="invalid_value",
+                ) from error
+            recorded, after = turn, position + 1
+    messages = [_template_message(request.messages[i], i) for i in range(after, len(request.messages))]
+    return model.prompt_ids(messages, request.offered, recorded, "messages")
+
+
+def _template_message(message: dict[str, Any], position: int) -> dict[str, Any]:
+    """A message as chat templates read it: content as text, arguments of calls as objects."""
+    param = f"messages.{position}"
+    role = message.get("role")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise ApiError(400, f"unknown role {role!r}", param=f"{param}.role", code="invalid_value")
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    if not isinstance(content, str | list | None) or any(
+        not isinstance(part, dict) or part.get("type") != "text" for part in parts
+    ):
+        raise ApiError(400, "content must be text", param=f"{param}.content", code="invalid_value")
+    clean: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content_text(content)}
+    for name in ("reasoning_content", "name", "tool_call_id"):
+        if message.get(name):
+            clean[name] = message[name]
+    if message.get("tool_calls"):
+        try:
+            clean["tool_calls"] = [
+                {
+                    "type": "function",
+                    "id": call.get("id", ""),
+                    "function": {
+                        "name": call["function"]["name"],
+                        "arguments": json.loads(call["function"]["arguments"] or "{}"),
+                    },
+                }
+                for call in message["tool_calls"]
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ApiError(
+                400, f"malformed tool call: {error}", param=f"{param}.tool_calls", code="invalid_value"
+            ) from error
+    return clean
+
+
+def _message(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    turn = answer.turn
+    calls = turn.tool_calls if request.parallel_tool_calls else turn.tool_calls[:1]
+    message: dict[str, Any] = {"role": "assistant", "content": turn.text if turn.text or not calls else None}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    return message
+
+
+def _tokens(model: ServedModel, request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    """The token fields of a choice."""
+    fields: dict[str, Any] = {"logprobs": None}
+    if request.logprobs:
+        entries = model.logprob_entries(answer.completion, as_ids=request.return_tokens_as_token_ids)
+        fields["logprobs"] = {"content": entries}
+    if request.return_token_ids:
+        fields["token_ids"] = answer.completion.token_ids
+        fields["weight_versions"] = answer.completion.weight_versions
+    return fields
+
+
+def _choice(model: ServedModel, request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    return {
+        "index": answer.completion.index,
+        "message": _message(request, answer),
+        "finish_reason": answer.finish_reason,
+        **_tokens(model, request, answer),
+    }
+
+
+async def _events(
+    model: ServedModel,
+    request: ChatRequest,
+    head: dict[str, Any],
+    prompt_ids: list[int],
+    answers: AsyncGenerator[Answer, None],
+) -> AsyncGenerator[str, None]:
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
+        return json.dumps({**head, "object": "chat.completion.chunk", "choices": choices, **more})
+
+    finished: list[Answer] = []
+    roles = [{"index": i, "delta": {"role": "assistant", "content": ""}} for i in range(request.n)]
+    yield chunk(roles, **({"prompt_token_ids": prompt_ids} if request.return_token_ids else {}))
+    try:
+        async for answer in answers:
+            finished.append(answer)
+            delta = _message(request, answer)
+            del delta["role"]
+            for index, call in enumerate(delta.get("tool_calls", ())):
+                call["index"] = index
+            index = answer.completion.index
+            yield chunk([{"index": index, "delta": delta, **_tokens(model, request, answer), "finish_reason": None}])
+            yield chunk([{"index": index, "delta": {}, "finish_reason": answer.finish_reason}])
+    except ApiError as error:  # the status is sent already
+        yield json.dumps(error.body)
+    else:
+        if request.stream_options.include_usage:
+            yield chunk([], usage=usage_of(len(prompt_ids), finished))
+    yield "[DONE]"

@@ -1,0 +1,163 @@
+"""/v1/responses: OpenAI's Responses API, with NeMo-Gym's token fields.
+
+The last output item of a turn carries `prompt_token_ids`, `generation_token_ids` and `generation_log_probs`, so that an
+agent's trajectory can be trained on, and its next request continues exactly those tokens. Stateless: no
+previous_response_id, no streaming.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any, Literal
+
+from pydantic import Field
+
+from nemotron_steps.engine.conversation import messages_of
+from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
+from nemotron_steps.engine.serving.chat_api import ApiModel, SharedFields, usage_of
+from nemotron_steps.engine.serving.http_server import Reply
+from nemotron_steps.engine.serving.served_model import Answer, RecordedTurn, Sampling, ServedModel
+from nemotron_steps.errors import DataError
+
+TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+
+
+class ResponsesTool(ApiModel):
+    """A function tool, flat as the Responses API writes it."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(ApiModel):
+    """Only free text is generated."""
+
+    format: dict[Literal["type"], Literal["text"]] | None = None
+
+
+class ResponsesRequest(SharedFields):
+    """Body of /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[ResponsesTool] = Field(default_factory=list)
+    max_output_tokens: int | None = Field(None, ge=1)
+    text: TextFormat | None = None
+    truncation: Literal["disabled"] = "disabled"
+    background: Literal[False] = False
+    stream: Literal[False] = False
+    include: list[str] = Field(default_factory=list, max_length=0)
+    return_token_ids: bool = True
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools shown to the model."""
+        shown = self.tools if self.tool_choice == "auto" else []
+        return [tool.model_dump(exclude_none=True) for tool in shown]
+
+
+async def create_response(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply:
+    """Answer one Responses request. `request_id` as in chat_completion.
+
+    Raises:
+        ApiError.
+    """
+    request = parse_body(ResponsesRequest, body)
+    model.check_name(request.model)
+    prompt_ids = _prompt_ids(model, request)
+    sampling = Sampling(
+        max_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        label=request_id,
+    )
+    (answer,) = [item async for item in model.answers(prompt_ids, sampling, request.offered or None)]
+    truncated = answer.finish_reason == "length"
+    counts = usage_of(len(prompt_ids), [answer])
+    reasoning_tokens = model.chat.count_tokens(answer.turn.reasoning)
+    return Reply(
+        200,
+        {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": time.time(),
+            "model": model.name,
+            "status": "incomplete" if truncated else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
+            "error": None,
+            "instructions": request.instructions,
+            "metadata": request.metadata or {},
+            "output": _output(request, prompt_ids, answer),
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "max_output_tokens": request.max_output_tokens,
+            "tool_choice": request.tool_choice,
+            "tools": [tool.model_dump() for tool in request.tools],
+            "usage": {
+                "input_tokens": counts["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+                "total_tokens": counts["total_tokens"],
+            },
+        },
+    )
+
+
+def _prompt_ids(model: ServedModel, request: ResponsesRequest) -> list[int]:
+    items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
+    recorded, after = None, 0
+    for position, item in enumerate(items):
+        if item.get("generation_token_ids"):
+            if not all(_are_ids(item.get(name)) for name in TOKEN_FIELDS[:2]):
+                raise ApiError(
+                    400,
+                    "recorded token ids need prompt_token_ids and generation_token_ids, lists of integers",
+                    param=f"input.{position}",
+                    code="invalid_value",
+                )
+            recorded, after = RecordedTurn(item["prompt_token_ids"], item["generation_token_ids"]), position + 1
+    asked: dict[str, Any] = {"input": items[after:]}
+    if recorded is None:
+        asked["instructions"] = request.instructions
+    try:
+        messages = messages_of({"responses_create_params": asked}, "input")
+    except DataError as error:
+        raise ApiError(400, error.what, param="input", code="invalid_value") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ApiError(400, f"malformed input item: {error!r}", param="input", code="invalid_value") from error
+    return model.prompt_ids(messages, request.offered, recorded, "input")
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(i, int) for i in value)
+
+
+def _output(request: ResponsesRequest, prompt_ids: list[int], answer: Answer) -> list[dict[str, Any]]:
+    items = answer.turn.output_items()
+    if not request.parallel_tool_calls:
+        first = next((i for i, item in enumerate(items) if item["type"] == "function_call"), len(items))
+        items = items[: first + 1]
+    prefixes = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
+    output = []
+    for item in items:
+        filled = {"id": f"{prefixes[item['type']]}_{uuid.uuid4().hex}", **item}
+        if item["type"] != "reasoning":
+            filled["status"] = "completed"
+        output.append(filled)
+    if request.return_token_ids:
+        completion = answer.completion
+        output[-1].update(
+            prompt_token_ids=prompt_ids,
+            generation_token_ids=completion.token_ids,
+            generation_log_probs=completion.logprobs,
+            generation_weight_versions=completion.weight_versions,
+        )
+    return output
