@@ -221,7 +221,7 @@ def test_one_connection_serves_many_requests_even_when_sent_ahead(endpoint):
 
 def test_a_client_that_goes_away_stops_its_generation(endpoint):
     parts = urlsplit(endpoint.url)
-    request = {"messages": [QUESTION], "n": 16, "temperature": 5, "max_tokens": 230, "seed": 1}
+    request = {"messages": [QUESTION], "n": 128, "temperature": 5, "max_tokens": 230, "seed": 1}
     whole = complete(endpoint, **request)["usage"]["completion_tokens"]
     before = endpoint._sampler.generated_tokens
     body = json.dumps(request).encode()
