@@ -37,7 +37,8 @@ lint: setup-test
 types: setup-test
 	$(BIN)/mypy
 
-# vLLM's tests have a process of their own: shutting its engine down ends the process groups that the policies keep.
+# vLLM's tests have a process of their own: its engine pins the process's threads to cores, sets environment variables
+# and keeps gigabytes, all of which the timings and the memory of later tests would feel.
 unit: setup-test
 	$(BIN)/python -m pytest -m "not vllm"
 	$(BIN)/python -m pytest -m vllm

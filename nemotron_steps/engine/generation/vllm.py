@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
 from nemotron_steps.errors import EngineError, UnsupportedError
+from nemotron_steps.models.megatron_core import ensure_process_group
 
 if TYPE_CHECKING:
     import torch
@@ -150,10 +152,29 @@ class VllmGenerator:
         return WeightSyncReport(version, time.perf_counter() - started, moved)
 
     def close(self) -> None:
-        """Shut the engine down."""
+        """Shut the engine down. torch.distributed stays as it is: a policy of this process may train on."""
         core = getattr(self._engine, "engine_core", None)
         if core is not None:
-            core.shutdown()
+            with _default_group_kept():
+                core.shutdown()
+
+
+@contextmanager
+def _default_group_kept() -> Iterator[None]:
+    """vLLM ends its own process groups, and then torch.distributed as a whole, whoever started that."""
+    import torch.distributed as dist
+
+    destroy = dist.destroy_process_group
+
+    def destroy_but_the_default(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+
+    dist.destroy_process_group = destroy_but_the_default
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = destroy
 
 
 def _start_engine(
@@ -183,6 +204,9 @@ def _start_engine(
     from nemotron_steps.engine.generation.vllm_transfer import BACKEND, register
 
     register()
+    if config.tensor_parallel_size == 1:
+        # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
+        ensure_process_group()
     arguments = EngineArgs(
         model=str(hf_folder),
         dtype="bfloat16" if precision == "bfloat16" else "float32",
