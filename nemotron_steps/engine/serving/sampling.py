@@ -87,7 +87,8 @@ class SamplerBridge:
         try:
             while done < n:
                 try:
-                    result = await asyncio.wait_for(results.get(), _POLL_SECONDS)
+                    async with asyncio.timeout(_POLL_SECONDS):  # wait_for may swallow a cancellation (Python 3.11)
+                        result = await results.get()
                 except TimeoutError:
                     if there.is_closed():
                         raise ApiError(503, "the run ended", code="not_ready") from None
