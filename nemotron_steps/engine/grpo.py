@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from nemotron_steps.engine.grpo_step import (
     needs_reference_logprobs,
     prepare_batch,
 )
-from nemotron_steps.engine.judges import GeneratorJudge
+from nemotron_steps.engine.judges import StepwiseJudge
 from nemotron_steps.engine.low_effort import asks_for_low_effort
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter
 from nemotron_steps.engine.rollouts import RolloutCollector
@@ -56,14 +57,20 @@ class GrpoRun:
     generator: Generator
     sampler: AsyncSampler
     collector: RolloutCollector
-    judges: Sequence[GeneratorJudge]
+    judges: Sequence[StepwiseJudge]
     prompts: PromptStream
     validation: Sequence[PromptRow]
     checkpoints: CheckpointManager
     reporter: Reporter
     signals: SignalMonitor
+    resources: ExitStack = field(default_factory=ExitStack)
+    """What ends with the run: engines, actors, servers."""
     step: int = 0
     """Steps trained so far; also the weight version that the generator holds after a refit."""
+
+    def close(self) -> None:
+        """Free everything."""
+        self.resources.close()
 
     @property
     def total_steps(self) -> int:
@@ -148,14 +155,20 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
         try:
             prompts = next(more)
         except StopIteration:
-            raise DataError(
-                "dynamic sampling used up the prompts before the step was full",
-                expected=f"{grpo.num_prompts_per_step} groups whose rewards differ",
-                found=f"{len(sampler.kept)} of {sampler.offered}",
-                hints=[f"grpo.max_num_epochs={grpo.max_num_epochs + 1}", "grpo.use_dynamic_sampling=false"],
-            ) from None
-    record.metrics.update(sampler.metrics())
+            raise prompts_used_up(run, len(sampler.kept), sampler.offered) from None
+    record.metrics.update(sampler.metrics())  # the surplus is dropped: docs/decisions/dynamic-sampling-surplus.md
     return sampler.take()
+
+
+def prompts_used_up(run: GrpoRun, kept: int, offered: int) -> DataError:
+    """What to say when dynamic sampling went through all prompts before a step was full."""
+    grpo = run.config.grpo
+    return DataError(
+        "dynamic sampling used up the prompts before the step was full",
+        expected=f"{grpo.num_prompts_per_step} groups whose rewards differ",
+        found=f"{kept} of {offered}",
+        hints=[f"grpo.max_num_epochs={grpo.max_num_epochs + 1}", "grpo.use_dynamic_sampling=false"],
+    )
 
 
 def _ids(prefix: str, prompts: Sequence[PromptRow]) -> list[str]:
@@ -273,18 +286,7 @@ def finish_step(
     last = run.step >= run.total_steps
     run.checkpoints.check()
     if run.checkpoints.due(run.step, last):
-        started = time.perf_counter()
-        state: dict[str, Any] = {
-            "prompts": run.prompts.state_dict(),
-            "signals": run.signals.state_dict(),
-            "rewards": list(rewards),
-            "metrics": record.metrics,
-        }
-        tensors: dict[str, torch.Tensor] = {}
-        if buffer is not None:
-            state["buffer"], tensors = buffer.state_dict()
-        run.checkpoints.save(run.step, run.policy, state, tensors)
-        record.metrics["timing/checkpoint_s"] = time.perf_counter() - started
+        save_step(run, record, rewards, buffer)
     run.reporter.metrics(run.step, record.metrics)
     run.reporter.progress(f"grpo  reward {record.metrics['reward/mean']:.3f}", run.step, run.total_steps)
     for signal in run.signals.update(run.step, record.metrics):
@@ -294,6 +296,24 @@ def finish_step(
         run.reporter.event("out_of_time", step=run.step)
         return False
     return not last
+
+
+def save_step(
+    run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffer: GroupBuffer | None = None
+) -> None:
+    """Checkpoint the step just trained; `timing/checkpoint_s` is what training waits for."""
+    started = time.perf_counter()
+    state: dict[str, Any] = {
+        "prompts": run.prompts.state_dict(),
+        "signals": run.signals.state_dict(),
+        "rewards": list(rewards),
+        "metrics": record.metrics,
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    if buffer is not None:
+        state["buffer"], tensors = buffer.state_dict()
+    run.checkpoints.save(run.step, run.policy, state, tensors)
+    record.metrics["timing/checkpoint_s"] = time.perf_counter() - started
 
 
 def validation_due(run: GrpoRun) -> bool:

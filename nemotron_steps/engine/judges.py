@@ -5,16 +5,21 @@ Not for: what a judge is asked (the environments) or judges behind HTTP (environ
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.types import SamplingParams
+from nemotron_steps.environments.judges import QuestionLabels
 from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.models.chat import ChatFormat
+
+
+class StepwiseJudge(Protocol):
+    """A judge whose random streams follow the training step."""
+
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
 
 
 class GeneratorJudge:
@@ -32,14 +37,12 @@ class GeneratorJudge:
         self._chat = chat
         self._max_total_length = max_total_length
         self._seed = seed
-        self._step = ""
-        self._asked: Counter[str] = Counter()
+        self._labels = QuestionLabels()
         self.calls = 0
 
     def start_step(self, step: str) -> None:
         """Name the training step that the following questions belong to."""
-        self._step = step
-        self._asked.clear()
+        self._labels.start_step(step)
 
     async def complete(
         self, messages: Sequence[dict[str, Any]], *, temperature: float, top_p: float, max_tokens: int
@@ -53,8 +56,6 @@ class GeneratorJudge:
                 expected=f"fewer than {self._max_total_length} tokens",
                 hints=["env.nemo_gym.genrm_model.responses_api_models.vllm_model.max_total_sequence_length=65536"],
             )
-        digest = hashlib.sha256(json.dumps(list(messages)).encode()).hexdigest()[:24]
-        self._asked[digest] += 1
         self.calls += 1
         params = SamplingParams(
             max_new_tokens=min(max_tokens, room),
@@ -63,6 +64,5 @@ class GeneratorJudge:
             stop_token_ids=(self._chat.eos_token_id,),
             seed=self._seed,
         )
-        request_id = f"judge/{self._step}/{digest}/{self._asked[digest]}"
-        completion = await self._sampler.sample(prompt_ids, params, request_id)
+        completion = await self._sampler.sample(prompt_ids, params, self._labels.next(messages))
         return self._chat.decode(completion.token_ids)

@@ -177,8 +177,8 @@ def test_nan_stops_before_the_update(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"cluster__backend": "ray"}, {"policy__generation__colocated": {"enabled": False}}]
+    "changes", [{"policy__generation__colocated": {"enabled": False}}, {"cluster__policy_workers": 2}]
 )
-def test_a_placement_that_is_not_built_is_refused_before_anything_loads(checkpoint, tmp_path, changes):
-    with pytest.raises(UnsupportedError, match="one process"):
+def test_what_needs_several_processes_is_refused_in_one_before_anything_loads(checkpoint, tmp_path, changes):
+    with pytest.raises(UnsupportedError, match="need Ray"):
         start(config_of(checkpoint, 1, **changes), tmp_path)

@@ -12,13 +12,10 @@ from nemotron_steps.engine.async_grpo import train_async
 from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.data import PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.evaluation import EvaluationResult
-from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo import GrpoRun, evaluate_heldout, train
-from nemotron_steps.engine.grpo_step import needs_reference_logprobs
-from nemotron_steps.engine.judges import GeneratorJudge
-from nemotron_steps.engine.loss import PolicyGradientLoss
+from nemotron_steps.engine.parts import Parts, build_parts
 from nemotron_steps.engine.rollouts import RolloutCollector
-from nemotron_steps.engine.setup import build_generator, build_judges, build_policy, sampling_params
+from nemotron_steps.engine.setup import sampling_params
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import environment_class
@@ -55,7 +52,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
         run.policy.save_model(context.outputs["model"].path)
         context.tracker.summary(summary)
     finally:
-        run.generator.close()
+        run.close()
 
 
 def build_run(
@@ -63,10 +60,9 @@ def build_run(
 ) -> tuple[GrpoRun, EnvironmentSet]:
     """Every part of a training run, rows checked against their environments before anything is loaded."""
     config = context.config
-    _refuse_unbuilt(config)
+    _check_placement(config)
     grpo = config.grpo
     only = None if config.env.should_use_nemo_gym else config.env.environment
-    gym = config.env.nemo_gym
     needed = _needed_judges(config, [*rows, *validation], only)
     hf_folder = _hf_folder(config)
     chat = ChatFormat.from_folder(hf_folder)
@@ -79,45 +75,41 @@ def build_run(
     )
     total_steps = min(grpo.max_num_steps, grpo.max_num_epochs * prompts.steps_per_epoch())
     updates = grpo.num_prompts_per_step * grpo.num_generations_per_prompt // config.policy.train_global_batch_size
-    assert config.policy.checkpoint is not None  # _hf_folder refuses that
-    policy = build_policy(
-        config.policy,
-        Path(config.policy.checkpoint),
-        PolicyGradientLoss(config.loss_fn),
-        reference=needs_reference_logprobs(config.loss_fn),
-        total_steps=total_steps * updates,
-    )
     longest = max(config.policy.max_total_sequence_length, config.policy.max_total_sequence_length_end or 0)
-    generator = build_generator(
-        hf_folder,
-        config.policy.generation,
-        chat,
-        max_total_length=longest,
-        precision=config.policy.precision,
-        weights=policy.weights(),
-        asynchronous=grpo.async_grpo,
-    )
-    sampler = AsyncSampler(generator, name="policy")
-    # In the asynchronous loop the policy's generator is never idle, so a judge must not wait for that.
-    defer_to = None if grpo.async_grpo.enabled else sampler
-    judges = build_judges(gym, needed, defer_to=defer_to, seed=grpo.seed)
-    environments = EnvironmentSet(gym.environments, judges, only=only)
+    parts = build_parts(config, hf_folder, chat, needed, total_steps=total_steps * updates, max_total_length=longest)
+    with parts.resources:
+        context.tracker.event("placement", **parts.placement)
+        run = _assemble(context, parts, chat, prompts, rows, validation)
+        run.resources = parts.resources.pop_all()
+    return run, parts.environments
+
+
+def _assemble(
+    context: StepContext[RlConfig],
+    parts: Parts,
+    chat: ChatFormat,
+    prompts: PromptStream,
+    rows: list[PromptRow],
+    validation: list[PromptRow],
+) -> GrpoRun:
+    config, environments = context.config, parts.environments
+    grpo = config.grpo
     needed_by_rows = environments.check_rows((r.row, r.where) for r in [*rows, *validation])
     collector = RolloutCollector(
-        sampler,
+        parts.sampler,
         chat,
         environments,
         sampling_params(config.policy.generation, chat, grpo.seed),
         max_total_length=config.policy.max_total_sequence_length,
         max_turns=grpo.max_rollout_turns,
     )
-    run = GrpoRun(
+    return GrpoRun(
         config=config,
-        policy=policy,
-        generator=generator,
-        sampler=sampler,
+        policy=parts.policy,
+        generator=parts.generator,
+        sampler=parts.sampler,
         collector=collector,
-        judges=[j for j in judges.values() if isinstance(j, GeneratorJudge)],
+        judges=parts.judges,
         prompts=prompts,
         validation=validation,
         checkpoints=CheckpointManager(context.work / "checkpoints", config.checkpointing),
@@ -129,21 +121,24 @@ def build_run(
             max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
         ),
     )
-    return run, environments
 
 
-def _refuse_unbuilt(config: RlConfig) -> None:
-    """Settings that plan and type-check but that this version cannot run yet: one clear error, never ignored."""
-    unbuilt = {
-        "cluster.backend=process": config.cluster.backend == "ray",
-        "policy.generation.colocated.enabled=true": not config.policy.generation.colocated.enabled,
+def _check_placement(config: RlConfig) -> None:
+    """Settings that need more than one process: refused where there is one, never ignored."""
+    if config.cluster.backend != "process":
+        return
+    needing = {
+        "policy.generation.colocated.enabled": not config.policy.generation.colocated.enabled,
+        "cluster.policy_workers": (config.cluster.policy_workers or 1) > 1,
     }
-    asked = [instead for instead, wanted in unbuilt.items() if wanted]
+    asked = [key for key, wanted in needing.items() if wanted]
     if asked:
         raise UnsupportedError(
-            "this version runs policy, generator and judges in one process",
-            where=", ".join(key.split("=")[0] for key in asked),
-            hints=asked,
+            "separate devices and several policy ranks need Ray",
+            where=", ".join(asked),
+            expected="cluster.backend=ray",
+            found="cluster.backend=process",
+            hints=["cluster.backend=ray", "policy.generation.colocated.enabled=true"],
         )
 
 

@@ -1,0 +1,214 @@
+"""The Ray cluster of a run: an existing one by address, or one on this machine that ends with the run.
+
+A cluster started here is quiet and has no dashboard. Devices are reserved as one placement group, a bundle a device,
+so that what is meant to share a GPU does and what is not does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from nemotron_steps.config.schema.rl import ClusterConfig
+from nemotron_steps.errors import UnsupportedError, WorkerLostError
+
+ATTEMPTS = 3
+RESERVE_SECONDS = 120.0
+_PASSED_ON = ("NCCL_", "GLOO_", "VLLM_", "HF_", "TOKENIZERS_", "OMP_", "TORCH_", "PYTORCH_")
+"""Variables of this process that workers on other machines get as well."""
+_LOCAL_CPU = 0.01
+"""CPUs a bundle reserves on a machine of our own: the operating system shares its cores."""
+
+
+class RayCluster:
+    """A connection to Ray, and the devices reserved for this run.
+
+    Args:
+        config: `cluster.*`.
+        workers: processes that will share this machine's cores, for their default number of threads.
+
+    Raises:
+        UnsupportedError: Ray is not installed, or the machine lacks the GPUs asked for.
+        WorkerLostError: no cluster answers at `cluster.ray_address`, or none could be started.
+    """
+
+    def __init__(self, config: ClusterConfig, *, workers: int = 1) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise UnsupportedError(
+                "Ray is not installed",
+                where="cluster.backend=ray",
+                found=str(error),
+                hints=["pip install 'nemotron-steps[ray]'", "cluster.backend=process"],
+            ) from error
+        self._config = config
+        self._group: Any = None
+        self._owned = False
+        if ray.is_initialized():
+            return
+        if config.ray_address is not None:
+            _connect(config.ray_address)
+        else:
+            _start(config, workers)
+        self._owned = True
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every process is on this machine, so that servers need listen on loopback alone."""
+        import ray
+
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return len([node for node in nodes if node["Alive"]]) == 1
+
+    def reserve(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Reserve one bundle of resources a device; GPUs as given, CPUs added.
+
+        Raises:
+            UnsupportedError: the cluster does not have them, or not in time.
+        """
+        import ray
+
+        cpus = _LOCAL_CPU if self._config.ray_address is None else 1.0
+        wanted = [{"CPU": cpus, **bundle} for bundle in bundles]
+        self._group = ray.util.placement_group(wanted, strategy="PACK")
+        try:
+            ray.get(self._group.ready(), timeout=RESERVE_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            free = ray.available_resources()  # type: ignore[no-untyped-call]
+            self.release()
+            raise UnsupportedError(
+                "the Ray cluster does not have the devices that the run asks for",
+                where="cluster",
+                expected=f"{len(wanted)} x {dict(wanted[0])}",
+                found=", ".join(f"{name}: {free[name]:g}" for name in ("CPU", "GPU") if name in free),
+                hints=["ray status", "cluster.gpus_per_node=...", "cluster.num_nodes=..."],
+            ) from None
+
+    def options(self, bundle: int, gpus: float = 0.0) -> dict[str, Any]:
+        """Ray's options for an actor in a bundle, with a share of its GPU."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        return {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
+
+    def release(self) -> None:
+        """Give the reserved devices back."""
+        import ray
+
+        if self._group is not None and ray.is_initialized():
+            ray.util.remove_placement_group(self._group)
+        self._group = None
+
+    def close(self) -> None:
+        """Give devices back, and disconnect; a cluster started here ends."""
+        import ray
+
+        self.release()
+        if self._owned and ray.is_initialized():
+            ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": {**passed, "PYTHONPATH": _import_path()}},
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise WorkerLostError(
+            "no Ray cluster answers",
+            where=f"cluster.ray_address={address}",
+            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            hints=["ray start --head --port=6379", "cluster.ray_address=null    # start one on this machine"],
+        ) from error
+
+
+def _start(config: ClusterConfig, workers: int) -> None:
+    import ray
+    import torch
+
+    gpus = config.gpus_per_node
+    if config.num_nodes > 1:
+        raise UnsupportedError(
+            "several nodes need a Ray cluster that runs on all of them",
+            where="cluster.ray_address",
+            expected=f"the address of a cluster of {config.num_nodes} nodes",
+            found="null",
+            hints=["ray start --head", "cluster.ray_address=auto", "cluster.num_nodes=1"],
+        )
+    if gpus > torch.cuda.device_count():
+        raise UnsupportedError(
+            "this machine has fewer GPUs than the run asks for",
+            where="cluster.gpus_per_node",
+            expected=f"at most {torch.cuda.device_count()}",
+            found=str(gpus),
+            hints=[f"cluster.gpus_per_node={torch.cuda.device_count()}"],
+        )
+    problem: Exception | None = None
+    for attempt in range(ATTEMPTS):
+        try:
+            # Workers are children of Ray's own processes and inherit what these are started with.
+            with _environment(workers):
+                ray.init(
+                    num_cpus=max(1, os.cpu_count() or 1),
+                    num_gpus=gpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address="127.0.0.1",
+                )
+        except (ConnectionError, OSError, RuntimeError) as error:  # a port taken meanwhile, a slow machine
+            problem = error
+            if ray.is_initialized():
+                ray.shutdown()
+            time.sleep(2.0**attempt)
+        else:
+            return
+    raise WorkerLostError(
+        f"Ray could not be started in {ATTEMPTS} attempts",
+        where="cluster.backend=ray",
+        found=f"{type(problem).__name__}: {problem}",
+        hints=["steps doctor", "cluster.backend=process"],
+    )
+
+
+@contextmanager
+def _environment(workers: int) -> Iterator[None]:
+    """Environment variables that workers need, while they are needed."""
+    threads = max(1, (os.cpu_count() or 1) // max(1, workers))
+    wanted = {
+        "PYTHONPATH": _import_path(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        # Everything is on this machine: collectives listen on loopback.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
+        "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _import_path() -> str:
+    """PYTHONPATH that lets a worker import whatever this process can."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    ours = [entry for entry in sys.path if not entry.startswith((sys.prefix, sys.base_prefix))]
+    return os.pathsep.join(dict.fromkeys(entry for entry in [*given, *ours, os.getcwd()] if entry))

@@ -1,0 +1,169 @@
+"""One generator inside an actor. It decodes in a thread of its own, without being asked to, and takes commands
+(requests, cancellations, weights) between two steps."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.rl import AsyncGrpoConfig
+from nemotron_steps.engine.placement.rendezvous import join_store
+from nemotron_steps.engine.placement.workers import WorkerProcess
+from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
+from nemotron_steps.errors import EngineError
+
+if TYPE_CHECKING:
+    from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
+
+
+@dataclass(frozen=True)
+class GeneratorSettings:
+    """Arguments of engine.setup.build_generator."""
+
+    hf_folder: Path
+    config: GenerationConfig
+    max_total_length: int
+    precision: str
+    asynchronous: AsyncGrpoConfig | None
+
+
+class GenerationWorker(WorkerProcess):
+    """See the module docstring. Ray runs `collect` beside the other methods; those run one at a time, in order."""
+
+    def __init__(self, settings: GeneratorSettings) -> None:
+        self._settings = settings
+        self._receiving: dict[str, ReceivingEnd] = {}
+        self._generator: Generator | None = None
+        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = queue.SimpleQueue()
+        self._arrived = threading.Condition()
+        self._finished: list[Completion] = []
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, name="decode", daemon=True).start()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests. A refused one fails the next `collect`."""
+        self._commands.put((lambda: self._queue(requests), None))
+
+    def _queue(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            self._built().submit(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request."""
+        self._commands.put((lambda: self._built().cancel(request_id), None))
+
+    def collect(self, wait_s: float) -> list[Completion]:
+        """Completions since the last call; waits for the first one, at most wait_s.
+
+        Raises:
+            Exception: what ended the decoding thread.
+        """
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._finished or self._error, timeout=wait_s)
+            if self._error is not None:
+                raise self._error
+            finished, self._finished = self._finished, []
+            return finished
+
+    def open_receiver(
+        self,
+        channel: str,
+        way: str,
+        offer: Any,
+        address: tuple[str, int] | None = None,
+        name: str = "",
+        nccl: tuple[int, int] | None = None,
+    ) -> None:
+        """See ReceivingEnd.open."""
+        from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
+
+        store = join_store(*address) if address is not None else None
+        self._receiving[channel] = ReceivingEnd()
+        self._between_steps(lambda: self._receiving[channel].open(way, offer, store, name, nccl))
+
+    def update_weights(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
+        """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
+        return int(self._between_steps(lambda: self._load(channel, version, references)))
+
+    def _load(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
+        received = 0
+
+        def counted() -> Any:
+            nonlocal received
+            for name, tensor in self._receiving[channel].weights(references):
+                received += tensor.numel() * tensor.element_size()
+                yield name, tensor
+
+        if self._generator is None:
+            self._generator = self._build(counted())
+            self._generator.weight_version = version
+        else:
+            self._generator.update_weights(counted(), version)
+        return received
+
+    def _build(self, weights: Any) -> Generator:
+        from nemotron_steps.engine.setup import build_generator
+        from nemotron_steps.models.chat import ChatFormat
+
+        settings = self._settings
+        return build_generator(
+            settings.hf_folder,
+            settings.config,
+            ChatFormat.from_folder(settings.hf_folder),
+            max_total_length=settings.max_total_length,
+            precision=settings.precision,
+            weights=weights,
+            asynchronous=settings.asynchronous,
+        )
+
+    def _built(self) -> Generator:
+        assert self._generator is not None, "weights come before requests"
+        return self._generator
+
+    def _between_steps(self, command: Callable[[], Any]) -> Any:
+        done: Future[Any] = Future()
+        self._commands.put((command, done))
+        while True:
+            try:
+                return done.result(timeout=1.0)
+            except TimeoutError:
+                if done.done() or self._error is not None:
+                    raise self._error or done.exception() or EngineError("the decoding thread ended") from None
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._obey(wait=self._generator is None or self._generator.pending() == 0)
+                if self._generator is None or self._generator.pending() == 0:
+                    continue
+                finished = self._generator.step()
+                if finished:
+                    with self._arrived:
+                        self._finished += finished
+                        self._arrived.notify_all()
+        except Exception as error:
+            with self._arrived:
+                self._error = error
+                self._arrived.notify_all()
+
+    def _obey(self, *, wait: bool) -> None:
+        """Carry out every waiting command; with `wait`, wait for the first."""
+        while True:
+            try:
+                command, done = self._commands.get(block=wait)
+            except queue.Empty:
+                return
+            wait = False
+            if done is None:
+                command()
+                continue
+            try:
+                done.set_result(command())
+            except Exception as error:  # belongs to whoever gave the command
+                done.set_exception(error)

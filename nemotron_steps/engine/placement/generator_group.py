@@ -1,0 +1,165 @@
+"""A `Generator` whose engines live in actors and decode continuously; the driver only passes requests and results.
+
+A request goes whole to the worker with the fewest pending samples, so that a group's prompt is computed once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nemotron_steps.engine.placement.generation_worker import GenerationWorker, GeneratorSettings
+from nemotron_steps.engine.placement.policy_group import PlacedWeights, RayPolicy
+from nemotron_steps.engine.placement.workers import (
+    SILENT_SECONDS,
+    Worker,
+    result_of,
+    settle,
+    start_workers,
+    stop_workers,
+)
+from nemotron_steps.engine.types import Completion, GenerationRequest, WeightSyncReport
+from nemotron_steps.engine.weight_sync.objects import put_plain
+from nemotron_steps.engine.weight_sync.transfer import OBJECTS, WeightTransfer
+from nemotron_steps.errors import EngineError
+
+COLLECT_SECONDS = 1.0
+"""A worker answers `collect` after this time even when nothing has finished, which shows that it lives."""
+STEP_SECONDS = 0.003
+"""`step` waits this long when nothing has arrived, so that its caller's loop neither spins nor stalls."""
+
+_PLAIN = "plain"
+"""Channel of tensors that come from no policy."""
+
+
+@dataclass
+class _Engine:
+    """One worker, as the driver sees it."""
+
+    worker: Worker
+    outbox: list[GenerationRequest] = field(default_factory=list)
+    pending: int = 0
+    collecting: Any = None
+    asked_at: float = 0.0
+
+
+class RayGenerator:
+    """See the module docstring.
+
+    Args:
+        settings: of every worker's generator.
+        options: Ray's actor options, one mapping a worker.
+        name: of the workers, in messages.
+
+    Raises:
+        WorkerLostError: a worker died or has not answered for SILENT_SECONDS, in any method.
+    """
+
+    def __init__(
+        self, settings: GeneratorSettings, options: Sequence[Mapping[str, Any]], *, name: str = "generator"
+    ) -> None:
+        self.weight_version = 0
+        self._max_total_length = settings.max_total_length
+        names = [f"{name} {number}" for number in range(len(options))]
+        self.workers = start_workers(GenerationWorker, names, options, [settings])
+        self._engines = [_Engine(worker) for worker in self.workers]
+        self._open: dict[str, tuple[_Engine, int]] = {}
+        self._transfer: tuple[RayPolicy, WeightTransfer] | None = None
+
+    def submit(self, request: GenerationRequest) -> None:
+        """See Generator. The request leaves with the next `step`."""
+        if not 0 < len(request.prompt_ids) < self._max_total_length:
+            raise EngineError(
+                "the prompt is empty or leaves no room for a token",
+                where=f"request {request.request_id}",
+                expected=f"1 to {self._max_total_length - 1} tokens",
+                found=str(len(request.prompt_ids)),
+            )
+        engine = min(self._engines, key=lambda e: e.pending)
+        engine.outbox.append(request)
+        engine.pending += request.n
+        self._open[request.request_id] = (engine, request.n)
+
+    def step(self) -> list[Completion]:
+        """What has finished since the last call. Never waits longer than STEP_SECONDS."""
+        import ray
+
+        for engine in self._engines:
+            if engine.outbox:
+                engine.worker.call("submit", engine.outbox)
+                engine.outbox = []
+            if engine.pending and engine.collecting is None:
+                engine.collecting = engine.worker.beside("collect", COLLECT_SECONDS)
+                engine.asked_at = time.monotonic()
+        asked = {engine.collecting: engine for engine in self._engines if engine.collecting is not None}
+        if not asked:
+            return []
+        done, others = ray.wait(list(asked), num_returns=1, timeout=STEP_SECONDS)
+        done += ray.wait(others, num_returns=len(others), timeout=0)[0] if done and others else []
+        finished: list[Completion] = []
+        for reference in done:
+            engine = asked[reference]
+            engine.collecting = None
+            for completion in result_of(reference, engine.worker):
+                if self._note(completion):
+                    finished.append(completion)
+        for engine in self._engines:
+            if engine.collecting is not None and time.monotonic() - engine.asked_at > SILENT_SECONDS:
+                raise engine.worker.lost(f"it has not answered for {SILENT_SECONDS:.0f} s")
+        return finished
+
+    def pending(self) -> int:
+        """See Generator."""
+        return sum(engine.pending for engine in self._engines)
+
+    def cancel(self, request_id: str) -> None:
+        """See Generator."""
+        if request_id not in self._open:
+            return
+        engine, unfinished = self._open.pop(request_id)
+        engine.pending -= unfinished
+        kept = [request for request in engine.outbox if request.request_id != request_id]
+        if len(kept) == len(engine.outbox):
+            engine.worker.call("cancel", request_id)
+        engine.outbox = kept
+
+    def update_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]] | PlacedWeights, version: int
+    ) -> WeightSyncReport:
+        """See Generator. A placed policy's weights go from its ranks to the workers; others through Ray's objects."""
+        started = time.perf_counter()
+        if isinstance(weights, PlacedWeights):
+            if self._transfer is None or self._transfer[0] is not weights.policy:
+                self._transfer = (weights.policy, weights.policy.transfer_to(self.workers))
+            moved = self._transfer[1].update(version)
+        else:
+            plan, references = put_plain(weights)
+            settle({worker.call("open_receiver", _PLAIN, OBJECTS, plan): worker for worker in self.workers})
+            moved = sum(settle({w.call("update_weights", _PLAIN, version, references): w for w in self.workers}))
+        self.weight_version = version
+        return WeightSyncReport(version, time.perf_counter() - started, moved)
+
+    @property
+    def ways(self) -> list[str]:
+        """How weights reach each worker; empty before the first update."""
+        return [way for way, _ in self._transfer[1].ways] if self._transfer is not None else []
+
+    def close(self) -> None:
+        """End the workers."""
+        stop_workers(self.workers)
+
+    def _note(self, completion: Completion) -> bool:
+        """Count a completion off; False when its request was cancelled meanwhile."""
+        if completion.request_id not in self._open:
+            return False
+        engine, unfinished = self._open[completion.request_id]
+        engine.pending -= 1
+        if unfinished == 1:
+            del self._open[completion.request_id]
+        else:
+            self._open[completion.request_id] = (engine, unfinished - 1)
+        return True

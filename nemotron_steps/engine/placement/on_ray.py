@@ -1,0 +1,209 @@
+"""A run's policy, generator, judges and environments as Ray actors (`cluster.backend=ray`).
+
+    bundle        policy rank i    generator i         judges
+    colocated     device i         device i            share the generators' devices
+    separate      device i         device ranks + i    share the generators' devices
+    num_gpu_nodes > 0                                  a device of their own
+
+The reference model lives in the policy ranks, as in one process. CPU devices are processes of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
+from nemotron_steps.engine.grpo_step import needs_reference_logprobs
+from nemotron_steps.engine.placement.cluster import RayCluster
+from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, PlacedEnvironmentSet
+from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
+from nemotron_steps.engine.placement.generator_group import RayGenerator
+from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
+from nemotron_steps.engine.placement.policy_group import RayPolicy
+from nemotron_steps.engine.placement.workers import start_workers, stop_workers
+from nemotron_steps.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judges import Judge
+
+_SHARED_BY_JUDGES = 0.2
+"""Of a generator's GPU, as Ray counts; memory is bounded by the backends themselves."""
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """How many devices each part gets."""
+
+    policy: int
+    generators: int
+    colocated: bool
+    judges: int
+    """Devices of judges alone; 0 when they share the generators'."""
+    gpus: bool
+
+    @classmethod
+    def of(cls, config: RlConfig, judges: int) -> DevicePlan:
+        """The plan for `cluster.*` and `policy.generation.colocated`. ConfigError when nothing is left for training."""
+        cluster, colocated = config.cluster, config.policy.generation.colocated
+        judge_nodes = config.env.nemo_gym.num_gpu_nodes
+        gpus = cluster.gpus_per_node * (cluster.num_nodes - judge_nodes)
+        generators = 1 if colocated.enabled else colocated.generation_devices or 1
+        if cluster.gpus_per_node == 0:
+            return cls(cluster.policy_workers or 1, generators, colocated.enabled, 0, False)
+        ranks = gpus if colocated.enabled else gpus - generators
+        if ranks < 1:
+            raise ConfigError(
+                "no GPU is left for the policy",
+                where="policy.generation.colocated.generation_devices",
+                expected=f"fewer than {gpus}",
+                found=str(generators),
+                hints=[f"policy.generation.colocated.generation_devices={max(1, gpus // 2)}"],
+            )
+        return cls(
+            ranks, ranks if colocated.enabled else generators, colocated.enabled, judges if judge_nodes else 0, True
+        )
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """One a device: policy ranks, then separate generators, then judges."""
+        count = self.policy + (0 if self.colocated else self.generators) + self.judges
+        return [{"GPU": 1.0} if self.gpus else {} for _ in range(count)]
+
+    def generator_bundle(self, number: int) -> int:
+        """Where a generator lives."""
+        return number if self.colocated else self.policy + number
+
+
+@dataclass
+class PlacedRun:
+    """The parts of a placed run. `resources` closes them."""
+
+    policy: RayPolicy
+    generator: RayGenerator
+    judges: list[PlacedJudge]
+    environments: PlacedEnvironmentSet
+    resources: ExitStack
+
+    def where(self) -> dict[str, Any]:
+        """Every worker's process and device, and how weights travel."""
+        workers = [*self.policy.workers, *self.generator.workers, *(judge.worker for judge in self.judges)]
+        places = {w.name: f"process {w.pid} on {w.host}" + (f", {w.device}" if w.device else "") for w in workers}
+        return {"backend": "ray", "workers": places, "weight_sync": self.generator.ways}
+
+
+def place(
+    config: RlConfig, hf_folder: Path, needed_judges: Sequence[str], *, total_steps: int, max_total_length: int
+) -> PlacedRun:
+    """Start and load everything.
+
+    Args:
+        hf_folder: config.json and tokenizer of the policy.
+        needed_judges: roles to serve.
+        total_steps: optimizer steps of the run.
+        max_total_length: longest sequence of the run.
+
+    Raises:
+        UnsupportedError, WorkerLostError, JudgeUnavailableError: see the modules of the parts.
+    """
+    if config.policy.generation.backend == "vllm" and config.policy.generation.vllm_cfg.tensor_parallel_size > 1:
+        raise UnsupportedError(
+            "a placed vLLM engine has one GPU",
+            where="policy.generation.vllm_cfg.tensor_parallel_size",
+            expected="1",
+            found=str(config.policy.generation.vllm_cfg.tensor_parallel_size),
+            hints=["policy.generation.vllm_cfg.tensor_parallel_size=1"],
+        )
+    chosen = {role: judge for role in needed_judges if (judge := config.env.nemo_gym.judge(role)) is not None}
+    local = [role for role, judge in chosen.items() if judge.backend != "http"]
+    plan = DevicePlan.of(config, len(local))
+    with ExitStack() as resources:
+        cluster = RayCluster(config.cluster, workers=plan.policy + plan.generators)
+        resources.callback(cluster.close)
+        cluster.reserve(plan.bundles)
+        sharing = bool(local) and not plan.judges
+        policy = RayPolicy(
+            [cluster.options(rank, _share(plan, policy=True, judges=sharing)) for rank in range(plan.policy)],
+            local=cluster.is_local,
+        )
+        resources.callback(policy.close)
+        assert config.policy.checkpoint is not None, "checked by the caller"
+        policy.build(
+            config.policy,
+            Path(config.policy.checkpoint),
+            config.loss_fn,
+            reference=needs_reference_logprobs(config.loss_fn),
+            total_steps=total_steps,
+        )
+        generator = RayGenerator(
+            GeneratorSettings(
+                hf_folder,
+                config.policy.generation,
+                max_total_length,
+                config.policy.precision,
+                config.grpo.async_grpo,
+            ),
+            [
+                cluster.options(plan.generator_bundle(number), _share(plan, policy=False, judges=sharing))
+                for number in range(plan.generators)
+            ],
+        )
+        resources.callback(generator.close)
+        generator.update_weights(policy.weights(), 0)
+        judges = _place_judges(config, chosen, local, plan, cluster, resources)
+        environments = _place_environments(config, chosen, judges, resources)
+        return PlacedRun(policy, generator, list(judges.values()), environments, resources.pop_all())
+
+
+def _share(plan: DevicePlan, *, policy: bool, judges: bool) -> float:
+    """Part of a GPU, as Ray counts."""
+    if not plan.gpus:
+        return 0.0
+    if plan.colocated:
+        return 0.4
+    return 1.0 if policy or not judges else 1.0 - _SHARED_BY_JUDGES
+
+
+def _place_judges(
+    config: RlConfig,
+    chosen: dict[str, VllmModelConfig],
+    local: Sequence[str],
+    plan: DevicePlan,
+    cluster: RayCluster,
+    resources: ExitStack,
+) -> dict[str, PlacedJudge]:
+    judges = {}
+    for number, role in enumerate(local):
+        if plan.judges:
+            options = cluster.options(len(plan.bundles) - plan.judges + number, 1.0)
+        else:
+            gpu = _SHARED_BY_JUDGES / len(local) if plan.gpus else 0.0
+            options = cluster.options(plan.generator_bundle(number % plan.generators), gpu)
+        judges[role] = start_judge(role, chosen[role], options, seed=config.grpo.seed)
+        resources.callback(stop_workers, [judges[role].worker])
+    return judges
+
+
+def _place_environments(
+    config: RlConfig,
+    chosen: dict[str, VllmModelConfig],
+    placed: dict[str, PlacedJudge],
+    resources: ExitStack,
+) -> PlacedEnvironmentSet:
+    gym = config.env.nemo_gym
+    travelling: dict[str, PlacedJudge | HttpJudgeRecipe] = {
+        role: placed[role] if role in placed else HttpJudgeRecipe(role, judge) for role, judge in chosen.items()
+    }
+    here: dict[str, Judge] = {
+        role: judge.build() if isinstance(judge, HttpJudgeRecipe) else judge for role, judge in travelling.items()
+    }
+    options: dict[str, Any] = {"num_cpus": 0}
+    worker = start_workers(
+        EnvironmentWorker, ["environments"], [options], [travelling], asynchronous=True, device=False
+    )[0]
+    resources.callback(stop_workers, [worker])
+    only = None if config.env.should_use_nemo_gym else config.env.environment
+    return PlacedEnvironmentSet(gym.environments, here, worker, only=only)

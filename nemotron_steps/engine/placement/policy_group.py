@@ -1,0 +1,133 @@
+"""A `Policy` whose ranks live in actors: every method runs on all of them, rank 0 answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
+from nemotron_steps.engine.placement.workers import Worker, result_of, settle, start_workers, stop_workers
+from nemotron_steps.engine.types import TrainBatch
+from nemotron_steps.engine.weight_sync.objects import get_weights
+from nemotron_steps.engine.weight_sync.transfer import OBJECTS, WeightTransfer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+_DRIVER = "driver"
+"""Channel of weights that this process reads itself."""
+
+
+class PlacedWeights:
+    """The weights of a placed policy. A placed generator fetches them from the ranks; others may iterate."""
+
+    def __init__(self, policy: RayPolicy) -> None:
+        self.policy = policy
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors, through Ray's object store, in this process."""
+        ranks = self.policy.workers
+        plan = settle({rank.call("open_sender", _DRIVER, OBJECTS): rank for rank in ranks})[0]
+        yield from get_weights(plan, settle({rank.call("send_weights", _DRIVER): rank for rank in ranks})[0])
+
+
+class PlacedSnapshot:
+    """The `Snapshot` of a placed policy: every rank keeps its part and writes it beside the training."""
+
+    def __init__(self, ranks: Sequence[Worker]) -> None:
+        self._ranks = ranks
+
+    def write(self, path: str) -> None:
+        """See Snapshot."""
+        settle({rank.beside("write_snapshot", path, thread=FILES): rank for rank in self._ranks})
+
+
+class RayPolicy:
+    """See the module docstring.
+
+    Args:
+        options: Ray's actor options, one mapping a rank.
+        local: the whole cluster is this machine, so that the ranks' store listens on loopback alone.
+
+    Raises:
+        WorkerLostError: a rank died, in any method.
+    """
+
+    def __init__(self, options: Sequence[Mapping[str, Any]], *, local: bool) -> None:
+        names = [f"policy rank {rank}" for rank in range(len(options))]
+        self.workers: list[Worker] = start_workers(PolicyWorker, names, options)
+        first = self.workers[0]
+        host = "127.0.0.1" if local else first.host
+        self._address = (host, int(result_of(first.call("serve_store", host), first)))
+        self._everywhere("join", *self._address, numbered=True)
+
+    def build(
+        self, config: PolicyConfig, checkpoint: Path, loss_fn: LossFnConfig, *, reference: bool, total_steps: int
+    ) -> None:
+        """Load the model on every rank; arguments as engine.setup.build_policy."""
+        self._everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
+
+    def logprobs(self, batch: TrainBatch) -> torch.Tensor:
+        """See Policy."""
+        return torch.from_numpy(self._with_batch("logprobs", batch).copy())
+
+    def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
+        """See Policy."""
+        return torch.from_numpy(self._with_batch("reference_logprobs", batch).copy())
+
+    def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """See Policy."""
+        metrics: dict[str, float] = self._with_batch("train_step", batch)
+        return metrics
+
+    def weights(self) -> PlacedWeights:
+        """See Policy. Nothing moves until a generator or an iteration asks for it."""
+        return PlacedWeights(self)
+
+    def transfer_to(self, receivers: Sequence[Worker]) -> WeightTransfer:
+        """Open the ways from the ranks to generation workers."""
+        return WeightTransfer(self.workers, receivers, self._address)
+
+    def save_checkpoint(self, path: str) -> None:
+        """See Policy."""
+        self._everywhere("files", "save_checkpoint", path)
+
+    def snapshot(self) -> PlacedSnapshot:
+        """See Policy. The copies stay with the ranks."""
+        self._everywhere("snapshot")
+        return PlacedSnapshot(self.workers)
+
+    def load_checkpoint(self, path: str) -> None:
+        """See Policy."""
+        self._everywhere("files", "load_checkpoint", path)
+
+    def save_model(self, path: str | Path) -> None:
+        """See Policy."""
+        self._everywhere("files", "save_model", str(path))
+
+    def save_hf(self, path: str | Path) -> None:
+        """See Policy."""
+        self._everywhere("files", "save_hf", str(path))
+
+    def close(self) -> None:
+        """End the ranks."""
+        stop_workers(self.workers)
+
+    def _with_batch(self, method: str, batch: TrainBatch) -> Any:
+        import ray
+
+        return self._everywhere(method, ray.put(arrays_of(batch)))
+
+    def _everywhere(self, method: str, *arguments: Any, numbered: bool = False) -> Any:
+        ranks = len(self.workers)
+        calls = {
+            worker.call(method, *((rank, ranks) if numbered else ()), *arguments): worker
+            for rank, worker in enumerate(self.workers)
+        }
+        return settle(calls)[0]

@@ -1,0 +1,137 @@
+"""One rank of a policy, inside an actor: the same MegatronPolicy or DTensorPolicy as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nemotron_steps.engine.placement.rendezvous import join_store, serve_store
+from nemotron_steps.engine.placement.workers import WorkerProcess
+from nemotron_steps.errors import StorageError
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.policy import PolicyConfig
+    from nemotron_steps.config.schema.rl import LossFnConfig
+    from nemotron_steps.engine.types import Policy, TrainBatch
+    from nemotron_steps.engine.weight_sync.ends import SendingEnd
+
+Arrays = Mapping[str, npt.NDArray[Any] | None]
+
+
+FILES = "files"
+"""Concurrency group in which snapshots are written while training goes on."""
+
+
+class PolicyWorker(WorkerProcess):
+    """See the module docstring. Methods are called on all ranks in the same order."""
+
+    THREADS = (*WorkerProcess.THREADS, FILES)
+    _policy: Policy
+
+    def __init__(self) -> None:
+        self._sending: dict[str, SendingEnd] = {}
+
+    def serve_store(self, host: str) -> int:
+        """Rank 0: serve the store that the ranks meet at; returns its port."""
+        self._served, port = serve_store(host)
+        return port
+
+    def join(self, rank: int, ranks: int, host: str, port: int) -> None:
+        """Become a rank of torch.distributed's world."""
+        import torch
+        import torch.distributed as dist
+
+        self._rank, self._address = rank, (host, port)
+        store = dist.PrefixStore("policy", join_store(host, port))  # type: ignore[attr-defined]
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+
+    def build(
+        self, config: PolicyConfig, checkpoint: Path, loss_fn: LossFnConfig, reference: bool, total_steps: int
+    ) -> None:
+        """Load this rank's part of the model; arguments as engine.setup.build_policy."""
+        from nemotron_steps.engine.loss import PolicyGradientLoss
+        from nemotron_steps.engine.setup import build_policy
+
+        self._policy = build_policy(
+            config, checkpoint, PolicyGradientLoss(loss_fn), reference=reference, total_steps=total_steps
+        )
+
+    def logprobs(self, arrays: Arrays) -> Any:
+        """Policy.logprobs; rank 0 answers."""
+        return self._answer(self._policy.logprobs(batch_of(arrays)).numpy())
+
+    def reference_logprobs(self, arrays: Arrays) -> Any:
+        """Policy.reference_logprobs; rank 0 answers."""
+        return self._answer(self._policy.reference_logprobs(batch_of(arrays)).numpy())
+
+    def train_step(self, arrays: Arrays) -> Any:
+        """Policy.train_step; rank 0 answers."""
+        return self._answer(self._policy.train_step(batch_of(arrays)))
+
+    def files(self, method: str, path: str) -> None:
+        """Policy.save_checkpoint, load_checkpoint, save_model or save_hf."""
+        with _storage(path):
+            getattr(self._policy, method)(path)
+
+    def snapshot(self) -> None:
+        """Policy.snapshot, kept until it is written."""
+        self._snapshot = self._policy.snapshot()
+
+    def write_snapshot(self, path: str) -> None:
+        """Snapshot.write."""
+        with _storage(path):
+            self._snapshot.write(path)
+        del self._snapshot
+
+    def open_sender(self, channel: str, way: str, ipc: list[str] | None = None, nccl: list[str] | None = None) -> Any:
+        """See SendingEnd.open."""
+        from nemotron_steps.engine.weight_sync.ends import SendingEnd
+
+        # A connection of its own: waiting on a shared one would block torch's own use of it.
+        self._sending[channel] = SendingEnd(
+            channel, lambda: iter(self._policy.weights()), self._rank, lambda: join_store(*self._address)
+        )
+        return self._sending[channel].open(way, ipc or (), nccl or ())
+
+    def hide_segment(self, channel: str) -> None:
+        """See SendingEnd.hide_segment."""
+        self._sending[channel].hide_segment()
+
+    def send_weights(self, channel: str) -> Any:
+        """See SendingEnd.send."""
+        return self._sending[channel].send()
+
+    def _answer(self, value: Any) -> Any:
+        return value if self._rank == 0 else None
+
+
+@contextmanager
+def _storage(path: str) -> Iterator[None]:
+    """What the disk refuses is a StorageError in the driver as well."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError("writing failed", where=path, found=str(error)) from error
+
+
+def arrays_of(batch: TrainBatch) -> dict[str, npt.NDArray[Any] | None]:
+    """A batch as arrays, which Ray keeps in shared memory without serialising them."""
+    return {name: None if value is None else value.numpy() for name, value in vars(batch).items()}
+
+
+def batch_of(arrays: Arrays) -> TrainBatch:
+    """The inverse of arrays_of; copies, since Ray's arrays are read-only."""
+    import torch
+
+    from nemotron_steps.engine.types import TrainBatch
+
+    values: dict[str, Any] = {
+        name: None if value is None else torch.from_numpy(np.array(value)) for name, value in arrays.items()
+    }
+    return TrainBatch(**values)

@@ -1,0 +1,270 @@
+"""An actor with a name: how it is called, waited for, and what it means when it fails.
+
+A worker's own errors arrive as they were raised. A worker that died, or has not answered for SILENT_SECONDS, is a
+WorkerLostError with its name and its last log lines, whoever waits for it. Not for: starting Ray (cluster.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nemotron_steps.errors import EngineError, StepsError, WorkerLostError
+
+START_SECONDS = 180.0
+"""An actor's process starts and imports within this time."""
+SILENT_SECONDS = 60.0
+"""A worker that answers no ping for this long is lost."""
+PING_SECONDS = 10.0
+"""A call that takes longer than this is accompanied by pings."""
+_LOG_LINES = 12
+HEALTH = "health"
+"""Concurrency group of pings and of other calls that must not wait."""
+
+
+class WorkerProcess:
+    """Base of every actor's class. Subclasses with coroutines become asyncio actors, where every method may overlap."""
+
+    THREADS: ClassVar[tuple[str, ...]] = (HEALTH,)
+    """Concurrency groups: calls that run beside the others, one at a time each. Not for asyncio actors."""
+
+    def describe(self, *, device: bool) -> dict[str, Any]:
+        """Who and where this process is; `device`: with the identity of its GPU (imports torch)."""
+        import ray
+
+        return {
+            "pid": os.getpid(),
+            "host": ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            "node": ray.get_runtime_context().get_node_id(),
+            "log": _stderr_path(),
+            "device": _device_identity() if device else None,
+        }
+
+    def ping(self) -> None:
+        """Answer."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A handle that other actors may be given."""
+
+    name: str
+    actor: Any
+    pid: int = 0
+    host: str = ""
+    node: str = ""
+    log: str = ""
+    device: str | None = None
+    """Identity of its first GPU; None on CPU."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Start a call; the result is an object reference."""
+        return getattr(self.actor, method).remote(*arguments)
+
+    def beside(self, method: str, *arguments: Any, thread: str = HEALTH) -> Any:
+        """Start a call that does not wait for the worker's other calls."""
+        return getattr(self.actor, method).options(concurrency_group=thread).remote(*arguments)
+
+    def lost(self, cause: str) -> WorkerLostError:
+        """What to raise when this worker is gone."""
+        lines = self._last_lines()
+        found = f"{cause}; its last log lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else cause
+        return WorkerLostError(
+            f"the worker `{self.name}` is lost",
+            where=f"process {self.pid} on {self.host}" + (f", log {self.log}" if self.log else ""),
+            expected="a living process",
+            found=found,
+            hints=["steps run ... --resume RUN    # goes on from the last checkpoint"],
+        )
+
+    def _last_lines(self) -> list[str]:
+        lines: list[str] = []
+        for path in (Path(self.log).with_suffix(".out"), Path(self.log)):
+            if self.log and path.is_file():  # else it is on another machine
+                text = path.read_bytes()[-8000:].decode(errors="replace")
+                lines += [line for line in text.splitlines() if line.strip() and not line.startswith(":")]
+        return lines[-_LOG_LINES:]
+
+
+def start_workers(
+    process: type[WorkerProcess],
+    names: Sequence[str],
+    options: Sequence[Mapping[str, Any]],
+    arguments: Sequence[Any] = (),
+    *,
+    asynchronous: bool = False,
+    device: bool = True,
+) -> list[Worker]:
+    """Start one actor a name and wait until all of them answer.
+
+    Args:
+        options: Ray's actor options, one mapping a name.
+        arguments: of the constructor, the same for all.
+        asynchronous: the class has coroutines.
+        device: ask which GPU each has.
+
+    Raises:
+        WorkerLostError: one does not answer within START_SECONDS.
+    """
+    import ray
+
+    # Threaded actors answer pings while they compute; asyncio actors do so between two steps.
+    threads = {} if asynchronous else {"concurrency_groups": dict.fromkeys(process.THREADS, 1)}
+    actors = [ray.remote(max_restarts=0, **own, **threads)(process).remote(*arguments) for own in options]
+    unknown = [Worker(name, actor) for name, actor in zip(names, actors, strict=True)]
+    calls = [worker.actor.describe.remote(device=device) for worker in unknown]
+    deadline = time.monotonic() + START_SECONDS
+    started = []
+    try:
+        for worker, call in zip(unknown, calls, strict=True):
+            about = result_of(call, worker, timeout_s=max(1.0, deadline - time.monotonic()))
+            started.append(Worker(worker.name, worker.actor, **about))
+    except BaseException:
+        stop_workers(unknown)
+        raise
+    return started
+
+
+def stop_workers(workers: Sequence[Worker]) -> None:
+    """End actors at once. One that is dead already, or whose cluster is, is no error."""
+    import ray
+
+    if ray.is_initialized():
+        for worker in workers:
+            ray.kill(worker.actor, no_restart=True)
+
+
+def result_of(reference: Any, worker: Worker, timeout_s: float | None = None) -> Any:
+    """The result of one call, or the error it means."""
+    import ray
+
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.RayError as error:
+        raise meaning(error, worker) from None
+
+
+def meaning(error: Exception, worker: Worker) -> StepsError:
+    """The error of this package that a failed call stands for."""
+    import ray
+
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        if isinstance(cause, StepsError):
+            return cause
+        if isinstance(cause, ray.exceptions.RayError):
+            return worker.lost(_first_line(cause))
+        return EngineError(
+            f"the worker `{worker.name}` failed",
+            where=f"process {worker.pid} on {worker.host}, log {worker.log}",
+            found=f"{type(cause).__name__}: {cause}\n{_remote_traceback(error)}",
+        )
+    if isinstance(error, ray.exceptions.GetTimeoutError):
+        return worker.lost("it did not answer in time")
+    return worker.lost(_first_line(error))
+
+
+def settle(calls: Mapping[Any, Worker]) -> list[Any]:
+    """The results of calls that may depend on each other (a collective), in order.
+
+    Raises:
+        StepsError: the first failure, at once: the other workers may be waiting for the one that failed.
+        WorkerLostError: a worker died, or answers no ping for SILENT_SECONDS.
+    """
+    import ray
+
+    waiting = list(calls)
+    pings: dict[str, tuple[Any, float]] = {}
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=PING_SECONDS)
+        for reference in done:
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError as error:
+                problem = meaning(error, calls[reference])
+                # When a rank dies, the others fail as well, and perhaps sooner: name the one that died.
+                if not isinstance(error, ray.exceptions.RayTaskError) or type(problem) is not EngineError:
+                    raise problem from None
+                raise _death_among(waiting, calls) or problem from None
+        if not done:
+            _check_pings([calls[reference] for reference in waiting], pings)
+    return [ray.get(reference) for reference in calls]
+
+
+async def answer(reference: Any, worker: Worker) -> Any:
+    """Await the result of one call; as `settle` otherwise."""
+    import ray
+
+    future = asyncio.wrap_future(reference.future())
+    while True:
+        done, _ = await asyncio.wait({future}, timeout=PING_SECONDS)
+        if done:
+            try:
+                return future.result()
+            except ray.exceptions.RayError as error:
+                raise meaning(error, worker) from None
+        ping = asyncio.wrap_future(worker.call("ping").future())
+        done, _ = await asyncio.wait({future, ping}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise worker.lost(f"it has not answered for {SILENT_SECONDS:.0f} s")
+
+
+def _check_pings(workers: Sequence[Worker], pings: dict[str, tuple[Any, float]]) -> None:
+    import ray
+
+    for worker in workers:
+        if worker.name not in pings:
+            pings[worker.name] = (worker.beside("ping"), time.monotonic())
+        reference, since = pings[worker.name]
+        if ray.wait([reference], timeout=0)[0]:
+            result_of(reference, worker)
+            del pings[worker.name]
+        elif time.monotonic() - since > SILENT_SECONDS:
+            raise worker.lost(f"it has not answered for {SILENT_SECONDS:.0f} s")
+
+
+def _death_among(references: Sequence[Any], calls: Mapping[Any, Worker]) -> WorkerLostError | None:
+    import ray
+
+    deadline = time.monotonic() + 3.0
+    waiting = list(references)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+        for reference in done:
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayTaskError:
+                continue
+            except ray.exceptions.RayError as error:
+                return calls[reference].lost(_first_line(error))
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    for line in text.splitlines():
+        if "exit type" in line or "exit detail" in line:
+            return line.strip().split(" Some common causes")[0]
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _remote_traceback(error: Any) -> str:
+    return "\n".join(f"    {line}" for line in str(error.traceback_str).splitlines()[-8:])
+
+
+def _stderr_path() -> str:
+    """The file Ray redirected this process's standard error to; empty when it is none."""
+    path = f"/proc/{os.getpid()}/fd/2"
+    target = os.readlink(path) if os.path.islink(path) else ""
+    return target if os.path.isfile(target) else ""
+
+
+def _device_identity() -> str | None:
+    import torch
+
+    return str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None

@@ -1,0 +1,95 @@
+"""The two ends of a weight transfer, inside a policy rank and inside a generation worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.engine.weight_sync.objects import get_weights, put_weights
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
+from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
+from nemotron_steps.engine.weight_sync.transfer import OBJECTS, SHARED_MEMORY
+from nemotron_steps.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+    Weights = Iterator[tuple[str, torch.Tensor]]
+
+
+class SendingEnd:
+    """A policy rank's. `weights` is collective, so every rank reads it to the end, whether it sends or not."""
+
+    def __init__(self, channel: str, weights: Callable[[], Weights], rank: int, store: Callable[[], Store]) -> None:
+        self._name = f"{channel}/rank {rank}"
+        self._weights, self._rank, self._store = weights, rank, store
+        self._plan: WeightPlan | None = None
+        self._segment: SegmentWriter | None = None
+        self._stream: StreamSender | None = None
+        self._objects = False
+
+    def open(self, way: str, ipc: Sequence[str] = (), nccl: Sequence[str] = ()) -> Any:
+        """Get ready to send; returns what the receivers need, None from a rank that only takes part."""
+        self._plan = WeightPlan.of(self._weights())
+        self._objects = way == OBJECTS and self._rank == 0
+        if way == OBJECTS:
+            return self._plan
+        if way == SHARED_MEMORY:
+            if self._rank != 0:
+                return None
+            self._segment = SegmentWriter(self._plan)
+            return self._plan, self._segment.path
+        if not ipc and not nccl:
+            return None
+        self._stream = StreamSender(self._plan, self._store(), self._name, ipc=ipc, nccl=nccl)
+        return self._stream.offer()
+
+    def hide_segment(self) -> None:
+        """Everyone has mapped the segment: remove its name."""
+        if self._segment is not None:
+            self._segment.unlink()
+
+    def send(self) -> Any:
+        """One transfer; object references where weights travel as objects."""
+        assert self._plan is not None, "open comes first"
+        if self._segment is not None:
+            self._segment.write(self._weights())
+        elif self._stream is not None:
+            self._stream.send(self._weights())
+        elif self._objects:
+            return put_weights(self._plan, self._weights())
+        else:
+            for _ in self._weights():
+                pass
+        return None
+
+
+class ReceivingEnd:
+    """A generation worker's."""
+
+    def __init__(self) -> None:
+        self._plan: WeightPlan | None = None
+        self._segment: SegmentReader | None = None
+        self._stream: StreamReceiver | None = None
+
+    def open(self, way: str, offer: Any, store: Store | None, name: str, nccl: tuple[int, int] | None) -> None:
+        """Take up a sender's offer."""
+        if way == OBJECTS:
+            self._plan = offer
+        elif way == SHARED_MEMORY:
+            self._segment = SegmentReader(*offer)
+        else:
+            assert store is not None
+            self._stream = StreamReceiver(offer, store, name, nccl)
+
+    def weights(self, references: Sequence[Any] | None) -> Weights:
+        """The weights of one transfer, in the policy's order."""
+        if self._segment is not None:
+            return self._segment.weights()
+        if self._stream is not None:
+            return self._stream.weights()
+        if self._plan is None or references is None:
+            raise EngineError("weights were announced before their way was opened")
+        return get_weights(self._plan, references)

@@ -1,0 +1,79 @@
+"""One segment of shared memory: the policy writes it, every generator of the machine maps it read-only.
+
+The file is unlinked as soon as everyone has mapped it, so that nothing is left behind however the processes end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
+
+_FOLDER = Path("/dev/shm")
+
+
+class SegmentWriter:
+    """The sender's side.
+
+    Args:
+        plan: of the weights to come; the segment holds all of them.
+    """
+
+    def __init__(self, plan: WeightPlan) -> None:
+        self._plan = plan
+        self.path, descriptor = _create(max(1, plan.bytes))
+        with open(descriptor, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+        self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def write(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Replace the segment's contents. No one may be reading them."""
+        for bucket in self._plan.buckets:
+            self._plan.fill(bucket, self._buffer[bucket.start : bucket.start + bucket.bytes], weights)
+
+    def unlink(self) -> None:
+        """Remove the name; the memory lives as long as someone maps it."""
+        os.unlink(self.path)
+
+
+class SegmentReader:
+    """A receiver's side: read-only."""
+
+    def __init__(self, plan: WeightPlan, path: str) -> None:
+        self._plan = plan
+        with open(path, "rb") as file:
+            self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        with warnings.catch_warnings():
+            # torch cannot mark a tensor read-only and says so; a write to it would end the process.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Views of the segment; valid until the next write."""
+        for bucket in self._plan.buckets:
+            yield from bucket.views(self._buffer[bucket.start : bucket.start + bucket.bytes])
+
+
+def _create(size: int) -> tuple[str, int]:
+    """A new file of `size` bytes in memory, or on disk where the memory file system is too small (containers)."""
+    problem: OSError | None = None
+    for folder in (_FOLDER, Path(tempfile.gettempdir())):
+        if not folder.is_dir():
+            continue
+        descriptor, path = tempfile.mkstemp(prefix="nemotron_steps_weights_", dir=folder)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            os.close(descriptor)
+            os.unlink(path)
+            problem = error
+        else:
+            return path, descriptor
+    raise problem or FileNotFoundError(str(_FOLDER))

@@ -1,0 +1,88 @@
+"""One Ray cluster for all placement tests, a tiny checkpoint, and runs of it."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.engine.data import read_rows
+from nemotron_steps.environments import registry
+from nemotron_steps.environments.base import Environment, Response, Session, Verdict
+from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.steps.rl.training import build_run
+from tests.benchmarks.grpo_task import make_checkpoint, prompts, reward_of, write_rows
+
+
+class Vowels(Environment):
+    name = "vowels"
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        return Verdict(reward_of(response.text))
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    from nemotron_steps.engine.placement.cluster import RayCluster
+
+    cluster = RayCluster(ClusterConfig(backend="ray"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_checkpoint(folder)
+    write_rows(folder / "train.jsonl", prompts(128))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _environments(monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN, "vowels", f"{sys.modules[__name__].__name__}:Vowels")
+
+
+def config_of(checkpoint, steps, **changes):
+    """An RlConfig; `a__b=value` changes one key."""
+    values = {
+        "grpo": {
+            "num_prompts_per_step": 4,
+            "num_generations_per_prompt": 4,
+            "max_num_steps": steps,
+            "max_num_epochs": 9,
+        },
+        "loss_fn": {"force_on_policy_ratio": True},
+        "policy": {
+            "checkpoint": str(checkpoint),
+            "precision": "float32",
+            "train_micro_batch_size": 4,
+            "logprob_batch_size": 16,
+            "max_total_sequence_length": 96,
+            "megatron_cfg": {"optimizer": {"lr": 2e-3}},
+            "generation": {"max_new_tokens": 16, "max_sequences": 16},
+        },
+        "data": {"train": {"data_path": str(checkpoint / "train.jsonl")}},
+        "checkpointing": {"enabled": False},
+    }
+    for dotted, value in changes.items():
+        node = values
+        *parents, last = dotted.split("__")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return RlConfig.model_validate(values)
+
+
+def start(config, work, records=None):
+    """A run's parts; `records` receives what it reports."""
+    listener = None if records is None else records.append
+    context = SimpleNamespace(config=config, work=work, tracker=Tracker("test", None, listener))
+    run, environments = build_run(context, read_rows(config.data.train.data_path), [])
+    return run, environments
+
+
+def metrics_of(records):
+    return [r["values"] for r in records if r["kind"] == "metrics"]
