@@ -113,12 +113,23 @@ def build_judges(
 
 
 def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | None, seed: int) -> Judge:
-    """One judge: over HTTP, or a generator in this process."""
+    """One judge: over HTTP, or a generator in this process.
+
+    Raises:
+        ArtifactError: its model folder does not exist.
+        JudgeUnavailableError: its server does not list its models within readiness_timeout_s.
+    """
     if config.backend == "http":
         assert config.base_url is not None  # the schema requires it
-        return HttpJudge(
-            config.base_url, config.model or "default", api_key_env=config.api_key_env, retries=config.max_retries
+        judge = HttpJudge(
+            config.base_url,
+            config.model or "default",
+            api_key_env=config.api_key_env,
+            retries=config.max_retries,
+            seed=seed,
         )
+        judge.wait_until_ready(config.readiness_timeout_s)
+        return judge
     folder = judge_folder(role, config)
     chat = ChatFormat.from_folder(folder)
     generation = GenerationConfig(backend=config.backend, max_sequences=config.max_sequences)

@@ -72,30 +72,39 @@ class JsonClient:
         self._backoff_s = backoff_s
         self._pool = ThreadPoolExecutor(max_concurrency, thread_name_prefix="json-http")
 
-    async def post(self, path: str, body: Any, *, cookies: str | None = None) -> tuple[Any, str | None]:
+    async def post(
+        self, path: str, body: Any, *, cookies: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[Any, str | None]:
         """POST `body` as JSON. Returns the parsed answer and the cookies the server set ("a=b; c=d") or None.
+
+        Args:
+            cookies: to send, in the form they are returned in.
+            headers: of this request, besides the client's own.
 
         Raises:
             HttpStatusError: the server refused the request (4xx).
             ServerUnreachableError: every attempt failed, or the answer was not JSON.
         """
-        return await self._request("POST", path, json.dumps(body).encode(), cookies)
+        return await self._request("POST", path, json.dumps(body).encode(), cookies, headers or {})
 
     async def get(self, path: str) -> Any:
         """GET and parse JSON; errors as post."""
-        return (await self._request("GET", path, None, None))[0]
+        return (await self._request("GET", path, None, None, {}))[0]
 
     async def wait_ready(self, path: str, timeout_s: float) -> None:
+        """As wait_until_ready, without blocking the event loop."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, self.wait_until_ready, path, timeout_s)
+
+    def wait_until_ready(self, path: str, timeout_s: float) -> None:
         """Poll `path` once a second until it answers below 500.
 
         Raises:
             ServerUnreachableError: nothing answered within timeout_s.
         """
         deadline = time.monotonic() + timeout_s
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                status, body, _ = await loop.run_in_executor(self._pool, self._once, "GET", path, None, None, 5.0)
+                status, body, _ = self._once("GET", path, None, {}, min(5.0, timeout_s))
             except (OSError, http.client.HTTPException) as error:
                 cause = repr(error)
             else:
@@ -103,15 +112,18 @@ class JsonClient:
                     return
                 cause = f"HTTP {status}: {body[:200]!r}"
             if time.monotonic() + 1.0 > deadline:
-                raise ServerUnreachableError(f"{self.base_url}{path} not ready after {timeout_s:.0f} s ({cause})")
-            await asyncio.sleep(1.0)
+                raise ServerUnreachableError(f"{self.base_url}{path} not ready after {timeout_s:g} s ({cause})")
+            time.sleep(1.0)
 
     def close(self) -> None:
         """Stop the threads; requests in flight are left to time out."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _request(self, method: str, path: str, body: bytes | None, cookies: str | None) -> tuple[Any, str | None]:
+    async def _request(
+        self, method: str, path: str, body: bytes | None, cookies: str | None, headers: Mapping[str, str]
+    ) -> tuple[Any, str | None]:
         loop = asyncio.get_running_loop()
+        sent = {**headers, "Cookie": cookies} if cookies else headers
         cause = ""
         for attempt in range(self._retries + 1):
             if attempt:
@@ -119,7 +131,7 @@ class JsonClient:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             try:
                 status, raw, new_cookies = await loop.run_in_executor(
-                    self._pool, self._once, method, path, body, cookies, self._timeout_s
+                    self._pool, self._once, method, path, body, sent, self._timeout_s
                 )
             except (OSError, http.client.HTTPException) as error:
                 cause = repr(error)
@@ -136,7 +148,7 @@ class JsonClient:
         raise ServerUnreachableError(f"{self.base_url}{path} failed {self._retries + 1} times ({cause})")
 
     def _once(
-        self, method: str, path: str, body: bytes | None, cookies: str | None, timeout_s: float
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, bytes, str | None]:
         connection: http.client.HTTPConnection
         if self._secure:
@@ -144,13 +156,11 @@ class JsonClient:
             connection = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=context)
         else:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
-        headers = dict(self._headers)
+        sent = {**self._headers, **headers}
         if body is not None:
-            headers["Content-Type"] = "application/json"
-        if cookies:
-            headers["Cookie"] = cookies
+            sent["Content-Type"] = "application/json"
         try:
-            connection.request(method, self._prefix + path, body, headers)
+            connection.request(method, self._prefix + path, body, sent)
             response = connection.getresponse()
             raw = response.read()
             pairs = [value.split(";", 1)[0] for value in response.headers.get_all("Set-Cookie") or []]

@@ -6,7 +6,10 @@ judge over a generator lives in the engine layer; here are the protocol and the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -29,6 +32,26 @@ class Judge(Protocol):
         """
 
 
+class QuestionLabels:
+    """Names every question a judge is asked: by the question itself, how often it was asked in this training step,
+    and the step. A seeded judge samples by that name, so a resumed run is judged exactly as an unbroken one."""
+
+    def __init__(self) -> None:
+        self._step = ""
+        self._asked: Counter[str] = Counter()
+
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
+        self._step = step
+        self._asked.clear()
+
+    def next(self, messages: Messages) -> str:
+        """The name of a question that is about to be asked."""
+        digest = hashlib.sha256(json.dumps(list(messages)).encode()).hexdigest()[:24]
+        self._asked[digest] += 1
+        return f"judge/{self._step}/{digest}/{self._asked[digest]}"
+
+
 class HttpJudge:
     """A judge behind an OpenAI-compatible `/chat/completions` endpoint (vLLM, SGLang, NIM, ...).
 
@@ -37,6 +60,8 @@ class HttpJudge:
         model: name the server knows the model by.
         api_key_env: environment variable holding the bearer token; the token itself never enters a config.
         timeout_s: of one attempt. retries: further attempts. max_concurrency: requests in flight.
+        seed: sent with every question, whose name (QuestionLabels) goes into the X-Request-Id header: this package's
+            endpoint then answers as the same judge in the process would. None sends neither.
     """
 
     def __init__(
@@ -49,6 +74,7 @@ class HttpJudge:
         retries: int = 3,
         backoff_s: float = 0.5,
         max_concurrency: int = 64,
+        seed: int | None = None,
     ) -> None:
         headers: dict[str, str] = {}
         if api_key_env is not None:
@@ -61,6 +87,8 @@ class HttpJudge:
                 )
             headers["Authorization"] = f"Bearer {key}"
         self.model = model
+        self._seed = seed
+        self._labels = QuestionLabels()
         self._client = JsonClient(
             base_url,
             headers=headers,
@@ -70,14 +98,18 @@ class HttpJudge:
             max_concurrency=max_concurrency,
         )
 
-    async def wait_ready(self, timeout_s: float = 600.0) -> None:
-        """Return once the server lists its models.
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
+        self._labels.start_step(step)
+
+    def wait_until_ready(self, timeout_s: float = 600.0) -> None:
+        """Return once the server lists its models; blocks.
 
         Raises:
             JudgeUnavailableError: it did not within timeout_s.
         """
         try:
-            await self._client.wait_ready("/models", timeout_s)
+            self._client.wait_until_ready("/models", timeout_s)
         except ServerUnreachableError as error:
             raise self._unavailable(str(error)) from error
 
@@ -90,8 +122,12 @@ class HttpJudge:
             "top_p": top_p,
             "max_tokens": max_tokens,
         }
+        headers: dict[str, str] = {}
+        if self._seed is not None:
+            body["seed"] = self._seed
+            headers["X-Request-Id"] = self._labels.next(messages)
         try:
-            answer, _ = await self._client.post("/chat/completions", body)
+            answer, _ = await self._client.post("/chat/completions", body, headers=headers)
         except (ServerUnreachableError, HttpStatusError) as error:
             raise self._unavailable(str(error)) from error
         try:

@@ -237,7 +237,7 @@ def test_the_judge_asks_and_retries() -> None:
     statuses = [503, 429, 200]
     with scripted_server(lambda path, body: (statuses.pop(0), completion("yes"))) as (url, seen):
         judge = HttpJudge(f"{url}/v1", "judge", backoff_s=0.01)
-        asyncio.run(judge.wait_ready(5.0))
+        judge.wait_until_ready(5.0)
         assert ask(judge) == "yes"
     assert len(seen) == 3
     assert seen[0][0] == "/v1/chat/completions"
