@@ -4,7 +4,8 @@ One event loop drives the generator, the environments and the judges; the policy
 GroupBuffer decides which prompts may start and which groups a step may take (buffer.py holds the age bound). After each
 step the new weights are pushed between two decoding steps: running rollouts go on under them.
 
-The numeric part of a step is `train_on`, shared with the synchronous loop (grpo.py).
+Dynamic sampling discards groups without a signal as they come; what is left over opens the next step, within the age
+bound. The numeric part of a step is `train_on`, shared with the synchronous loop (grpo.py).
 """
 
 from __future__ import annotations
@@ -13,26 +14,30 @@ import asyncio
 import time
 from typing import Any
 
-from nemotron_steps.engine.buffer import GroupBuffer, Ticket, max_policy_lag
+from nemotron_steps.engine.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
+from nemotron_steps.engine.dynamic_sampling import has_signal, too_few_groups, unshaped_rewards
 from nemotron_steps.engine.grpo import (
     GrpoRun,
     StepRecord,
     begin_sampling,
     finish_step,
     mean,
+    prompts_used_up,
     refit,
     restore,
     sample_groups,
+    save_step,
     train_on,
     validate,
     validation_due,
 )
 from nemotron_steps.engine.rollouts import StragglerError
 from nemotron_steps.engine.types import RolloutGroup
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import DataError, WorkerLostError
 
-STALL_SECONDS = 60.0
-"""With groups in flight and not one token sampled for this long, something is dead."""
+JUDGING_SECONDS = 3600.0
+"""With nothing to sample and no group finished for this long, an environment or a judge is dead. Both bound their own
+waits by timeouts and retries; this catches what does not. A generator's own bound is in generation/sampler.py."""
 
 
 def train_async(run: GrpoRun) -> dict[str, Any]:
@@ -42,7 +47,8 @@ def train_async(run: GrpoRun) -> dict[str, Any]:
         As `grpo.train`.
 
     Raises:
-        WorkerLostError: nothing moved for STALL_SECONDS.
+        WorkerLostError: the generator, an environment or a judge is dead.
+        DataError: the prompts were used up before a step was full.
     """
     with run.checkpoints, asyncio.Runner() as runner:
         return runner.run(_AsyncLoop(run).train())
@@ -63,18 +69,28 @@ class _AsyncLoop:
         )
         self.tasks: dict[str, asyncio.Task[RolloutGroup]] = {}
         self.cuts: dict[str, asyncio.Event] = {}
+        self.offered = 0
+        """Groups judged since the last step was taken."""
+        self.without_signal = 0
+        """Of those, how many dynamic sampling discarded."""
+        self.reported_drops = 0
+        self.moved_at = time.monotonic()
+        """When something was last sampled or judged."""
 
     async def train(self) -> dict[str, Any]:
         run = self.run
         rewards = self._restore()
+        first_step = run.step
         try:
             while run.step < run.total_steps:
                 record = StepRecord()
                 with record.timer.phase("wait_for_rollouts"):
                     groups = await self._next_groups()
                 if groups is None:
+                    self._end_early(first_step, rewards)
                     break
                 record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
+                record.metrics.update(self._sampling_metrics())
                 tokens_before = run.sampler.generated_tokens
                 await self._beside_generation(groups, record)
                 with record.timer.phase("drain"):
@@ -101,8 +117,25 @@ class _AsyncLoop:
     def _restore(self) -> list[float]:
         rewards = restore(self.run, self.buffer)
         self.buffer.next_step = self.run.step
+        self.reported_drops = len(self.buffer.dropped)
         begin_sampling(self.run)
         return rewards
+
+    def _end_early(self, first_step: int, rewards: list[float]) -> None:
+        """The prompts are used up before the last step: some were dropped, or had no signal."""
+        run = self.run
+        if run.config.grpo.use_dynamic_sampling:
+            raise prompts_used_up(run, self.buffer.ready, self.offered)
+        if run.step == first_step:
+            raise DataError(
+                "no step can be filled: the rollouts of too many prompts failed",
+                expected=f"{run.config.grpo.num_prompts_per_step} groups",
+                found=f"{self.buffer.ready}; {len(self.buffer.dropped)} prompts failed {MAX_FAILURES} times each",
+                hints=["grpo.async_grpo.straggler_deadline_s=null", "policy.generation.max_new_tokens=1024"],
+            )
+        run.reporter.event("prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
+        if run.config.checkpointing.enabled:
+            save_step(run, StepRecord(), rewards, self.buffer)
 
     async def _beside_generation(self, groups: list[RolloutGroup], record: StepRecord) -> None:
         """Train in a thread while the event loop goes on generating and judging."""
@@ -115,28 +148,58 @@ class _AsyncLoop:
 
     async def _next_groups(self) -> list[RolloutGroup] | None:
         """The groups of the next step; None when the prompts are used up."""
-        last_progress = (time.monotonic(), self.run.sampler.generated_tokens)
+        self.moved_at = time.monotonic()
         while True:
             self._gather()
             groups = self.buffer.take(self.run.step)
+            self._report_drops()
             if groups is not None:
                 return groups
             if self.buffer.exhausted and not self.tasks:
                 return None
+            self._refuse_hopeless()
             self._issue()
-            self._cut_stragglers()
             if not self.tasks:
                 return None
-            await asyncio.wait(self.tasks.values(), return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
-            tokens = self.run.sampler.generated_tokens
-            if tokens != last_progress[1] or any(t.done() for t in self.tasks.values()):
-                last_progress = (time.monotonic(), tokens)
-            elif time.monotonic() - last_progress[0] > STALL_SECONDS:
-                raise WorkerLostError(
-                    f"no rollout has moved for {STALL_SECONDS:.0f} s: a generator, environment or judge is dead",
-                    found=f"{self.buffer.in_flight} groups in flight, {self.buffer.ready} ready",
-                    hints=["steps run ... --resume RUN", "grpo.async_grpo.straggler_deadline_s=300"],
-                )
+            await self._wait_for_groups()
+
+    async def _wait_for_groups(self) -> None:
+        """Wait until a group finishes, or a moment; cut those that straggle.
+
+        Raises:
+            WorkerLostError: nothing has happened for JUDGING_SECONDS.
+        """
+        self._cut_stragglers()
+        done, _ = await asyncio.wait(self.tasks.values(), return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
+        now = time.monotonic()
+        if done or self.run.sampler.busy:
+            self.moved_at = now
+        elif now - self.moved_at > JUDGING_SECONDS:
+            raise WorkerLostError(
+                f"no group has been judged for {JUDGING_SECONDS:.0f} s: an environment or a judge is dead",
+                found=f"{self.buffer.in_flight} groups in flight, {self.buffer.ready} ready",
+                hints=["steps run ... --resume RUN", "grpo.async_grpo.straggler_deadline_s=300"],
+            )
+
+    def _refuse_hopeless(self) -> None:
+        """Dynamic sampling gives up after as many groups as the synchronous loop does."""
+        grpo = self.run.config.grpo
+        batches = grpo.dynamic_sampling_max_gen_batches
+        if grpo.use_dynamic_sampling and self.offered >= batches * grpo.num_prompts_per_step:
+            raise too_few_groups(self.buffer.ready, grpo.num_prompts_per_step, self.offered, batches)
+
+    def _sampling_metrics(self) -> dict[str, float]:
+        """Of dynamic sampling, for the step just taken; as DynamicSampler.metrics, with the surplus kept."""
+        grpo, offered = self.run.config.grpo, self.offered
+        self.offered = 0
+        if not grpo.use_dynamic_sampling:
+            return {}
+        without, self.without_signal = self.without_signal, 0
+        return {
+            "dynamic_sampling/batches": offered / grpo.num_prompts_per_step,
+            "dynamic_sampling/discarded_share": without / offered if offered else 0.0,
+            "dynamic_sampling/surplus_groups": 0.0,
+        }
 
     def _issue(self) -> None:
         """Start as many groups as the age bound allows."""
@@ -154,13 +217,27 @@ class _AsyncLoop:
 
     def _gather(self) -> None:
         """Move finished groups into the buffer; a group that straggled goes back to its prompt's queue."""
+        grpo = self.run.config.grpo
         for group_id in [g for g, task in self.tasks.items() if task.done()]:
             task = self.tasks.pop(group_id)
             cut = self.cuts.pop(group_id)
             try:
-                self.buffer.complete(task.result(), partial=cut.is_set())
+                group = task.result()
             except StragglerError:
                 self.buffer.withdraw(group_id, "straggler")
+                continue
+            self.buffer.complete(group, partial=cut.is_set())
+            self.offered += 1
+            if grpo.use_dynamic_sampling and not has_signal(unshaped_rewards(group, grpo.reward_scaling)):
+                self.buffer.discard(group_id, "no_signal")
+                self.without_signal += 1
+        self._report_drops()
+
+    def _report_drops(self) -> None:
+        for position in self.buffer.dropped[self.reported_drops :]:
+            prompt = self.run.prompts.at(position)
+            self.run.reporter.event("prompt_dropped", position=position, where=prompt.where, failures=MAX_FAILURES)
+        self.reported_drops = len(self.buffer.dropped)
 
     def _cut_stragglers(self) -> None:
         for ticket in [*self.buffer.overdue(time.monotonic()), *self.buffer.unreachable()]:
@@ -168,6 +245,7 @@ class _AsyncLoop:
 
     async def _drain(self) -> None:
         """Without in-flight updates, everything running ends under the weights it began with."""
+        self.moved_at = time.monotonic()
         while self.tasks:
-            await asyncio.wait(self.tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_for_groups()
             self._gather()

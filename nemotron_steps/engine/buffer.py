@@ -2,8 +2,9 @@
 
 It owns the life of every prompt position of the data order: *issued* to the generator, *ready* once its group is
 graded, then *taken* into exactly one training step. A group that fails, straggles or grows too old sends its position
-to the *retry* queue. A position is in exactly one of these places, so that no prompt is lost and none is trained on
-twice, through kills and resumes included.
+to the *retry* queue, MAX_FAILURES times at most: then the prompt is *dropped*. Groups that dynamic sampling finds no
+signal in are *discarded*. A position is in exactly one of these places, so that no prompt is lost and none is trained
+on twice, through kills and resumes included.
 
 Versions: step v trains on the weights of version v and leaves version v + 1. A group may enter step v only if every
 one of its sampled tokens came from version >= v - max_age. The check reads the tokens' own versions at the moment of
@@ -27,7 +28,10 @@ from nemotron_steps.engine.rollout_metrics import oldest_version
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import EngineError
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+
+MAX_FAILURES = 3
+"""Attempts of a prompt that may straggle, fail or expire; a prompt that always does would be tried for ever."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,9 @@ class GroupBuffer:
         self.next_step = next_step
         self._cursor = 0
         self._attempts: dict[int, int] = {}
+        self._failures: dict[int, int] = {}
+        self.dropped: list[int] = []
+        """Positions given up after MAX_FAILURES, in the order that happened."""
         self._retry: list[int] = []
         self._in_flight: dict[str, Ticket] = {}
         self._ready: dict[str, tuple[Ticket, RolloutGroup]] = {}
@@ -151,7 +158,7 @@ class GroupBuffer:
         return sorted(late, key=lambda ticket: (ticket.issued_at, ticket.position))
 
     def withdraw(self, group_id: str, reason: str) -> None:
-        """Give up on an attempt (straggler, lost worker, judge down); its position is retried.
+        """Give up on an attempt (straggler, lost worker, judge down); its position is retried, or dropped at last.
 
         Args:
             group_id: in flight or ready.
@@ -160,12 +167,20 @@ class GroupBuffer:
         Raises:
             EngineError: unknown id.
         """
-        ticket = self._in_flight.pop(group_id, None)
-        if ticket is None and group_id in self._ready:
-            ticket = self._ready.pop(group_id)[0]
-        if ticket is None:
-            raise EngineError(f"group {group_id} is neither in flight nor ready", where="GroupBuffer.withdraw")
-        self._return(ticket, reason)
+        self._return(self._remove(group_id, "withdraw"), reason)
+
+    def discard(self, group_id: str, reason: str) -> None:
+        """Take a group's prompt out of the run: nothing is to be learned from it, and it is not tried again.
+
+        Args:
+            group_id: in flight or ready.
+            reason: snake_case, counted in the metrics.
+
+        Raises:
+            EngineError: unknown id.
+        """
+        self._forget(self._remove(group_id, "discard").position)
+        self._counts[f"discarded_{reason}"] += 1
 
     # -- training's side --------------------------------------------------------------------------------------------
 
@@ -192,13 +207,17 @@ class GroupBuffer:
         taken = queue[: self.num_prompts_per_step]
         for ticket, _ in taken:
             del self._ready[ticket.group_id]
-            self._attempts.pop(ticket.position, None)
+            self._forget(ticket.position)
         self.next_step = step + 1
         self._counts["taken"] += len(taken)
         return [group for _, group in taken]
 
     def expire(self) -> list[Ticket]:
-        """Withdraw ready groups with a token older than the next step may train on; returns their tickets."""
+        """Withdraw ready groups with a token older than the next step may train on; returns their tickets.
+
+        It counts as a failure: groups are issued only as far ahead as their turn comes in time, so one that expires
+        took too long.
+        """
         oldest_allowed = self.next_step - self.max_age
         old = [entry for entry in self._ready.values() if _oldest(entry) < oldest_allowed]
         for ticket, _ in old:
@@ -233,7 +252,8 @@ class GroupBuffer:
         return len(self._ready)
 
     def outstanding(self) -> set[int]:
-        """Positions issued at least once and not yet taken. Every other position below the cursor was trained on."""
+        """Positions issued at least once and not yet taken. Every other one below the cursor was trained on, unless it
+        is among `dropped` or was discarded."""
         positions = {ticket.position for ticket in self._in_flight.values()}
         positions |= {ticket.position for ticket, _ in self._ready.values()}
         return positions | set(self._retry)
@@ -252,7 +272,8 @@ class GroupBuffer:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Everything a resumed run needs, as JSON-able data and tensors (safetensors).
 
-        Groups in flight are saved as retries: their partial generations die with the process.
+        Groups in flight are saved as retries: their partial generations die with the process. The retry is the same
+        attempt, so with the same weights a seeded generator samples the same group again.
         """
         ready = sorted(self._ready.values(), key=lambda entry: entry[0].position)
         groups, tensors = encode_groups([group for _, group in ready])
@@ -260,7 +281,7 @@ class GroupBuffer:
         retry = list(self._retry)
         for ticket in sorted(self._in_flight.values(), key=lambda t: t.position):
             retry.append(ticket.position)
-            attempts[ticket.position] = ticket.attempt + 1
+            attempts[ticket.position] = ticket.attempt
         state = {
             "format": STATE_FORMAT,
             "num_prompts_per_step": self.num_prompts_per_step,
@@ -268,6 +289,8 @@ class GroupBuffer:
             "next_step": self.next_step,
             "cursor": self._cursor,
             "attempts": sorted(attempts.items()),
+            "failures": sorted(self._failures.items()),
+            "dropped": self.dropped,
             "retry": retry,
             "ready": [[t.position, t.attempt, t.version] for t, _ in ready],
             "groups": groups,
@@ -293,6 +316,8 @@ class GroupBuffer:
         self.next_step = int(state["next_step"])
         self._cursor = int(state["cursor"])
         self._attempts = {int(position): int(attempt) for position, attempt in state["attempts"]}
+        self._failures = {int(position): int(count) for position, count in state["failures"]}
+        self.dropped = [int(position) for position in state["dropped"]]
         self._retry = [int(position) for position in state["retry"]]
         self._counts = Counter({str(name): int(count) for name, count in state["counts"].items()})
         groups = decode_groups(state["groups"], tensors)
@@ -300,10 +325,30 @@ class GroupBuffer:
             ticket = Ticket(int(position), int(attempt), group.group_id, int(version), 0.0)
             self._ready[group.group_id] = (ticket, group)
 
+    def _remove(self, group_id: str, caller: str) -> Ticket:
+        ticket = self._in_flight.pop(group_id, None)
+        if ticket is None and group_id in self._ready:
+            ticket = self._ready.pop(group_id)[0]
+        if ticket is None:
+            raise EngineError(f"group {group_id} is neither in flight nor ready", where=f"GroupBuffer.{caller}")
+        return ticket
+
     def _return(self, ticket: Ticket, reason: str) -> None:
-        self._attempts[ticket.position] = ticket.attempt + 1
-        self._retry.append(ticket.position)
+        position = ticket.position
         self._counts[f"withdrawn_{reason}"] += 1
+        failures = self._failures.get(position, 0) + 1
+        if failures >= MAX_FAILURES:
+            self._forget(position)
+            self.dropped.append(position)
+            self._counts["dropped"] += 1
+            return
+        self._failures[position] = failures
+        self._attempts[position] = ticket.attempt + 1
+        self._retry.append(position)
+
+    def _forget(self, position: int) -> None:
+        self._attempts.pop(position, None)
+        self._failures.pop(position, None)
 
 
 def _oldest(entry: tuple[Ticket, RolloutGroup]) -> int:

@@ -82,15 +82,19 @@ class PromptStream:
         return self._cached_order[1]
 
     def __iter__(self) -> Iterator[list[PromptRow]]:
-        """Full batches only; the rest of an epoch that does not fill one is left out."""
+        """Full batches only; the rest of an epoch that does not fill one is left out.
+
+        Iterators share the stream's position: whichever is asked next goes on where the last one was.
+        """
         while self._epoch < self._max_epochs:
             order = self._order(self._epoch)
-            while self._position + self._batch_size <= len(order):
-                picked = order[self._position : self._position + self._batch_size]
-                self._position += self._batch_size
-                yield [self._rows[i] for i in picked]
-            self._epoch += 1
-            self._position = 0
+            if self._position + self._batch_size > len(order):
+                self._epoch += 1
+                self._position = 0
+                continue
+            picked = order[self._position : self._position + self._batch_size]
+            self._position += self._batch_size
+            yield [self._rows[i] for i in picked]
 
     @property
     def num_positions(self) -> int:

@@ -41,7 +41,7 @@ class DynamicSampler:
     """Collects groups with a signal until `num_prompts` are there.
 
     One object serves one training step: `offer` each generated batch of groups, ask `complete`, then `take`. Groups
-    beyond the needed number stay in `kept`: the loop decides whether they open the next step or are dropped.
+    beyond the needed number stay in `kept` and go with it: weights older than the step's would be off-policy.
 
     Args:
         num_prompts: groups a step trains on.
@@ -81,17 +81,7 @@ class DynamicSampler:
             else:
                 self.without_signal += 1
         if not self.complete and self.batches >= self.max_batches:
-            raise EngineError(
-                f"dynamic sampling found {len(self.kept)} groups with differing rewards in {self.batches} batches",
-                where="grpo.use_dynamic_sampling",
-                expected=f"{self.num_prompts} groups",
-                found=f"{len(self.kept)} of {self.offered} generated",
-                hints=(
-                    f"grpo.dynamic_sampling_max_gen_batches={2 * self.max_batches}",
-                    "grpo.num_generations_per_prompt=16   # larger groups differ more often",
-                    "grpo.use_dynamic_sampling=false",
-                ),
-            )
+            raise too_few_groups(len(self.kept), self.num_prompts, self.offered, self.max_batches)
 
     def take(self) -> list[RolloutGroup]:
         """The step's groups, in the order they were generated; they leave `kept`."""
@@ -101,11 +91,27 @@ class DynamicSampler:
         return taken
 
     def metrics(self) -> dict[str, float]:
-        """Generation batches used, and the share of groups that had no signal."""
+        """Generation batches used, the share of groups that had no signal, and groups with one that are too many."""
         return {
             "dynamic_sampling/batches": float(self.batches),
             "dynamic_sampling/discarded_share": self.without_signal / self.offered if self.offered else 0.0,
+            "dynamic_sampling/surplus_groups": float(max(0, self.offered - self.without_signal - self.num_prompts)),
         }
+
+
+def too_few_groups(kept: int, needed: int, offered: int, batches: int) -> EngineError:
+    """What to say when `grpo.dynamic_sampling_max_gen_batches` batches did not fill a step."""
+    return EngineError(
+        f"dynamic sampling found {kept} groups with differing rewards in {batches} batches",
+        where="grpo.use_dynamic_sampling",
+        expected=f"{needed} groups",
+        found=f"{kept} of {offered} generated",
+        hints=(
+            f"grpo.dynamic_sampling_max_gen_batches={2 * batches}",
+            "grpo.num_generations_per_prompt=16   # larger groups differ more often",
+            "grpo.use_dynamic_sampling=false",
+        ),
+    )
 
 
 def trivial_groups(mean_rewards: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -88,6 +88,10 @@ class Generator(Protocol):
 
     weight_version: int
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Grows while sequences advance, finished or not: with samples pending, standing still means dead."""
+
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request. Raises EngineError if the prompt leaves no room for a token."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from safetensors.torch import load_file, save_file
 
-from nemotron_steps.engine.buffer import GroupBuffer, Ticket, max_policy_lag
+from nemotron_steps.engine.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
 from nemotron_steps.engine.group_codec import decode_groups, encode_groups
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import EngineError
@@ -103,6 +103,38 @@ def test_stragglers_are_found_withdrawn_counted_and_retried_first() -> None:
     assert buffer.take(0) is not None
 
 
+def test_a_prompt_that_always_fails_is_dropped_and_a_kill_is_not_its_fault() -> None:
+    buffer = GroupBuffer(1, 1)
+    for failure in range(MAX_FAILURES):
+        state, tensors = buffer.state_dict()
+        buffer = GroupBuffer(1, 1)  # a kill between attempts neither counts nor forgives
+        buffer.load_state_dict(json.loads(json.dumps(state)), tensors)
+        ticket = buffer.issue(0, 0.0)
+        assert (ticket.position, ticket.attempt) == (0, failure)
+        buffer.withdraw(ticket.group_id, "straggler")
+    assert buffer.dropped == [0] and buffer.outstanding() == set()
+    assert buffer.metrics()["async/dropped"] == 1.0
+    assert buffer.metrics()["async/withdrawn_straggler"] == float(MAX_FAILURES)
+    assert buffer.issue(0, 0.0).position == 1
+    for _ in range(2 * MAX_FAILURES):
+        state, tensors = buffer.state_dict()
+        buffer = GroupBuffer(1, 1)
+        buffer.load_state_dict(state, tensors)
+        assert buffer.dropped == [0]
+        assert buffer.issue(0, 0.0).group_id == "1.0"
+
+
+def test_groups_without_a_signal_leave_and_their_prompts_do_not_come_back() -> None:
+    buffer = GroupBuffer(1, 1, num_positions=2)
+    first, second = filled(buffer, 2, 0)
+    buffer.discard(first.group_id, "no_signal")
+    assert buffer.outstanding() == {second.position} and buffer.dropped == []
+    assert buffer.metrics()["async/discarded_no_signal"] == 1.0
+    with pytest.raises(EngineError, match="neither"):
+        buffer.discard(first.group_id, "no_signal")
+    assert buffer.take(0) is not None and buffer.exhausted
+
+
 def test_groups_started_on_weights_too_old_are_named_and_block_nobody() -> None:
     buffer = GroupBuffer(1, 1)
     stuck = [buffer.issue(0, 0.0), buffer.issue(0, 0.0)]
@@ -154,10 +186,11 @@ def test_state_survives_json_and_safetensors_bit_by_bit(tmp_path: Path) -> None:
     back.load_state_dict(json.loads((tmp_path / "state.json").read_text()), load_file(tmp_path / "groups.safetensors"))
     assert back.outstanding() == buffer.outstanding() == {0, 1, 2, 3}
     retry = back.issue(0, 0.0)
-    assert (retry.position, retry.attempt) == (flying.position, 1)
+    # The same attempt under the same id: a seeded generator samples again what died with the process.
+    assert retry.group_id == flying.group_id
     back.complete(graded(retry))
     taken = back.take(0)
-    assert taken is not None and [g.group_id for g in taken] == [*(t.group_id for t in done), failed.group_id, "3.1"]
+    assert taken is not None and [g.group_id for g in taken] == [*(t.group_id for t in [*done, failed, flying])]
     assert taken[0] == graded(done[0])
     assert taken[2].rollouts[0].logprobs == [0.1 + 0.2] * 6 and math.isnan(taken[2].rollouts[0].reward)
 
@@ -194,12 +227,15 @@ class AsyncRun(RuleBasedStateMachine):
         self.version = 0
         self.flying: dict[str, Ticket] = {}
         self.trained: list[int] = []
+        self.discarded: list[int] = []
+        self.failures: dict[int, int] = {}
         self.now = 0.0
 
     @precondition(lambda self: self.buffer.can_issue(self.version))
     @rule()
     def issue(self) -> None:
         ticket = self.buffer.issue(self.version, self.now)
+        assert self.failures.get(ticket.position, 0) <= ticket.attempt < MAX_FAILURES
         self.flying[ticket.group_id] = ticket
 
     @precondition(lambda self: self.flying)
@@ -215,6 +251,15 @@ class AsyncRun(RuleBasedStateMachine):
     def straggle(self, data: st.DataObject) -> None:
         ticket = self.flying.pop(data.draw(st.sampled_from(sorted(self.flying))))
         self.buffer.withdraw(ticket.group_id, "straggler")
+        self.failures[ticket.position] = self.failures.get(ticket.position, 0) + 1
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def complete_without_signal(self, data: st.DataObject) -> None:
+        ticket = self.flying.pop(data.draw(st.sampled_from(sorted(self.flying))))
+        self.buffer.complete(graded(ticket))
+        self.buffer.discard(ticket.group_id, "no_signal")
+        self.discarded.append(ticket.position)
 
     @rule()
     def train(self) -> None:
@@ -241,10 +286,15 @@ class AsyncRun(RuleBasedStateMachine):
     @invariant()
     def no_prompt_is_lost_or_repeated(self) -> None:
         assert len(set(self.trained)) == len(self.trained)
-        outstanding = self.buffer.outstanding()
-        assert outstanding.isdisjoint(self.trained)
-        seen = outstanding | set(self.trained)
-        assert seen == set(range(len(seen)))
+        places = [*self.buffer.outstanding(), *self.trained, *self.buffer.dropped, *self.discarded]
+        assert sorted(places) == list(range(len(places)))
+
+    @invariant()
+    def a_prompt_is_dropped_only_after_it_failed_often_enough(self) -> None:
+        often = {position for position, count in self.failures.items() if count >= MAX_FAILURES}
+        assert often <= set(self.buffer.dropped)
+        withdrawn = sum(n for name, n in self.buffer.metrics().items() if name.startswith("async/withdrawn_"))
+        assert withdrawn >= MAX_FAILURES * len(self.buffer.dropped)
 
     @invariant()
     def generation_can_always_go_on(self) -> None:

@@ -22,7 +22,11 @@ def test_only_groups_whose_rewards_differ_are_kept_in_order() -> None:
     assert sampler.complete
     assert [g.group_id for g in sampler.take()] == ["b", "d"]
     assert [g.group_id for g in sampler.kept] == ["e"]
-    assert sampler.metrics() == {"dynamic_sampling/batches": 2.0, "dynamic_sampling/discarded_share": 0.4}
+    assert sampler.metrics() == {
+        "dynamic_sampling/batches": 2.0,
+        "dynamic_sampling/discarded_share": 0.4,
+        "dynamic_sampling/surplus_groups": 1.0,
+    }
 
 
 def test_the_signal_is_looked_for_after_scaling() -> None:

@@ -95,6 +95,8 @@ class EmbeddedGenerator:
         recompute_kv_cache: bool = False,
     ) -> None:
         self.weight_version = 0
+        self.sampled_tokens = 0
+        """Those of cancelled rows included, and the first of a row counted as the step's others are."""
         self._recompute = recompute_kv_cache
         self._device = torch.device(device)
         self._max_sequences = max_sequences
@@ -208,6 +210,7 @@ class EmbeddedGenerator:
             if self._rows:
                 self._advance()
                 finished += self._collect()
+        self.sampled_tokens += len(self._rows) + len(finished)
         return finished
 
     def pending(self) -> int:

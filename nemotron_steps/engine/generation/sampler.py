@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Sequence
 
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator, SamplingParams
+from nemotron_steps.errors import WorkerLostError
+
+STALL_SECONDS = 60.0
+"""With requests pending and not one token sampled for this long, a generator is dead."""
 
 
 class AsyncSampler:
@@ -83,6 +88,7 @@ class AsyncSampler:
             future.cancel()
 
     async def _pump(self) -> None:
+        watch = _StallWatch(self.generator, self._name)
         try:
             while self._waiting:
                 # Sleeping lets the coroutines whose futures just resolved run, and queue more, before the next step.
@@ -91,6 +97,7 @@ class AsyncSampler:
                     await asyncio.sleep(0)
                 for completion in self.generator.step():
                     self._deliver(completion)
+                watch.look()
         except BaseException as error:
             if not isinstance(error, Exception):  # the loop ends: nobody will step these requests any further
                 for request_id in list(self._waiting):
@@ -112,3 +119,28 @@ class AsyncSampler:
             future.set_result(completion)
         if all(f.done() for f in futures):
             del self._waiting[completion.request_id]
+
+
+class _StallWatch:
+    """Tells a generator that has stopped sampling from one that takes its time.
+
+    Only time between looks counts, a second a look at most: the loop may have been busy with a checkpoint meanwhile.
+    """
+
+    def __init__(self, generator: Generator, name: str) -> None:
+        self._generator, self._name = generator, name
+        self._sampled = generator.sampled_tokens
+        self._looked_at = time.monotonic()
+        self._silent_s = 0.0
+
+    def look(self) -> None:
+        """Raise WorkerLostError when nothing has been sampled for STALL_SECONDS."""
+        now, sampled = time.monotonic(), self._generator.sampled_tokens
+        self._silent_s = 0.0 if sampled != self._sampled else self._silent_s + min(now - self._looked_at, 1.0)
+        self._sampled, self._looked_at = sampled, now
+        if self._silent_s > STALL_SECONDS:
+            raise WorkerLostError(
+                f"the generator `{self._name}` has sampled no token for {STALL_SECONDS:.0f} s",
+                found=f"{self._generator.pending()} samples pending",
+                hints=["steps run ... --resume RUN"],
+            )

@@ -72,6 +72,9 @@ class VllmGenerator:
         seed: int = 0,
     ) -> None:
         self.weight_version = 0
+        self.sampled_tokens = 0
+        """Decoding steps, each of which samples a token for every running sequence: what vLLM shows without being
+        asked for a report of every step."""
         self._recompute = recompute_kv_cache
         self._in_flight = in_flight_updates
         self._max_total_length = max_total_length
@@ -102,7 +105,9 @@ class VllmGenerator:
     def step(self) -> list[Completion]:
         """One decoding step of every running sequence."""
         finished: list[Completion] = []
-        for output in self._engine.step():
+        outputs = self._engine.step()
+        self.sampled_tokens += 1
+        for output in outputs:
             member = self._members.get(output.request_id)
             if member is None:  # cancelled
                 continue

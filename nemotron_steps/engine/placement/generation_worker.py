@@ -58,8 +58,8 @@ class GenerationWorker(WorkerProcess):
         """Drop a request."""
         self._commands.put((lambda: self._built().cancel(request_id), None))
 
-    def collect(self, wait_s: float) -> list[Completion]:
-        """Completions since the last call; waits for the first one, at most wait_s.
+    def collect(self, wait_s: float) -> tuple[int, list[Completion]]:
+        """Tokens sampled so far, and completions since the last call; waits for the first one, at most wait_s.
 
         Raises:
             Exception: what ended the decoding thread.
@@ -69,7 +69,7 @@ class GenerationWorker(WorkerProcess):
             if self._error is not None:
                 raise self._error
             finished, self._finished = self._finished, []
-            return finished
+            return (self._generator.sampled_tokens if self._generator is not None else 0), finished
 
     def open_receiver(
         self,
@@ -78,16 +78,16 @@ class GenerationWorker(WorkerProcess):
         offer: Any,
         address: tuple[str, int] | None = None,
         name: str = "",
-        nccl: tuple[int, int] | None = None,
+        place: tuple[int, int] | None = None,
     ) -> None:
         """See ReceivingEnd.open."""
         from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
         store = join_store(*address) if address is not None else None
         self._receiving[channel] = ReceivingEnd()
-        self._between_steps(lambda: self._receiving[channel].open(way, offer, store, name, nccl))
+        self._between_steps(lambda: self._receiving[channel].open(way, offer, store, name, place))
 
-    def update_weights(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
+    def update_weights(self, channel: str, version: int, references: Sequence[Any] | None = None) -> int:
         """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
         return int(self._between_steps(lambda: self._load(channel, version, references)))
 

@@ -43,6 +43,7 @@ class _Engine:
     worker: Worker
     outbox: list[GenerationRequest] = field(default_factory=list)
     pending: int = 0
+    sampled_tokens: int = 0
     collecting: Any = None
     asked_at: float = 0.0
 
@@ -104,13 +105,19 @@ class RayGenerator:
         for reference in done:
             engine = asked[reference]
             engine.collecting = None
-            for completion in result_of(reference, engine.worker):
+            engine.sampled_tokens, completions = result_of(reference, engine.worker)
+            for completion in completions:
                 if self._note(completion):
                     finished.append(completion)
         for engine in self._engines:
             if engine.collecting is not None and time.monotonic() - engine.asked_at > SILENT_SECONDS:
                 raise engine.worker.lost(f"it has not answered for {SILENT_SECONDS:.0f} s")
         return finished
+
+    @property
+    def sampled_tokens(self) -> int:
+        """See Generator. What the workers had sampled when they last answered."""
+        return sum(engine.sampled_tokens for engine in self._engines)
 
     def pending(self) -> int:
         """See Generator."""
