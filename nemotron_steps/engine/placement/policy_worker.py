@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +89,7 @@ class PolicyWorker(WorkerProcess):
             self._snapshot.write(path)
         del self._snapshot
 
-    def open_sender(self, channel: str, way: str, ipc: list[str] | None = None, nccl: list[str] | None = None) -> Any:
+    def open_sender(self, channel: str, way: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = ()) -> Any:
         """See SendingEnd.open."""
         from nemotron_steps.engine.weight_sync.ends import SendingEnd
 
@@ -97,7 +97,7 @@ class PolicyWorker(WorkerProcess):
         self._sending[channel] = SendingEnd(
             channel, lambda: iter(self._policy.weights()), self._rank, lambda: join_store(*self._address)
         )
-        return self._sending[channel].open(way, ipc or (), nccl or ())
+        return self._sending[channel].open(way, ipc, broadcast)
 
     def hide_segment(self, channel: str) -> None:
         """See SendingEnd.hide_segment."""

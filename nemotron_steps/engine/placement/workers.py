@@ -115,7 +115,8 @@ def start_workers(
 
     # Threaded actors answer pings while they compute; asyncio actors do so between two steps.
     threads = {} if asynchronous else {"concurrency_groups": dict.fromkeys(process.THREADS, 1)}
-    actors = [ray.remote(max_restarts=0, **own, **threads)(process).remote(*arguments) for own in options]
+    remote: Any = ray.remote
+    actors = [remote(max_restarts=0, **own, **threads)(process).remote(*arguments) for own in options]
     unknown = [Worker(name, actor) for name, actor in zip(names, actors, strict=True)]
     calls = [worker.actor.describe.remote(device=device) for worker in unknown]
     deadline = time.monotonic() + START_SECONDS

@@ -2,8 +2,9 @@
 
     plan.py            names, shapes and places in buckets: agreed once
     shared_memory.py   CPU, one machine: one segment, mapped read-only by every generator
-    objects.py         CPU, several machines, or plain tensors: buckets in Ray's object store
-    streams.py         GPU: buckets through CUDA IPC (same GPU) and NCCL (another GPU), sender and receiver at once
+    streams.py         CUDA IPC (same GPU), NCCL (another GPU), gloo (another machine's CPU), all ends at once
+    objects.py         tensors that are in no policy: buckets in Ray's object store
+    ends.py            the two ends, inside the workers
     transfer.py        the driver's side: chooses the way of each generator by device and machine
 
 The tensors never pass through the driver. In one process there is nothing to transfer: the generator reads the

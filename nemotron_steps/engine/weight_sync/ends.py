@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.engine.policy import parallel
 from nemotron_steps.engine.weight_sync.objects import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
@@ -30,7 +31,7 @@ class SendingEnd:
         self._stream: StreamSender | None = None
         self._objects = False
 
-    def open(self, way: str, ipc: Sequence[str] = (), nccl: Sequence[str] = ()) -> Any:
+    def open(self, way: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = ()) -> Any:
         """Get ready to send; returns what the receivers need, None from a rank that only takes part."""
         self._plan = WeightPlan.of(self._weights())
         self._objects = way == OBJECTS and self._rank == 0
@@ -41,9 +42,11 @@ class SendingEnd:
                 return None
             self._segment = SegmentWriter(self._plan)
             return self._plan, self._segment.path
-        if not ipc and not nccl:
+        if not ipc and not broadcast:
             return None
-        self._stream = StreamSender(self._plan, self._store(), self._name, ipc=ipc, nccl=nccl)
+        self._stream = StreamSender(
+            self._plan, self._store(), self._name, ipc=ipc, broadcast=broadcast, device=parallel.device()
+        )
         return self._stream.offer()
 
     def hide_segment(self) -> None:
@@ -74,7 +77,7 @@ class ReceivingEnd:
         self._segment: SegmentReader | None = None
         self._stream: StreamReceiver | None = None
 
-    def open(self, way: str, offer: Any, store: Store | None, name: str, nccl: tuple[int, int] | None) -> None:
+    def open(self, way: str, offer: Any, store: Store | None, name: str, place: tuple[int, int] | None) -> None:
         """Take up a sender's offer."""
         if way == OBJECTS:
             self._plan = offer
@@ -82,7 +85,7 @@ class ReceivingEnd:
             self._segment = SegmentReader(*offer)
         else:
             assert store is not None
-            self._stream = StreamReceiver(offer, store, name, nccl)
+            self._stream = StreamReceiver(offer, store, name, place, parallel.device())
 
     def weights(self, references: Sequence[Any] | None) -> Weights:
         """The weights of one transfer, in the policy's order."""

@@ -1,7 +1,8 @@
-"""Buckets between GPUs, sender and receivers at the same time.
+"""Buckets from a policy rank to generators, sender and receivers at the same time.
 
-    CUDA IPC   the receiver shares the sender's GPU: it maps the sender's staging buffer once and copies out of it
-    NCCL       another GPU: a broadcast in a process group of its own, beside the ones that training uses
+    CUDA IPC    the receiver shares the sender's GPU: it maps the sender's staging buffer once and copies out of it
+    broadcast   another GPU (NCCL) or another machine's CPU (gloo): in a process group of its own, beside the ones that
+                training uses
 
 Both sides keep step through a TCPStore, whose keys are `<transfer>/<bucket>/<what>/<receiver>`. A receiver copies
 every bucket into memory of its own: vLLM keeps references to what it was given until a layer is complete.
@@ -82,15 +83,25 @@ class StreamSender:
 
     Args:
         name: unique among the senders of a store.
-        ipc: names of the receivers on this rank's GPU. nccl: names of those on other GPUs, in rank order.
+        ipc: names of the receivers on this rank's GPU. broadcast: names of the others, in rank order.
+        device: where buckets are filled.
     """
 
-    def __init__(self, plan: WeightPlan, store: Store, name: str, *, ipc: Sequence[str], nccl: Sequence[str]) -> None:
+    def __init__(
+        self,
+        plan: WeightPlan,
+        store: Store,
+        name: str,
+        *,
+        ipc: Sequence[str],
+        broadcast: Sequence[str],
+        device: torch.device,
+    ) -> None:
         self._plan, self._name = plan, name
-        self._ipc, self._receivers = tuple(ipc), (*ipc, *nccl)
+        self._ipc, self._receivers = tuple(ipc), (*ipc, *broadcast)
         self._steps = _Steps(store, name)
-        self._staging = torch.empty(plan.largest, dtype=torch.uint8, device="cuda")
-        self._nccl = _nccl_group(store, name, 0, 1 + len(nccl)) if nccl else None
+        self._staging = torch.empty(plan.largest, dtype=torch.uint8, device=device)
+        self._group = _BroadcastGroup(store, name, 0, 1 + len(broadcast), device) if broadcast else None
 
     def offer(self) -> StreamOffer:
         """What the receivers need."""
@@ -110,13 +121,13 @@ class StreamSender:
             part = self._staging[: bucket.bytes]
             self._plan.fill(bucket, part, weights)
             if self._ipc:
-                torch.cuda.current_stream().synchronize()
+                _synchronize(part.device)
                 steps.tell(number, "filled")
-            if self._nccl is not None:
-                _broadcast(self._nccl, part)
+            if self._group is not None:
+                self._group.broadcast(part)
         last = len(self._plan.buckets) - 1
         steps.wait(last, "done", self._receivers)
-        torch.cuda.current_stream().synchronize()
+        _synchronize(self._staging.device)
         numbers = range(len(self._plan.buckets))
         steps.forget(
             [(0, "begun", r) for r in self._receivers]
@@ -131,15 +142,18 @@ class StreamReceiver:
 
     Args:
         name: as the sender knows this receiver.
-        nccl: (rank, ranks) in the sender's NCCL group; None for CUDA IPC.
+        place: (rank, ranks) in the sender's broadcasts; None for CUDA IPC.
+        device: where buckets are received.
     """
 
-    def __init__(self, offer: StreamOffer, store: Store, name: str, nccl: tuple[int, int] | None) -> None:
-        self._plan, self._name = offer.plan, name
+    def __init__(
+        self, offer: StreamOffer, store: Store, name: str, place: tuple[int, int] | None, device: torch.device
+    ) -> None:
+        self._plan, self._name, self._device = offer.plan, name, device
         self._steps = _Steps(store, offer.sender)
-        self._nccl = _nccl_group(store, offer.sender, *nccl) if nccl is not None else None
+        self._group = _BroadcastGroup(store, offer.sender, *place, device) if place is not None else None
         self._staging: torch.Tensor | None = None
-        if nccl is None:
+        if place is None:
             from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
             self._staging = rebuild_cuda_tensor(*offer.staging)  # type: ignore[no-untyped-call]
@@ -150,31 +164,50 @@ class StreamReceiver:
         steps.begin()
         steps.tell(0, "begun", self._name)
         for number, bucket in enumerate(self._plan.buckets):
-            own = torch.empty(bucket.bytes, dtype=torch.uint8, device="cuda")
-            if self._staging is not None:
+            own = torch.empty(bucket.bytes, dtype=torch.uint8, device=self._device)
+            if self._group is not None:
+                self._group.broadcast(own)
+            else:
+                assert self._staging is not None
                 steps.wait(number, "filled")
                 own.copy_(self._staging[: bucket.bytes])
-                torch.cuda.current_stream().synchronize()
+                _synchronize(self._device)
                 steps.tell(number, "taken", self._name)
-            else:
-                _broadcast(self._nccl, own)
             yield from bucket.views(own)
-        torch.cuda.current_stream().synchronize()
+        _synchronize(self._device)
         steps.tell(len(self._plan.buckets) - 1, "done", self._name)
 
 
-def _nccl_group(store: Store, name: str, rank: int, size: int) -> Any:
-    """An NCCL communicator that is no part of torch.distributed's default world."""
-    import torch.distributed as dist
+class _BroadcastGroup:
+    """A communicator that is no part of torch.distributed's default world. It connects at the first broadcast, when
+    every receiver is known to be there."""
 
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=FIRST_SECONDS)
-    return dist.ProcessGroupNCCL(dist.PrefixStore(f"nccl/{name}", store), rank, size, options)  # type: ignore[attr-defined]
+    def __init__(self, store: Store, name: str, rank: int, size: int, device: torch.device) -> None:
+        self._store, self._name, self._rank, self._size, self._device = store, name, rank, size, device
+        self._group: Any = None
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        import torch.distributed as dist
+
+        if self._group is None:
+            self._group = self._connect()
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._group.broadcast([tensor], options).wait()
+
+    def _connect(self) -> Any:
+        import torch.distributed as dist
+
+        store = dist.PrefixStore(f"broadcast/{self._name}", self._store)  # type: ignore[attr-defined]
+        timeout = timedelta(seconds=LATER_SECONDS)
+        if self._device.type == "cpu":
+            return dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, self._rank, self._size, options)
 
 
-def _broadcast(group: Any, tensor: torch.Tensor) -> None:
-    import torch.distributed as dist
-
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
-    group.broadcast([tensor], options).wait()
+def _synchronize(device: torch.device) -> None:
+    """What was queued on the device's stream is done."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
