@@ -33,9 +33,17 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return result
 
 
-def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[..., in] and [out, in], of any strides, to states Wᵀ [..., out]. Call without gradients."""
-    return _onednn(states, weight) if _by_onednn(states) else F.linear(states, weight)
+def product(states: torch.Tensor, weight: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
+    """states Wᵀ (+ plus). Call without gradients.
+
+    Args:
+        states: [..., in].
+        weight: [out, in], of any strides.
+        plus: [rows, out]; states are then [rows, in].
+    """
+    if not _by_onednn(states):
+        return F.linear(states, weight) if plus is None else torch.addmm(plus, states, weight.t())
+    return _onednn(states, weight) if plus is None else _onednn_plus(states, weight, plus)
 
 
 def outer_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -81,4 +89,9 @@ def _by_onednn(states: torch.Tensor) -> bool:
 
 def _onednn(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return result
+
+
+def _onednn_plus(states: torch.Tensor, weight: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, plus, weight, None, "add")
     return result

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from nemotron_steps.engine.dense import product
 from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.rope import cos_sin
@@ -118,18 +119,12 @@ class _Scratch:
         lanes = rows * a.num_key_value_heads
         self.rows, self.lanes = rows, lanes
         self.normed = empty(rows, a.hidden_size)
-        self.qkv = empty(rows, a.num_key_value_heads * (queries + 2) * a.head_dim)
-        heads = self.qkv.view(lanes, queries + 2, a.head_dim)
-        self.qk, self.value = heads[:, : queries + 1], heads[:, queries + 1]
         self.normed_qk = empty(lanes, queries + 1, a.head_dim)
         self.rotated = empty(lanes, queries + 1, a.head_dim)
         self.query, self.key = self.rotated[:, :queries], self.rotated[:, queries]
         if model.dtype == torch.float32:
-            source = self.normed_qk if a.qk_norm else self.qk
-            self.pairs, self.rotated_pairs = _pairs(source), _pairs(self.rotated)
+            self.pairs, self.rotated_pairs = _pairs(self.normed_qk), _pairs(self.rotated)
         self.heads = self.rotated.view(-1, a.head_dim)
-        self.gate_up = empty(rows, 2 * a.ffn_hidden_size)
-        self.gate, self.up = self.gate_up.chunk(2, dim=-1)
 
 
 class EmbeddedModel:
@@ -289,13 +284,13 @@ class EmbeddedModel:
         rotation = rotation.unsqueeze(1)
         x = self._embedding.index_select(0, tokens)
         for i, layer in enumerate(self._layers):
-            self._qkv(layer, x, scratch.normed, scratch.qkv)
-            self._rotate_into(layer, rotation, scratch)
+            heads = self._qkv(layer, x, scratch.normed).view(scratch.lanes, self.queries_per_lane + 2, -1)
+            self._rotate_into(layer, heads[:, :-1], rotation, scratch)
             cache.new_keys[i].copy_(scratch.key)
-            cache.new_values[i].copy_(scratch.value)
+            cache.new_values[i].copy_(heads[:, -1])
             attended = self._attend(scratch, cache, i)
-            self._finish_layer(layer, x, attended.view(rows, -1), scratch)
-        return torch.mm(self._norm(x, self._final_norm, scratch.normed), self._head_t)
+            x = self._finish_layer(layer, x, attended.view(rows, -1), scratch.normed)
+        return product(self._norm(x, self._final_norm, scratch.normed), self._head)
 
     def decode_fused(
         self,
@@ -409,18 +404,15 @@ class EmbeddedModel:
                 attn_mask=bias,
                 enable_gqa=queries > 1,
             )
-            self._finish_layer(layer, x, attended.transpose(1, 2).reshape(x.shape[0], -1))
-        return torch.mm(self._norm(x, self._final_norm), self._head_t).float()
+            x = self._finish_layer(layer, x, attended.transpose(1, 2).reshape(x.shape[0], -1))
+        return product(self._norm(x, self._final_norm), self._head).float()
 
-    # The pieces of a layer. `out` buffers are given by decode, which reuses them, and left out by prefill.
+    # The pieces of a layer. Buffers for the normed states are given by decode, which reuses them.
 
-    def _qkv(
-        self, layer: _Layer, x: torch.Tensor, normed: torch.Tensor | None = None, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def _qkv(self, layer: _Layer, x: torch.Tensor, normed: torch.Tensor | None = None) -> torch.Tensor:
         normed = self._norm(x, layer.input_norm, normed)
-        if layer.qkv_bias is None:
-            return torch.mm(normed, layer.qkv_t, out=out)
-        return torch.addmm(layer.qkv_bias, normed, layer.qkv_t, out=out)
+        qkv = product(normed, layer.qkv)
+        return qkv if layer.qkv_bias is None else qkv.add_(layer.qkv_bias)
 
     def _rotate(self, layer: _Layer, qk: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """QK-norm where the family has it, then the rotary embedding; [..., R + 1, D] in and out."""
@@ -428,26 +420,25 @@ class EmbeddedModel:
             qk = self._norm(qk, layer.qk_norm)
         return torch.view_as_real(_pairs(qk.float()) * rotation).flatten(-2).to(self.dtype)
 
-    def _rotate_into(self, layer: _Layer, rotation: torch.Tensor, scratch: _Scratch) -> None:
-        """`_rotate` from scratch.qk to scratch.rotated."""
+    def _rotate_into(self, layer: _Layer, qk: torch.Tensor, rotation: torch.Tensor, scratch: _Scratch) -> None:
+        """`_rotate` to scratch.rotated."""
         if self.dtype != torch.float32:
-            scratch.rotated.copy_(self._rotate(layer, scratch.qk, rotation))
+            scratch.rotated.copy_(self._rotate(layer, qk, rotation))
             return
-        if layer.qk_norm is not None:
-            self._norm(scratch.qk, layer.qk_norm, scratch.normed_qk)
-        torch.mul(scratch.pairs, rotation, out=scratch.rotated_pairs)
+        if layer.qk_norm is None:
+            pairs = _pairs(qk)
+        else:
+            self._norm(qk, layer.qk_norm, scratch.normed_qk)
+            pairs = scratch.pairs
+        torch.mul(pairs, rotation, out=scratch.rotated_pairs)
 
     def _finish_layer(
-        self, layer: _Layer, x: torch.Tensor, attended: torch.Tensor, scratch: _Scratch | None = None
-    ) -> None:
-        """Output projection, residual, MLP, residual; added to x in place."""
-        x.addmm_(attended, layer.output_t)
-        if scratch is None:
-            gate, up = torch.mm(self._norm(x, layer.post_norm), layer.gate_up_t).chunk(2, dim=-1)
-        else:
-            torch.mm(self._norm(x, layer.post_norm, scratch.normed), layer.gate_up_t, out=scratch.gate_up)
-            gate, up = scratch.gate, scratch.up
-        x.addmm_(F.silu(gate).mul_(up), layer.down_t)
+        self, layer: _Layer, x: torch.Tensor, attended: torch.Tensor, normed: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x with output projection and MLP added."""
+        x = product(attended, layer.output, plus=x)
+        gate, up = product(self._norm(x, layer.post_norm, normed), layer.gate_up).chunk(2, dim=-1)
+        return product(F.silu(gate).mul_(up), layer.down, plus=x)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if x.is_cuda or not self._exact:
