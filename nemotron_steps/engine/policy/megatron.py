@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import select_rows
+from nemotron_steps.engine.dense import row_multiple
 from nemotron_steps.engine.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.policy import checkpoint, parallel
 from nemotron_steps.engine.policy.context import sum_parts
@@ -248,8 +250,11 @@ class MegatronPolicy:
         # Expert-parallel ranks compute for each other, so all must go through equally many micro-batches; and every
         # rank needs one to know the loss's metrics.
         count = max(1, max(len(share) for share in plan) if self.layout.expert > 1 else len(own))
-        divisible_by = self.layout.context * (self.layout.tensor if self.layout.sequence_parallel else 1)
-        return _Work(batch, own, count, unit, divisible_by, self.architecture.hidden_size, self.device)
+        shares = self.layout.context * (self.layout.tensor if self.layout.sequence_parallel else 1)
+        # Routers would count padding among their tokens.
+        rounding = 1 if self.architecture.is_moe else row_multiple(self.device, self.model.dtype)
+        multiple = math.lcm(shares, rounding)
+        return _Work(batch, own, count, unit, shares, multiple, self.architecture.hidden_size, self.device)
 
     def _token_logprobs(
         self, hidden: torch.Tensor, layout: TokenLayout, *, with_entropy: bool = True
@@ -269,7 +274,11 @@ class MegatronPolicy:
         self, hidden: torch.Tensor, source: torch.Tensor, targets: torch.Tensor, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         weight = self.model.output_weight()
-        return linear_logprobs(
+        rows = source.shape[0]
+        extra = -rows % row_multiple(self.device, self.model.dtype)
+        if extra:
+            source, targets = F.pad(source, (0, extra)), F.pad(targets, (0, extra))
+        logprobs, entropy = linear_logprobs(
             self.model.predictors(hidden, source),
             weight,
             targets,
@@ -279,6 +288,7 @@ class MegatronPolicy:
             group=self.groups.tensor,
             with_entropy=with_entropy,
         )
+        return logprobs[:rows], entropy[:rows]
 
     def _moving(self) -> list[torch.Tensor]:
         """Everything that training changes."""
@@ -316,13 +326,15 @@ class _Work:
         own: list[list[int]],
         count: int,
         unit: int,
+        shares: int,
         divisible_by: int,
         hidden_size: int,
         device: torch.device,
     ) -> None:
         self.count = count
         self._batch, self._own, self._idle_rows = batch, own, list(range(unit))
-        self._divisible_by, self._hidden_size, self._device = divisible_by, hidden_size, device
+        self._shares, self._divisible_by = shares, divisible_by
+        self._hidden_size, self._device = hidden_size, device
         self._layouts: dict[int, TokenLayout] = {}
 
     def is_idle(self, number: int) -> bool:
@@ -345,7 +357,7 @@ class _Work:
 
     def shape(self, number: int) -> tuple[int, ...]:
         """Of the hidden states that pipeline stages exchange."""
-        return (self.layout(number).token_ids.shape[0] // self._divisible_by, 1, self._hidden_size)
+        return (self.layout(number).token_ids.shape[0] // self._shares, 1, self._hidden_size)
 
 
 def _scatter(values: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
