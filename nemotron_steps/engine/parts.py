@@ -16,6 +16,7 @@ from nemotron_steps.engine.loss import PolicyGradientLoss
 from nemotron_steps.engine.setup import build_generator, build_judges, build_policy
 from nemotron_steps.engine.types import Generator, Policy
 from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.environments.judges import HttpJudge
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -102,5 +103,5 @@ def _in_this_process(
     judges = build_judges(config.env.nemo_gym, set(needed_judges), defer_to=defer_to, seed=config.grpo.seed)
     only = None if config.env.should_use_nemo_gym else config.env.environment
     environments = EnvironmentSet(config.env.nemo_gym.environments, judges, only=only)
-    local = [judge for judge in judges.values() if isinstance(judge, GeneratorJudge)]
-    return Parts(policy, generator, sampler, list(local), environments, resources, {"backend": "process"})
+    stepwise: list[StepwiseJudge] = [j for j in judges.values() if isinstance(j, GeneratorJudge | HttpJudge)]
+    return Parts(policy, generator, sampler, stepwise, environments, resources, {"backend": "process"})

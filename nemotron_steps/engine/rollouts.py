@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from nemotron_steps.engine.conversation import messages_of, parse_assistant
+from nemotron_steps.engine.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, agent_row, trajectory_of
+from nemotron_steps.engine.conversation import DEFAULT_FORMAT, TurnFormat, messages_of, parse_assistant
 from nemotron_steps.engine.data import PromptRow
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.low_effort import METADATA_KEY as LOW_EFFORT_KEY
-from nemotron_steps.engine.types import Completion, FinishReason, Rollout, RolloutGroup, SamplingParams
+from nemotron_steps.engine.penalties import FORMAT_KEY
+from nemotron_steps.engine.trajectory import Trajectory
+from nemotron_steps.engine.types import Completion, Rollout, RolloutGroup, SamplingParams
 from nemotron_steps.environments.base import Environment, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.responses import Response, ToolCall, function_call_output_item
@@ -29,37 +32,6 @@ class StragglerError(Exception):
     """A group was cut off before two of its members had finished. Internal to the engine: the loop resamples it."""
 
 
-@dataclass
-class Trajectory:
-    """One member's tokens so far, and what it said."""
-
-    token_ids: list[int]
-    token_mask: list[int]
-    logprobs: list[float]
-    weight_versions: list[int] = field(default_factory=list)
-    turns: list[tuple[int, int]] = field(default_factory=list)
-    output: list[dict[str, Any]] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    truncated: bool = False
-    malformed_tool_calls: int = 0
-
-    def append_sampled(self, completion: Completion) -> None:
-        """Add an assistant turn as it was sampled."""
-        start = len(self.token_ids)
-        self.token_ids.extend(completion.token_ids)
-        self.token_mask.extend([1] * len(completion.token_ids))
-        self.logprobs.extend(completion.logprobs)
-        self.weight_versions.extend(completion.weight_versions)
-        self.turns.append((start, len(self.token_ids)))
-        self.truncated = completion.finish_reason is not FinishReason.STOP
-
-    def append_context(self, token_ids: Sequence[int]) -> None:
-        """Add tokens the policy did not write (tool results); they are never trained."""
-        self.token_ids.extend(token_ids)
-        self.token_mask.extend([0] * len(token_ids))
-        self.logprobs.extend([0.0] * len(token_ids))
-
-
 class RolloutCollector:
     """Turns prompts into graded groups.
 
@@ -70,6 +42,7 @@ class RolloutCollector:
         params: how to sample; max_new_tokens is cut to what max_total_length leaves.
         max_total_length: prompt, answers and tool results together.
         max_turns: assistant turns a rollout may take.
+        turn_format: how the policy writes reasoning and tool calls.
     """
 
     def __init__(
@@ -81,6 +54,7 @@ class RolloutCollector:
         *,
         max_total_length: int,
         max_turns: int = 1,
+        turn_format: TurnFormat = DEFAULT_FORMAT,
     ) -> None:
         self._sampler = sampler
         self._chat = chat
@@ -88,6 +62,7 @@ class RolloutCollector:
         self._params = params
         self.max_total_length = max_total_length
         self._max_turns = max_turns
+        self._turn_format = turn_format
 
     def environment_of(self, prompt: PromptRow) -> Environment:
         """The environment that judges a prompt."""
@@ -162,6 +137,10 @@ class RolloutCollector:
         """
         environment = environment or self._environments.route(prompt.row, prompt.where)
         version = self._sampler.generator.weight_version
+        if environment.runs_agent:
+            return await self._collect_agents(
+                prompt, environment, group_id, members, params or self._params, suffix, cut, version
+            )
         sessions = [await environment.seed(prompt.row) for _ in range(members)]
         try:
             messages = messages_of(prompt.row, prompt.where)
@@ -198,7 +177,7 @@ class RolloutCollector:
             for session in sessions:
                 await environment.release(session)
         rollouts = [
-            _rollout(group_id, i, environment.name, t, r, v, low_effort=bool(suffix))
+            self._rollout(group_id, i, environment.name, t, r, v, suffix)
             for i, t, r, v in zip(finished, trajectories, responses, verdicts, strict=True)
         ]
         oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=version)
@@ -220,7 +199,7 @@ class RolloutCollector:
             trajectory.append_sampled(completion)
             text = self._chat.decode(completion.token_ids)
             trajectory.texts.append(text)
-            said = parse_assistant(text, f"{member_id}/{turn}")
+            said = parse_assistant(text, f"{member_id}/{turn}", self._turn_format, session.tools)
             trajectory.output.extend(said.output_items())
             trajectory.malformed_tool_calls += len(said.malformed_tool_calls)
             if trajectory.truncated or turn + 1 == self._max_turns:
@@ -246,11 +225,55 @@ class RolloutCollector:
                 replace(params, max_new_tokens=min(params.max_new_tokens, room)),
                 f"{member_id}/{turn + 1}",
             )
-        # Context past the limit is cut: nothing after it is trained.
-        limit = self.max_total_length
-        for column in (trajectory.token_ids, trajectory.token_mask, trajectory.logprobs):
-            del column[limit:]  # type: ignore[attr-defined]
+        trajectory.cut(self.max_total_length)
         return trajectory
+
+    async def _collect_agents(
+        self,
+        prompt: PromptRow,
+        environment: Environment,
+        group_id: str,
+        members: int,
+        params: SamplingParams,
+        suffix: str,
+        cut: asyncio.Event | None,
+        version: int,
+    ) -> RolloutGroup:
+        """A group whose members are run by an agent that samples through the policy's endpoint."""
+        self._sampler.bind()
+        sampling = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "max_output_tokens": params.max_new_tokens,
+        }
+        row = agent_row(prompt.row, suffix)
+        running = [asyncio.ensure_future(environment.run_agent(row, sampling)) for _ in range(members)]
+        await _until_done_or_cut(running, cut)
+        finished = [i for i in range(members) if running[i].done()]
+        for task in running:
+            task.cancel()
+        if len(finished) < min(2, members):
+            raise StragglerError(group_id)
+        rollouts = []
+        for index in finished:
+            run = running[index].result()
+            if run.verdict.failure is not None:
+                rollouts.append(_failed(group_id, index, environment.name, run.verdict.failure))
+                continue
+            try:
+                trajectory = trajectory_of(run, self._chat, version)
+            except BrokenTokensError as error:
+                rollouts.append(_failed(group_id, index, environment.name, BROKEN_TOKENS, message=str(error)))
+                continue
+            trajectory.malformed_tool_calls = sum(
+                len(parse_assistant(text, turn_format=self._turn_format).malformed_tool_calls)
+                for text in trajectory.texts
+            )
+            response = self._response(trajectory)
+            trajectory.cut(self.max_total_length)
+            rollouts.append(self._rollout(group_id, index, environment.name, trajectory, response, run.verdict, suffix))
+        oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=version)
+        return RolloutGroup(group_id, prompt.index, rollouts, oldest)
 
     @staticmethod
     async def _call_tools(
@@ -275,8 +298,41 @@ class RolloutCollector:
         response.num_answer_tokens = max(0, end - start - response.num_reasoning_tokens)
         return response
 
+    def _rollout(
+        self,
+        group_id: str,
+        index: int,
+        environment: str,
+        trajectory: Trajectory,
+        response: Response,
+        verdict: Verdict,
+        suffix: str,
+    ) -> Rollout:
+        return Rollout(
+            group_id=group_id,
+            index=index,
+            token_ids=trajectory.token_ids,
+            token_mask=trajectory.token_mask,
+            logprobs=trajectory.logprobs,
+            weight_versions=trajectory.weight_versions,
+            reward=verdict.reward if verdict.reward is not None else float("nan"),
+            environment=environment,
+            truncated=trajectory.truncated,
+            components=dict(verdict.components),
+            failure=verdict.failure,
+            turns=trajectory.turns,
+            metadata={
+                "turn_texts": trajectory.texts,
+                "answer": response.text,
+                "answer_tokens": response.num_answer_tokens,
+                "malformed_tool_calls": trajectory.malformed_tool_calls,
+                LOW_EFFORT_KEY: bool(suffix),
+                FORMAT_KEY: [self._turn_format.reasoning_parser, self._turn_format.tool_parser],
+            },
+        )
 
-async def _until_done_or_cut(tasks: Sequence[asyncio.Task[Trajectory]], cut: asyncio.Event | None) -> None:
+
+async def _until_done_or_cut(tasks: Sequence[asyncio.Task[Any]], cut: asyncio.Event | None) -> None:
     """Wait for every task, or for the cut. A task's exception is raised at once and cancels the others."""
     waiter = asyncio.ensure_future(cut.wait()) if cut is not None else None
     pending: set[asyncio.Future[Any]] = set(tasks)
@@ -298,43 +354,17 @@ async def _until_done_or_cut(tasks: Sequence[asyncio.Task[Trajectory]], cut: asy
             waiter.cancel()
 
 
-def _rollout(
-    group_id: str,
-    index: int,
-    environment: str,
-    trajectory: Trajectory,
-    response: Response,
-    verdict: Verdict,
-    *,
-    low_effort: bool,
-) -> Rollout:
-    return Rollout(
-        group_id=group_id,
-        index=index,
-        token_ids=trajectory.token_ids,
-        token_mask=trajectory.token_mask,
-        logprobs=trajectory.logprobs,
-        weight_versions=trajectory.weight_versions,
-        reward=verdict.reward if verdict.reward is not None else float("nan"),
-        environment=environment,
-        truncated=trajectory.truncated,
-        components=dict(verdict.components),
-        failure=verdict.failure,
-        turns=trajectory.turns,
-        metadata={
-            "turn_texts": trajectory.texts,
-            "answer": response.text,
-            "answer_tokens": response.num_answer_tokens,
-            "malformed_tool_calls": trajectory.malformed_tool_calls,
-            LOW_EFFORT_KEY: low_effort,
-        },
-    )
-
-
 def _unsampled(prompt: PromptRow, group_id: str, members: int, environment: str, version: int) -> RolloutGroup:
     """A group whose prompt does not fit: every member is masked out and counted as failed."""
-    rollouts = [
-        Rollout(group_id, i, [0], [0], [0.0], [], float("nan"), environment, True, failure=PROMPT_TOO_LONG)
-        for i in range(members)
-    ]
+    rollouts = [_failed(group_id, i, environment, PROMPT_TOO_LONG, truncated=True) for i in range(members)]
     return RolloutGroup(group_id, prompt.index, rollouts, version)
+
+
+def _failed(
+    group_id: str, index: int, environment: str, failure: str, *, truncated: bool = False, message: str = ""
+) -> Rollout:
+    """A rollout with nothing to train: masked out and counted as failed."""
+    metadata = {"message": message} if message else {}
+    return Rollout(
+        group_id, index, [0], [0], [0.0], [], float("nan"), environment, truncated, failure=failure, metadata=metadata
+    )

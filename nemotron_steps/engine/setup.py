@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
 from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig, VllmModelConfig
+from nemotron_steps.engine.conversation import TurnFormat
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.judges import GeneratorJudge
 from nemotron_steps.engine.loss import LossFn
@@ -19,6 +20,12 @@ from nemotron_steps.models.chat import ChatFormat
 
 if TYPE_CHECKING:
     import torch
+
+    from nemotron_steps.engine.serving.endpoint import Endpoint
+
+
+POLICY_NAME = "policy"
+"""What the endpoint calls the model in training."""
 
 
 def build_policy(
@@ -60,7 +67,8 @@ def build_generator(
             max_total_length=max_total_length,
             precision=precision,
             weights=weights,
-            in_flight_updates=asynchronous is not None and asynchronous.enabled,
+            # An agent's request may be running whenever the weights change.
+            in_flight_updates=config.vllm_cfg.expose_http_server or (asynchronous is not None and asynchronous.enabled),
             recompute_kv_cache=asynchronous is not None and asynchronous.recompute_kv_cache_after_weight_updates,
         )
     import torch
@@ -92,6 +100,25 @@ def sampling_params(config: GenerationConfig, chat: ChatFormat, seed: int | None
         stop_token_ids=tuple(dict.fromkeys((chat.eos_token_id, *config.stop_token_ids))),
         stop_strings=config.stop_strings,
         seed=seed,
+    )
+
+
+def build_endpoint(
+    config: GenerationConfig, sampler: AsyncSampler, chat: ChatFormat, *, max_total_length: int
+) -> Endpoint:
+    """The policy's generator as an OpenAI-compatible endpoint on loopback, sampling as rollouts do by default.
+
+    Not seeded: requests come in no fixed order. A request may bring a seed of its own.
+    """
+    from nemotron_steps.engine.serving.endpoint import Endpoint
+
+    return Endpoint(
+        sampler,
+        chat,
+        name=POLICY_NAME,
+        max_total_length=max_total_length,
+        defaults=sampling_params(config, chat, seed=None),
+        turn_format=TurnFormat.of(config),
     )
 
 

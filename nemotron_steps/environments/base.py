@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nemotron_steps.environments.judges import Judge
 
 __all__ = [
+    "AgentRun",
     "CannotJudgeError",
     "Environment",
     "EnvironmentConfig",
@@ -83,6 +84,21 @@ class Verdict:
         return cls(None, {}, failure, details)
 
 
+@dataclass(frozen=True)
+class AgentRun:
+    """A rollout that an environment ran itself (`Environment.runs_agent`).
+
+    Attributes:
+        output: Responses output items; those the policy wrote carry the endpoint's token fields.
+        verdict: how it went.
+        truncated: the agent's last turn was cut.
+    """
+
+    output: list[dict[str, Any]]
+    verdict: Verdict
+    truncated: bool = False
+
+
 class CannotJudgeError(Exception):
     """Raised inside verify: no judgement was possible. verify_group turns it into Verdict.failed(failure)."""
 
@@ -119,6 +135,7 @@ class Environment(ABC):
         required_fields: dotted paths a row must have besides the prompt.
         config_class: pydantic model of its settings.
         cohort: verify_group must see all rollouts of a prompt at once; one alone cannot be judged.
+        runs_agent: run_agent runs whole rollouts against the policy's endpoint; nothing else is asked.
     """
 
     name: ClassVar[str]
@@ -126,6 +143,7 @@ class Environment(ABC):
     required_fields: ClassVar[tuple[str, ...]] = ()
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
     cohort: ClassVar[bool] = False
+    runs_agent: ClassVar[bool] = False
 
     def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
         self.config = config
@@ -192,6 +210,14 @@ class Environment(ABC):
         """The user message that answers an assistant turn without tool calls, or None when the rollout is over.
         Multi-turn environments override this; they bound the number of turns themselves."""
         return None
+
+    async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
+        """Run one whole rollout against the policy's endpoint (only where `runs_agent`).
+
+        Args:
+            sampling: temperature, top_p and max_output_tokens of every request to the policy.
+        """
+        raise NotImplementedError(f"environment `{self.name}` runs no agents")
 
     @abstractmethod
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:

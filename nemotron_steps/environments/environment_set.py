@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.environments.registry import create, route
+from nemotron_steps.environments.registry import create, environment_class, route
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Row
@@ -28,6 +28,11 @@ class EnvironmentSet:
         self._judges = judges
         self._only = only
         self._environments: dict[str, Environment] = {}
+        self._policy: dict[str, Any] = {}
+
+    def offer_policy(self, base_url: str, model_name: str) -> None:
+        """Tell environments that can use it where the policy is served; called before any is created."""
+        self._policy = {"policy_base_url": base_url, "policy_model_name": model_name}
 
     def get(self, name: str) -> Environment:
         """The environment of that name.
@@ -36,7 +41,9 @@ class EnvironmentSet:
             UnknownNameError: there is none. ConfigError: its options are wrong or a judge is missing.
         """
         if name not in self._environments:
-            self._environments[name] = create(name, self._options.get(name), self._judges)
+            fields = environment_class(name).config_class.model_fields
+            told = {key: value for key, value in self._policy.items() if key in fields}
+            self._environments[name] = create(name, {**told, **self._options.get(name, {})}, self._judges)
         return self._environments[name]
 
     def route(self, row: Row, where: str) -> Environment:

@@ -40,6 +40,7 @@ BUILT_IN: dict[str, str] = {
     "ns_tools": f"{_PACKAGE}.ns_tools:NsTools",
     "mcqa": f"{_PACKAGE}.mcqa:Mcqa",
     "remote": f"{_PACKAGE}.remote:RemoteEnvironment",
+    "remote_agent": f"{_PACKAGE}.remote_agent:RemoteAgent",
     "reasoning_gym": f"{_PACKAGE}.reasoning_gym:ReasoningGym",
     "single_step_tool_use_with_argument_comparison": f"{_PACKAGE}.single_step_tool_use:SingleStepToolUse",
     "structured_outputs": f"{_PACKAGE}.structured_outputs:StructuredOutputs",

@@ -47,6 +47,9 @@ class RemoteConfig(EnvironmentConfig):
     retries: int = Field(3, ge=0)
     ready_timeout_s: float = Field(60.0, gt=0.0)
     max_concurrency: int = Field(64, ge=1)
+    policy_base_url: str | None = None
+    """OpenAI-compatible endpoint of the policy, told to the server; by default the run's own, where it has one."""
+    policy_model_name: str = "policy"
 
 
 class RemoteEnvironment(Environment):
@@ -92,12 +95,21 @@ class RemoteEnvironment(Environment):
         """
         session = await super().seed(row)
         try:
-            answer, session.state = await self._client.post("/seed_session", dict(row))
+            answer, session.state = await self._client.post("/seed_session", {**row, **self.policy_fields()})
         except (ServerUnreachableError, HttpStatusError) as error:
             raise self._lost(error) from error
         if isinstance(answer, dict) and isinstance(answer.get("tools"), list) and answer["tools"]:
             session.tools = answer["tools"]
         return session
+
+    def policy_fields(self) -> dict[str, str]:
+        """What the server is told of the policy's endpoint, under NeMo-Gym's names."""
+        if self.config.policy_base_url is None:
+            return {}
+        return {
+            "policy_base_url": self.config.policy_base_url,
+            "policy_model_name": self.config.policy_model_name,
+        }
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """POST the arguments to /{name}. What the server refuses is the tool's output; a dead server is an error."""

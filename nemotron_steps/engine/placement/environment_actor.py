@@ -13,7 +13,7 @@ from typing import Any
 
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge
 from nemotron_steps.engine.placement.workers import Worker, WorkerProcess, answer, result_of
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Response, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judges import Judge
 
@@ -83,6 +83,7 @@ class PlacedEnvironment(Environment):
         super().__init__(local.config, {})
         self.name = local.name  # type: ignore[misc]
         self.cohort = local.cohort  # type: ignore[misc]
+        self.runs_agent = local.runs_agent  # type: ignore[misc]
         self.reward_range = local.reward_range
         self._local, self._worker = local, worker
         # Sessions that hold nothing need no actor, and there are as many as rollouts.
@@ -115,6 +116,10 @@ class PlacedEnvironment(Environment):
             return None
         question: str | None = await self._ask("follow_up", row, response, self._place(session))
         return question
+
+    async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
+        """See Environment. It only talks to a server, and the policy's endpoint is on the driver's machine."""
+        return await self._local.run_agent(row, sampling)
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """See Environment."""

@@ -10,12 +10,13 @@ from typing import Any
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.async_grpo import train_async
 from nemotron_steps.engine.checkpoint import CheckpointManager
+from nemotron_steps.engine.conversation import TurnFormat
 from nemotron_steps.engine.data import PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.evaluation import EvaluationResult
 from nemotron_steps.engine.grpo import GrpoRun, evaluate_heldout, train
 from nemotron_steps.engine.parts import Parts, build_parts
 from nemotron_steps.engine.rollouts import RolloutCollector
-from nemotron_steps.engine.setup import sampling_params
+from nemotron_steps.engine.setup import build_endpoint, sampling_params
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import environment_class
@@ -79,6 +80,12 @@ def build_run(
     parts = build_parts(config, hf_folder, chat, needed, total_steps=total_steps * updates, max_total_length=longest)
     with parts.resources:
         context.tracker.event("placement", **parts.placement)
+        if config.policy.generation.vllm_cfg.expose_http_server:
+            endpoint = parts.resources.enter_context(
+                build_endpoint(config.policy.generation, parts.sampler, chat, max_total_length=longest)
+            )
+            parts.environments.offer_policy(endpoint.url, endpoint.model_name)
+            context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
         run = _assemble(context, parts, chat, prompts, rows, validation)
         run.resources = parts.resources.pop_all()
     return run, parts.environments
@@ -102,6 +109,7 @@ def _assemble(
         sampling_params(config.policy.generation, chat, grpo.seed),
         max_total_length=config.policy.max_total_sequence_length,
         max_turns=grpo.max_rollout_turns,
+        turn_format=TurnFormat.of(config.policy.generation),
     )
     return GrpoRun(
         config=config,
