@@ -65,7 +65,7 @@ class DecodeBatch:
         self._masked = model.masked
         self._lanes = model.architecture.num_key_value_heads
         self.max_rows = max_rows
-        self.columns = max_length + max(64, max_length // 4)
+        self.columns = max_length + max(64, max_length // 8)
         self.keys = model.new_cache(max_rows, self.columns)
         self.values = model.new_cache(max_rows, self.columns)
         shape = (max_rows, self.columns)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 PREFIX_FIELDS = 5
 """int64s a row in `prefixes`: addresses of its shared prefix's keys and values, tokens, layer stride, head stride."""
-_BLOCK = 64
+_BLOCK, _WARPS, _STAGES = 32, 1, 2  # small programs: many are needed at once to keep the memory busy
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -139,5 +139,6 @@ def decode_attention(
         layer, columns, rotations.shape[0], epsilon, scale,
         LANES=lanes, QUERIES=queries, PADDED=max(16, triton.next_power_of_2(queries)), DIM=dim, NORM=norm is not None,
         STATE=row_state.shape[1], FIELDS=PREFIX_FIELDS, BLOCK=_BLOCK,
+        num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
     return out
