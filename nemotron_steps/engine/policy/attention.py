@@ -45,8 +45,10 @@ class FlatAttention(torch.nn.Module):
         if query.is_cuda and query.dtype is not torch.float32:
             return flat_flash_attention(query, key, value, layout)
         whole, count = layout.whole, layout.whole_tokens
-        end = query.shape[0] - layout.padding
-        whole_q, whole_k, whole_v = (_pad(tensor[:count], whole) for tensor in (query, key, value))
+        # Split and not sliced: the gradient is then one concatenation, not a sum of tensors that are mostly zeros.
+        sizes = [count, query.shape[0] - layout.padding - count, layout.padding]
+        split = [torch.split(tensor, sizes) for tensor in (query, key, value)]
+        whole_q, whole_k, whole_v = (_pad(parts[0], whole) for parts in split)
         # Padding is on the right, so causal attention never sees it from a real token.
         out = F.scaled_dot_product_attention(
             whole_q.transpose(1, 2),
@@ -55,10 +57,10 @@ class FlatAttention(torch.nn.Module):
             is_causal=True,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        parts = [_unpad(out.transpose(1, 2), whole)]
+        outs = [_unpad(out.transpose(1, 2), whole)]
         if layout.suffix is not None:
             suffix = layout.suffix
-            padded_q, padded_k, padded_v = (_pad(tensor[count:end], suffix) for tensor in (query, key, value))
+            padded_q, padded_k, padded_v = (_pad(parts[1], suffix) for parts in split)
             out = F.scaled_dot_product_attention(
                 padded_q.transpose(1, 2),
                 torch.cat((_of_parents(whole_k, layout), padded_k), dim=1).transpose(1, 2),
@@ -66,10 +68,10 @@ class FlatAttention(torch.nn.Module):
                 attn_mask=layout.mask,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
-            parts.append(_unpad(out.transpose(1, 2), suffix))
+            outs.append(_unpad(out.transpose(1, 2), suffix))
         if layout.padding:
-            parts.append(query.new_zeros(layout.padding, query.shape[1] * query.shape[2]))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+            outs.append(query.new_zeros(layout.padding, query.shape[1] * query.shape[2]))
+        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 class FlatSelfAttention(SelfAttention):  # type: ignore[misc]

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.engine.policy.attention import FlatAttention, FlatSelfAttention, column_linear, row_linear
+from nemotron_steps.engine.policy.feed_forward import feed_forward
 from nemotron_steps.engine.policy.fused import add_rms_norm, rms_norm, swiglu
 from nemotron_steps.engine.policy.layout import TokenLayout
 from nemotron_steps.engine.policy.moe import FlatMoe, Router
@@ -76,20 +77,29 @@ class FlatLayer(TransformerLayer):  # type: ignore[misc]
 
     def forward(  # type: ignore[override]
         self, hidden: torch.Tensor, added: torch.Tensor | None, layout: TokenLayout, angles: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Residual stream and what is still to be added to it, [T, 1, hidden] each → the same after this layer.
 
-        The last addition is left to the next layer, where it shares a pass over memory with the norm.
+        The last addition is left to the next layer, where it shares a pass over memory with the norm, or is already
+        made by the last product (None).
         """
         if added is None:
             normed = self.input_layernorm(hidden)
         else:
             hidden, normed = self.input_layernorm.after_adding(hidden, added)
         attended = self.self_attention(normed, layout, angles)
+        if self._is_plain(hidden):
+            norm, up, down = self.pre_mlp_layernorm, self.mlp.linear_fc1, self.mlp.linear_fc2
+            return feed_forward(hidden, attended, norm.weight, up.weight, down.weight, norm.eps), None
         hidden, normed = self.pre_mlp_layernorm.after_adding(hidden, attended)
         if isinstance(self.mlp, FlatMoe):
             return hidden, self.mlp.forward(normed)
         return hidden, row_linear(self.mlp.linear_fc2, swiglu(column_linear(self.mlp.linear_fc1, normed)))
+
+    def _is_plain(self, hidden: torch.Tensor) -> bool:
+        """Whether this is a dense layer on one rank, in float32 on CPU."""
+        on_cpu = hidden.device.type == "cpu" and hidden.dtype is torch.float32
+        return on_cpu and not isinstance(self.mlp, FlatMoe) and self.mlp.linear_fc1.tp_group.size() == 1
 
 
 class PolicyModel(GPTModel):  # type: ignore[misc]

@@ -1,0 +1,84 @@
+"""The second half of a dense transformer layer as one function with its gradient written out, for float32 on CPU.
+
+    total = hidden + added;  result = total + W_down swiglu(W_up (w · rms_norm(total)))
+
+A tiny model on CPU spends as long on passes over memory as on products. Written as one, the norm's weight goes into
+W_up, which is smaller than the states, the residual is added by the product, and its gradient needs no pass of its own:
+9 passes over states of the widths hidden and ffn in place of 19. On CUDA see triton_kernels.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from nemotron_steps.engine.dense import outer_product, product
+
+
+def feed_forward(
+    hidden: torch.Tensor,
+    added: torch.Tensor,
+    norm_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """The residual stream after the MLP.
+
+    Args:
+        hidden, added: [..., hidden], the residual stream and what attention adds to it.
+        norm_weight: [hidden].
+        up_weight: [2 · ffn, hidden], gate, then up.
+        down_weight: [hidden, ffn].
+        eps: of the norm.
+
+    Returns:
+        [..., hidden].
+    """
+    result: torch.Tensor = _FeedForward.apply(hidden, added, norm_weight, up_weight, down_weight, eps)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: torch.Tensor,
+        added: torch.Tensor,
+        norm_weight: torch.Tensor,
+        up_weight: torch.Tensor,
+        down_weight: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        total = (hidden + added).flatten(0, -2)
+        scale = torch.linalg.vecdot(total, total).div_(total.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
+        unit = total * scale
+        gate_up = product(unit, up_weight * norm_weight)
+        gate, up = gate_up.chunk(2, dim=-1)
+        silu = F.silu(gate)
+        activated = silu * up
+        ctx.save_for_backward(unit, scale, gate_up, silu, activated, norm_weight, up_weight, down_weight)
+        return product(activated, down_weight, plus=total).view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        unit, scale, gate_up, silu, activated, norm_weight, up_weight, down_weight = ctx.saved_tensors
+        grad = grad_result.reshape(unit.shape)
+        grad_down = outer_product(grad, activated)
+        grad_activated = product(grad, down_weight.t())
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad_gate_up = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
+        torch.mul(grad_activated, silu, out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grad_activated.mul_(up), gate, grad_input=grad_gate)
+        # Of up_weight · norm_weight, which met the states without the norm's weight.
+        grad_folded = outer_product(grad_gate_up, unit)
+        grad_norm = torch.linalg.vecdot(grad_folded, up_weight, dim=0)
+        grad_unit = product(grad_gate_up, (up_weight * norm_weight).t())
+        along = torch.linalg.vecdot(grad_unit, unit).div_(-unit.shape[1]).unsqueeze(-1)
+        grad_total = grad_unit.addcmul_(unit, along).mul_(scale).add_(grad).view_as(grad_result)
+        return grad_total, grad_total, grad_norm, grad_folded * norm_weight, grad_down, None

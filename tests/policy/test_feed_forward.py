@@ -1,0 +1,29 @@
+"""The layer's second half as one function against the same formula under autograd in float64."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from nemotron_steps.engine.policy.feed_forward import feed_forward
+
+
+def reference(hidden, added, norm, up, down, eps):
+    total = hidden + added
+    gate, linear = F.linear(F.rms_norm(total, norm.shape, norm, eps), up).chunk(2, dim=-1)
+    return total + F.linear(F.silu(gate) * linear, down)
+
+
+def test_value_and_every_gradient():
+    torch.manual_seed(0)
+    shapes = ((70, 1, 24), (70, 1, 24), (24,), (2 * 40, 24), (24, 40))
+    leaves = [torch.randn(shape) for shape in shapes]
+    grad = torch.randn(shapes[0])
+    mine = [leaf.clone().requires_grad_() for leaf in leaves]
+    theirs = [leaf.double().requires_grad_() for leaf in leaves]
+    out, expected = feed_forward(*mine, 1e-6), reference(*theirs, 1e-6)
+    torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=1e-5)
+    out.backward(grad)
+    expected.backward(grad.double())
+    for found, wanted in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(found.grad.double(), wanted.grad, atol=2e-3, rtol=1e-4)
