@@ -134,7 +134,9 @@ class _AsyncLoop:
                 hints=["grpo.async_grpo.straggler_deadline_s=null", "policy.generation.max_new_tokens=1024"],
             )
         run.reporter.event("prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
-        if run.config.checkpointing.enabled:
+        run.checkpoints.wait()
+        latest = run.checkpoints.latest()
+        if run.config.checkpointing.enabled and (latest is None or latest.step < run.step):
             save_step(run, StepRecord(), rewards, self.buffer)
 
     async def _beside_generation(self, groups: list[RolloutGroup], record: StepRecord) -> None:
@@ -184,9 +186,9 @@ class _AsyncLoop:
     def _refuse_hopeless(self) -> None:
         """Dynamic sampling gives up after as many groups as the synchronous loop does."""
         grpo = self.run.config.grpo
-        batches = grpo.dynamic_sampling_max_gen_batches
-        if grpo.use_dynamic_sampling and self.offered >= batches * grpo.num_prompts_per_step:
-            raise too_few_groups(self.buffer.ready, grpo.num_prompts_per_step, self.offered, batches)
+        needed, batches = grpo.num_prompts_per_step, grpo.dynamic_sampling_max_gen_batches
+        if grpo.use_dynamic_sampling and self.buffer.ready < needed and self.offered >= batches * needed:
+            raise too_few_groups(self.buffer.ready, needed, self.offered, batches)
 
     def _sampling_metrics(self) -> dict[str, float]:
         """Of dynamic sampling, for the step just taken; as DynamicSampler.metrics, with the surplus kept."""
@@ -244,8 +246,16 @@ class _AsyncLoop:
             self.cuts[ticket.group_id].set()
 
     async def _drain(self) -> None:
-        """Without in-flight updates, everything running ends under the weights it began with."""
+        """Without in-flight updates, everything running ends under the weights it began with.
+
+        What failed or had no signal is replaced meanwhile, so that what the buffer holds afterwards does not depend
+        on how long training took.
+        """
         self.moved_at = time.monotonic()
-        while self.tasks:
+        while True:
+            self._refuse_hopeless()
+            self._issue()
+            if not self.tasks:
+                return
             await self._wait_for_groups()
             self._gather()

@@ -298,9 +298,7 @@ def finish_step(
     return not last
 
 
-def save_step(
-    run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffer: GroupBuffer | None = None
-) -> None:
+def save_step(run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffer: GroupBuffer | None = None) -> None:
     """Checkpoint the step just trained; `timing/checkpoint_s` is what training waits for."""
     started = time.perf_counter()
     state: dict[str, Any] = {

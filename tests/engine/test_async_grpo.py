@@ -1,0 +1,170 @@
+"""The asynchronous loop for real: it learns, resumes, keeps its bounds, and ends when something is dead."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from grpo_runs import config_of, metrics_of, run_loop, start, stop_after
+
+from nemotron_steps.engine import async_grpo
+from nemotron_steps.engine.buffer import MAX_FAILURES
+from nemotron_steps.engine.data import read_rows
+from nemotron_steps.engine.generation import sampler
+from nemotron_steps.errors import DataError, EngineError, JudgeUnavailableError, WorkerLostError
+
+ASYNC = {"grpo__async_grpo__enabled": True}
+CORRECTED = {
+    **ASYNC,
+    "loss_fn__use_importance_sampling_correction": True,
+    "loss_fn__truncated_importance_sampling_type": "tis",
+    "loss_fn__truncated_importance_sampling_ratio": 5,
+}
+ANY_TOKEN = tuple(range(3, 259))
+"""Every answer ends after a token, so that the environment is asked whether the conversation goes on."""
+
+
+def events_of(records, name):
+    return [r["fields"] for r in records if r["kind"] == "event" and r["name"] == name]
+
+
+def test_it_learns_and_never_trains_on_tokens_older_than_the_bound(task, tmp_path):
+    records = []
+    run_loop(start(config_of(task, 14, **CORRECTED), tmp_path, records))
+    metrics = metrics_of(records)
+    rewards = [m["reward/mean"] for m in metrics]
+    assert len(rewards) == 14
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.04
+    assert max(m["policy_lag/max"] for m in metrics) <= 1
+
+
+def test_checkpoints_resume_without_losing_or_repeating_a_prompt(task, tmp_path):
+    config = config_of(task, 6, **ASYNC, checkpointing__save_async=True)
+    records = []
+    broken = start(config, tmp_path, [])
+    stop_after(broken, 4)
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(broken)
+    state = json.loads((tmp_path / "checkpoints" / "step_00000003" / "state.json").read_text())
+    assert state["buffer"]["counts"]["taken"] == 3 * 4
+    assert run_loop(start(config, tmp_path, records))["steps"] == 6
+    assert metrics_of(records)[-1]["async/taken"] == 6 * 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"grpo__use_dynamic_sampling": True, "grpo__num_generations_per_prompt": 2, "environment": "any_vowel"}],
+    ids=["plain", "dynamic_sampling"],
+)
+def test_without_updates_in_flight_a_resumed_run_is_bit_identical_to_an_unbroken_one(changes, task, tmp_path):
+    """With them, which token is sampled by which weights depends on time, and no two runs are equal."""
+    config = config_of(task, 6, **ASYNC, grpo__async_grpo__in_flight_weight_updates=False, **changes)
+    whole, second = [], []
+    run_loop(start(config, tmp_path / "whole", whole))
+    broken = start(config, tmp_path / "broken", [])
+    stop_after(broken, 4)
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(broken)
+    run_loop(start(config, tmp_path / "broken", second))
+    assert len(metrics_of(whole)) == 6 and len(metrics_of(second)) == 3
+    for name in ("loss", "grad_norm", "reward/mean", "policy_lag/max"):
+        assert [m[name] for m in metrics_of(whole)][3:] == [m[name] for m in metrics_of(second)], name
+    assert metrics_of(whole)[-1]["policy_lag/max"] == 1  # it was asynchronous
+
+
+def test_dynamic_sampling_replaces_groups_without_a_signal_and_keeps_what_is_left_over(task, tmp_path):
+    records = []
+    config = config_of(
+        task,
+        8,
+        **ASYNC,
+        grpo__use_dynamic_sampling=True,
+        grpo__num_generations_per_prompt=2,
+        environment="any_vowel",
+    )
+    run_loop(start(config, tmp_path, records))
+    metrics = metrics_of(records)
+    assert len(metrics) == 8 and max(m["policy_lag/max"] for m in metrics) <= 1
+    assert all(m["groups/zero_std_share"] == 0 for m in metrics)
+    assert max(m["dynamic_sampling/discarded_share"] for m in metrics) > 0
+    last = metrics[-1]
+    accounted = last["async/taken"] + last["async/discarded_no_signal"] + last["async/ready"] + last["async/in_flight"]
+    assert last["async/issued"] == accounted
+
+
+def test_dynamic_sampling_gives_up_when_no_group_has_a_signal(task, tmp_path):
+    changes = {"grpo__use_dynamic_sampling": True, "policy__generation__temperature": 0.0}
+    with pytest.raises(EngineError, match="found 0 groups with differing rewards in 10 batches"):
+        run_loop(start(config_of(task, 2, **ASYNC, **changes), tmp_path))
+
+
+def test_a_prompt_whose_rollouts_never_end_is_dropped_and_counted(task, tmp_path):
+    rows = read_rows(task / "train.jsonl")
+    stuck = [r for r in rows if "x" in r.row["responses_create_params"]["input"][0]["content"]][:1]
+    fine = [r for r in rows if "x" not in r.row["responses_create_params"]["input"][0]["content"]][:11]
+    records = []
+    config = config_of(
+        task,
+        30,
+        **ASYNC,
+        environment="stuck",
+        grpo__max_num_epochs=1,
+        grpo__max_rollout_turns=2,
+        policy__generation__stop_token_ids=ANY_TOKEN,
+        grpo__async_grpo__straggler_deadline_s=0.3,
+    )
+    summary = run_loop(start(config, tmp_path, records, stuck + fine))
+    assert summary["steps"] == 2  # of three: the eleven prompts left fill no third step
+    (dropped,) = events_of(records, "prompt_dropped")
+    assert dropped["where"] == stuck[0].where and dropped["failures"] == MAX_FAILURES
+    assert events_of(records, "prompts_used_up") == [{"step": 2, "dropped": 1}]
+    assert (tmp_path / "checkpoints" / "step_00000002").is_dir()
+
+
+def test_when_every_prompt_fails_the_run_says_so(task, tmp_path):
+    config = config_of(
+        task,
+        30,
+        **ASYNC,
+        environment="stuck_everywhere",
+        grpo__max_num_epochs=1,
+        grpo__max_rollout_turns=2,
+        policy__generation__stop_token_ids=ANY_TOKEN,
+        grpo__async_grpo__straggler_deadline_s=0.1,
+    )
+    with pytest.raises(DataError, match="no step can be filled") as caught:
+        run_loop(start(config, tmp_path, rows=read_rows(task / "train.jsonl")[:8]))
+    assert "failed 3 times" in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
+def test_a_generator_that_stops_sampling_is_a_lost_worker(changes, task, tmp_path, monkeypatch):
+    monkeypatch.setattr(sampler, "STALL_SECONDS", 0.3)
+    run = start(config_of(task, 6, **changes), tmp_path)
+    step = run.generator.step
+
+    def dies() -> list:
+        return [] if run.step >= 2 and run.generator.sampled_tokens % 7 == 0 else step()
+
+    run.generator.step = dies
+    with pytest.raises(WorkerLostError, match="`policy` has sampled no token"):
+        run_loop(run)
+    assert run.step >= 2
+
+
+def test_a_judge_that_neither_answers_nor_gives_up_is_a_lost_worker(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(async_grpo, "JUDGING_SECONDS", 0.5)
+    with pytest.raises(WorkerLostError, match="no group has been judged"):
+        run_loop(start(config_of(task, 2, **ASYNC, environment="hanging"), tmp_path))
+
+
+@pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
+def test_a_judge_that_is_down_is_an_error_or_a_masked_sample_and_never_a_reward_of_zero(changes, task, tmp_path):
+    with pytest.raises(JudgeUnavailableError, match="judge"):
+        run_loop(start(config_of(task, 2, **changes, environment="silent"), tmp_path / "down"))
+    records = []
+    run_loop(start(config_of(task, 3, **changes, environment="unreliable"), tmp_path / "unreliable", records))
+    for metrics in metrics_of(records):
+        assert 0 < metrics["failures/judge_unavailable"] < 1
+        assert metrics["reward/mean"] >= 1 and math.isfinite(metrics["loss"])
