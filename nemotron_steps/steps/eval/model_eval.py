@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 from nemotron_steps.config.schema.eval import EvalConfig
+from nemotron_steps.engine.conversation import TurnFormat
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.engine.evaluation import summarize
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts import RolloutCollector
-from nemotron_steps.engine.setup import build_generator, build_judges, sampling_params
+from nemotron_steps.engine.setup import build_endpoint, build_generator, build_judges, sampling_params
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import environment_class
 from nemotron_steps.environments.registry import route as route_row
@@ -39,7 +41,8 @@ def run(context: StepContext[EvalConfig]) -> None:
         max_total_length=settings.max_total_sequence_length,
         precision="float32",
     )
-    try:
+    with ExitStack() as resources:
+        resources.callback(generator.close)
         sampler = AsyncSampler(generator, name="policy")
         gym = config.env.nemo_gym
         roles: set[str] = set()
@@ -48,6 +51,12 @@ def run(context: StepContext[EvalConfig]) -> None:
             roles.update(found(found.config_class.model_validate(gym.environments.get(name, {})), {}).needed_judges())
         judges = build_judges(gym, roles, defer_to=sampler, seed=settings.seed)
         environments = EnvironmentSet(gym.environments, judges, only=only)
+        if config.generation.vllm_cfg.expose_http_server:
+            endpoint = resources.enter_context(
+                build_endpoint(config.generation, sampler, chat, max_total_length=settings.max_total_sequence_length)
+            )
+            environments.offer_policy(endpoint.url, endpoint.model_name)
+            context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
         environments.check_rows((r.row, r.where) for r in rows)
         collector = RolloutCollector(
             sampler,
@@ -55,6 +64,7 @@ def run(context: StepContext[EvalConfig]) -> None:
             environments,
             sampling_params(config.generation, chat, settings.seed),
             max_total_length=settings.max_total_sequence_length,
+            turn_format=TurnFormat.of(config.generation),
         )
         context.tracker.progress(f"grading {len(rows)} prompts", 0, None)
 
@@ -68,8 +78,6 @@ def run(context: StepContext[EvalConfig]) -> None:
                 await environments.close()
 
         groups = asyncio.run(grade())
-    finally:
-        generator.close()
     result = summarize(groups)
     slot = context.outputs["report"]
     (slot.path / "report.json").write_text(json.dumps(result.to_dict(), indent=2) + "\n")
