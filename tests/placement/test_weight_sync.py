@@ -16,6 +16,7 @@ from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, Segme
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
 from nemotron_steps.engine.weight_sync.transfer import choose_ways
 from nemotron_steps.errors import EngineError
+from tests.placement.transfers import transfer
 
 
 def weights(seed: int, dtype=torch.float32):
@@ -77,6 +78,14 @@ def test_a_broadcast_stream_carries_every_bucket_to_every_receiver(receivers):
         thread.join(30)
     for name in names:
         assert [same(got, weights(seed)) for seed, got in enumerate(received[name])] == [True] * 3
+
+
+@pytest.mark.ray
+def test_a_placed_policy_sends_its_weights_to_two_receivers_bit_for_bit(cluster, tmp_path):
+    # gloo as if the receivers were on another machine
+    found = transfer(tmp_path, gpus=0, layers=1, hidden=128, receivers=2, forced=("", "gloo"))
+    assert [one["ways"] for one in found] == [[("shared_memory", 0)] * 2, [("gloo", 0)] * 2]
+    assert all(one["equal"] and one["bytes"] > 2 * 8e6 for one in found)
 
 
 def worker(name, node, device=None):
