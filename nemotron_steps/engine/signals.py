@@ -54,7 +54,7 @@ class SignalThresholds:
     """Likewise, nats a token."""
     truncation_rate: float = 0.2
     """Share of truncated samples."""
-    judge_failures: float = 0.01
+    judge_failures: float = 0.1
     """Share of rollouts that no judge could grade."""
     failure_rate: float = 0.1
     """Share of rollouts without a reward, for whatever reason."""
@@ -209,7 +209,13 @@ def low_reward_variance(m: SignalMonitor) -> Finding | None:
 
 
 def kl_spike(m: SignalMonitor) -> Finding | None:
-    """KL to the reference is 5 times the median of the steps before, and above 0.05 nats a token."""
+    """KL is 5 times the median and twice the highest of the steps before, and above 0.05 nats a token.
+
+    The highest counts because every run starts at 0 and rises: growing steadily is no spike.
+    """
+    before, now = m.before("kl_penalty"), m.latest("kl_penalty")
+    if before is not None and now is not None and now <= 2 * max(before):
+        return None
     return _spike(m, "kl_penalty", m.thresholds.kl_spike_factor, m.thresholds.kl_spike_floor, "KL to the reference")
 
 
@@ -250,7 +256,7 @@ def truncation_high(m: SignalMonitor) -> Finding | None:
 
 
 def judge_unavailable(m: SignalMonitor) -> Finding | None:
-    """More than 1 % of this step's rollouts have no reward because a judge did not answer."""
+    """More than 10 % of this step's rollouts have no reward because a judge did not answer, or not readably."""
     share = sum(m.latest(f"failures/{name}") or 0.0 for name in m.judge_failures)
     if share <= m.thresholds.judge_failures:
         return None

@@ -104,6 +104,13 @@ def test_the_numbers_are_the_runs_own() -> None:
     assert signal.numbers["kl_penalty"] == 2.0 and 0.01 < signal.numbers["typical"] < 0.05
 
 
+def test_kl_that_rises_from_zero_is_no_spike() -> None:
+    def rising(step: int, metrics: Metrics) -> None:
+        metrics["kl_penalty"] = 0.0005 * 1.5**step if step < 20 else 1.0
+
+    assert run(rising) == []
+
+
 def test_one_odd_step_is_no_sign_where_a_window_rules() -> None:
     def odd(step: int, metrics: Metrics) -> None:
         if step == 40:
