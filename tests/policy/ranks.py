@@ -142,24 +142,25 @@ def written_behind(folder: Path, out: Path) -> None:
     """Checkpoints of one step: saved, and written by a thread from a snapshot while all ranks train on."""
     from threading import Thread
 
-    for name, changes in (
-        ("tensor", {"megatron_cfg": LAYOUTS["qwen3"]["tensor"]}),
-        ("sharded", {"megatron_cfg": LAYOUTS["qwen3"]["data, distributed optimizer"]}),
-        ("dtensor", {"megatron_cfg": {}, "dtensor_cfg": DTENSOR["dtensor, data"]}),
+    from nemotron_steps.engine.setup import build_policy
+    from tests.policy.batches import grouped_batch, rl_loss
+
+    narrow = {"use_distributed_optimizer": True, "use_precision_aware_optimizer": True, "exp_avg_dtype": "bfloat16"}
+    for name, megatron, changes in (
+        ("tensor", LAYOUTS["qwen3"]["tensor"], {}),
+        ("narrow", {"optimizer": narrow}, {"precision": "bfloat16"}),
+        ("dtensor", {}, {"dtensor_cfg": DTENSOR["dtensor, data"]}),
     ):
-        _, policy = two_steps(folder, changes.pop("megatron_cfg"), **changes)
-        policy.save_checkpoint(str(out / f"{name} saved"))
-        writer = Thread(target=policy.snapshot().write, args=[str(out / f"{name} behind")])
+        config = config_for(megatron, **changes)
+        first, second = (build_policy(config, folder, rl_loss(), reference=False, total_steps=10) for _ in range(2))
+        first.train_step(grouped_batch(0))
+        first.save_checkpoint(str(out / f"{name} saved"))
+        writer = Thread(target=first.snapshot().write, args=[str(out / f"{name} behind")])
         writer.start()
-        _train(policy)
+        expected = [first.train_step(grouped_batch(seed)) for seed in range(1, 4)]
         writer.join()
-
-
-def _train(policy: Any) -> None:
-    from tests.policy.batches import grouped_batch
-
-    for seed in range(4):
-        policy.train_step(grouped_batch(seed))
+        second.load_checkpoint(str(out / f"{name} behind"))
+        assert [second.train_step(grouped_batch(seed)) for seed in range(1, 4)] == expected
 
 
 def main(rank: int, ranks: int, store: str, out: str, folders: dict[str, str]) -> None:

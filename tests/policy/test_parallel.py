@@ -81,7 +81,7 @@ def test_nan_on_one_rank_stops_all(found):
     assert found["nan refused"] is True
 
 
-@pytest.mark.parametrize("layout", ["tensor", "sharded", "dtensor"])
+@pytest.mark.parametrize("layout", ["tensor", "narrow", "dtensor"])
 def test_checkpoints_written_while_the_ranks_train_on_are_those_of_their_step(layout, found, ranks_folder):
     saved, behind = (content(ranks_folder / f"{layout} {how}") for how in ("saved", "behind"))
     assert len(saved) > 3 and saved == behind

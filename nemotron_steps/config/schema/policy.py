@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import Section
@@ -26,6 +26,23 @@ class OptimizerConfig(Section):
     adam_eps: PositiveFloat = 1e-8
     use_distributed_optimizer: bool = False
     use_precision_aware_optimizer: bool = False
+    """Megatron policy: masters of bfloat16 weights take 2 bytes instead of 4, to the same effect, and moments may be of
+    the types below."""
+    exp_avg_dtype: Literal["float32", "bfloat16"] = "float32"
+    exp_avg_sq_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _narrow_moments_still_move(self) -> OptimizerConfig:
+        narrow = [name for name in ("exp_avg_dtype", "exp_avg_sq_dtype") if getattr(self, name) != "float32"]
+        if narrow and not self.use_precision_aware_optimizer:
+            raise ValueError(f"{narrow[0]}=bfloat16 needs use_precision_aware_optimizer=true")
+        # Half of bfloat16's spacing is up to 2^-8 of a number: a smaller decay would be rounded away at every step.
+        if "exp_avg_sq_dtype" in narrow and self.adam_beta2 > 1 - 2**-8:
+            raise ValueError(
+                f"exp_avg_sq_dtype=bfloat16 needs adam_beta2 <= 0.996, not {self.adam_beta2}: "
+                "a slower decay is lost in rounding"
+            )
+        return self
 
 
 class SchedulerConfig(Section):
@@ -152,3 +169,12 @@ class PolicyConfig(Section):
     sequence_packing: SequencePackingConfig = SequencePackingConfig()
     dynamic_batching: DynamicBatchingConfig = DynamicBatchingConfig()
     generation: GenerationConfig = GenerationConfig()
+
+    @model_validator(mode="after")
+    def _fsdp_has_an_optimizer_of_its_own(self) -> PolicyConfig:
+        if self.dtensor_cfg.enabled and self.megatron_cfg.optimizer.use_precision_aware_optimizer:
+            raise ValueError(
+                "policy.dtensor_cfg keeps float32 weights and moments: "
+                "policy.megatron_cfg.optimizer.use_precision_aware_optimizer must be false"
+            )
+        return self

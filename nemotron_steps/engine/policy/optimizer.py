@@ -1,7 +1,8 @@
 """AdamW over flat buffers, each data-parallel rank updating its shard (the distributed optimizer).
 
-float32 master weights and moments. megatron-core's optimizers assert CUDA tensors, so this one serves CPU and CUDA;
-its state is saved under the parameters' own shardings, and so loads in any layout.
+float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md).
+megatron-core's optimizers assert CUDA tensors, so this one serves CPU and CUDA; its state is saved in float32, under
+the parameters' own shardings, and so loads in any layout and precision.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from torch.optim.adamw import adamw
 
 from nemotron_steps.config.schema.policy import OptimizerConfig
 from nemotron_steps.engine.policy.buffers import ParameterBuffer, gather_shards
+from nemotron_steps.engine.policy.remainders import join_float32, split_float32
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+PIECE = 1 << 24
+"""Elements whose state is float32 at once in a precision-aware update."""
 
 
 class FlatAdamW:
@@ -24,7 +28,7 @@ class FlatAdamW:
 
     Args:
         buffers: parameters and gradients.
-        config: betas, eps, weight decay; with `use_precision_aware_optimizer` the moments are kept in bfloat16.
+        config: betas, eps, weight decay, and how the state is kept.
         norm_groups: for each buffer, the ranks over which squared gradient norms of its shards add up.
         first_tensor_rank: whether this rank counts replicated parameters in the norm.
     """
@@ -40,13 +44,19 @@ class FlatAdamW:
         self.buffers, self.config = list(buffers), config
         self.steps = 0
         self._norm_groups, self._first_tensor_rank = norm_groups, first_tensor_rank
-        kept = torch.bfloat16 if config.use_precision_aware_optimizer else torch.float32
         self.masters: list[torch.Tensor] = []
+        """float32 master weights of this rank's shard of each buffer; or int16 remainders of them."""
         self.moments: list[dict[str, torch.Tensor]] = []
+        kept = {"exp_avg": config.exp_avg_dtype, "exp_avg_sq": config.exp_avg_sq_dtype}
         for buffer in self.buffers:
             own = buffer.values[buffer.shard]
-            self.masters.append(own if own.dtype is torch.float32 else own.float())
-            self.moments.append({name: torch.zeros_like(own, dtype=kept) for name in MOMENTS})
+            if own.dtype is torch.float32:
+                self.masters.append(own)
+            elif config.use_precision_aware_optimizer:
+                self.masters.append(torch.zeros_like(own, dtype=torch.int16))
+            else:
+                self.masters.append(own.float())
+            self.moments.append({name: torch.zeros_like(own, dtype=getattr(torch, kept[name])) for name in MOMENTS})
 
     def zero_gradients(self) -> None:
         """Start a new global batch."""
@@ -72,7 +82,7 @@ class FlatAdamW:
                 buffer.grads[buffer.shard].mul_(scale)
             for decayed in (True, False):
                 self._update(buffer, master, moments, lr, decayed=decayed)
-            if master.dtype is not buffer.values.dtype:
+            if master.dtype is torch.float32 and buffer.values.dtype is not torch.float32:
                 buffer.values[buffer.shard].copy_(master)
             buffer.gather_values()
 
@@ -85,20 +95,41 @@ class FlatAdamW:
         *,
         decayed: bool,
     ) -> None:
-        segments = buffer.own_segments(lambda kind: kind.decayed is decayed)
-        if not segments:
-            return
         first = buffer.shard.start
-        ranges = [slice(segment.start - first, segment.end - first) for segment in segments]
-        narrow = [[moments[name][r] for r in ranges] for name in MOMENTS]
-        wide = [[tensor.float() for tensor in tensors] for tensors in narrow]
+        ranges = [
+            slice(segment.start - first, segment.end - first)
+            for segment in buffer.own_segments(lambda kind: kind.decayed is decayed)
+        ]
+        gradients, values = buffer.grads[buffer.shard], buffer.values[buffer.shard]
+        narrow = [state for state in moments.values() if state.dtype is not torch.float32]
+        if master.dtype is torch.float32 and not narrow:
+            self._adamw([[tensor[r] for r in ranges] for tensor in (master, gradients, *moments.values())], lr, decayed)
+            return
+        for whole in ranges:
+            for start in range(whole.start, whole.stop, PIECE):
+                piece = slice(start, min(start + PIECE, whole.stop))
+                wide = {name: state[piece].float() for name, state in moments.items()}
+                joined = master[piece] if master.dtype is torch.float32 else join_float32(values[piece], master[piece])
+                self._adamw([[joined], [gradients[piece]], *([state] for state in wide.values())], lr, decayed)
+                for name, state in moments.items():
+                    state[piece].copy_(wide[name])
+                if master.dtype is not torch.float32:
+                    weights, remainders = split_float32(joined)
+                    values[piece].copy_(weights)
+                    master[piece].copy_(remainders)
+
+    def _adamw(self, state: list[list[torch.Tensor]], lr: float, decayed: bool) -> None:
+        """Update float32 weights and moments in place: [weights, gradients, exp_avg, exp_avg_sq], each a list."""
+        weights, gradients, exp_avg, exp_avg_sq = state
+        if not weights:
+            return
         adamw(
-            [master[r] for r in ranges],
-            [buffer.grads[segment.start : segment.end] for segment in segments],
-            wide[0],
-            wide[1],
+            weights,
+            gradients,
+            exp_avg,
+            exp_avg_sq,
             [],
-            [torch.tensor(float(self.steps - 1), device=master.device) for _ in ranges],
+            [torch.tensor(float(self.steps - 1), device=tensor.device) for tensor in weights],
             fused=True,
             amsgrad=False,
             beta1=self.config.adam_beta1,
@@ -108,10 +139,6 @@ class FlatAdamW:
             eps=self.config.adam_eps,
             maximize=False,
         )
-        for targets, sources in zip(narrow, wide, strict=True):
-            for target, source in zip(targets, sources, strict=True):
-                if target is not source:
-                    target.copy_(source)
 
     def whole_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """Moments (and master weights, when the model is not float32) of this rank's parameters, unsharded.
@@ -121,22 +148,33 @@ class FlatAdamW:
         """
         state: dict[str, dict[str, torch.Tensor]] = {}
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
-            shards = dict(moments)
-            if master.dtype is not buffer.values.dtype:
+            shards = {name: moment.float() for name, moment in moments.items()}
+            if master.dtype is torch.int16:
+                shards["master"] = join_float32(buffer.values[buffer.shard], master)
+            elif buffer.values.dtype is not torch.float32:
                 shards["master"] = master
             for name, shard in shards.items():
                 state.setdefault(name, {}).update(buffer.unflatten(gather_shards(buffer, shard)))
         return state
 
     def load_whole_state(self, state: dict[str, dict[str, torch.Tensor]], steps: int) -> None:
-        """The inverse of `whole_state`."""
+        """The inverse of `whole_state`. Collective over data-parallel ranks."""
         self.steps = steps
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
-            shards = dict(moments)
-            if master.dtype is not buffer.values.dtype:
-                shards["master"] = master
-            for name, shard in shards.items():
-                whole = torch.zeros(buffer.values.numel(), dtype=shard.dtype, device=shard.device)
-                for slot in buffer.slots:
-                    whole[slot.start : slot.end].copy_(state[name][slot.parameter.name].reshape(-1))
-                shard.copy_(whole[buffer.shard])
+            for name, moment in moments.items():
+                moment.copy_(_own_shard(buffer, state[name]))
+            if master.dtype is torch.int16:
+                weights, remainders = split_float32(_own_shard(buffer, state["master"]))
+                buffer.values[buffer.shard].copy_(weights)
+                master.copy_(remainders)
+                buffer.gather_values()
+            elif buffer.values.dtype is not torch.float32:
+                master.copy_(_own_shard(buffer, state["master"]))
+
+
+def _own_shard(buffer: ParameterBuffer, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """This rank's part of the flat float32 tensor made of whole parameters' tensors."""
+    whole = torch.zeros(buffer.values.numel(), dtype=torch.float32, device=buffer.values.device)
+    for slot in buffer.slots:
+        whole[slot.start : slot.end].copy_(tensors[slot.parameter.name].reshape(-1))
+    return whole[buffer.shard]
