@@ -32,6 +32,7 @@ def test_required_steps_and_pipelines_are_there() -> None:
     assert set(REGISTRY.steps) >= {
         "data_prep/rl_prep",
         "data_prep/sft_prep",
+        "data_prep/tool_preference_prep",
         "sft/megatron_bridge",
         "reward_model/genrm",
         "convert/hf_to_megatron",

@@ -1,0 +1,52 @@
+"""Config of `data_prep/tool_preference_prep`: preference pairs against tool hallucination."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows
+
+Hallucination = Literal["unknown_tool", "unknown_argument", "missing_argument", "made_up_value", "needless_call"]
+"""What is wrong with a rejected answer: nemotron_steps/steps/data_prep/hallucinations.py."""
+
+
+class ToolTasksSource(Section):
+    """`tool_tasks.*`: made-up requests to small tools, for machines without data."""
+
+    offered: int = Field(3, ge=1, le=6)
+    """Tools offered with each request."""
+    unanswerable_share: float = Field(0.25, ge=0, lt=1)
+    """Share of requests that none of the offered tools can fulfil."""
+
+
+class ToolPreferencePrepConfig(Section):
+    """The whole config of the step. `rows.*` count rows, each of which gives up to `pairs_per_row` pairs."""
+
+    jsonl: JsonlSource | None = None
+    """Rows of single_step_tool_use_with_argument_comparison, or of another environment with its fields."""
+    tool_tasks: ToolTasksSource | None = None
+    rows: SplitRows = SplitRows()
+    hallucinations: tuple[Hallucination, ...] = Field(
+        ("unknown_tool", "unknown_argument", "missing_argument", "made_up_value", "needless_call"), min_length=1
+    )
+    """What rejected answers may do."""
+    pairs_per_row: PositiveInt = 2
+    """Different hallucinations drawn for one row at most."""
+    sample: PositiveInt | None = None
+    """Rows read of each file at most (jsonl only)."""
+    max_refused_share: float = Field(0.0, ge=0, le=1)
+    """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
+    seed: int = 42
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ToolPreferencePrepConfig:
+        if (self.jsonl is None) == (self.tool_tasks is None):
+            raise ValueError("exactly one of jsonl and tool_tasks must be given")
+        if self.tool_tasks is not None and self.rows.train is None:
+            raise ValueError("rows.train must be given for tool_tasks, whose requests never run out")
+        if self.tool_tasks is not None and self.sample is not None:
+            raise ValueError("sample limits the rows of jsonl files; for tool_tasks use rows.train")
+        return self

@@ -1,0 +1,204 @@
+"""Tool calls that a model made up: variants of the right action that are wrong in one named way.
+
+    unknown_tool       a tool that is not offered
+    unknown_argument   an argument that the tool does not have
+    missing_argument   a required argument left out
+    made_up_value      a value that nothing in the conversation gives
+    needless_call      a call where a message was right
+
+Every variant is graded by the environment itself: what it would reward is no rejected answer. The wrong names and
+values come from the other rows wherever they can, so that they look right and are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from nemotron_steps.config.schema.tool_preferences import Hallucination
+from nemotron_steps.environments.base import Response, Row, Session, ToolCall
+from nemotron_steps.environments.single_step_tool_use import (
+    SingleStepToolUse,
+    SingleStepToolUseConfig,
+    expected_calls,
+)
+
+Calls = list[tuple[str, dict[str, Any]]]
+"""(tool name, arguments) of every call of a turn."""
+
+REDRAWS = 12
+
+
+class HallucinationMaker:
+    """Makes rejected actions.
+
+    Args:
+        rows: whose tools, argument names and values are borrowed.
+    """
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._grader = SingleStepToolUse(SingleStepToolUseConfig(), {})
+        tools: set[str] = set()
+        arguments: set[str] = set()
+        values: dict[str, dict[str, Any]] = defaultdict(dict)
+        for row in rows:
+            for tool in tools_of(row):
+                tools.add(tool["name"])
+                arguments.update(properties_of(tool))
+            for _, given in calls_of(row):
+                for name, value in given.items():
+                    values[name][json.dumps(value, sort_keys=True)] = value
+        # Sorted: what is drawn depends on the seed and the rows alone.
+        self._tools = sorted(tools)
+        self._arguments = sorted(arguments)
+        self._values = {name: [found[key] for key in sorted(found)] for name, found in values.items()}
+        self._makers: dict[Hallucination, Callable[[Row, random.Random], Calls | None]] = {
+            "unknown_tool": self._unknown_tool,
+            "unknown_argument": self._unknown_argument,
+            "missing_argument": self._missing_argument,
+            "made_up_value": self._made_up_value,
+            "needless_call": self._needless_call,
+        }
+
+    def make(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
+        """A rejected action of that kind; None where the row allows none."""
+        for _ in range(REDRAWS):
+            calls = self._makers[kind](row, rng)
+            if calls is None:
+                return None
+            if self.reward(row, calls) == 0.0:
+                return calls
+        return None
+
+    def reward(self, row: Row, calls: Calls) -> float:
+        """What the environment gives for these calls."""
+        response = Response("", tool_calls=[ToolCall(name, json.dumps(arguments)) for name, arguments in calls])
+        verdict = asyncio.run(self._grader.verify(row, response, Session()))
+        assert verdict.reward is not None, "a rule always judges"
+        return verdict.reward
+
+    def _unknown_tool(self, row: Row, rng: random.Random) -> Calls | None:
+        calls = calls_of(row)
+        if not calls:
+            return None
+        offered = {tool["name"] for tool in tools_of(row)}
+        position = rng.randrange(len(calls))
+        name, arguments = calls[position]
+        foreign = [other for other in self._tools if other not in offered]
+        variants = [f"{name}_now", f"find_{name}", f"{name}_details", *foreign]
+        calls[position] = rng.choice([other for other in variants if other not in offered]), arguments
+        return calls
+
+    def _unknown_argument(self, row: Row, rng: random.Random) -> Calls | None:
+        position, calls, tool = _one_call(row, rng)
+        if tool is None:
+            return None
+        name, arguments = calls[position]
+        known = properties_of(tool)
+        foreign = [other for other in (*self._arguments, "priority", "note") if other not in {**known, **arguments}]
+        extra = rng.choice(foreign)
+        borrowed = self._values.get(extra) or ["high", 1, "urgent"]
+        calls[position] = name, {**arguments, extra: rng.choice(borrowed)}
+        return calls
+
+    def _missing_argument(self, row: Row, rng: random.Random) -> Calls | None:
+        position, calls, tool = _one_call(row, rng)
+        if tool is None:
+            return None
+        name, arguments = calls[position]
+        required = [key for key in (tool.get("parameters") or {}).get("required") or () if key in arguments]
+        if not required:
+            return None
+        dropped = rng.choice(required)
+        calls[position] = name, {key: value for key, value in arguments.items() if key != dropped}
+        return calls
+
+    def _made_up_value(self, row: Row, rng: random.Random) -> Calls | None:
+        position, calls, tool = _one_call(row, rng)
+        if tool is None:
+            return None
+        name, arguments = calls[position]
+        said = conversation_text(row)
+        choices = [key for key, value in arguments.items() if _can_be_made_up(value)]
+        if not choices:
+            return None
+        key = rng.choice(choices)
+        invented = self._invent(key, arguments[key], said, rng)
+        calls[position] = name, {**arguments, key: invented}
+        return calls
+
+    def _invent(self, key: str, value: Any, said: str, rng: random.Random) -> Any:
+        """Another value of the same type that the conversation does not contain."""
+        borrowed = [v for v in self._values.get(key, ()) if type(v) is type(value) and v != value]
+        borrowed = [v for v in borrowed if str(v).lower() not in said]
+        if borrowed and rng.random() < 0.8:
+            return rng.choice(borrowed)
+        if isinstance(value, int | float):
+            return value + type(value)(rng.choice((-7, -3, 2, 5, 11, 100)))
+        changed = re.sub(r"\d", lambda digit: str((int(digit.group()) + rng.randint(1, 9)) % 10), value)
+        return changed if changed != value else f"{value}-{rng.randint(100, 999)}"
+
+    def _needless_call(self, row: Row, rng: random.Random) -> Calls | None:
+        if calls_of(row):
+            return None
+        tools = tools_of(row)
+        if not tools:
+            return [(rng.choice(self._tools or ["search"]), {})]
+        tool = rng.choice(tools)
+        needed = (tool.get("parameters") or {}).get("required") or ()
+        properties = properties_of(tool)
+        return [(tool["name"], {key: self._fill(key, properties.get(key) or {}, rng) for key in needed})]
+
+    def _fill(self, key: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
+        if schema.get("enum"):
+            return rng.choice(schema["enum"])
+        kind = schema.get("type")
+        if kind in ("integer", "number"):
+            return rng.randint(1, 99)
+        if kind == "boolean":
+            return rng.random() < 0.5
+        if kind in ("array", "object"):
+            return [] if kind == "array" else {}
+        return rng.choice([v for v in self._values.get(key, ()) if isinstance(v, str)] or ["unknown"])
+
+
+def tools_of(row: Row) -> list[dict[str, Any]]:
+    """The function tools that a row offers."""
+    tools = row["responses_create_params"].get("tools") or []
+    return [tool for tool in tools if isinstance(tool, dict) and tool.get("name")]
+
+
+def properties_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """JSON schemas of a tool's arguments."""
+    return (tool.get("parameters") or {}).get("properties") or {}
+
+
+def calls_of(row: Row) -> Calls:
+    """The expected calls; empty when a message is expected."""
+    if row["expected_action"]["type"] == "message":
+        return []
+    return [(call.name, dict(call.parsed_arguments() or {})) for call in expected_calls(row)]
+
+
+def conversation_text(row: Row) -> str:
+    """Everything said so far, lower case."""
+    return json.dumps(row["responses_create_params"]["input"], ensure_ascii=False).lower()
+
+
+def _one_call(row: Row, rng: random.Random) -> tuple[int, Calls, dict[str, Any] | None]:
+    """(position, all calls, its tool) of one of the expected calls; no tool when none is expected."""
+    calls = calls_of(row)
+    if not calls:
+        return 0, calls, None
+    position = rng.randrange(len(calls))
+    return position, calls, next((tool for tool in tools_of(row) if tool["name"] == calls[position][0]), None)
+
+
+def _can_be_made_up(value: Any) -> bool:
+    """Text and numbers; a flipped switch is a mistake, but nothing was made up."""
+    return (isinstance(value, str) and bool(value)) or (isinstance(value, int | float) and not isinstance(value, bool))

@@ -1,0 +1,225 @@
+"""Preference pairs against tool hallucination: right by the environment's own rule, disjoint, and worth training on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.cli.main import steps
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.tool_preferences import Hallucination, ToolPreferencePrepConfig, ToolTasksSource
+from nemotron_steps.environments.base import Response, Session, ToolCall
+from nemotron_steps.environments.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
+from nemotron_steps.errors import DataError
+from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
+from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps.data_prep import tool_preference_prep
+from nemotron_steps.steps.data_prep.hallucinations import calls_of, conversation_text, properties_of, tools_of
+from nemotron_steps.steps.data_prep.tool_tasks import tool_rows
+from nemotron_steps.steps.rl import dpo
+from tests.models.checkpoints import hf_model
+
+TASKS = {"tool_tasks": {"offered": 2, "unanswerable_share": 0.25}}
+
+
+def prepare(folder: Path, **settings: Any) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any], Path]:
+    """(pairs by split, summary, output folder)."""
+    records: list[dict[str, Any]] = []
+    config = ToolPreferencePrepConfig.model_validate(settings)
+    context = plain_context(config, folder, outputs={"preferences": "preference_pairs"}, listener=records.append)
+    tool_preference_prep.run(context)
+    output = context.outputs["preferences"].path
+    found = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in output.iterdir()}
+    summary: dict[str, Any] = {}
+    for record in records:
+        if record["kind"] == "summary":
+            summary.update(record["values"])
+    return found, summary, output
+
+
+def reward(row: dict[str, Any], message: dict[str, Any]) -> float | None:
+    calls = [
+        ToolCall(call["function"]["name"], json.dumps(call["function"]["arguments"]))
+        for call in message.get("tool_calls", ())
+    ]
+    grader = SingleStepToolUse(SingleStepToolUseConfig(), {})
+    response = Response(message["content"], tool_calls=calls)
+    return asyncio.run(grader.verify(row, response, Session())).reward
+
+
+def test_every_pair_is_what_its_label_says(tmp_path):
+    rows = {
+        row["responses_create_params"]["input"][0]["content"]: row
+        for row in tool_rows(ToolTasksSource(**TASKS["tool_tasks"]), 240, 42)
+    }
+    found, summary, output = prepare(tmp_path, rows={"train": 200, "validation": 40}, pairs_per_row=4, **TASKS)
+    assert validate("preference_pairs", output)["rows"] == {k: len(v) for k, v in found.items()}
+    kinds: Counter[str] = Counter()
+    for pair in [*found["train"], *found["validation"]]:
+        kind: Hallucination = pair["hallucination"]
+        kinds[kind] += 1
+        row = rows[pair["prompt"][-1]["content"]]
+        assert (reward(row, pair["chosen"]), reward(row, pair["rejected"])) == (1.0, 0.0)
+        offered = {tool["name"]: tool for tool in tools_of(row)}
+        assert pair["tools"] == list(offered.values())
+        (call,) = pair["rejected"]["tool_calls"]
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        if kind == "needless_call":
+            assert pair["chosen"]["content"] == "I have no tool for that." and name in offered
+            continue
+        ((right, expected),) = calls_of(row)
+        assert (name not in offered) == (kind == "unknown_tool") and (name == right) == (kind != "unknown_tool")
+        if kind == "unknown_argument":
+            assert set(arguments) - set(properties_of(offered[name])) and expected.items() <= arguments.items()
+        if kind == "missing_argument":
+            (missing,) = set(expected) - set(arguments)
+            assert missing in offered[name]["parameters"]["required"]
+        if kind == "made_up_value":
+            (changed,) = [key for key in expected if arguments[key] != expected[key]]
+            assert type(arguments[changed]) is type(expected[changed])
+            if isinstance(expected[changed], str):
+                assert arguments[changed].lower() not in conversation_text(row)
+    assert set(kinds) == {"unknown_tool", "unknown_argument", "missing_argument", "made_up_value", "needless_call"}
+    assert {kind: summary[f"pairs_{kind}"] for kind in kinds} == kinds
+    assert summary["chosen_messages"] == kinds["needless_call"]
+    assert summary["train_pairs"] == len(found["train"]) and summary["validation_rows"] == 40
+
+
+def test_the_same_seed_gives_the_same_pairs_and_splits_share_no_request(tmp_path):
+    sizes = {"rows": {"train": 80, "validation": 20, "heldout": 10}, **TASKS}
+    first, _, _ = prepare(tmp_path / "a", **sizes)
+    again, _, _ = prepare(tmp_path / "b", **sizes)
+    other, _, _ = prepare(tmp_path / "c", seed=1, **sizes)
+    assert first == again != other
+    prompts = {split: {json.dumps(pair["prompt"]) for pair in pairs} for split, pairs in first.items()}
+    assert not prompts["train"] & prompts["validation"] and not prompts["heldout"] & prompts["train"]
+    assert not prompts["heldout"] & prompts["validation"]
+
+
+TOOL = {
+    "type": "function",
+    "name": "find",
+    "parameters": {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]},
+}
+
+
+def recorded_row(conversation: int, step: int) -> dict[str, Any]:
+    """A row of a longer conversation, with reasoning and an earlier call, as published rows have them."""
+    order = f"A{conversation}{conversation}"
+    items = [
+        {"type": "message", "role": "system", "content": "Be of help."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": f"Where is order {order}?"}]},
+        {"type": "reasoning", "summary": []},
+        {"type": "function_call", "name": "find", "call_id": "c", "arguments": json.dumps({"order": order})},
+        {"type": "function_call_output", "call_id": "c", "output": "on its way"},
+    ]
+    expected: dict[str, Any] = {"type": "message", "content": "\n\nIt is on its way."}
+    if step == 0:
+        items, expected = items[:2], {k: v for k, v in items[3].items() if k != "call_id"}
+    return {"responses_create_params": {"input": items, "tools": [TOOL]}, "expected_action": expected}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_of_one_conversation_stay_together(tmp_path):
+    rows = [recorded_row(conversation, step) for conversation in range(8) for step in range(2)]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    found, summary, _ = prepare(tmp_path / "out", jsonl={"path": str(file)}, rows={"validation": 3}, pairs_per_row=5)
+    assert (summary["validation_rows"], summary["train_rows"]) == (4, 12)
+    asked = {split: {pair["prompt"][1]["content"] for pair in pairs} for split, pairs in found.items()}
+    assert len(asked["validation"]) == 2 and not asked["validation"] & asked["train"]
+    later = next(pair for pair in found["train"] if pair["hallucination"] == "needless_call")
+    assert [message["role"] for message in later["prompt"]] == ["system", "user", "assistant", "tool"]
+    assert later["chosen"] == {"role": "assistant", "content": "It is on its way."}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"expected_action": {"type": "function_call", "name": "lookup", "arguments": "{}"}}, "expected_action.name"),
+        ({"expected_action": {"type": "message", "content": " "}}, "expected_action.content"),
+        ({"expected_action": {"type": "guess"}}, "expected_action.type"),
+        ({"expected_action": {}}, "expected_action.type"),
+    ],
+)
+def test_unusable_rows_are_refused_by_line_and_field_or_counted(change, field, tmp_path):
+    rows = [recorded_row(i, 0) for i in range(4)]
+    file = write_rows(tmp_path / "rows.jsonl", [*rows, {**rows[0], **change}])
+    settings = {"jsonl": {"path": str(file)}, "rows": {"validation": 1}}
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path / "strict", **settings)
+    assert caught.value.where == f"{file}:5 field {field}"
+    _, summary, _ = prepare(tmp_path / "lenient", max_refused_share=0.5, **settings)
+    assert (summary["rows_refused"], summary["train_rows"]) == (1, 3)
+
+
+def test_too_few_rows_and_two_sources_are_refused(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(3)])
+    with pytest.raises(DataError, match="too few for the splits"):
+        prepare(tmp_path / "out", jsonl={"path": str(file)}, rows={"validation": 3})
+    with pytest.raises(ValidationError, match="exactly one"):
+        ToolPreferencePrepConfig.model_validate({"jsonl": {"path": "x"}, **TASKS})
+    with pytest.raises(DataError, match="no row gives a training pair"):
+        only_calls = {"jsonl": {"path": str(file)}, "rows": {"validation": 0}}
+        prepare(tmp_path / "none", hallucinations=["needless_call"], **only_calls)
+
+
+def test_dpo_on_the_pairs_prefers_right_calls_on_rows_it_never_saw(tmp_path):
+    settings = {
+        "tool_tasks": {"offered": 1, "unanswerable_share": 0.2},
+        "rows": {"train": 128, "validation": 32},
+        # A policy of random weights does not learn to compare a value with the request in so few steps.
+        "hallucinations": ["unknown_tool", "unknown_argument", "missing_argument", "needless_call"],
+    }
+    found, _, output = prepare(tmp_path / "pairs", **settings)
+    folder = tmp_path / "policy"
+    texts = [json.dumps(tool) for pair in found["train"] for tool in pair["tools"]]
+    tokenizer = train_tokenizer(texts + [pair["prompt"][-1]["content"] for pair in found["train"]])
+    hf_model("qwen3", vocab_size=len(tokenizer), max_position_embeddings=1024, initializer_range=0.05).save_pretrained(
+        folder
+    )
+    save_tokenizer(tokenizer, folder)
+    records: list[dict[str, Any]] = []
+    config = DpoConfig.model_validate(
+        {
+            "dpo": {"max_num_steps": 24, "max_num_epochs": 5, "reference_policy_kl_penalty": 0.1},
+            "policy": {
+                "checkpoint": str(folder),
+                "precision": "float32",
+                "train_global_batch_size": 16,
+                "train_micro_batch_size": 16,
+                "logprob_batch_size": 16,
+                "max_total_sequence_length": 1024,
+                "megatron_cfg": {"optimizer": {"lr": 3e-3}},
+            },
+            "data": {
+                "train": {"data_path": str(output / "train.jsonl")},
+                "validation": {"data_path": str(output / "validation.jsonl")},
+            },
+            "checkpointing": {"enabled": False},
+        }
+    )
+    dpo.run(plain_context(config, tmp_path / "dpo", outputs={"model": "checkpoint_megatron"}, listener=records.append))
+    summary = next(record["values"] for record in records if record["kind"] == "summary")
+    assert summary["validation_rewards_margin_before"] == pytest.approx(0.0, abs=1e-6)
+    assert summary["validation_rewards_margin"] > 0.3
+    assert summary["validation_accuracy"] > 0.75
+    assert summary["validation_loss"] < summary["validation_loss_before"] - 0.1
+
+
+def test_the_chain_to_dpo_type_checks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
+    assert steps(["plan", "data_prep/tool_preference_prep", "rl/nemo_rl/dpo", "-c", "tiny", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    planned = [step["step"] for step in plan["steps"]]
+    assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
