@@ -12,7 +12,7 @@ import io
 import json
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ def stage_sharded(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
         tensors = torch_strategy.mcore_to_pyt_state_dict(by_key, False)
         planner = torch_strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
     record = dataclasses.asdict(CheckpointingConfig("torch_dist", 1))
-    return StagedSave(tensors, planner, _writers_group() if copy else None, common, record)
+    return StagedSave(tensors, planner, common, record)
 
 
 class StagedSave:
@@ -106,7 +106,6 @@ class StagedSave:
     Args:
         tensors: what torch.distributed.checkpoint saves.
         planner: its planner; None for the default one.
-        group: ranks agree over it, so that training may use the default group meanwhile; None: the default group.
         common: saved as common.pt. record: saved as metadata.json, last; both by rank 0, and only with a record.
     """
 
@@ -114,20 +113,23 @@ class StagedSave:
         self,
         tensors: dict[str, Any],
         planner: Any = None,
-        group: Any = None,
         common: dict[str, Any] | None = None,
         record: dict[str, Any] | None = None,
     ) -> None:
-        self._tensors, self._planner, self._group = tensors, planner, group
+        self._tensors, self._planner = tensors, planner
         self._common, self._record = common, record
+        self._group = _writers_group()
         # Said of every save by one process. Set here, not in `write`: filters are the whole process's.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
-    def write(self, folder: str | Path) -> None:
+    def write(self, folder: str | Path, also: Callable[[], None] = lambda: None) -> None:
         """Write into a folder, created if absent. Collective; in any thread when staged with a copy.
 
+        Args:
+            also: writes what belongs beside the tensors; called by rank 0, once they are on disk.
+
         Raises:
-            StorageError: writing failed.
+            StorageError: writing failed on some rank. Every rank raises it.
         """
         import torch
         import torch.distributed as dist
@@ -135,27 +137,29 @@ class StagedSave:
         from torch.distributed.checkpoint.api import CheckpointException
 
         folder = Path(folder)
-        alone = dist.get_world_size() == 1
-        first = dist.get_rank() == 0
+        failure: BaseException | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if first and self._record is not None:
-                torch.save(self._common, folder / "common.pt")
             checkpoint.save(  # type: ignore[attr-defined]
                 self._tensors,
                 storage_writer=_file_writer(str(folder)),
                 planner=self._planner,
                 process_group=self._group,
-                no_dist=alone,
+                no_dist=self._group is None,
             )
-            if first and self._record is not None:
-                (folder / "metadata.json").write_text(json.dumps(self._record), encoding="utf-8")
+            if dist.get_rank() == 0:
+                also()
+                if self._record is not None:
+                    torch.save(self._common, folder / "common.pt")
+                    (folder / "metadata.json").write_text(json.dumps(self._record), encoding="utf-8")
         except (OSError, CheckpointException) as error:  # the latter is no Exception, and holds every rank's error
-            failures = getattr(error, "failures", None)
-            cause = next(iter(failures.values()))[0] if failures else error
-            raise StorageError("the checkpoint could not be written", where=str(folder), found=str(cause)) from error
-        if not alone:
-            dist.barrier(group=self._group)
+            failure = error
+        failed = torch.tensor(int(failure is not None))
+        if self._group is not None:
+            dist.all_reduce(failed, group=self._group)
+        if failed:
+            failures = getattr(failure, "failures", None)
+            cause = next(iter(failures.values()))[0] if failures else failure or "another rank failed"
+            raise StorageError("the checkpoint could not be written", where=str(folder), found=str(cause)) from failure
 
 
 def load_sharded(state: dict[str, Any], folder: str | Path) -> dict[str, Any]:
@@ -198,7 +202,7 @@ def stage_tensors(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
     ensure_process_group()
     if not copy:
         return StagedSave(state)
-    return StagedSave({name: _host_copy(tensor) for name, tensor in state.items()}, group=_writers_group())
+    return StagedSave({name: _host_copy(tensor) for name, tensor in state.items()})
 
 
 def load_tensors(state: dict[str, Any], folder: str | Path) -> None:
@@ -254,9 +258,10 @@ def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _writers_group() -> Any:
-    """The ranks that write behind the training: all of them, in a group of their own. None for one rank. Collective.
+    """Over which ranks agree while they write: all of them, beside the default group. None for one rank. Collective.
 
-    Two threads must not use one group: their messages would be taken for each other's.
+    A save may run in a thread beside the training, and two threads must not use one group: their messages would be
+    taken for each other's.
     """
     import torch.distributed as dist
 

@@ -143,6 +143,7 @@ def written_behind(folder: Path, out: Path) -> None:
     from threading import Thread
 
     from nemotron_steps.engine.setup import build_policy
+    from nemotron_steps.errors import StorageError
     from tests.policy.batches import grouped_batch, rl_loss
 
     narrow = {"use_distributed_optimizer": True, "use_precision_aware_optimizer": True, "exp_avg_dtype": "bfloat16"}
@@ -161,6 +162,13 @@ def written_behind(folder: Path, out: Path) -> None:
         writer.join()
         second.load_checkpoint(str(out / f"{name} behind"))
         assert [second.train_step(grouped_batch(seed)) for seed in range(1, 4)] == expected
+        try:  # rank 0 alone meets a file where it wants a folder
+            (out / f"{name} refused").mkdir(exist_ok=True)
+            (out / f"{name} refused" / "hf").touch()
+            first.snapshot().write(str(out / f"{name} refused"))
+            raise AssertionError("written over a file")
+        except StorageError:
+            first.train_step(grouped_batch(4))  # no rank hangs, and all go on
 
 
 def main(rank: int, ranks: int, store: str, out: str, folders: dict[str, str]) -> None:

@@ -58,7 +58,7 @@ def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: b
         "optimizer_steps": optimizer.steps,
         "torch_rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
     }
-    return PolicySnapshot(stage_sharded(state, copy=copy), position, source, shards.groups.rank == 0)
+    return PolicySnapshot(stage_sharded(state, copy=copy), position, source)
 
 
 def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:

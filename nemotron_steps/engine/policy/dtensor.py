@@ -202,9 +202,7 @@ class DTensorPolicy:
 
     def _snapshot(self, *, copy: bool) -> PolicySnapshot:
         position = {"optimizer_steps": self.steps, "torch_rng": torch.get_rng_state().tolist()}
-        return PolicySnapshot(
-            stage_tensors(self._state(), copy=copy), position, self.source_folder, dist.get_rank() == 0
-        )
+        return PolicySnapshot(stage_tensors(self._state(), copy=copy), position, self.source_folder)
 
     def load_checkpoint(self, path: str) -> None:
         """The inverse of save_checkpoint, on any number of ranks. Collective."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.errors import StorageError
 from nemotron_steps.models.distributed_checkpoint import StagedSave
 from nemotron_steps.models.huggingface import copy_model_files
 from nemotron_steps.models.megatron_checkpoint import WEIGHTS
@@ -28,8 +27,6 @@ class PolicySnapshot:
     """JSON-able: optimizer steps and random generator state."""
     source: Path
     """Folder of config.json and tokenizer."""
-    first: bool
-    """Whether this is rank 0, which writes everything that is not a tensor."""
 
     def write(self, path: str) -> None:
         """Write `hf/`, `policy.json` and `weights/`. Collective; returns once every rank is done.
@@ -38,15 +35,12 @@ class PolicySnapshot:
             StorageError: writing failed.
         """
         folder = Path(path)
-        if self.first:
-            try:
-                write_model_files(self.source, folder)
-                (folder / STATE_FILE).write_text(json.dumps(self.position), encoding="utf-8")
-            except OSError as error:
-                raise StorageError(
-                    "the checkpoint could not be written", where=str(folder), found=str(error)
-                ) from error
-        self.tensors.write(folder / WEIGHTS)
+
+        def beside() -> None:
+            write_model_files(self.source, folder)
+            (folder / STATE_FILE).write_text(json.dumps(self.position), encoding="utf-8")
+
+        self.tensors.write(folder / WEIGHTS, beside)
 
 
 def write_model_files(source: Path, folder: Path) -> None:
