@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from nemotron_steps.engine.dense import linear
 from nemotron_steps.engine.policy.context import to_heads, to_tokens
+from nemotron_steps.engine.policy.family_attention import family_attention
 from nemotron_steps.engine.policy.flash import flat_flash_attention
 from nemotron_steps.engine.policy.fused import split_heads
 from nemotron_steps.models.megatron_core import load_megatron_core
@@ -59,16 +60,21 @@ class FlatAttention(torch.nn.Module):
         )
         outs = [_unpad(out.transpose(1, 2), whole)]
         if layout.suffix is not None:
-            suffix = layout.suffix
-            padded_q, padded_k, padded_v = (_pad(parts[1], suffix) for parts in split)
-            out = F.scaled_dot_product_attention(
-                padded_q.transpose(1, 2),
-                torch.cat((_of_parents(whole_k, layout), padded_k), dim=1).transpose(1, 2),
-                torch.cat((_of_parents(whole_v, layout), padded_v), dim=1).transpose(1, 2),
-                attn_mask=layout.mask,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-            outs.append(_unpad(out.transpose(1, 2), suffix))
+            on_cpu = query.device.type == "cpu" and query.dtype is torch.float32
+            families = layout.families(key.shape[1], query.shape[1]) if on_cpu else None
+            if families is not None:
+                own_q, own_k, own_v = (parts[1] for parts in split)
+                outs.append(family_attention(own_q, own_k, own_v, whole_k, whole_v, families))
+            else:
+                padded_q, padded_k, padded_v = (_pad(parts[1], layout.suffix) for parts in split)
+                out = F.scaled_dot_product_attention(
+                    padded_q.transpose(1, 2),
+                    torch.cat((_of_parents(whole_k, layout), padded_k), dim=1).transpose(1, 2),
+                    torch.cat((_of_parents(whole_v, layout), padded_v), dim=1).transpose(1, 2),
+                    attn_mask=layout.mask,
+                    enable_gqa=query.shape[1] != key.shape[1],
+                )
+                outs.append(_unpad(out.transpose(1, 2), layout.suffix))
         if layout.padding:
             outs.append(query.new_zeros(layout.padding, query.shape[1] * query.shape[2]))
         return torch.cat(outs) if len(outs) > 1 else outs[0]

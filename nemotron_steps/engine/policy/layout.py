@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nemotron_steps.engine.policy.family_attention import Families
 from nemotron_steps.engine.types import TrainBatch
 
 Ints = npt.NDArray[np.int64]
@@ -103,6 +104,7 @@ class TokenLayout:
     """(n, W)"""
     spans: RowSpans
     _mask: torch.Tensor | None = field(default=None, repr=False)
+    _families: Families | None = field(default=None, repr=False)
 
     @property
     def mask(self) -> torch.Tensor:
@@ -111,6 +113,12 @@ class TokenLayout:
             assert self.suffix is not None and self.parent is not None
             self._mask = _suffix_mask(self.whole, self.suffix, self.parent)
         return self._mask
+
+    def families(self, kv_heads: int, heads: int) -> Families | None:
+        """The layout as products of family_attention.py take it; None where it does not fit. On CPU."""
+        if self._families is None:
+            self._families = Families.of(self, kv_heads, heads)
+        return self._families
 
     def to(self, device: torch.device) -> TokenLayout:
         """The same on another device."""
