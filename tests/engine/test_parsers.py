@@ -140,7 +140,13 @@ def test_one_good_and_one_broken_call():
 
 def test_reasoning_parsers_differ_where_no_tag_was_written():
     read = {name: parser("a thought") for name, parser in REASONING_PARSERS.items()}
-    assert read == {"qwen3": ("", "a thought"), "deepseek_r1": ("a thought", ""), "none": ("", "a thought")}
+    opened_in_prompt = ("a thought", "")
+    assert read == {
+        "qwen3": ("", "a thought"),
+        "deepseek_r1": opened_in_prompt,
+        "nano_v3": opened_in_prompt,
+        "none": ("", "a thought"),
+    }
     for name in ("qwen3", "deepseek_r1"):
         assert REASONING_PARSERS[name]("<think>hm</think> yes") == ("hm", "yes")
     assert REASONING_PARSERS["none"]("<think>hm</think> yes") == ("", "<think>hm</think> yes")
@@ -149,7 +155,7 @@ def test_reasoning_parsers_differ_where_no_tag_was_written():
 def test_an_unknown_parser_is_refused_with_the_nearest_name():
     with pytest.raises(ValidationError, match="did you mean hermes"):
         GenerationConfig(tool_parser="hermess")
-    with pytest.raises(ValidationError, match="known: qwen3, deepseek_r1, none"):
+    with pytest.raises(ValidationError, match="known: qwen3, deepseek_r1, nano_v3, none"):
         GenerationConfig(reasoning_parser="no such thing")
     assert set(TOOL_PARSERS) == set(get_args(ToolParserName))
     assert set(REASONING_PARSERS) == set(get_args(ReasoningParserName))

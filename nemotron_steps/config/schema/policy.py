@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_va
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import Section
 
-ReasoningParserName = Literal["qwen3", "deepseek_r1", "none"]
+ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
 """How reasoning is told from the answer: nemotron_steps/engine/parsers/reasoning.py."""
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
 """How tool calls are written: nemotron_steps/engine/parsers/tools.py."""

@@ -2,7 +2,7 @@
 
 Weights arrive through vLLM's weight-transfer API. In one process there is nothing to transfer: `InProcessTransfer`
 (vllm_transfer.py) hands the policy's tensors over by reference, and vLLM's layerwise reload re-packs them. Works with
-vLLM 0.25 (CUDA) to 0.32 (CPU). Not for: serving over HTTP (vllm_server.py) or sampling across nodes.
+vLLM 0.25 (CUDA) to 0.32 (CPU). Not for: serving over HTTP (engine/serving) or sampling across nodes.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ def no_reasoning(text: str) -> tuple[str, str]:
 REASONING_PARSERS: dict[ReasoningParserName, ReasoningParser] = {
     "qwen3": split_reasoning,
     "deepseek_r1": deepseek_r1,
+    "nano_v3": deepseek_r1,
     "none": no_reasoning,
 }
-"""qwen3: `<think>…</think>` where the model wrote it; a text without tags is all answer."""
+"""qwen3: `<think>…</think>` where the model wrote it; a text without tags is all answer. nano_v3: Nemotron 3's
+name for the same format as deepseek_r1."""
