@@ -81,12 +81,16 @@ def register() -> None:
 def hand_over(engine: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
     """Load Hugging Face-named weights into a vLLM engine of this process. Returns the bytes handed over."""
     moved = 0
+    tied = bool(getattr(engine.vllm_config.model_config.hf_text_config, "tie_word_embeddings", False))
 
     def counted() -> Iterator[tuple[str, torch.Tensor]]:
         nonlocal moved
         for name, tensor in weights:
             moved += tensor.numel() * tensor.element_size()
             yield name, tensor.detach()
+            if tied and name.endswith("embed_tokens.weight"):
+                # Its own head is another layer on CPU, and would keep the weights it was started with.
+                yield "lm_head.weight", tensor.detach()
 
     _handed_over["weights"] = counted()
     try:

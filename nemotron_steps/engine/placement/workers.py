@@ -84,8 +84,10 @@ class Worker:
 
     def _last_lines(self) -> list[str]:
         lines: list[str] = []
+        if not self.log:
+            return lines
         for path in (Path(self.log).with_suffix(".out"), Path(self.log)):
-            if self.log and path.is_file():  # else it is on another machine
+            if path.is_file():  # else it is on another machine
                 text = path.read_bytes()[-8000:].decode(errors="replace")
                 lines += [line for line in text.splitlines() if line.strip() and not line.startswith(":")]
         return lines[-_LOG_LINES:]
@@ -251,6 +253,8 @@ def _first_line(error: Exception) -> str:
     for line in text.splitlines():
         if "exit type" in line or "exit detail" in line:
             return line.strip().split(" Some common causes")[0]
+    if "creation task" in text:  # its constructor or an import failed: the last line names the exception
+        return text.splitlines()[-1].strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
