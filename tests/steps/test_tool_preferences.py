@@ -183,11 +183,17 @@ def test_dpo_on_the_pairs_prefers_right_calls_on_rows_it_never_saw(tmp_path):
     }
     found, _, output = prepare(tmp_path / "pairs", **settings)
     folder = tmp_path / "policy"
-    texts = [json.dumps(tool) for pair in found["train"] for tool in pair["tools"]]
-    tokenizer = train_tokenizer(texts + [pair["prompt"][-1]["content"] for pair in found["train"]])
-    hf_model("qwen3", vocab_size=len(tokenizer), max_position_embeddings=1024, initializer_range=0.05).save_pretrained(
-        folder
-    )
+    tools = [json.dumps(tool) for pair in found["train"] for tool in pair["tools"]]
+    calls = [
+        json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]})
+        for pair in found["train"]
+        for side in ("chosen", "rejected")
+        for call in pair[side].get("tool_calls", ())
+    ]
+    requests = [pair["prompt"][-1]["content"] for pair in found["train"]]
+    tokenizer = train_tokenizer([*tools, *calls, *requests], max_phrases=400)
+    shape = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "initializer_range": 0.05}
+    hf_model("qwen3", vocab_size=len(tokenizer), **shape).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
     records: list[dict[str, Any]] = []
     config = DpoConfig.model_validate(
