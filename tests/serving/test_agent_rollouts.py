@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -17,13 +18,17 @@ import pytest
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.async_grpo import train_async
-from nemotron_steps.engine.data import read_rows
+from nemotron_steps.engine.data import PromptRow, read_rows
+from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo import train
-from nemotron_steps.environments.base import AgentRun, Verdict
+from nemotron_steps.engine.rollouts import RolloutCollector, StragglerError
+from nemotron_steps.engine.types import SamplingParams
+from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Verdict
+from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, StepsError
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.rl.training import build_run
-from tests.serving.taught_model import MAX_LENGTH, QUESTION, TOOL
+from tests.serving.taught_model import MAX_LENGTH, QUESTION, TOOL, embedded
 
 
 def post(url: str, body: Any) -> Any:
@@ -251,3 +256,79 @@ def test_turns_must_continue_each_other(chat):
     ):
         with pytest.raises(BrokenTokensError):
             read(*items)
+
+
+def test_requests_made_while_the_policy_trains_are_answered_by_the_next_weights(taught, tmp_path):
+    records: list[Any] = []
+    answers: list[Any] = []
+    with agent_server(tool_agent) as url:
+        run, environments = start(taught, tmp_path, url, records)
+        (event,) = [r["fields"] for r in records if r["kind"] == "event" and r["name"] == "policy_endpoint"]
+        base = event["url"].removesuffix("/v1")
+        with pytest.raises(urllib.error.HTTPError, match="503"):  # nothing samples yet
+            urllib.request.urlopen(f"{base}/health", timeout=10)
+        body = {"messages": [QUESTION], "return_token_ids": True, "max_tokens": 4}
+        asking: list[threading.Thread] = []
+        train_step = run.policy.train_step
+
+        def train_and_ask(batch):
+            if not asking:
+                with urllib.request.urlopen(f"{base}/health", timeout=10) as health:
+                    assert json.load(health)["weight_version"] == 0
+                ask = threading.Thread(target=lambda: answers.append(post(f"{base}/v1/chat/completions", body)))
+                asking.append(ask)
+                ask.start()
+                ask.join(0.3)
+                assert ask.is_alive()  # waiting for the run to sample again
+            return train_step(batch)
+
+        run.policy.train_step = train_and_ask
+        asyncio.run(environments.start())
+        train(run)
+        asking[0].join(10)
+        run.close()
+    assert set(answers[0]["choices"][0]["weight_versions"]) == {1}
+
+
+class SlowAgent(Environment):
+    """An agent whose first member never comes back."""
+
+    name = "slow_agent"
+    runs_agent = True
+
+    async def run_agent(self, row, sampling):
+        self.asked = getattr(self, "asked", [])
+        self.asked.append((row, sampling))
+        if len(self.asked) == 1:
+            await asyncio.Event().wait()
+        return AgentRun([turn([5, 6], [7, 8])], Verdict(0.5))
+
+    async def verify(self, row, response, session):
+        raise AssertionError("an agent's rollout carries its own verdict")
+
+
+def test_a_straggling_agent_is_cut_and_the_others_are_used(taught, chat):
+    environment = SlowAgent(EnvironmentConfig(), {})
+    sampler = AsyncSampler(embedded(taught, chat))
+    params = SamplingParams(max_new_tokens=9, temperature=0.7)
+    collector = RolloutCollector(sampler, chat, EnvironmentSet({}, {}), params, max_total_length=3)
+    row = {"responses_create_params": {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]}}
+
+    async def collect(members):
+        cut = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.05, cut.set)
+        prompt = PromptRow(0, row, "row")
+        return await collector.collect_group(
+            prompt, group_id="g", members=members, environment=environment, suffix="Be brief.", cut=cut
+        )
+
+    group = asyncio.run(collect(3))
+    assert [r.index for r in group.rollouts] == [1, 2]
+    # Context and answer past the length limit are cut, and said to be.
+    assert all(r.token_ids == [5, 6, 7] and r.token_mask == [0, 0, 1] and r.truncated for r in group.rollouts)
+    asked, sampling = environment.asked[0]
+    assert sampling == {"temperature": 0.7, "top_p": 1.0, "max_output_tokens": 9}
+    assert [part["text"] for part in asked["responses_create_params"]["input"][-1]["content"]] == ["a", "Be brief."]
+    environment.asked.clear()
+    with pytest.raises(StragglerError):
+        asyncio.run(collect(2))
