@@ -52,6 +52,7 @@ def main(folder: Path) -> None:
     run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
     loaded = time.perf_counter() - started
     (train_async if config.grpo.async_grpo.enabled else train)(run)
+    run.close()
     warm = records[3:]
     step = statistics.median(r["timing/step_s"] for r in warm)
     result = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,10 @@ def build_run(
             parts.environments.offer_policy(endpoint.url, endpoint.model_name)
             context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
         run = _assemble(context, parts, chat, prompts, rows, validation)
+        # Models and libraries live as long as the run: a full collection need not walk their million objects.
+        gc.collect()
+        gc.freeze()
+        parts.resources.callback(gc.unfreeze)
         run.resources = parts.resources.pop_all()
     return run, parts.environments
 
