@@ -123,7 +123,7 @@ def main() -> None:
         for part in arguments.parts:
             started = time.perf_counter()
             if part == "trl":
-                results[part] = child("tests.benchmarks.grpo_trl", str(folder), "6", "--gpu")
+                results[part] = child("tests.benchmarks.grpo_trl", str(folder), "5", "--gpu")
             elif part.endswith("-alone"):
                 results[part] = child("tests.benchmarks.bench_gpu", "--alone", str(folder), part.partition("-")[0])
             else:

@@ -10,33 +10,85 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
-from tests.benchmarks.bench_gpu import child, run_config
+from tests.benchmarks.bench_gpu import run_config
 from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
-GROUPS = (2, 4, 8, 16, 32, 64)
+GROUPS = (4, 8, 16, 32)
 MODELS = {"0.5 B": (28, 1024), "1 B": (28, 1536), "2 B": (36, 1920), "4 B": (36, 2560)}
 """Layers and hidden size."""
 
 
+STEPS = 3
+
+
 def measure(folder: Path, **settings: int) -> dict:
-    """Median phases of a short run."""
-    (folder / "run.json").write_text(json.dumps(run_config(folder, 5, "embedded", **settings)))
-    result = child("tests.benchmarks.grpo_ours", str(folder))
-    if "failed" in result:
-        return result
-    return {**result["phases_s"], "peak_gpu_gib": result["peak_gpu_gib"], "step": result["step_s"]}
+    """Phases of a short run's last step, in this process."""
+    import gc
+
+    import torch
+
+    from nemotron_steps.config.schema.rl import RlConfig
+    from nemotron_steps.engine.data import read_rows
+    from nemotron_steps.engine.grpo import train
+    from nemotron_steps.environments import registry
+    from nemotron_steps.runs.tracker import Tracker
+    from nemotron_steps.steps.rl.training import build_run
+
+    registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
+    records: list[dict] = []
+
+    def listen(record: dict) -> None:
+        if record["kind"] == "metrics":
+            records.append(record["values"])
+
+    config = RlConfig.model_validate(run_config(folder, STEPS, "embedded", **settings))
+    context = SimpleNamespace(config=config, work=folder / "work", tracker=Tracker("bench", None, listen))
+    torch.cuda.reset_peak_memory_stats()
+    run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
+    train(run)
+    run.generator.close()
+    del run
+    gc.collect()
+    torch.cuda.empty_cache()
+    phases = {
+        n.removeprefix("timing/").removesuffix("_s"): v for n, v in records[-1].items() if n.startswith("timing/")
+    }
+    return {**phases, "peak_gpu_gib": torch.cuda.max_memory_reserved() / 2**30}
+
+
+def curves(name: str, report: Callable[[str, str, dict], None]) -> None:
+    """Every point that one model is needed for."""
+    layers, hidden = MODELS[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        make_large_checkpoint(folder, layers, hidden)
+        write_rows(folder / "train.jsonl", large_prompts(folder, 64))
+        report("model", name, measure(folder, new_tokens=256, prompts=16, members=8))
+        if name != "0.5 B":
+            return
+        for members in GROUPS:
+            report("group", str(members), measure(folder, new_tokens=256, prompts=8, members=members))
+        for length in LENGTHS:
+            report("length", str(length), measure(folder, new_tokens=length, prompts=8, members=8))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--model", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--from", dest="source", type=Path)
     arguments = parser.parse_args()
+    if arguments.model:
+        curves(arguments.model, lambda *point: print(json.dumps(point), flush=True))
+        return
     results = json.loads(arguments.source.read_text()) if arguments.source else sweep()
     if arguments.plot:
         draw(results, arguments.plot)
@@ -44,26 +96,17 @@ def main() -> None:
 
 
 def sweep() -> dict[str, dict[str, dict]]:
-    """Every point of the three curves; each varies one thing."""
+    """Every point of the three curves; each varies one thing. A model that fails leaves out its points."""
     results: dict[str, dict[str, dict]] = {"length": {}, "group": {}, "model": {}}
-    started = time.perf_counter()
-
-    def note(curve: str, name: str, result: dict) -> None:
-        results[curve][name] = result
-        print(f"{time.perf_counter() - started:6.0f} s  {curve} {name}: {json.dumps(result)}", flush=True)
-
-    for name, (layers, hidden) in MODELS.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            make_large_checkpoint(folder, layers, hidden)
-            write_rows(folder / "train.jsonl", large_prompts(folder, 64))
-            note("model", name, measure(folder, new_tokens=256, prompts=16, members=8))
-            if name != "0.5 B":
-                continue
-            for length in LENGTHS:
-                note("length", str(length), measure(folder, new_tokens=length, prompts=8, members=8))
-            for members in GROUPS:
-                note("group", str(members), measure(folder, new_tokens=256, prompts=8, members=members))
+    for name in MODELS:
+        command = [sys.executable, "-m", "tests.benchmarks.bench_growth", "--model", name]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                if line.startswith("["):
+                    curve, point, values = json.loads(line)
+                    results[curve][point] = values
     return results
 
 
@@ -81,7 +124,7 @@ def draw(results: dict[str, dict[str, dict]], target: Path) -> None:
     }
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for axis, (curve, title) in zip(axes, titles.items(), strict=True):
-        points = {name: point for name, point in results[curve].items() if "failed" not in point}
+        points = results[curve]
         base = [0.0] * len(points)
         for phase in ("generation", "train", "refit"):
             heights = [point[phase] for point in points.values()]

@@ -37,7 +37,7 @@ def _read(  # type: ignore[no-untyped-def]
     return best, total, weighted
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
 def _decode_attention(  # type: ignore[no-untyped-def]
     qkv, norm, rotations, cache_keys, cache_values, out, column_now, row_state, prefixes,
     layer, columns, positions, epsilon, scale,

@@ -1,6 +1,7 @@
 """CUDA kernels in Triton: SwiGLU, from the QKV projection to rotated heads, merging attention, softmax of logits.
 
-One pass over memory each, forward and backward, in float32 inside. Imported only where there is a CUDA device (and by
+One pass over memory each, forward and backward, in float32 inside. Numbers of tokens are not specialised on: a kernel
+would be compiled again, for a second or more, in the first step whose count is a multiple of 16. Imported only where there is a CUDA device (and by
 the tests, which run the kernels in Triton's interpreter).
 """
 
@@ -57,7 +58,7 @@ def swiglu_backward(gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
 def _heads_forward(  # type: ignore[no-untyped-def]
     mixed, scale, cos_sin, query, key, value, inverse_rms, tokens, eps,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
@@ -98,7 +99,7 @@ def _heads_forward(  # type: ignore[no-untyped-def]
                 tl.store(query + to + HALF, second.to(kind), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
 def _heads_backward(  # type: ignore[no-untyped-def]
     mixed, scale, cos_sin, inverse_rms, grad_query, grad_key, grad_value, grad_mixed, grad_scale, tokens,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
@@ -171,7 +172,7 @@ def _add_norm_forward(  # type: ignore[no-untyped-def]
     tl.store(normed + at, (values * inverse * scale).to(kind), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "per_program"])  # type: ignore[untyped-decorator]
 def _add_norm_backward(  # type: ignore[no-untyped-def]
     total, weight, inverse_rms, grad_total, grad_normed, grad, grad_weight, rows, width, per_program,
     BLOCK: tl.constexpr,
@@ -277,7 +278,7 @@ class _SplitHeads(torch.autograd.Function):
         return grad_mixed, None if scale is None else grad_scale.sum(0).to(scale.dtype), None, None
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
     over, own, over_lse, own_lse, out, lse, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
