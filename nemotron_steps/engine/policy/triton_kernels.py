@@ -1,8 +1,8 @@
 """CUDA kernels in Triton: SwiGLU, from the QKV projection to rotated heads, merging attention, softmax of logits.
 
 One pass over memory each, forward and backward, in float32 inside. Numbers of tokens are not specialised on: a kernel
-would be compiled again, for a second or more, in the first step whose count is a multiple of 16. Imported only where there is a CUDA device (and by
-the tests, which run the kernels in Triton's interpreter).
+would be compiled again, for a second or more, in the first step whose count is a multiple of 16. Imported only where
+there is a CUDA device (and by the tests, which run the kernels in Triton's interpreter).
 """
 
 from __future__ import annotations
