@@ -84,7 +84,7 @@ class CheckpointManager:
         self._started = time.monotonic()
         deadline = config.checkpoint_must_save_by
         self._must_save_by = parse_duration(deadline) if deadline else None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer") if config.save_async else None
+        self._writer: ThreadPoolExecutor | None = None
         self._in_flight: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.partial"):  # a kill while saving leaves one; nothing refers to it
@@ -121,12 +121,13 @@ class CheckpointManager:
             StorageError: the disk refused this save, or the one before; earlier checkpoints are untouched.
         """
         text = json.dumps(state)
-        if self._writer is None:
+        if not self._config.save_async:
             self._write(step, policy.save_checkpoint, text, tensors or {})
             return
         self.wait()
         snapshot = policy.snapshot()
         copies = {name: tensor.clone() for name, tensor in (tensors or {}).items()}
+        self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._in_flight = self._writer.submit(self._write, step, snapshot.write, text, copies)
 
     def check(self) -> None:
@@ -152,6 +153,10 @@ class CheckpointManager:
             if error is None:
                 raise
             error.add_note(f"besides, {failure}")  # what stopped the run comes first
+        finally:
+            if self._writer is not None:
+                self._writer.shutdown()
+                self._writer = None
 
     def _write(
         self, step: int, write_policy: Callable[[str], None], state: str, tensors: dict[str, torch.Tensor]

@@ -16,6 +16,7 @@ from nemotron_steps.engine.conversation import DEFAULT_FORMAT, TurnFormat, messa
 from nemotron_steps.engine.data import PromptRow
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.low_effort import METADATA_KEY as LOW_EFFORT_KEY
+from nemotron_steps.engine.patience import answer_of
 from nemotron_steps.engine.penalties import FORMAT_KEY
 from nemotron_steps.engine.trajectory import Trajectory
 from nemotron_steps.engine.types import Completion, Rollout, RolloutGroup, SamplingParams
@@ -141,7 +142,7 @@ class RolloutCollector:
             return await self._collect_agents(
                 prompt, environment, group_id, members, params or self._params, suffix, cut, version
             )
-        sessions = [await environment.seed(prompt.row) for _ in range(members)]
+        sessions = [await answer_of(environment.name, "seed", environment.seed(prompt.row)) for _ in range(members)]
         try:
             messages = messages_of(prompt.row, prompt.where)
             if suffix:
@@ -172,7 +173,8 @@ class RolloutCollector:
                     raise StragglerError(group_id)
             trajectories = [running[i].result() for i in finished]
             responses = [self._response(t) for t in trajectories]
-            verdicts = await environment.verify_group(prompt.row, responses, [sessions[i] for i in finished])
+            judging = environment.verify_group(prompt.row, responses, [sessions[i] for i in finished])
+            verdicts = await answer_of(environment.name, "verify_group", judging)
         finally:
             for session in sessions:
                 await environment.release(session)
@@ -205,7 +207,8 @@ class RolloutCollector:
             if trajectory.truncated or turn + 1 == self._max_turns:
                 break
             if not said.tool_calls:
-                question = await environment.follow_up(row, self._response(trajectory), session)
+                asking = environment.follow_up(row, self._response(trajectory), session)
+                question = await answer_of(environment.name, "follow_up", asking)
                 if question is None:
                     break
                 trajectory.output.append({"type": "message", "role": "user", "content": question})
@@ -247,7 +250,10 @@ class RolloutCollector:
             "max_output_tokens": params.max_new_tokens,
         }
         row = agent_row(prompt.row, suffix)
-        running = [asyncio.ensure_future(environment.run_agent(row, sampling)) for _ in range(members)]
+        running = [
+            asyncio.ensure_future(answer_of(environment.name, "run_agent", environment.run_agent(row, sampling)))
+            for _ in range(members)
+        ]
         await _until_done_or_cut(running, cut)
         finished = [i for i in range(members) if running[i].done()]
         for task in running:
@@ -285,7 +291,8 @@ class RolloutCollector:
             if arguments is None:
                 result = f"error: the arguments of `{call.name}` are not a JSON object"
             else:
-                result = await environment.call_tool(session, call.name, arguments)
+                calling = environment.call_tool(session, call.name, arguments)
+                result = await answer_of(environment.name, "call_tool", calling)
             results.append(result)
             trajectory.output.append(function_call_output_item(call.call_id, result))
         return results

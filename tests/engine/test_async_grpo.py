@@ -8,7 +8,7 @@ import math
 import pytest
 from grpo_runs import config_of, metrics_of, run_loop, start, stop_after
 
-from nemotron_steps.engine import async_grpo
+from nemotron_steps.engine import patience
 from nemotron_steps.engine.buffer import MAX_FAILURES
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.engine.generation import sampler
@@ -119,6 +119,7 @@ def test_a_prompt_whose_rollouts_never_end_is_dropped_and_counted(task, tmp_path
     (dropped,) = events_of(records, "prompt_dropped")
     assert dropped["where"] == stuck[0].where and dropped["failures"] == MAX_FAILURES
     assert events_of(records, "prompts_used_up") == [{"step": 2, "dropped": 1}]
+    assert run_loop(start(config, tmp_path, [], stuck + fine))["steps"] == 2  # and a resumed run knows that
     assert (tmp_path / "checkpoints" / "step_00000002").is_dir()
 
 
@@ -153,10 +154,12 @@ def test_a_generator_that_stops_sampling_is_a_lost_worker(changes, task, tmp_pat
     assert run.step >= 2
 
 
-def test_a_judge_that_neither_answers_nor_gives_up_is_a_lost_worker(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(async_grpo, "JUDGING_SECONDS", 0.5)
-    with pytest.raises(WorkerLostError, match="no group has been judged"):
-        run_loop(start(config_of(task, 2, **ASYNC, environment="hanging"), tmp_path))
+@pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
+def test_a_judge_that_neither_answers_nor_gives_up_is_a_lost_worker(changes, task, tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "ENVIRONMENT_SECONDS", 0.5)
+    with pytest.raises(WorkerLostError, match="`hanging` has not answered") as caught:
+        run_loop(start(config_of(task, 2, **changes, environment="hanging"), tmp_path))
+    assert caught.value.where == "hanging.verify_group"
 
 
 @pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
