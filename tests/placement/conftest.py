@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +20,25 @@ class Vowels(Environment):
 
     async def verify(self, row, response: Response, session: Session) -> Verdict:
         return Verdict(reward_of(response.text))
+
+
+class Judged(Environment):
+    """The judge's answer to the policy's, graded."""
+
+    name = "judged"
+
+    def needed_judges(self):
+        return ("judge_model",)
+
+    async def seed(self, row):  # state, so that sessions live in the actor
+        return Session(state={"asked": 0})
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        session.state["asked"] += 1
+        judge = self.judges["judge_model"]
+        messages = [{"role": "user", "content": f"say {response.text[:12]}"}]
+        text = await judge.complete(messages, temperature=1.0, top_p=1.0, max_tokens=6)
+        return Verdict(reward_of(text), {"asked": float(session.state["asked"])})
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +60,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _environments(monkeypatch):
-    monkeypatch.setitem(registry.BUILT_IN, "vowels", f"{sys.modules[__name__].__name__}:Vowels")
+    for environment in (Vowels, Judged):
+        monkeypatch.setitem(registry.BUILT_IN, environment.name, f"{__name__}:{environment.__name__}")
 
 
 def config_of(checkpoint, steps, **changes):

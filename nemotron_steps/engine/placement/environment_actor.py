@@ -160,21 +160,21 @@ class PlacedEnvironmentSet(EnvironmentSet):
         only: str | None = None,
     ) -> None:
         super().__init__(options, judges, only=only)
-        self._worker = worker
+        self.worker = worker
         self._placed: dict[str, PlacedEnvironment] = {}
 
     def get(self, name: str) -> Environment:
         """See EnvironmentSet."""
         if name not in self._placed:
             local = super().get(name)
-            result_of(self._worker.call("add", local.name, type(local), local.config), self._worker)
-            self._placed[name] = PlacedEnvironment(local, self._worker)
+            result_of(self.worker.call("add", local.name, type(local), local.config), self.worker)
+            self._placed[name] = PlacedEnvironment(local, self.worker)
         return self._placed[name]
 
     async def start(self) -> None:
         """See EnvironmentSet."""
-        await answer(self._worker.call("start"), self._worker)
+        await answer(self.worker.call("start"), self.worker)
 
     async def close(self) -> None:
         """See EnvironmentSet."""
-        await answer(self._worker.call("close"), self._worker)
+        await answer(self.worker.call("close"), self.worker)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -258,8 +259,10 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def _remote_traceback(error: Any) -> str:
-    return "\n".join(f"    {line}" for line in str(error.traceback_str).splitlines()[-8:])
+def _remote_traceback(error: Exception) -> str:
+    """The end of the traceback in the worker; Ray colours it."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return "\n".join(f"    {line}" for line in text.splitlines()[-8:])
 
 
 def _stderr_path() -> str:
