@@ -24,7 +24,7 @@ from nemotron_steps.steps.data_prep import tool_preference_prep
 from nemotron_steps.steps.data_prep.hallucinations import calls_of, conversation_text, properties_of, tools_of
 from nemotron_steps.steps.data_prep.tool_tasks import tool_rows
 from nemotron_steps.steps.rl import dpo
-from tests.models.checkpoints import hf_model
+from tests.models.checkpoints import hf_model, write_checkpoint
 
 TASKS = {"tool_tasks": {"offered": 2, "unanswerable_share": 0.25}}
 
@@ -229,3 +229,14 @@ def test_the_chain_to_dpo_type_checks(tmp_path, monkeypatch, capsys):
     plan = json.loads(capsys.readouterr().out)
     planned = [step["step"] for step in plan["steps"]]
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
+
+
+def test_the_nano3_pipeline_plans_over_own_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
+    rows = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(4)])
+    policy = tmp_path / "policy"
+    write_checkpoint("qwen3", policy)
+    assert steps(["plan", "nano3_dpo", "--input", f"source={rows}", "--input", f"policy={policy}", "--json"]) == 0
+    planned = [step["step"] for step in json.loads(capsys.readouterr().out)["steps"]]
+    assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
+    assert "convert/hf_to_megatron" in planned
