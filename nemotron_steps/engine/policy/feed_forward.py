@@ -56,17 +56,18 @@ class _FeedForward(torch.autograd.Function):
         total = (hidden + added).flatten(0, -2)
         scale = torch.linalg.vecdot(total, total).div_(total.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
         unit = total * scale
-        gate_up = product(unit, up_weight * norm_weight)
+        folded = up_weight * norm_weight
+        gate_up = product(unit, folded)
         gate, up = gate_up.chunk(2, dim=-1)
         silu = F.silu(gate)
         activated = silu * up
-        ctx.save_for_backward(unit, scale, gate_up, silu, activated, norm_weight, up_weight, down_weight)
+        ctx.save_for_backward(unit, scale, gate_up, silu, activated, folded, norm_weight, up_weight, down_weight)
         return product(activated, down_weight, plus=total).view_as(hidden)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        unit, scale, gate_up, silu, activated, norm_weight, up_weight, down_weight = ctx.saved_tensors
+        unit, scale, gate_up, silu, activated, folded, norm_weight, up_weight, down_weight = ctx.saved_tensors
         grad = grad_result.reshape(unit.shape)
         grad_down = outer_product(grad, activated)
         grad_activated = product(grad, down_weight.t())
@@ -75,10 +76,9 @@ class _FeedForward(torch.autograd.Function):
         grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
         torch.mul(grad_activated, silu, out=grad_up)
         torch.ops.aten.silu_backward.grad_input(grad_activated.mul_(up), gate, grad_input=grad_gate)
-        # Of up_weight · norm_weight, which met the states without the norm's weight.
         grad_folded = outer_product(grad_gate_up, unit)
         grad_norm = torch.linalg.vecdot(grad_folded, up_weight, dim=0)
-        grad_unit = product(grad_gate_up, (up_weight * norm_weight).t())
+        grad_unit = product(grad_gate_up, folded.t())
         along = torch.linalg.vecdot(grad_unit, unit).div_(-unit.shape[1]).unsqueeze(-1)
         grad_total = grad_unit.addcmul_(unit, along).mul_(scale).add_(grad).view_as(grad_result)
-        return grad_total, grad_total, grad_norm, grad_folded * norm_weight, grad_down, None
+        return grad_total, grad_total, grad_norm, grad_folded.mul_(norm_weight), grad_down, None

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import select_rows
 from nemotron_steps.engine.dense import row_multiple
+from nemotron_steps.engine.heap import keep_freed_memory
 from nemotron_steps.engine.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.policy import checkpoint, parallel
 from nemotron_steps.engine.policy.context import sum_parts
@@ -82,6 +83,8 @@ class MegatronPolicy:
         parallel.initialize(self.layout)
         torch.manual_seed(seed)
         self.device = parallel.device()
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.groups = parallel.Groups.current()
         self.model = PolicyModel(
             self.architecture,
