@@ -68,6 +68,8 @@ class Graph:
         self.types = registry.types
         self.problems = problems
         self.nodes: dict[str, Node] = {}
+        self.uncomposed: list[tuple[Node, StepsError]] = []
+        """What keeps configs from being composed, and the step each belongs to."""
         self._compose = compose
         self._conversions: dict[tuple[int | str, str, str | None], StepOutput] = {}
 
@@ -103,13 +105,13 @@ class Graph:
         base, number = key, 2
         while key in self.nodes:
             key, number = f"{base}#{number}", number + 1
-        config = None
-        try:
-            config = self._compose(manifest.id, config_name, tuple(overrides))
-        except StepsError as error:
-            self.report(error)
-        node = Node(key, manifest, config_name, tuple(overrides), config, because, inserted)
+        node = Node(key, manifest, config_name, tuple(overrides), None, because, inserted)
         self.nodes[key] = node
+        try:
+            node.config = self._compose(manifest.id, config_name, tuple(overrides))
+        except StepsError as error:
+            self.uncomposed += [(node, problem) for problem in getattr(error, "problems", ()) or (error,)]
+            self.report(error)
         return node
 
     def convert(self, source: InputSource, path: Iterable[Conversion], consumer: Node, port: str) -> InputSource:

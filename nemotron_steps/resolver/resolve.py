@@ -63,6 +63,7 @@ def resolve(
                 problem.hints = tuple(_for_stage(hint, node.key) for hint in problem.hints)
             graph.report(problem)
     _check_inputs(order, graph)
+    _name_steps(graph, request)
     raise_all(problems, f"cannot plan '{request.command}'")
     return Plan(
         tuple(node.planned() for node in order),
@@ -92,6 +93,17 @@ def _check_config(node: Node, checks: Sequence[Check], profile: Mapping[str, Any
     subject = CheckSubject(node.key, node.manifest, node.config, profile)
     for check in checks:
         yield from check(subject)
+
+
+def _name_steps(graph: Graph, request: Request) -> None:
+    """Say which step a config problem belongs to, where there are several."""
+    if len(graph.nodes) < 2:
+        return
+    for node, problem in graph.uncomposed:
+        if node.key not in problem.what:
+            problem.what = f"{node.key}: {problem.what}"
+        if not request.chained:
+            problem.hints = tuple(_for_stage(hint, node.key) for hint in problem.hints)
 
 
 def _for_stage(hint: str, stage: str) -> str:

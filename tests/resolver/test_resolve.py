@@ -436,7 +436,7 @@ def test_pipeline_mistakes_come_together(world: World) -> None:
         world.plan_pipeline(pipeline(*stages))
     assert [(p.code, p.what) for p in raised.value.problems] == [
         ("E110", "there is no step 'no/such'"),
-        ("E200", "step 'rl' has no config 'huge'"),
+        ("E200", "train: step 'rl' has no config 'huge'"),
         ("E305", "use has no input 'wrong'"),
         ("E301", "'policy' of use cannot take prompts"),
     ]
