@@ -12,6 +12,11 @@ import os
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 NEEDS = {
     "vllm": (lambda: importlib.util.find_spec("vllm") is not None, "make setup-test"),

@@ -77,6 +77,7 @@ class _AsyncLoop:
         try:
             while run.step < run.total_steps:
                 record = StepRecord()
+                tokens_before = run.sampler.generated_tokens
                 with record.timer.phase("wait_for_rollouts"):
                     groups = await self._next_groups()
                 if groups is None:
@@ -84,7 +85,6 @@ class _AsyncLoop:
                     break
                 record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
                 record.metrics.update(self._sampling_metrics())
-                tokens_before = run.sampler.generated_tokens
                 await self._beside_generation(groups, record)
                 with record.timer.phase("drain"):
                     if not self.settings.in_flight_weight_updates:
