@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.types import FinishReason, GenerationRequest, SamplingParams
@@ -143,3 +144,22 @@ def test_greedy_equals_transformers(generator, model):
             torch.tensor(PROMPTS[:1]), max_new_tokens=12, do_sample=False, eos_token_id=EOS, pad_token_id=0
         )
     assert done.token_ids == expected[0, len(PROMPTS[0]) :].tolist()
+
+
+def test_closing_it_leaves_the_process_groups_to_the_policies(generator, tmp_path):
+    """Last in this file: nothing can be sampled afterwards."""
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+    from tests.models.checkpoints import write_checkpoint
+    from tests.policy.batches import grouped_batch, policy_config, rl_loss
+
+    write_checkpoint("qwen3", tmp_path / "qwen3")
+    world = dist.group.WORLD
+    policy, other = (MegatronPolicy(policy_config(), tmp_path / "qwen3", rl_loss()) for _ in range(2))
+    assert policy.train_step(grouped_batch(0)) == other.train_step(grouped_batch(0))
+    generator.close()
+    assert dist.group.WORLD is world
+    policy.save_checkpoint(str(tmp_path / "step"))
+    fresh = MegatronPolicy(policy_config(), tmp_path / "qwen3", rl_loss())
+    fresh.load_checkpoint(str(tmp_path / "step"))
+    assert fresh.train_step(grouped_batch(1)) == policy.train_step(grouped_batch(1))
+    generator.close()  # closed already: nothing happens

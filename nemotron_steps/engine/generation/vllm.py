@@ -158,7 +158,7 @@ class VllmGenerator:
 
     def close(self) -> None:
         """Shut the engine down. torch.distributed stays as it is: a policy of this process may train on."""
-        core = getattr(self._engine, "engine_core", None)
+        core, self._engine = getattr(self._engine, "engine_core", None), None
         if core is not None:
             with _default_group_kept():
                 core.shutdown()
