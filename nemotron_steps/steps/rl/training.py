@@ -15,6 +15,7 @@ from nemotron_steps.engine.conversation import TurnFormat
 from nemotron_steps.engine.data import PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.evaluation import EvaluationResult
 from nemotron_steps.engine.grpo import GrpoRun, evaluate_heldout, train
+from nemotron_steps.engine.heap import freeze_objects
 from nemotron_steps.engine.parts import Parts, build_parts
 from nemotron_steps.engine.rollouts import RolloutCollector
 from nemotron_steps.engine.setup import build_endpoint, sampling_params
@@ -88,9 +89,7 @@ def build_run(
             parts.environments.offer_policy(endpoint.url, endpoint.model_name)
             context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
         run = _assemble(context, parts, chat, prompts, rows, validation)
-        # Models and libraries live as long as the run: a full collection need not walk their million objects.
-        gc.collect()
-        gc.freeze()
+        freeze_objects()
         parts.resources.callback(gc.unfreeze)
         run.resources = parts.resources.pop_all()
     return run, parts.environments
