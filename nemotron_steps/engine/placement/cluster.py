@@ -97,6 +97,14 @@ class RayCluster:
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         return {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
 
+    def beside_driver(self) -> dict[str, Any]:
+        """Ray's options for an actor on this process's machine, whose loopback servers it may need."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = ray.get_runtime_context().get_node_id()
+        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+
     def release(self) -> None:
         """Give the reserved devices back."""
         import ray

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge
-from nemotron_steps.engine.placement.workers import Worker, WorkerProcess, answer, result_of
+from nemotron_steps.engine.placement.workers import SILENT_SECONDS, Worker, WorkerProcess, answer, result_of
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Response, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judges import Judge
+from nemotron_steps.environments.judges import HttpJudge, Judge
 
 Judges = Mapping[str, PlacedJudge | HttpJudgeRecipe]
 
@@ -66,6 +67,12 @@ class EnvironmentWorker(WorkerProcess):
         """See Environment."""
         sessions = [self._session(place) for place in places]
         return await self._environments[name].verify_group(row, responses, sessions)
+
+    async def start_step(self, step: str) -> None:
+        """Tell the judges behind HTTP, which live here, the training step."""
+        for judge in self._judges.values():
+            if isinstance(judge, HttpJudge):
+                judge.start_step(step)
 
     async def release(self, name: str, number: int) -> None:
         """See Environment."""
@@ -141,6 +148,17 @@ class PlacedEnvironment(Environment):
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         return await answer(self._worker.call(method, self.name, *arguments), self._worker)
+
+
+@dataclass(frozen=True)
+class JudgesBehindHttp:
+    """The judges behind HTTP of an EnvironmentWorker, as far as the training loop knows them."""
+
+    worker: Worker
+
+    def start_step(self, step: str) -> None:
+        """See HttpJudge."""
+        result_of(self.worker.call("start_step", step), self.worker, timeout_s=SILENT_SECONDS)
 
 
 class PlacedEnvironmentSet(EnvironmentSet):

@@ -68,12 +68,13 @@ class HttpJudgeRecipe:
 
     role: str
     config: VllmModelConfig
+    seed: int
 
     def build(self) -> Judge:
-        """The judge."""
+        """The judge, once its server is ready; see engine.setup.build_judge."""
         from nemotron_steps.engine.setup import build_judge
 
-        return build_judge(self.role, self.config, defer_to=None, seed=0)
+        return build_judge(self.role, self.config, defer_to=None, seed=self.seed)
 
 
 def start_judge(role: str, config: VllmModelConfig, options: Mapping[str, Any], *, seed: int) -> PlacedJudge:

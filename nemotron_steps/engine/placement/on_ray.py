@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
 from nemotron_steps.engine.grpo_step import needs_reference_logprobs
+from nemotron_steps.engine.judges import StepwiseJudge
 from nemotron_steps.engine.placement.cluster import RayCluster
-from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, PlacedEnvironmentSet
+from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, JudgesBehindHttp, PlacedEnvironmentSet
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
@@ -84,13 +85,14 @@ class PlacedRun:
 
     policy: RayPolicy
     generator: RayGenerator
-    judges: list[PlacedJudge]
+    judges: list[StepwiseJudge]
     environments: PlacedEnvironmentSet
     resources: ExitStack
 
     def where(self) -> dict[str, Any]:
         """Every worker's process and device, and how weights travel."""
-        workers = [*self.policy.workers, *self.generator.workers, *(judge.worker for judge in self.judges)]
+        workers = [*self.policy.workers, *self.generator.workers, self.environments.worker]
+        workers += [judge.worker for judge in self.judges if isinstance(judge, PlacedJudge)]
         places = {w.name: f"process {w.pid} on {w.host}" + (f", {w.device}" if w.device else "") for w in workers}
         return {"backend": "ray", "workers": places, "weight_sync": self.generator.ways}
 
@@ -154,8 +156,9 @@ def place(
         resources.callback(generator.close)
         generator.update_weights(policy.weights(), 0)
         judges = _place_judges(config, chosen, local, plan, cluster, resources)
-        environments = _place_environments(config, chosen, judges, resources)
-        return PlacedRun(policy, generator, list(judges.values()), environments, resources.pop_all())
+        environments = _place_environments(config, chosen, judges, cluster, resources)
+        stepwise: list[StepwiseJudge] = [*judges.values(), JudgesBehindHttp(environments.worker)]
+        return PlacedRun(policy, generator, stepwise, environments, resources.pop_all())
 
 
 def _share(plan: DevicePlan, *, policy: bool, judges: bool) -> float:
@@ -191,18 +194,19 @@ def _place_environments(
     config: RlConfig,
     chosen: dict[str, VllmModelConfig],
     placed: dict[str, PlacedJudge],
+    cluster: RayCluster,
     resources: ExitStack,
 ) -> PlacedEnvironmentSet:
     gym = config.env.nemo_gym
     travelling: dict[str, PlacedJudge | HttpJudgeRecipe] = {
-        role: placed[role] if role in placed else HttpJudgeRecipe(role, judge) for role, judge in chosen.items()
+        role: placed[role] if role in placed else HttpJudgeRecipe(role, judge, config.grpo.seed)
+        for role, judge in chosen.items()
     }
     here: dict[str, Judge] = {
         role: judge.build() if isinstance(judge, HttpJudgeRecipe) else judge for role, judge in travelling.items()
     }
-    options: dict[str, Any] = {"num_cpus": 0}
     worker = start_workers(
-        EnvironmentWorker, ["environments"], [options], [travelling], asynchronous=True, device=False
+        EnvironmentWorker, ["environments"], [cluster.beside_driver()], [travelling], asynchronous=True, device=False
     )[0]
     resources.callback(stop_workers, [worker])
     only = None if config.env.should_use_nemo_gym else config.env.environment
