@@ -28,7 +28,7 @@ REPLY = "<think>be kind</think>Hi."
 MAX_LENGTH = 256
 
 
-def make_taught_checkpoint(folder: Path, steps: int = 120) -> float:
+def make_taught_checkpoint(folder: Path, steps: int = 80) -> float:
     """Write the checkpoint; returns the last training loss."""
     from transformers import AutoTokenizer, Qwen3ForCausalLM
 
