@@ -179,8 +179,9 @@ class CheckpointManager:
             partial.rename(final)
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
+            reason = error.found if isinstance(error, StorageError) else error.strerror
             raise StorageError(
-                f"checkpoint of step {step} could not be written: {getattr(error, 'strerror', None) or error}",
+                f"checkpoint of step {step} could not be written: {reason}",
                 where=str(final),
                 hints=["free disk space, then run the same command again: it goes on from the last checkpoint"],
             ) from error

@@ -157,9 +157,21 @@ class StagedSave:
         if self._group is not None:
             dist.all_reduce(failed, group=self._group)
         if failed:
-            failures = getattr(failure, "failures", None)
-            cause = next(iter(failures.values()))[0] if failures else failure or "another rank failed"
-            raise StorageError("the checkpoint could not be written", where=str(folder), found=str(cause)) from failure
+            raise StorageError(
+                "the checkpoint could not be written", where=str(folder), found=_reason(failure)
+            ) from failure
+
+
+def _reason(failure: BaseException | None) -> str:
+    """What the disk said, from under what torch made of it ("unexpected pos 704 vs 598")."""
+    failures = getattr(failure, "failures", None)
+    error = next(iter(failures.values()))[0] if failures else failure
+    cause = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None and cause.strerror:
+        return str(cause.strerror)
+    return str(error or "another rank failed").splitlines()[0]
 
 
 def load_sharded(state: dict[str, Any], folder: str | Path) -> dict[str, Any]:

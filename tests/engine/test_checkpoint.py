@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -106,6 +107,26 @@ def test_an_error_of_the_last_save_comes_out_at_the_end(tmp_path: Path) -> None:
         manager.save(2, policy, {})  # type: ignore[arg-type]
         raise ValueError("the run broke")
     assert "checkpoint of step 2 could not be written" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("save_async", [False, True])
+def test_a_real_disk_limit_is_said_in_one_line(save_async: bool, tmp_path: Path) -> None:
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+    from tests.models.checkpoints import write_checkpoint
+    from tests.policy.batches import policy_config, rl_loss
+
+    write_checkpoint("qwen3", tmp_path / "qwen3")
+    policy: Any = MegatronPolicy(policy_config(), tmp_path / "qwen3", rl_loss())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # the weights are larger than that
+    try:
+        with pytest.raises(StorageError) as caught, manager_of(tmp_path / "runs", save_async=save_async) as manager:
+            manager.save(5, policy, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.what.startswith("checkpoint of step 5 could not be written: ")
+    assert "File too large" in caught.value.what and "\n" not in caught.value.what
+    assert not list((tmp_path / "runs").iterdir())
 
 
 @pytest.mark.parametrize("save_async", [False, True])
