@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
 from nemotron_steps.config.validation import has_key, load_schema
 from nemotron_steps.engine.signals import RULES
 from nemotron_steps.manifest.models import StepManifest
@@ -114,3 +116,10 @@ def test_pipeline_stages_name_steps_and_ports_that_exist() -> None:
 def test_manifests_name_no_path_of_a_machine() -> None:
     for file in Path(builtin_pack_root(), "manifests").rglob("*.toml"):
         assert not re.search(r'"/(?!/)', file.read_text()), file
+
+
+@pytest.mark.parametrize("step", ["rl/nemo_rl/rlvr", "rl/nemo_rl/swe"])
+def test_parser_choices_are_those_of_the_config(step: str) -> None:
+    choices = {p.name: p.choices for p in REGISTRY.steps[step].parameters}
+    assert set(choices["policy.generation.tool_parser"]) == set(get_args(ToolParserName))
+    assert set(choices["policy.generation.reasoning_parser"]) == set(get_args(ReasoningParserName))
