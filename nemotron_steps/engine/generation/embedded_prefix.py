@@ -24,7 +24,7 @@ from nemotron_steps.engine.generation.embedded_model import EmbeddedModel
 BLOCK = 16
 _WORTHWHILE_TOKENS = 256  # one more forward pass costs about as much as feeding this many tokens
 # Attending in two parts costs about as much as reading this many tokens more in every row.
-_SHARED_TOKENS = 64
+_SHARED_TOKENS = 32
 _SHARING_ROWS = 4
 _CHUNK_TOKENS = {"cpu": 2048, "cuda": 32_768}  # one prefill pass; on a CPU its activations stay in the cache
 
