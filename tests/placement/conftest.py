@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -45,9 +50,29 @@ class Judged(Environment):
 def cluster():
     from nemotron_steps.engine.placement.cluster import RayCluster
 
-    cluster = RayCluster(ClusterConfig(backend="ray"))
+    with mock.patch("os.cpu_count", return_value=2):  # what `second_node` counts on
+        cluster = RayCluster(ClusterConfig(backend="ray"))
     yield cluster
     cluster.close()
+
+
+@pytest.fixture
+def second_node(cluster):
+    """Another Ray node of two CPUs joins, as one would by hand on another machine; gives the cluster's address."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    command = [str(Path(sys.executable).with_name("ray")), "start", f"--address={address}", "--num-cpus=2", "--block"]
+    node = subprocess.Popen(
+        [*command, "--num-gpus=0", "--disable-usage-stats"], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + 60
+    while len([n for n in ray.nodes() if n["Alive"]]) < 2:
+        assert node.poll() is None and time.monotonic() < deadline, "the second node did not join"
+        time.sleep(0.1)
+    yield address
+    node.terminate()
+    node.wait(30)
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,9 @@ def test_a_run_with_a_judge_is_the_same_in_one_process_and_on_ray(cluster, check
     assert all(m["weight_sync/bytes"] > 1e6 and m["weight_sync/seconds"] > 0 for m in there[0])
 
 
-def test_two_ranks_and_two_generators_train_as_one_process_does(cluster, checkpoint, tmp_path, monkeypatch):
+def test_two_ranks_and_generators_on_another_node_train_as_one_process_does(
+    second_node, checkpoint, tmp_path, monkeypatch
+):
     here = figures(config_of(checkpoint, 3), tmp_path / "process")
 
     def break_it(run):
@@ -99,6 +101,9 @@ def test_two_ranks_and_two_generators_train_as_one_process_does(cluster, checkpo
         with pytest.raises(EngineError, match="policy rank") as caught:
             run.policy.logprobs(batch)
         assert "IndexError" in caught.value.found
+        nodes = {worker.node for worker in run.policy.workers}, {worker.node for worker in run.generator.workers}
+        assert len(set.union(*nodes)) == 2 and not nodes[0] & nodes[1]
+        assert run.generator.ways == ["gloo", "gloo"]
         monkeypatch.setattr(generator_group, "SILENT_SECONDS", 3.0)
         stopped = run.generator.workers[1]
         lost(stopped, lambda: generate(run), signal.SIGSTOP)
@@ -106,6 +111,7 @@ def test_two_ranks_and_two_generators_train_as_one_process_does(cluster, checkpo
 
     changes = {
         "cluster__backend": "ray",
+        "cluster__ray_address": second_node,  # an existing cluster: every worker takes one of the nodes' two CPUs
         "cluster__policy_workers": 2,
         "policy__generation__colocated": {"enabled": False, "generation_devices": 2},
     }
