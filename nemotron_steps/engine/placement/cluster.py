@@ -169,6 +169,7 @@ def _start(config: ClusterConfig, workers: int) -> None:
             # Workers are children of Ray's own processes and inherit what these are started with.
             with _environment(workers):
                 ray.init(
+                    address="local",  # not whatever else runs on this machine
                     num_cpus=max(1, os.cpu_count() or 1),
                     num_gpus=gpus,
                     include_dashboard=False,
