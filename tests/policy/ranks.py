@@ -61,6 +61,29 @@ DTENSOR: dict[str, dict[str, Any]] = {
     "dtensor, data": {"enabled": True},
     "dtensor, tensor": {"enabled": True, "tensor_parallel_size": 2},
 }
+FOUR: dict[str, dict[str, dict[str, Any]]] = {
+    "qwen3": {
+        "data, distributed optimizer": {"optimizer": {"use_distributed_optimizer": True}},
+        "tensor, data": {"tensor_model_parallel_size": 2},
+        "tensor, pipeline": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+        "context, data": {"context_parallel_size": 2},
+        "context, pipeline": {"context_parallel_size": 2, "pipeline_model_parallel_size": 2},
+        "pipeline": {"pipeline_model_parallel_size": 4},
+        "dtensor, data": {"dtensor_cfg": {"enabled": True}},
+        "dtensor, data, tensor": {"dtensor_cfg": {"enabled": True, "tensor_parallel_size": 2}},
+    },
+    "qwen3_moe": {
+        "expert, data": {"expert_model_parallel_size": 2},
+        "expert, pipeline": {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+        "expert, tensor, sequence, data": {
+            "expert_model_parallel_size": 2,
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+            "optimizer": {"use_distributed_optimizer": True},
+        },
+    },
+}
+"""Layouts of four ranks."""
 OPTIMIZER = {"lr": 1e-2, "weight_decay": 0.1}
 
 
@@ -138,6 +161,16 @@ def scenarios(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     return results
 
 
+def scenarios_of_four(folders: dict[str, Path]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for model, layouts in FOUR.items():
+        for name, layout in layouts.items():
+            changes = {key: value for key, value in layout.items() if key == "dtensor_cfg"}
+            megatron = {key: value for key, value in layout.items() if key != "dtensor_cfg"}
+            results[f"{model}: {name}"], _ = two_steps(folders[model], megatron, train_micro_batch_size=3, **changes)
+    return results
+
+
 def written_behind(folder: Path, out: Path) -> None:
     """Checkpoints of one step: saved, and written by a thread from a snapshot while all ranks train on."""
     from threading import Thread
@@ -178,7 +211,8 @@ def main(rank: int, ranks: int, store: str, out: str, folders: dict[str, str]) -
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    results = scenarios({name: Path(folder) for name, folder in folders.items()}, Path(out))
+    models = {name: Path(folder) for name, folder in folders.items()}
+    results = scenarios_of_four(models) if ranks == 4 else scenarios(models, Path(out))
     Path(out, f"rank{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
