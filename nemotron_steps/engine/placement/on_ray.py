@@ -64,9 +64,16 @@ class DevicePlan:
                 found=str(generators),
                 hints=[f"policy.generation.colocated.generation_devices={max(1, gpus // 2)}"],
             )
-        return cls(
-            ranks, ranks if colocated.enabled else generators, colocated.enabled, judges if judge_nodes else 0, True
-        )
+        if cluster.policy_workers not in (None, ranks):
+            raise ConfigError(
+                "on GPUs the number of policy ranks follows from the devices",
+                where="cluster.policy_workers",
+                expected=f"null, or {ranks}",
+                found=str(cluster.policy_workers),
+                hints=["cluster.policy_workers=null"],
+            )
+        generators = ranks if colocated.enabled else generators
+        return cls(ranks, generators, colocated.enabled, judges if judge_nodes else 0, True)
 
     @property
     def bundles(self) -> list[dict[str, float]]:

@@ -142,11 +142,13 @@ def _check_placement(config: RlConfig) -> None:
     needing = {
         "policy.generation.colocated.enabled": not config.policy.generation.colocated.enabled,
         "cluster.policy_workers": (config.cluster.policy_workers or 1) > 1,
+        "cluster.num_nodes": config.cluster.num_nodes > 1,
+        "cluster.ray_address": config.cluster.ray_address is not None,
     }
     asked = [key for key, wanted in needing.items() if wanted]
     if asked:
         raise UnsupportedError(
-            "separate devices and several policy ranks need Ray",
+            "separate devices, several policy ranks and several nodes need Ray",
             where=", ".join(asked),
             expected="cluster.backend=ray",
             found="cluster.backend=process",
