@@ -79,7 +79,8 @@ class _Linear(torch.autograd.Function):
 
 @cache
 def _has_onednn() -> bool:
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    # The operator is private to torch: a version without it computes the same by torch's own products.
+    available: bool = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
     return available and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
