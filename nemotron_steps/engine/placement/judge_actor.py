@@ -14,6 +14,7 @@ from nemotron_steps.engine.placement.workers import (
     answer,
     result_of,
     start_workers,
+    stop_workers,
 )
 from nemotron_steps.environments.judges import Judge, Messages
 from nemotron_steps.errors import JudgeUnavailableError
@@ -83,9 +84,18 @@ def start_judge(role: str, config: VllmModelConfig, options: Mapping[str, Any], 
     Raises:
         JudgeUnavailableError: its model is not loaded within readiness_timeout_s.
     """
+    worker = start_workers(JudgeWorker, [f"judge {role}"], [options])[0]
+    try:
+        _wait_until_ready(worker, role, config, seed)
+    except BaseException:
+        stop_workers([worker])
+        raise
+    return PlacedJudge(worker)
+
+
+def _wait_until_ready(worker: Worker, role: str, config: VllmModelConfig, seed: int) -> None:
     import ray
 
-    worker = start_workers(JudgeWorker, [f"judge {role}"], [options], asynchronous=True)[0]
     loading = worker.call("build", role, config, seed)
     if not ray.wait([loading], timeout=config.readiness_timeout_s)[0]:
         raise JudgeUnavailableError(
@@ -96,4 +106,3 @@ def start_judge(role: str, config: VllmModelConfig, options: Mapping[str, Any], 
             hints=[f"env.nemo_gym.{role}.responses_api_models.vllm_model.readiness_timeout_s=3600"],
         )
     result_of(loading, worker)
-    return PlacedJudge(worker)

@@ -212,9 +212,9 @@ def _place_environments(
     here: dict[str, Judge] = {
         role: judge.build() if isinstance(judge, HttpJudgeRecipe) else judge for role, judge in travelling.items()
     }
-    worker = start_workers(
-        EnvironmentWorker, ["environments"], [cluster.beside_driver()], [travelling], asynchronous=True, device=False
-    )[0]
+    worker = start_workers(EnvironmentWorker, ["environments"], [cluster.beside_driver()], [travelling], device=False)[
+        0
+    ]
     resources.callback(stop_workers, [worker])
     only = None if config.env.should_use_nemo_gym else config.env.environment
     return PlacedEnvironmentSet(gym.environments, here, worker, only=only)

@@ -29,10 +29,10 @@ HEALTH = "health"
 
 
 class WorkerProcess:
-    """Base of every actor's class. Subclasses with coroutines become asyncio actors, where every method may overlap."""
+    """Base of every actor's class. Its methods run one at a time; in subclasses with coroutines, those may overlap."""
 
     THREADS: ClassVar[tuple[str, ...]] = (HEALTH,)
-    """Concurrency groups: calls that run beside the others, one at a time each. Not for asyncio actors."""
+    """Concurrency groups: calls that run beside the others, one at a time each."""
 
     def describe(self, *, device: bool) -> dict[str, Any]:
         """Who and where this process is; `device`: with the identity of its GPU (imports torch)."""
@@ -100,7 +100,6 @@ def start_workers(
     options: Sequence[Mapping[str, Any]],
     arguments: Sequence[Any] = (),
     *,
-    asynchronous: bool = False,
     device: bool = True,
 ) -> list[Worker]:
     """Start one actor a name and wait until all of them answer.
@@ -108,7 +107,6 @@ def start_workers(
     Args:
         options: Ray's actor options, one mapping a name.
         arguments: of the constructor, the same for all.
-        asynchronous: the class has coroutines.
         device: ask which GPU each has.
 
     Raises:
@@ -116,8 +114,7 @@ def start_workers(
     """
     import ray
 
-    # Threaded actors answer pings while they compute; asyncio actors do so between two steps.
-    threads = {} if asynchronous else {"concurrency_groups": dict.fromkeys(process.THREADS, 1)}
+    threads = {"concurrency_groups": dict.fromkeys(process.THREADS, 1)}
     remote: Any = ray.remote
     actors = [remote(max_restarts=0, **own, **threads)(process).remote(*arguments) for own in options]
     unknown = [Worker(name, actor) for name, actor in zip(names, actors, strict=True)]
@@ -212,7 +209,7 @@ async def answer(reference: Any, worker: Worker) -> Any:
                 return future.result()
             except ray.exceptions.RayError as error:
                 raise meaning(error, worker) from None
-        ping = asyncio.wrap_future(worker.call("ping").future())
+        ping = asyncio.wrap_future(worker.beside("ping").future())
         done, _ = await asyncio.wait({future, ping}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             raise worker.lost(f"it has not answered for {SILENT_SECONDS:.0f} s")

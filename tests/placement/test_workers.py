@@ -1,0 +1,86 @@
+"""Actors as workers: which errors arrive, and what counts as lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from nemotron_steps.config.schema.rl import VllmModelConfig
+from nemotron_steps.engine.placement import workers as module
+from nemotron_steps.engine.placement.judge_actor import start_judge
+from nemotron_steps.engine.placement.workers import (
+    WorkerProcess,
+    answer,
+    result_of,
+    settle,
+    start_workers,
+    stop_workers,
+)
+from nemotron_steps.errors import DataError, EngineError, JudgeUnavailableError, WorkerLostError
+
+pytestmark = pytest.mark.ray
+
+
+class Sleeper(WorkerProcess):
+    async def block(self, seconds: float) -> str:
+        """Hold the event loop, as a grader may."""
+        time.sleep(seconds)
+        return "done"
+
+    async def refuse(self) -> None:
+        raise DataError("a bad row", where="rows.jsonl:3", hints=["fix it"])
+
+    async def fail(self) -> None:
+        print("about to fail", flush=True)
+        raise ZeroDivisionError("nothing to divide by")
+
+    async def leave(self) -> None:
+        print("leaving", flush=True)
+        os._exit(7)
+
+
+@pytest.fixture
+def worker(cluster, monkeypatch):
+    monkeypatch.setattr(module, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(module, "SILENT_SECONDS", 2.0)
+    started = start_workers(Sleeper, ["sleeper"], [{"num_cpus": 0}], device=False)
+    yield started[0]
+    stop_workers(started)
+
+
+def test_errors_arrive_as_what_they_are(worker):
+    with pytest.raises(DataError) as caught:
+        result_of(worker.call("refuse"), worker)
+    assert caught.value.where == "rows.jsonl:3" and caught.value.hints == ("fix it",)
+    assert type(caught.value) is DataError
+    with pytest.raises(EngineError, match="`sleeper` failed") as failed:
+        settle({worker.call("fail"): worker})
+    assert "ZeroDivisionError: nothing to divide by" in failed.value.found and "in fail" in failed.value.found
+    with pytest.raises(WorkerLostError, match="`sleeper` is lost") as gone:
+        result_of(worker.call("leave"), worker)
+    assert "leaving" in gone.value.found  # its last log line
+
+
+def test_a_busy_worker_is_waited_for_and_a_stopped_one_is_not(worker):
+    assert asyncio.run(awaited(worker, "block", 4.0)) == "done"  # longer than pings are waited for
+    assert settle({worker.call("block", 4.0): worker}) == ["done"]
+    os.kill(worker.pid, signal.SIGSTOP)
+    for wait in (lambda: asyncio.run(awaited(worker, "block", 0.0)), lambda: settle({worker.call("ping"): worker})):
+        started = time.monotonic()
+        with pytest.raises(WorkerLostError, match="`sleeper` is lost"):
+            wait()
+        assert time.monotonic() - started < 10
+
+
+async def awaited(worker, method, *arguments):
+    return await answer(worker.call(method, *arguments), worker)
+
+
+def test_a_judge_that_is_not_ready_in_time_stops_the_run_before_it_trains(cluster, checkpoint):
+    config = VllmModelConfig(model=str(checkpoint), readiness_timeout_s=0.01)
+    with pytest.raises(JudgeUnavailableError, match="did not become ready"):
+        start_judge("judge_model", config, {"num_cpus": 0}, seed=0)
