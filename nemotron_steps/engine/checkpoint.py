@@ -23,8 +23,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
+from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
-from nemotron_steps.errors import ConfigError, StorageError
+from nemotron_steps.errors import ConfigError, RetryableError, StepsError, StorageError
 
 STATE_FILE = "state.json"
 TENSOR_FILE = "state.safetensors"
@@ -105,6 +106,23 @@ class CheckpointManager:
         """Whether checkpoint_must_save_by has come: save now and stop."""
         return self._must_save_by is not None and time.monotonic() - self._started >= self._must_save_by
 
+    def refuse_overtime(self, step: int, total_steps: int, reporter: Reporter) -> None:
+        """End the run when its time is over; called once `step` is saved. A model trained in part is no output.
+
+        Raises:
+            RetryableError: resuming goes on from this step.
+        """
+        if not self.out_of_time():
+            return
+        reporter.event("out_of_time", step=step)
+        raise RetryableError(
+            "the run's time is over; it goes on from the checkpoint just saved",
+            where=f"checkpointing.checkpoint_must_save_by={self._config.checkpoint_must_save_by}",
+            expected=f"{total_steps} steps",
+            found=f"{step} trained",
+            hints=["steps run ... --resume RUN"],
+        )
+
     def due(self, step: int, last: bool) -> bool:
         """Whether the step just finished (1-based) is to be saved."""
         return self._config.enabled and (last or step % self._config.save_period == 0 or self.out_of_time())
@@ -149,7 +167,7 @@ class CheckpointManager:
     ) -> None:
         try:
             self.wait()
-        except StorageError as failure:
+        except StepsError as failure:
             if error is None:
                 raise
             error.add_note(f"besides, {failure}")  # what stopped the run comes first
@@ -170,13 +188,14 @@ class CheckpointManager:
             write_policy(str(partial / "policy"))
             if tensors:
                 save_file(tensors, str(partial / TENSOR_FILE))
-            with (partial / STATE_FILE).open("w") as file:
-                file.write(state)
-                file.flush()
-                os.fsync(file.fileno())
+            (partial / STATE_FILE).write_text(state)
+            for path in [*partial.rglob("*"), partial]:  # on disk before the name is: a machine may lose power
+                _flush(path)
             if final.exists():  # the same step saved again by a resumed run
                 shutil.rmtree(final)
             partial.rename(final)
+            _flush(self._folder)
+            self._prune(Checkpoint(step, final))
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = error.found if isinstance(error, StorageError) else error.strerror
@@ -185,7 +204,6 @@ class CheckpointManager:
                 where=str(final),
                 hints=["free disk space, then run the same command again: it goes on from the last checkpoint"],
             ) from error
-        self._prune(Checkpoint(step, final))
 
     def _prune(self, newest: Checkpoint) -> None:
         keep = self._config.keep_top_k
@@ -204,3 +222,12 @@ class CheckpointManager:
         # The newest is always kept: without it a kill would lose work.
         for checkpoint in others[: max(0, len(others) - (keep - 1))]:
             shutil.rmtree(checkpoint.path)
+
+
+def _flush(path: Path) -> None:
+    """Have the disk keep a file, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

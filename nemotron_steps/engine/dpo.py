@@ -168,9 +168,8 @@ def optimize_preferences(
         checkpoints.check()
         if checkpoints.due(step, last=False):
             checkpoints.save(step, policy, {"validation_before": before, "metrics": metrics})
-            if checkpoints.out_of_time():
-                reporter.event("out_of_time", step=step)
-                break
+            if step < total:
+                checkpoints.refuse_overtime(step, total, reporter)
     summary: dict[str, Any] = {
         "steps": step,
         "train_loss": metrics.get("loss"),

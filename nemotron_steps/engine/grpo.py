@@ -280,21 +280,26 @@ def finish_step(
     rewards: Sequence[float],
     buffer: GroupBuffer | None = None,
 ) -> bool:
-    """Log, raise signals, checkpoint (with the asynchronous loop's buffer). Returns whether to go on."""
+    """Log, raise signals, checkpoint (with the asynchronous loop's buffer). Returns whether to go on.
+
+    Raises:
+        RetryableError: checkpoint_must_save_by has come, and the step is saved.
+    """
     record.metrics.update(record.timer.metrics())
     record.metrics["timing/step_s"] = time.perf_counter() - record.started
     last = run.step >= run.total_steps
+    signals = run.signals.update(run.step, record.metrics)  # before they are saved: a resumed run goes on from them
     run.checkpoints.check()
-    if run.checkpoints.due(run.step, last):
+    saved = run.checkpoints.due(run.step, last)
+    if saved:
         save_step(run, record, rewards, buffer)
     run.reporter.metrics(run.step, record.metrics)
     run.reporter.progress(f"grpo  reward {record.metrics['reward/mean']:.3f}", run.step, run.total_steps)
-    for signal in run.signals.update(run.step, record.metrics):
+    for signal in signals:
         run.reporter.signal(signal.name, step=signal.step, message=signal.message, **signal.numbers)
     _report_sample(run, groups)
-    if run.checkpoints.out_of_time() and not last:
-        run.reporter.event("out_of_time", step=run.step)
-        return False
+    if saved and not last:
+        run.checkpoints.refuse_overtime(run.step, run.total_steps, run.reporter)
     return not last
 
 

@@ -87,9 +87,8 @@ def finetune(
         checkpoints.check()
         if checkpoints.due(step, last=False):
             checkpoints.save(step, policy, {"loss_before": loss_before, "metrics": metrics})
-            if checkpoints.out_of_time():
-                reporter.event("out_of_time", step=step)
-                break
+            if step < total:
+                checkpoints.refuse_overtime(step, total, reporter)
     summary: dict[str, Any] = {"steps": step, "train_loss": loss}
     if validation:
         summary["validation_loss_before"] = loss_before

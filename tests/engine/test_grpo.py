@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
-from grpo_runs import config_of, metrics_of, start, stop_after
+from grpo_runs import config_of, metrics_of, run_loop, start, stop_after
 
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.engine.grpo import train
-from nemotron_steps.errors import JudgeUnavailableError, NonFiniteLossError, UnsupportedError
+from nemotron_steps.errors import JudgeUnavailableError, NonFiniteLossError, RetryableError, UnsupportedError
 
 
 def test_reward_rises_and_generator_and_policy_agree(task, tmp_path):
@@ -78,3 +79,17 @@ def test_nan_stops_before_the_update(task, tmp_path):
 def test_what_needs_several_processes_is_refused_in_one_before_anything_loads(task, tmp_path, changes):
     with pytest.raises(UnsupportedError, match="need Ray"):
         start(config_of(task, 1, **changes), tmp_path)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_run_whose_time_is_over_is_saved_and_ends_without_a_model(asynchronous, task, tmp_path):
+    changes = {"grpo__async_grpo__enabled": asynchronous, "checkpointing__save_async": asynchronous}
+    late = config_of(task, 2, checkpointing__checkpoint_must_save_by="00:00", **changes)
+    with pytest.raises(RetryableError, match="time is over"):
+        run_loop(start(late, tmp_path, []))
+    state = json.loads((tmp_path / "checkpoints" / "step_00000001" / "state.json").read_text())
+    values = state["signals"]["history"]["reward/mean"][1]
+    assert len(values) == 1  # signals know the step they are saved with
+    records = []
+    assert run_loop(start(config_of(task, 2, **changes), tmp_path, records))["steps"] == 2
+    assert len(metrics_of(records)) == 1

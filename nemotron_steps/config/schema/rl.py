@@ -248,7 +248,7 @@ class CheckpointingConfig(Section):
     """Metric that ranks checkpoints for keep_top_k; None keeps the newest."""
     higher_is_better: bool = True
     checkpoint_must_save_by: str | None = Field(None, pattern=r"^(\d+:)?\d{2}:\d{2}(:\d{2})?$")
-    """Wall time since start (DD:HH:MM:SS or HH:MM) by which a checkpoint is saved and the run stops cleanly."""
+    """Wall time since start (DD:HH:MM:SS or HH:MM) by which a checkpoint is saved and the run stops, to be resumed."""
     save_async: bool = False
 
 
