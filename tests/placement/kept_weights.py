@@ -20,8 +20,8 @@ class KeptWeights(GenerationWorker):
         return sum(tensor.nbytes for tensor in self._kept.values())
 
     def kept(self) -> dict[str, Any]:
-        """Every tensor, as float64 on the CPU: exact for every type that weights have."""
-        return {name: tensor.cpu().double().numpy() for name, tensor in self._kept.items()}
+        """Every tensor, as float32 on the CPU: exact for the types of these weights."""
+        return {name: tensor.cpu().float().numpy() for name, tensor in self._kept.items()}
 
     def device_of_kept(self) -> set[str]:
         """Where they were received."""

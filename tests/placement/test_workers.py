@@ -46,7 +46,7 @@ class Sleeper(WorkerProcess):
 @pytest.fixture
 def worker(cluster, monkeypatch):
     monkeypatch.setattr(module, "PING_SECONDS", 0.2)
-    monkeypatch.setattr(module, "SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
     started = start_workers(Sleeper, ["sleeper"], [{"num_cpus": 0}], device=False)
     yield started[0]
     stop_workers(started)
@@ -66,8 +66,8 @@ def test_errors_arrive_as_what_they_are(worker):
 
 
 def test_a_busy_worker_is_waited_for_and_a_stopped_one_is_not(worker):
-    assert asyncio.run(awaited(worker, "block", 4.0)) == "done"  # longer than pings are waited for
-    assert settle({worker.call("block", 4.0): worker}) == ["done"]
+    assert asyncio.run(awaited(worker, "block", 2.5)) == "done"  # longer than pings are waited for
+    assert settle({worker.call("block", 2.5): worker}) == ["done"]
     os.kill(worker.pid, signal.SIGSTOP)
     for wait in (lambda: asyncio.run(awaited(worker, "block", 0.0)), lambda: settle({worker.call("ping"): worker})):
         started = time.monotonic()

@@ -64,7 +64,7 @@ def _updates(policy: RayPolicy, workers: list[Worker], way: str) -> dict:
         seconds.append(time.perf_counter() - started)
         if version == 1:
             continue  # not looked at: the next one must be right all the same
-        sent = {name: tensor.double().numpy() for name, tensor in policy.weights()}
+        sent = {name: tensor.float().numpy() for name, tensor in policy.weights()}
         for worker in workers:
             kept = result_of(worker.call("kept"), worker)
             equal = equal and kept.keys() == sent.keys() and all(np.array_equal(kept[n], sent[n]) for n in sent)
