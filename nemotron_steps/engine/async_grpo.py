@@ -24,6 +24,7 @@ from nemotron_steps.engine.grpo import (
     mean,
     prompts_used_up,
     refit,
+    refuse_ungraded,
     restore,
     sample_groups,
     save_step,
@@ -33,6 +34,8 @@ from nemotron_steps.engine.grpo import (
 )
 from nemotron_steps.engine.rollouts import StragglerError
 from nemotron_steps.engine.types import RolloutGroup
+from nemotron_steps.environments.base import JUDGE_UNAVAILABLE
+from nemotron_steps.environments.remote import ENVIRONMENT_UNAVAILABLE
 from nemotron_steps.errors import DataError
 
 
@@ -69,12 +72,16 @@ class _AsyncLoop:
         """Groups judged since the last step was taken."""
         self.without_signal = 0
         """Of those, how many dynamic sampling discarded."""
+        self.ungraded: list[RolloutGroup] = []
+        """Of dynamic sampling: groups in a row that came back without verdicts."""
         self.reported_drops = 0
 
     async def train(self) -> dict[str, Any]:
         run = self.run
         rewards = self._restore()
         try:
+            if run.config.grpo.val_at_start and run.step == 0:
+                await validate(run)
             while run.step < run.total_steps:
                 record = StepRecord()
                 tokens_before = run.sampler.generated_tokens
@@ -137,7 +144,9 @@ class _AsyncLoop:
         training = asyncio.ensure_future(asyncio.to_thread(train_on, self.run, groups, record))
         while not training.done():
             self._issue()
-            await asyncio.wait({training, *self.tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+            self._cut_stragglers()
+            waiting = {training, *self.tasks.values()}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
             self._gather()
         training.result()
 
@@ -207,12 +216,26 @@ class _AsyncLoop:
             except StragglerError:
                 self.buffer.withdraw(group_id, "straggler")
                 continue
+            if grpo.use_dynamic_sampling and self._is_ungraded(group):
+                continue
             self.buffer.complete(group, partial=cut.is_set())
             self.offered += 1
             if grpo.use_dynamic_sampling and not has_signal(unshaped_rewards(group, grpo.reward_scaling)):
                 self.buffer.discard(group_id, "no_signal")
                 self.without_signal += 1
         self._report_drops()
+
+    def _is_ungraded(self, group: RolloutGroup) -> bool:
+        """Whether too few members were graded to tell if the prompt has a signal; then it is tried again."""
+        failures = [r.failure for r in group.rollouts]
+        if failures.count(None) >= 2 or not set(failures) & {JUDGE_UNAVAILABLE, ENVIRONMENT_UNAVAILABLE}:
+            self.ungraded = []
+            return False
+        self.ungraded.append(group)
+        if len(self.ungraded) >= self.run.config.grpo.num_prompts_per_step:
+            refuse_ungraded(self.ungraded)
+        self.buffer.withdraw(group.group_id, "ungraded")
+        return True
 
     def _report_drops(self) -> None:
         for position in self.buffer.dropped[self.reported_drops :]:

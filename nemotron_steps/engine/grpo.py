@@ -149,7 +149,9 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
     sampler = DynamicSampler(len(prompts), grpo.dynamic_sampling_max_gen_batches, grpo.reward_scaling)
     more = iter(run.prompts)
     while True:
-        sampler.offer(await sample_groups(run, prompts, _ids(f"{run.step}.{sampler.batches}", prompts)))
+        groups = await sample_groups(run, prompts, _ids(f"{run.step}.{sampler.batches}", prompts))
+        refuse_ungraded(groups)
+        sampler.offer(groups)
         if sampler.complete:
             break
         try:
@@ -223,7 +225,7 @@ async def sample_groups(
 def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -> None:
     """One step's updates. Advances run.step; metrics and phase times go into `record`."""
     config = run.config
-    _refuse_ungraded(groups)
+    refuse_ungraded(groups)
     with record.timer.phase("prepare"):
         prepared = prepare_batch(
             groups,
@@ -255,7 +257,7 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
     run.step += 1
 
 
-def _refuse_ungraded(groups: Sequence[RolloutGroup]) -> None:
+def refuse_ungraded(groups: Sequence[RolloutGroup]) -> None:
     """A step in which nothing could be graded has nothing to learn from: stop, and say why."""
     failures = {r.failure for g in groups for r in g.rollouts}
     if None in failures:

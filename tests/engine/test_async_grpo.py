@@ -171,3 +171,21 @@ def test_a_judge_that_is_down_is_an_error_or_a_masked_sample_and_never_a_reward_
     for metrics in metrics_of(records):
         assert 0 < metrics["failures/judge_unavailable"] < 1
         assert metrics["reward/mean"] >= 1 and math.isfinite(metrics["loss"])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_dynamic_sampling_says_that_the_judge_is_down_and_does_not_discard_its_prompts(asynchronous, task, tmp_path):
+    config = config_of(
+        task, 2, grpo__use_dynamic_sampling=True, environment="silent", grpo__async_grpo__enabled=asynchronous
+    )
+    with pytest.raises(JudgeUnavailableError, match="none of this step's questions"):
+        run_loop(start(config, tmp_path, []))
+
+
+def test_the_first_policy_is_validated_where_that_is_asked_for(task, tmp_path):
+    records = []
+    run = start(config_of(task, 1, **ASYNC, grpo__val_at_start=True), tmp_path, records)
+    run.validation = read_rows(task / "train.jsonl")[:2]
+    run_loop(run)
+    (validation,) = events_of(records, "validation")
+    assert validation["step"] == 0
