@@ -11,10 +11,12 @@ import asyncio
 import http.client
 import json
 import random
+import socket
 import ssl
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,6 +73,7 @@ class JsonClient:
         self._retries = retries
         self._backoff_s = backoff_s
         self._pool = ThreadPoolExecutor(max_concurrency, thread_name_prefix="json-http")
+        self._connections: set[http.client.HTTPConnection] = set()
 
     async def post(
         self, path: str, body: Any, *, cookies: str | None = None, headers: Mapping[str, str] | None = None
@@ -116,8 +119,12 @@ class JsonClient:
             time.sleep(1.0)
 
     def close(self) -> None:
-        """Stop the threads; requests in flight are left to time out."""
+        """Stop the threads. Requests in flight are broken off: Python waits for their threads when it exits."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for connection in list(self._connections):
+            if (sock := connection.sock) is not None:
+                with suppress(OSError):  # the other side was faster
+                    sock.shutdown(socket.SHUT_RDWR)
 
     async def _request(
         self, method: str, path: str, body: bytes | None, cookies: str | None, headers: Mapping[str, str]
@@ -159,6 +166,7 @@ class JsonClient:
         sent = {**self._headers, **headers}
         if body is not None:
             sent["Content-Type"] = "application/json"
+        self._connections.add(connection)
         try:
             connection.request(method, self._prefix + path, body, sent)
             response = connection.getresponse()
@@ -166,4 +174,5 @@ class JsonClient:
             pairs = [value.split(";", 1)[0] for value in response.headers.get_all("Set-Cookie") or []]
             return response.status, raw, "; ".join(pairs) or None
         finally:
+            self._connections.discard(connection)
             connection.close()

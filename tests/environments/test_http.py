@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.genrm_messages import verdict_text
-from nemotron_steps.environments.json_http import HttpStatusError, JsonClient
+from nemotron_steps.environments.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.judges import HttpJudge
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.serving import EnvironmentServer
@@ -281,3 +282,19 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 def test_malformed_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         JsonClient(url)
+
+
+def test_closing_a_client_breaks_off_a_request_that_would_keep_the_process_from_ending() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = JsonClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=60.0, retries=0)
+
+        async def ask() -> None:
+            asking = asyncio.ensure_future(client.post("/", {}))
+            connection, _ = await asyncio.to_thread(silent.accept)
+            with connection:
+                await asyncio.to_thread(connection.recv, 4096)
+                client.close()
+                with pytest.raises(ServerUnreachableError):
+                    await asyncio.wait_for(asking, 5.0)
+
+        asyncio.run(ask())
