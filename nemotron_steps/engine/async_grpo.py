@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from nemotron_steps.engine.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
@@ -39,8 +40,11 @@ from nemotron_steps.environments.remote import ENVIRONMENT_UNAVAILABLE
 from nemotron_steps.errors import DataError
 
 
-def train_async(run: GrpoRun) -> dict[str, Any]:
+def train_async(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
     """The asynchronous loop, from the newest checkpoint to the last step.
+
+    Args:
+        runner: as `grpo.train`'s.
 
     Returns:
         As `grpo.train`.
@@ -49,7 +53,7 @@ def train_async(run: GrpoRun) -> dict[str, Any]:
         WorkerLostError: the generator, an environment or a judge is dead.
         DataError: the prompts were used up before a step was full.
     """
-    with run.checkpoints, asyncio.Runner() as runner:
+    with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         return runner.run(_AsyncLoop(run).train())
 
 
@@ -142,12 +146,15 @@ class _AsyncLoop:
     async def _beside_generation(self, groups: list[RolloutGroup], record: StepRecord) -> None:
         """Train in a thread while the event loop goes on generating and judging."""
         training = asyncio.ensure_future(asyncio.to_thread(train_on, self.run, groups, record))
-        while not training.done():
-            self._issue()
-            self._cut_stragglers()
-            waiting = {training, *self.tasks.values()}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
-            self._gather()
+        try:
+            while not training.done():
+                self._issue()
+                self._cut_stragglers()
+                waiting = {training, *self.tasks.values()}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
+                self._gather()
+        finally:
+            await asyncio.wait({training})  # a thread cannot be cancelled, and what it uses is closed next
         training.result()
 
     async def _next_groups(self) -> list[RolloutGroup] | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,14 +88,17 @@ class StepRecord:
     started: float = field(default_factory=time.perf_counter)
 
 
-def train(run: GrpoRun) -> dict[str, Any]:
+def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
     """The synchronous loop, from the newest checkpoint to the last step.
+
+    Args:
+        runner: of the event loop that the environments belong to; None for one of the training's own.
 
     Returns:
         Summary: steps, reward of the first and last trained step.
     """
     rewards: list[float] = restore(run)
-    with run.checkpoints, asyncio.Runner() as runner:
+    with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         if run.config.grpo.val_at_start and run.step == 0:
             runner.run(validate(run))
         for prompts in run.prompts:

@@ -95,13 +95,16 @@ def _in_this_process(
         weights=policy.weights(),
         asynchronous=asynchronous,
     )
-    resources = ExitStack()
-    resources.callback(generator.close)
-    sampler = AsyncSampler(generator, name="policy")
-    # In the asynchronous loop the policy's generator is never idle, so a judge must not wait for that.
-    defer_to = None if asynchronous.enabled else sampler
-    judges = build_judges(config.env.nemo_gym, set(needed_judges), defer_to=defer_to, seed=config.grpo.seed)
-    only = None if config.env.should_use_nemo_gym else config.env.environment
-    environments = EnvironmentSet(config.env.nemo_gym.environments, judges, only=only)
-    stepwise: list[StepwiseJudge] = [j for j in judges.values() if isinstance(j, GeneratorJudge | HttpJudge)]
-    return Parts(policy, generator, sampler, stepwise, environments, resources, {"backend": "process"})
+    with ExitStack() as resources:
+        resources.callback(generator.close)
+        sampler = AsyncSampler(generator, name="policy")
+        # In the asynchronous loop the policy's generator is never idle, so a judge must not wait for that.
+        defer_to = None if asynchronous.enabled else sampler
+        judges = build_judges(config.env.nemo_gym, set(needed_judges), defer_to=defer_to, seed=config.grpo.seed)
+        for judge in judges.values():
+            if isinstance(judge, HttpJudge):
+                resources.callback(judge.close)
+        only = None if config.env.should_use_nemo_gym else config.env.environment
+        environments = EnvironmentSet(config.env.nemo_gym.environments, judges, only=only)
+        stepwise: list[StepwiseJudge] = [j for j in judges.values() if isinstance(j, GeneratorJudge | HttpJudge)]
+        return Parts(policy, generator, sampler, stepwise, environments, resources.pop_all(), {"backend": "process"})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,50 +25,76 @@ from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import environment_class
 from nemotron_steps.environments.registry import route as route_row
-from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.errors import ConfigError, StepsError, UnsupportedError
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
+
+_CLOSE_SECONDS = 10.0
+"""For environments to close after an error: one of them may be what hangs."""
 
 
 def run_grpo(context: StepContext[RlConfig]) -> None:
     """Train `policy` on `data.train` and write the `model` output (checkpoint_megatron)."""
     config = context.config
     rows, validation, heldout = _read_data(config)
-    run, environments = build_run(context, rows, validation)
+    run, environments = build_run(context, rows, validation, heldout)
     params = sampling_params(config.policy.generation, ChatFormat.from_folder(_hf_folder(config)), config.grpo.seed)
     summary: dict[str, Any] = {}
     baseline_file = context.work / "heldout_before.json"
     try:
-        with asyncio.Runner() as runner:
-            runner.run(environments.start())
+        with _started(environments) as runner:
             if heldout and not baseline_file.is_file():
                 context.tracker.progress("held-out prompts, before", 0, None)
                 run.generator.update_weights(run.policy.weights(), 0)
                 before = runner.run(evaluate_heldout(run, heldout, params, "before"))
                 _write_atomically(baseline_file, before)
-        summary.update(train_async(run) if config.grpo.async_grpo.enabled else train(run))
-        with asyncio.Runner() as runner:
+            summary.update((train_async if config.grpo.async_grpo.enabled else train)(run, runner))
             if heldout:
                 context.tracker.progress("held-out prompts, after", 0, None)
                 after = runner.run(evaluate_heldout(run, heldout, params, "after"))
                 summary.update(_improvement(json.loads(baseline_file.read_text()), after))
-            runner.run(environments.close())
         run.policy.save_model(context.outputs["model"].path)
         context.tracker.summary(summary)
     finally:
         run.close()
 
 
+@contextmanager
+def _started(environments: EnvironmentSet) -> Iterator[asyncio.Runner]:
+    """Environments from their start to their end, whatever ends the run between. Helper processes and locks of an
+    environment belong to one event loop: the one that is given."""
+
+    async def close() -> None:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await environments.close()
+
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(environments.start())
+            yield runner
+        except BaseException as error:
+            try:
+                runner.run(close())
+            except (StepsError, TimeoutError) as another:
+                error.add_note(f"besides, the environments did not close: {another!r}")  # what stopped the run is first
+            raise
+        runner.run(environments.close())
+
+
 def build_run(
-    context: StepContext[RlConfig], rows: list[PromptRow], validation: list[PromptRow]
+    context: StepContext[RlConfig],
+    rows: list[PromptRow],
+    validation: list[PromptRow],
+    heldout: Sequence[PromptRow] = (),
 ) -> tuple[GrpoRun, EnvironmentSet]:
     """Every part of a training run, rows checked against their environments before anything is loaded."""
     config = context.config
     _check_placement(config)
     grpo = config.grpo
     only = None if config.env.should_use_nemo_gym else config.env.environment
-    needed = _needed_judges(config, [*rows, *validation], only)
+    own = [] if config.heldout.environment is not None else heldout
+    needed = _needed_judges(config, [*rows, *validation, *own], only)
     hf_folder = _hf_folder(config)
     chat = ChatFormat.from_folder(hf_folder)
     prompts = PromptStream(
@@ -89,6 +117,10 @@ def build_run(
             parts.environments.offer_policy(endpoint.url, endpoint.model_name)
             context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
         run = _assemble(context, parts, chat, prompts, rows, validation)
+        for row in heldout:
+            name = config.heldout.environment
+            environment = parts.environments.get(name) if name else parts.environments.route(row.row, row.where)
+            environment.check_row(row.row, row.where)
         freeze_objects()
         parts.resources.callback(gc.unfreeze)
         run.resources = parts.resources.pop_all()
