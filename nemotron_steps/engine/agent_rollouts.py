@@ -7,6 +7,7 @@ the policy sampled are trained.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,8 @@ def trajectory_of(run: AgentRun, chat: ChatFormat, version: int) -> Trajectory:
     """The tokens of an agent's rollout.
 
     Args:
-        version: weight version of turns that do not say theirs (another server's): the oldest that can be meant.
+        version: of the weights when the rollout began: what turns that do not say theirs (another server's) count
+            as, and the oldest that a turn may say.
 
     Raises:
         BrokenTokensError.
@@ -36,8 +38,8 @@ def trajectory_of(run: AgentRun, chat: ChatFormat, version: int) -> Trajectory:
     for item in run.output:
         if "generation_token_ids" not in item:
             continue
-        prompt = _ids(item, "prompt_token_ids")
-        completion = _completion(item, version, ended=chat.eos_token_id)
+        prompt = _ids(item, "prompt_token_ids", chat)
+        completion = _completion(item, version, chat)
         known = len(trajectory.token_ids)
         if prompt[:known] != trajectory.token_ids:
             raise BrokenTokensError(f"turn {len(trajectory.turns)} does not continue the tokens before it")
@@ -63,20 +65,29 @@ def agent_row(row: Row, suffix: str) -> Row:
     return {**row, "responses_create_params": {**request, "input": [*items[:-1], {**items[-1], "content": parts}]}}
 
 
-def _completion(item: Mapping[str, Any], version: int, *, ended: int) -> Completion:
-    ids = _ids(item, "generation_token_ids")
+def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat) -> Completion:
+    ids = _ids(item, "generation_token_ids", chat)
     logprobs = item.get("generation_log_probs")
-    if not isinstance(logprobs, list) or len(logprobs) != len(ids):
-        raise BrokenTokensError("generation_log_probs has not one number a token")
+    if not isinstance(logprobs, list) or len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
+        raise BrokenTokensError("generation_log_probs has not one number a token, finite and at most 0")
     versions = item.get("generation_weight_versions", [version] * len(ids))
-    if not isinstance(versions, list) or len(versions) != len(ids):
+    if not isinstance(versions, list) or len(versions) != len(ids) or not all(type(v) is int for v in versions):
         raise BrokenTokensError("generation_weight_versions has not one number a token")
-    reason = FinishReason.STOP if ids[-1] == ended else FinishReason.LENGTH
-    return Completion("", 0, ids, [float(value) for value in logprobs], reason, [int(value) for value in versions])
+    if min(versions) < version:
+        raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
+    reason = FinishReason.STOP if ids[-1] == chat.eos_token_id else FinishReason.LENGTH
+    return Completion("", 0, ids, [float(value) for value in logprobs], reason, versions)
 
 
-def _ids(item: Mapping[str, Any], name: str) -> list[int]:
+def _is_logprob(value: Any) -> bool:
+    # Rounding may leave a certain token a little above 0.
+    return isinstance(value, int | float) and math.isfinite(value) and value < 1e-3
+
+
+def _ids(item: Mapping[str, Any], name: str, chat: ChatFormat) -> list[int]:
     ids = item.get(name)
-    if not isinstance(ids, list) or not ids or not all(isinstance(i, int) for i in ids):
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise BrokenTokensError(f"{name} is no list of token ids")
+    if min(ids) < 0 or max(ids) >= len(chat.tokenizer):
+        raise BrokenTokensError(f"{name} holds a token that the policy's tokenizer lacks")
     return ids
