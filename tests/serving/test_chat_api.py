@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from nemotron_steps.errors import WorkerLostError
 from tests.serving.taught_model import CALL, GREETING, QUESTION, REPLY, RESULT, TOOL
 
 NESTED_TOOL = {"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}
@@ -217,6 +218,15 @@ def test_one_connection_serves_many_requests_even_when_sent_ahead(endpoint):
         received = b""
         while received.count(b"HTTP/1.1 200") < 3:
             received += connection.recv(4096)
+
+
+def test_a_generator_that_is_lost_is_an_error_of_the_request_and_no_silence(endpoint, monkeypatch):
+    def lost(request):
+        raise WorkerLostError("the generator is lost")
+
+    monkeypatch.setattr(endpoint.generator, "submit", lost)
+    status, answer = call(endpoint, "/v1/chat/completions", {"messages": [QUESTION]})
+    assert status == 500 and "the generator is lost" in answer["error"]["message"]
 
 
 def test_a_client_that_goes_away_stops_its_generation(endpoint):

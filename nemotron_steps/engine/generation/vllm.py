@@ -99,8 +99,8 @@ class VllmGenerator:
         for index in range(request.n):
             member = _Member(request.request_id, index)
             key = f"{request.request_id}#{index}"
-            self._members[key] = member
             self._engine.add_request(key, TokensPrompt(prompt_token_ids=list(request.prompt_ids)), params)
+            self._members[key] = member
 
     def step(self) -> list[Completion]:
         """One decoding step of every running sequence."""

@@ -79,6 +79,9 @@ class SamplerBridge:
                 message = error.what if isinstance(error, EngineError) else str(error)
                 tell(ApiError(400, message, code="refused_by_generator"))
                 return
+            except Exception as error:  # nobody awaits this callback: whoever asked learns of it
+                tell(error)
+                return
             for future in futures:
                 future.add_done_callback(finished)
 
