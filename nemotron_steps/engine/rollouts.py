@@ -142,8 +142,10 @@ class RolloutCollector:
             return await self._collect_agents(
                 prompt, environment, group_id, members, params or self._params, suffix, cut, version
             )
-        sessions = [await answer_of(environment.name, "seed", environment.seed(prompt.row)) for _ in range(members)]
+        sessions: list[Session] = []
         try:
+            for _ in range(members):
+                sessions.append(await answer_of(environment.name, "seed", environment.seed(prompt.row)))
             messages = messages_of(prompt.row, prompt.where)
             if suffix:
                 messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{suffix}"}
@@ -177,7 +179,7 @@ class RolloutCollector:
             verdicts = await answer_of(environment.name, "verify_group", judging)
         finally:
             for session in sessions:
-                await environment.release(session)
+                await answer_of(environment.name, "release", environment.release(session))
         rollouts = [
             self._rollout(group_id, i, environment.name, t, r, v, suffix)
             for i, t, r, v in zip(finished, trajectories, responses, verdicts, strict=True)

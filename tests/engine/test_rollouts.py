@@ -1,0 +1,41 @@
+"""What becomes of a group's sessions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from grpo_runs import Vowels, config_of, start
+
+from nemotron_steps.engine.data import read_rows
+from nemotron_steps.environments import registry
+from nemotron_steps.environments.base import Session
+from nemotron_steps.errors import SandboxError
+
+
+class ThreeSessions(Vowels):
+    """Has room for three sessions at a time."""
+
+    name = "three_sessions"
+    open: set[int] = set()  # noqa: RUF012
+
+    async def seed(self, row) -> Session:
+        if len(self.open) == 3:
+            raise SandboxError("no room")
+        session = Session()
+        self.open.add(id(session))
+        return session
+
+    async def release(self, session: Session) -> None:
+        self.open.remove(id(session))
+
+
+def test_sessions_are_released_when_one_of_their_group_cannot_be_opened(task, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN, "three_sessions", f"{__name__}:ThreeSessions")
+    run = start(config_of(task, 1, environment="three_sessions"), tmp_path)
+    prompts = read_rows(task / "train.jsonl")[:1]
+    (group,) = asyncio.run(run.collector.collect(prompts, group_ids=["a"], members=3))
+    assert len(group.rollouts) == 3 and not ThreeSessions.open
+    with pytest.raises(SandboxError, match="no room"):
+        asyncio.run(run.collector.collect(prompts, group_ids=["b"], members=4))
+    assert not ThreeSessions.open
