@@ -74,3 +74,16 @@ def test_devices_that_the_cluster_lacks_are_refused_and_not_waited_for(cluster, 
     monkeypatch.setattr(cluster_module, "RESERVE_SECONDS", 1.0)
     with pytest.raises(UnsupportedError, match="does not have the devices"):
         RayCluster(ClusterConfig(backend="ray")).reserve([{"GPU": 1.0}])
+
+
+def test_secrets_are_not_handed_to_ray_which_logs_what_it_is_given():
+    given = {
+        "NCCL_DEBUG": "INFO",
+        "HF_HOME": "/hf",
+        "HF_TOKEN": "hf_secret",
+        "VLLM_API_KEY": "secret",
+        "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_API_KEY": "secret",
+    }
+    passed = cluster_module._passed_on(given)
+    assert passed == {"NCCL_DEBUG": "INFO", "HF_HOME": "/hf", "TOKENIZERS_PARALLELISM": "false"}

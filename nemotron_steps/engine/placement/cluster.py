@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from nemotron_steps.errors import UnsupportedError, WorkerLostError
 ATTEMPTS = 3
 RESERVE_SECONDS = 120.0
 _PASSED_ON = ("NCCL_", "GLOO_", "VLLM_", "HF_", "TOKENIZERS_", "OMP_", "TORCH_", "PYTORCH_")
-"""Variables of this process that workers on other machines get as well."""
+"""Variables of this process that workers on other machines get as well, unless they are secrets: Ray logs them."""
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD")
 _LOCAL_CPU = 0.01
 """CPUs a bundle reserves on a machine of our own: the operating system shares its cores."""
 
@@ -125,7 +127,7 @@ class RayCluster:
 def _connect(address: str) -> None:
     import ray
 
-    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    passed = _passed_on(os.environ)
     try:
         ray.init(
             address=address,
@@ -140,6 +142,14 @@ def _connect(address: str) -> None:
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
             hints=["ray start --head --port=6379", "cluster.ray_address=null    # start one on this machine"],
         ) from error
+
+
+def _passed_on(variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(_PASSED_ON) and not _SECRET.search(name.removeprefix("TOKENIZERS_"))
+    }
 
 
 def _start(config: ClusterConfig, workers: int) -> None:

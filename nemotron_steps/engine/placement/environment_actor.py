@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge
-from nemotron_steps.engine.placement.workers import SILENT_SECONDS, Worker, WorkerProcess, answer, result_of
+from nemotron_steps.engine.placement.workers import (
+    SILENT_SECONDS,
+    START_SECONDS,
+    Worker,
+    WorkerProcess,
+    answer,
+    result_of,
+)
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Response, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judges import HttpJudge, Judge
@@ -139,9 +146,9 @@ class PlacedEnvironment(Environment):
         return verdicts
 
     async def release(self, session: Session) -> None:
-        """See Environment. Nothing waits for it: a failure shows in the next call."""
+        """See Environment."""
         if not self._stateless:
-            self._worker.call("release", self.name, session.state)
+            await self._ask("release", session.state)
 
     def _place(self, session: Session) -> int | Session:
         return session if self._stateless else session.state
@@ -185,7 +192,8 @@ class PlacedEnvironmentSet(EnvironmentSet):
         """See EnvironmentSet."""
         if name not in self._placed:
             local = super().get(name)
-            result_of(self.worker.call("add", local.name, type(local), local.config), self.worker)
+            adding = self.worker.call("add", local.name, type(local), local.config)
+            result_of(adding, self.worker, timeout_s=START_SECONDS)
             self._placed[name] = PlacedEnvironment(local, self.worker)
         return self._placed[name]
 
@@ -194,5 +202,8 @@ class PlacedEnvironmentSet(EnvironmentSet):
         await answer(self.worker.call("start"), self.worker)
 
     async def close(self) -> None:
-        """See EnvironmentSet."""
+        """See EnvironmentSet. What runs agents does so here, and is closed here as well."""
+        for environment in self._environments.values():
+            if environment.runs_agent:
+                await environment.close()
         await answer(self.worker.call("close"), self.worker)

@@ -11,7 +11,14 @@ import torch
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import LossFnConfig
 from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
-from nemotron_steps.engine.placement.workers import Worker, result_of, settle, start_workers, stop_workers
+from nemotron_steps.engine.placement.workers import (
+    START_SECONDS,
+    Worker,
+    result_of,
+    settle,
+    start_workers,
+    stop_workers,
+)
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.engine.weight_sync.objects import get_weights
 from nemotron_steps.engine.weight_sync.transfer import OBJECTS, WeightTransfer
@@ -64,7 +71,7 @@ class RayPolicy:
         self.workers: list[Worker] = start_workers(PolicyWorker, names, options)
         first = self.workers[0]
         host = "127.0.0.1" if local else first.host
-        self._address = (host, int(result_of(first.call("serve_store", host), first)))
+        self._address = (host, int(result_of(first.call("serve_store", host), first, timeout_s=START_SECONDS)))
         self._everywhere("join", *self._address, numbered=True)
 
     def build(

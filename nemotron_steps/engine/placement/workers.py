@@ -19,8 +19,8 @@ from nemotron_steps.errors import EngineError, StepsError, WorkerLostError
 
 START_SECONDS = 180.0
 """An actor's process starts and imports within this time."""
-SILENT_SECONDS = 60.0
-"""A worker that answers no ping for this long is lost."""
+SILENT_SECONDS = 40.0
+"""A worker that answers no ping for this long is lost: with the wait before the first ping, within a minute."""
 PING_SECONDS = 10.0
 """A call that takes longer than this is accompanied by pings."""
 _LOG_LINES = 12
