@@ -16,7 +16,6 @@ from nemotron_steps.config.schema.rl import AsyncGrpoConfig
 from nemotron_steps.engine.placement.rendezvous import join_store
 from nemotron_steps.engine.placement.workers import WorkerProcess
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
-from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
@@ -133,8 +132,10 @@ class GenerationWorker(WorkerProcess):
             try:
                 return done.result(timeout=1.0)
             except TimeoutError:
-                if done.done() or self._error is not None:
-                    raise self._error or done.exception() or EngineError("the decoding thread ended") from None
+                if done.done():  # the command raised it, or was done just now
+                    return done.result()
+                if self._error is not None:
+                    raise self._error from None
 
     def _run(self) -> None:
         try:

@@ -53,8 +53,10 @@ class WeightTransfer:
     def _open_segment(self) -> None:
         offer = settle({rank.call("open_sender", self._channel, SHARED_MEMORY): rank for rank in self._ranks})[0]
         arguments = ("open_receiver", self._channel, SHARED_MEMORY, offer)
-        settle({receiver.call(*arguments): receiver for receiver in self._receivers})
-        settle({self._ranks[0].call("hide_segment", self._channel): self._ranks[0]})
+        try:
+            settle({receiver.call(*arguments): receiver for receiver in self._receivers})
+        finally:  # memory under a name would outlive every process
+            settle({self._ranks[0].call("hide_segment", self._channel): self._ranks[0]})
 
     def _open_streams(self, address: tuple[str, int]) -> None:
         names = [receiver.name for receiver in self._receivers]
