@@ -170,7 +170,6 @@ class RolloutCollector:
             if len(finished) < members:
                 for task in running:
                     task.cancel()
-                self._sampler.cancel(f"{group_id}/")
                 if len(finished) < min(2, members):
                     raise StragglerError(group_id)
             trajectories = [running[i].result() for i in finished]
@@ -178,6 +177,7 @@ class RolloutCollector:
             judging = environment.verify_group(prompt.row, responses, [sessions[i] for i in finished])
             verdicts = await answer_of(environment.name, "verify_group", judging)
         finally:
+            self._sampler.cancel(f"{group_id}/")  # of members that were cut or cancelled
             for session in sessions:
                 await answer_of(environment.name, "release", environment.release(session))
         rollouts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 
@@ -9,6 +10,7 @@ import pytest
 from grpo_runs import config_of, metrics_of, run_loop, start, stop_after
 
 from nemotron_steps.engine import patience
+from nemotron_steps.engine.async_grpo import train_async
 from nemotron_steps.engine.buffer import MAX_FAILURES
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.engine.generation import sampler
@@ -37,6 +39,15 @@ def test_it_learns_and_never_trains_on_tokens_older_than_the_bound(task, tmp_pat
     assert len(rewards) == 14
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.04
     assert max(m["policy_lag/max"] for m in metrics) <= 1
+
+
+def test_nothing_is_sampled_any_more_once_the_last_step_is_trained(task, tmp_path):
+    config = config_of(task, 2, **ASYNC, grpo__val_at_end=True, policy__generation__max_sequences=8)
+    run = start(config, tmp_path)
+    run.validation = read_rows(task / "train.jsonl")[:1]  # the groups issued meanwhile begin to be sampled
+    with asyncio.Runner() as runner:
+        train_async(run, runner)
+    assert not run.sampler.busy and run.generator.pending() == 0
 
 
 def test_checkpoints_resume_without_losing_or_repeating_a_prompt(task, tmp_path):
