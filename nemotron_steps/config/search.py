@@ -7,7 +7,6 @@ and the folder that holds them. Nothing is read here but folder listings.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,11 +114,6 @@ class SearchPath:
             found=name,
             hints=tuple(f"steps run {self.step} -c {other}" for other in close),
         )
-
-
-def config_roots(packs: Iterable[Path]) -> tuple[Path, ...]:
-    """The `configs/` folders of pack roots that have one."""
-    return tuple(root / "configs" for root in packs if (root / "configs").is_dir())
 
 
 def is_path(config: str) -> bool:

@@ -7,7 +7,7 @@ Not a client and not a parser of answers: each environment extracts its own answ
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,11 +118,6 @@ class Response:
             truncated=truncated,
         )
 
-    @property
-    def last_item_type(self) -> str:
-        """Type of the last output item ("message" when there are none)."""
-        return str(self.output[-1].get("type", "message")) if self.output else "message"
-
 
 def split_reasoning(text: str, open_tag: str = THINK_OPEN, close_tag: str = THINK_CLOSE) -> tuple[str, str]:
     """(reasoning, answer) of one assistant turn.
@@ -227,12 +222,3 @@ def response_object(response: Response) -> dict[str, Any]:
 def function_call_output_item(call_id: str, output: str) -> dict[str, Any]:
     """A Responses tool result item."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}
-
-
-def message_texts(output: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Text of every assistant message item, in order, reasoning split off."""
-    return [
-        split_reasoning(content_text(item.get("content")))[1]
-        for item in output
-        if item.get("type", "message") == "message" and item.get("role", "assistant") == "assistant"
-    ]
