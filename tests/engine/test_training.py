@@ -10,7 +10,7 @@ from grpo_runs import Vowels, config_of
 
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Response, Session, Verdict
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import DataError, WorkerLostError
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.rl import training
 
@@ -67,3 +67,12 @@ def test_environments_are_closed_when_training_fails(context, monkeypatch):
     with pytest.raises(WorkerLostError, match="generator"):
         training.run_grpo(context)
     assert [what for what, _ in Noted.notes] == ["start", "verify", "close"]
+
+
+def test_a_row_that_cannot_be_scored_is_refused_before_anything_is_loaded(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "build_parts", None)
+    config = config_of(task, 1, environment="mcqa")
+    context = SimpleNamespace(config=config, work=tmp_path, tracker=Tracker("test", None, None))
+    with pytest.raises(DataError, match="lacks the field `options`") as caught:
+        training.run_grpo(context)
+    assert "train.jsonl:1" in str(caught.value.where)

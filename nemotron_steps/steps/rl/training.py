@@ -20,9 +20,10 @@ from nemotron_steps.engine.grpo import GrpoRun, evaluate_heldout, train
 from nemotron_steps.engine.heap import freeze_objects
 from nemotron_steps.engine.parts import Parts, build_parts
 from nemotron_steps.engine.rollouts import RolloutCollector
-from nemotron_steps.engine.setup import build_endpoint, sampling_params
+from nemotron_steps.engine.setup import POLICY_NAME, build_endpoint, sampling_params
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.environments.judges import Messages
 from nemotron_steps.environments.registry import environment_class
 from nemotron_steps.environments.registry import route as route_row
 from nemotron_steps.errors import ConfigError, StepsError, UnsupportedError
@@ -95,6 +96,7 @@ def build_run(
     only = None if config.env.should_use_nemo_gym else config.env.environment
     own = [] if config.heldout.environment is not None else heldout
     needed = _needed_judges(config, [*rows, *validation, *own], only)
+    _check_rows(config, [*rows, *validation], heldout, needed, only)
     hf_folder = _hf_folder(config)
     chat = ChatFormat.from_folder(hf_folder)
     prompts = PromptStream(
@@ -117,10 +119,7 @@ def build_run(
             parts.environments.offer_policy(endpoint.url, endpoint.model_name)
             context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
         run = _assemble(context, parts, chat, prompts, rows, validation)
-        for row in heldout:
-            name = config.heldout.environment
-            environment = parts.environments.get(name) if name else parts.environments.route(row.row, row.where)
-            environment.check_row(row.row, row.where)
+        _check_heldout(config, parts.environments, heldout)  # which creates their environments: they are started too
         freeze_objects()
         parts.resources.callback(gc.unfreeze)
         run.resources = parts.resources.pop_all()
@@ -211,6 +210,34 @@ def _needed_judges(config: RlConfig, rows: list[PromptRow], only: str | None) ->
         options = found.config_class.model_validate(config.env.nemo_gym.environments.get(name, {}))
         roles.update(found(options, {}).needed_judges())
     return roles
+
+
+class _UnaskedJudge:
+    """Stands for a judge that is not loaded yet."""
+
+    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
+        """Never asked."""
+        raise AssertionError("rows are checked without a judge")
+
+
+def _check_rows(
+    config: RlConfig, rows: Sequence[PromptRow], heldout: Sequence[PromptRow], needed: set[str], only: str | None
+) -> None:
+    """Refuse a row that its environment could not score, and an environment whose judge is not configured."""
+    gym = config.env.nemo_gym
+    judges = {role: _UnaskedJudge() for role in needed if gym.judge(role) is not None}
+    environments = EnvironmentSet(gym.environments, judges, only=only)
+    if config.policy.generation.vllm_cfg.expose_http_server:
+        environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)
+    environments.check_rows((row.row, row.where) for row in rows)
+    _check_heldout(config, environments, heldout)
+
+
+def _check_heldout(config: RlConfig, environments: EnvironmentSet, heldout: Sequence[PromptRow]) -> None:
+    name = config.heldout.environment
+    for row in heldout:
+        environment = environments.get(name) if name is not None else environments.route(row.row, row.where)
+        environment.check_row(row.row, row.where)
 
 
 def _hf_folder(config: RlConfig) -> Path:
