@@ -80,7 +80,7 @@ def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, An
     """Chat-template messages of a row's Responses API request (`instructions`, and `input` as a string or items).
 
     Raises:
-        DataError: no prompt, or an item of unknown type.
+        DataError: no prompt, an item of unknown type, or a call whose arguments are not JSON.
     """
     request = row.get("responses_create_params") or {}
     items = request.get("input")
@@ -97,7 +97,15 @@ def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, An
             role = "system" if item["role"] == "developer" else item["role"]
             messages.append({"role": role, "content": content_text(item.get("content"))})
         elif kind == "function_call":
-            call = {"name": item["name"], "arguments": json.loads(item["arguments"] or "{}")}
+            try:
+                call = {"name": item["name"], "arguments": json.loads(item["arguments"] or "{}")}
+            except ValueError as error:
+                raise DataError(
+                    "the arguments of a function call are not JSON",
+                    where=where,
+                    expected="a JSON object",
+                    found=str(error),
+                ) from error
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append({"type": "function", "function": call})

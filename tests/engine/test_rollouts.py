@@ -1,4 +1,4 @@
-"""What becomes of a group's sessions."""
+"""What becomes of a group's sessions, and of rows that cannot be sampled."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import asyncio
 import pytest
 from grpo_runs import Vowels, config_of, start
 
+from nemotron_steps.engine.conversation import messages_of
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Session
-from nemotron_steps.errors import SandboxError
+from nemotron_steps.errors import DataError, SandboxError
 
 
 class ThreeSessions(Vowels):
@@ -39,3 +40,10 @@ def test_sessions_are_released_when_one_of_their_group_cannot_be_opened(task, tm
     with pytest.raises(SandboxError, match="no room"):
         asyncio.run(run.collector.collect(prompts, group_ids=["b"], members=4))
     assert not ThreeSessions.open
+
+
+def test_a_row_with_a_call_that_is_no_json_is_named():
+    call = {"type": "function_call", "name": "add", "arguments": '{"by": '}
+    with pytest.raises(DataError, match="not JSON") as caught:
+        messages_of({"responses_create_params": {"input": [call]}}, "rows.jsonl:3")
+    assert caught.value.where == "rows.jsonl:3"
