@@ -47,7 +47,10 @@ bench-cpu: setup-test
 	$(UV) trl==1.16.0
 	$(BIN)/python -m tests.benchmarks.bench_cpu
 
+# On a machine with GPUs, in an environment that has torch for CUDA, vLLM, Ray, TRL and matplotlib.
 bench-gpu:
+	python3 -m tests.benchmarks.bench_growth --plot docs/growth.svg
+	if [ "$$(nvidia-smi -L | wc -l)" -gt 1 ]; then python3 -m tests.benchmarks.bench_async_gpu; fi
 	python3 -m tests.benchmarks.bench_gpu
 
 clean:

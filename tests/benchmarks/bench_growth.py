@@ -122,17 +122,18 @@ def draw(results: dict[str, dict[str, dict]], target: Path) -> None:
         "group": "answers a prompt (8 prompts x 256 tokens, 0.5 B)",
         "model": "parameters (16 prompts x 8 x 256 tokens)",
     }
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for axis, (curve, title) in zip(axes, titles.items(), strict=True):
+    drawn = [curve for curve in titles if len(results[curve]) > 1]
+    figure, axes = pyplot.subplots(1, len(drawn), figsize=(4 * len(drawn), 3.6), layout="constrained", squeeze=False)
+    for axis, curve in zip(axes[0], drawn, strict=True):
         points = results[curve]
         base = [0.0] * len(points)
         for phase in ("generation", "train", "refit"):
             heights = [point[phase] for point in points.values()]
             axis.bar(list(points), heights, bottom=base, label=phase)
             base = [b + h for b, h in zip(base, heights, strict=True)]
-        axis.set_xlabel(title)
+        axis.set_xlabel(titles[curve])
         axis.set_ylabel("seconds a step")
-    axes[0].legend()
+    axes[0][0].legend()
     figure.savefig(target)
 
 
