@@ -37,6 +37,15 @@ def post(url: str, body: Any) -> Any:
         return json.load(answer)
 
 
+def added_by(arguments: str) -> int:
+    """What the model asks to add; 0 for what it makes up otherwise, as it samples freely."""
+    try:
+        by = json.loads(arguments).get("by")
+    except (ValueError, AttributeError):
+        by = None
+    return by if type(by) is int else 0
+
+
 def tool_agent(row: dict[str, Any]) -> dict[str, Any]:
     """What an agent framework does: ask, run the tools, ask again; reward by the answer."""
     asked = {**row["responses_create_params"], "model": row["policy_model_name"]}
@@ -49,7 +58,7 @@ def tool_agent(row: dict[str, Any]) -> dict[str, Any]:
         if not calls:
             break
         for call in calls:
-            total += int(json.loads(call["arguments"]).get("by", 0))
+            total += added_by(call["arguments"])
             result = {"type": "function_call_output", "call_id": call["call_id"], "output": f"now {total}"}
             output.append(result)
             items.append(result)
