@@ -30,7 +30,7 @@ def digests(home: Path) -> dict[str, str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    return {row["name"]: row["digest"] for row in json.loads(listing.stdout)}
+    return {f"{row['name']}:v{row['version']}": row["digest"] for row in json.loads(listing.stdout)}
 
 
 def kill_until_done(home: Path, most: int, rng: random.Random) -> int:
