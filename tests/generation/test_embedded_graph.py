@@ -18,6 +18,7 @@ import torch
 from embedded_models import random_model
 from nemotron_steps.engine.generation.embedded import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded_graph import GraphDecoder
+from nemotron_steps.engine.generation.embedded_sampling import SamplingPlan
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 
 family, length = sys.argv[1], int(sys.argv[2])
@@ -38,6 +39,13 @@ def generate(fused):
     return done
 
 plain, fused = generate(False), generate(True)
+model, architecture = random_model(family)
+decoder = EmbeddedGenerator(
+    architecture, model.state_dict().items(), max_sequences=2, max_total_length=32, eos_token_ids=[3]
+)
+decoder = GraphDecoder(decoder._model, decoder._batch, capture=False)
+taken = [decoder.takes(SamplingPlan(temperature)) for temperature in (1.0, 0.0, 0.7, 0.8, 0.9, 1.0)]
+assert taken == [True, True, True, True, False, True]  # a graph each: not for every temperature a client thinks of
 assert len(plain) == 6
 assert {k: c.token_ids for k, c in fused.items()} == {k: c.token_ids for k, c in plain.items()}
 for key, completion in plain.items():

@@ -16,6 +16,7 @@ from nemotron_steps.engine.generation.embedded_model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded_sampling import SamplingPlan, sample, stream_uniforms
 
 _SMALLEST = 8
+_TEMPERATURES = 4  # training, evaluation, and two more: requests from outside may name any, and graphs take memory
 _FIELDS = 5  # embedded_kernels.PREFIX_FIELDS, which must not be imported without a device
 
 
@@ -43,6 +44,7 @@ class GraphDecoder:
         self._prefixes = torch.zeros((batch.max_rows, _FIELDS), dtype=torch.int64, device=model.device)
         self._arrangement = -1
         self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
+        self._temperatures: set[float] = set()
         self._pool = torch.cuda.graph_pool_handle() if capture else None
 
     @staticmethod
@@ -51,10 +53,13 @@ class GraphDecoder:
         dim = model.architecture.head_dim
         return model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
 
-    @staticmethod
-    def takes(plan: SamplingPlan) -> bool:
-        """Whether every row samples alike, from the whole distribution."""
-        return plan.top_p is None and not isinstance(plan.temperature, torch.Tensor)
+    def takes(self, plan: SamplingPlan) -> bool:
+        """Whether every row samples alike, from the whole distribution, at one of the first few temperatures asked."""
+        if plan.top_p is not None or isinstance(plan.temperature, torch.Tensor):
+            return False
+        if len(self._temperatures) < _TEMPERATURES:
+            self._temperatures.add(plan.temperature)
+        return plan.temperature in self._temperatures
 
     def step(self, plan: SamplingPlan) -> None:
         """Feed the tokens of the current column and sample those of the next, to which the batch moves."""
