@@ -7,7 +7,7 @@ while others still decode. Not for: what a reward is worth (advantages.py) or th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -175,7 +175,7 @@ class RolloutCollector:
             trajectories = [running[i].result() for i in finished]
             responses = [self._response(t) for t in trajectories]
             judging = environment.verify_group(prompt.row, responses, [sessions[i] for i in finished])
-            verdicts = await answer_of(environment.name, "verify_group", judging)
+            verdicts = await _verdicts(answer_of(environment.name, "verify_group", judging), cut, group_id)
         finally:
             self._sampler.cancel(f"{group_id}/")  # of members that were cut or cancelled
             for session in sessions:
@@ -341,7 +341,21 @@ class RolloutCollector:
         )
 
 
-async def _until_done_or_cut(tasks: Sequence[asyncio.Task[Any]], cut: asyncio.Event | None) -> None:
+async def _verdicts(judging: Awaitable[list[Verdict]], cut: asyncio.Event | None, group_id: str) -> list[Verdict]:
+    """The verdicts of a group; a cut while it is judged makes it a straggler.
+
+    A group whose cut came before, while it was sampled, is judged in full: its members are what the cut is to save.
+    """
+    task = asyncio.ensure_future(judging)
+    await _until_done_or_cut([task], None if cut is None or cut.is_set() else cut)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=1.0)
+        raise StragglerError(group_id)
+    return task.result()
+
+
+async def _until_done_or_cut(tasks: Sequence[asyncio.Future[Any]], cut: asyncio.Event | None) -> None:
     """Wait for every task, or for the cut. A task's exception is raised at once and cancels the others."""
     waiter = asyncio.ensure_future(cut.wait()) if cut is not None else None
     pending: set[asyncio.Future[Any]] = set(tasks)

@@ -9,6 +9,7 @@ from grpo_runs import Vowels, config_of, start
 
 from nemotron_steps.engine.conversation import messages_of
 from nemotron_steps.engine.data import read_rows
+from nemotron_steps.engine.rollouts import StragglerError
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Session
 from nemotron_steps.errors import DataError, SandboxError
@@ -39,6 +40,32 @@ def test_sessions_are_released_when_one_of_their_group_cannot_be_opened(task, tm
     assert len(group.rollouts) == 3 and not ThreeSessions.open
     with pytest.raises(SandboxError, match="no room"):
         asyncio.run(run.collector.collect(prompts, group_ids=["b"], members=4))
+    assert not ThreeSessions.open
+
+
+def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task, tmp_path, monkeypatch):
+    class NeverJudged(ThreeSessions):
+        async def verify(self, row, response, session):
+            await asyncio.Event().wait()
+
+    monkeypatch.setitem(registry.BUILT_IN, "three_sessions", f"{__name__}:ThreeSessions")
+    run = start(config_of(task, 1, environment="three_sessions"), tmp_path)
+    environment = NeverJudged(run.collector.environment_named("three_sessions").config, {})
+    prompt = read_rows(task / "train.jsonl")[0]
+
+    async def collect():
+        cut = asyncio.Event()
+        judging = asyncio.ensure_future(
+            run.collector.collect_group(prompt, group_id="a", members=3, environment=environment, cut=cut)
+        )
+        while run.sampler.busy or not ThreeSessions.open:
+            await asyncio.sleep(0.01)
+        assert len(ThreeSessions.open) == 3
+        cut.set()
+        await judging
+
+    with pytest.raises(StragglerError):
+        asyncio.run(collect())
     assert not ThreeSessions.open
 
 
