@@ -1,0 +1,1 @@
+"""A step that writes prompts, and the environment that grades the answers."""
