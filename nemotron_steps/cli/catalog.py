@@ -57,6 +57,12 @@ def show(arguments: argparse.Namespace) -> int:
     index = load_index()
     row = next((row for row in index.steps if row.id == arguments.step), None)
     if row is None:
+        if any(pipeline.name == arguments.step for pipeline in index.pipelines):
+            raise UnknownNameError(
+                f"'{arguments.step}' is a pipeline, not a step",
+                expected="a step; a pipeline's stages are in its plan",
+                hints=(f"steps plan {arguments.step}",),
+            )
         raise _missing_step(arguments.step, index)
     import tomllib
 

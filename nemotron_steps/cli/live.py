@@ -76,10 +76,12 @@ class LineDisplay:
             self._last, self._held = now, None
         elif record["kind"] in ("sample", "run_finished", "summary"):
             return  # what the run achieved is said once, at its end
-        elif self._held is not None and record["kind"] in ("step_finished", "step_failed"):
-            held, self._held = self._held, None
-            self._write(held, _line(held) or "")
         text = _line(record)
+        held = self._held
+        # What is held back is older than this line, so it goes first.
+        if text and held and (held["kind"] == "metrics" or record["kind"] in ("step_finished", "step_failed")):
+            self._held = None
+            self._write(held, _line(held) or "")
         if text is not None:
             self._write(record, text)
 
@@ -170,12 +172,14 @@ class BarDisplay:
         self._say(f"  {mark} {record['step'].ljust(self._width)}  {self._terminal.style('failed', 'red')}")
 
     def _on_signal(self, record: Record) -> None:
+        from nemotron_steps.runs.lines import signal_text
+
         if (record["step"], record["name"]) in self._signals:
             return
         self._signals.add((record["step"], record["name"]))
-        numbers = "  ".join(f"{name} {number(value)}" for name, value in record["numbers"].items())
+        text = signal_text(record["name"], record["numbers"])
         mark = self._terminal.style("▲", "yellow")
-        self._say(f"  {mark} {record['step'].ljust(self._width)}  {record['name']}  {printable(numbers)}")
+        self._say(f"  {mark} {record['step'].ljust(self._width)}  {printable(text)}")
 
     def _finish(self, step: str, took: str, numbers: str) -> None:
         self._remove(step)

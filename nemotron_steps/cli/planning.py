@@ -67,15 +67,17 @@ def show_plan(found: Plan, terminal: Terminal, asked: Asked) -> None:
     state = "all cached" if cached == len(found.steps) else f"{cached} cached" if cached else "nothing cached"
     head = terminal.style(printable(asked.redacted().command), "bold")
     terminal.print(f"{head}  {terminal.style(f'{count}, {state}', 'dim')}")
+    has_stages = any(_is_stage(step) for step in found.steps)
     rows = []
     for step in found.steps:
         done = step.cached is not None
         mark = terminal.style("✓", "green") if done else terminal.style("●", "cyan")
         name = terminal.style(step.key, *(["dim"] if done else ["bold"] if step.key in found.goals else []))
-        if step.key.partition("@")[0].partition("#")[0] != step.step_id:
-            name += terminal.style(f"  {step.step_id}", "dim")
         config = terminal.style(step.config_name or "default", "dim")
-        rows.append([mark, terminal.style(str(numbers[step.key]), "dim"), name, config, _note(step, numbers, terminal)])
+        row = [mark, terminal.style(str(numbers[step.key]), "dim"), name, config, _note(step, numbers, terminal)]
+        if has_stages:
+            row.insert(3, terminal.style(step.step_id, "dim") if _is_stage(step) else "")
+        rows.append(row)
     terminal.table(rows, indent=2)
     for warning in found.warnings:
         terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(warning)}")
@@ -90,6 +92,11 @@ def yaml_text(values: Any) -> str:
         values, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=110
     )
     return text
+
+
+def _is_stage(step: PlannedStep) -> bool:
+    """Whether a step is known by a stage's name, not by its own id."""
+    return step.key.partition("@")[0].partition("#")[0] != step.step_id
 
 
 def _note(step: PlannedStep, numbers: dict[str, int], terminal: Terminal) -> str:

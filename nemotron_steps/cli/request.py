@@ -241,7 +241,7 @@ class Workbench:
             f"'{ref}' is neither a path nor an artifact of this home",
             expected=f"PATH, NAME, NAME:VERSION or a digest of a {wanted_type}",
             found=ref,
-            hints=(*hints, "steps artifacts list"),
+            hints=hints or ("steps artifacts list",),
         )
 
     def profile(self, name: str | None) -> Profile | None:

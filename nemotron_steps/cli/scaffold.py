@@ -13,6 +13,7 @@ from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.summary import shown_path
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import RequestError
+from nemotron_steps.manifest.index import load_index
 
 if TYPE_CHECKING:
     import argparse
@@ -31,6 +32,14 @@ def new(arguments: argparse.Namespace) -> int:
             hints=("steps new data_prep/my_prep",),
         )
     root = Path(arguments.into or _DEFAULT_FOLDER)
+    manifest = next((row.file for row in load_index().steps if row.id == step_id), None)
+    if manifest is not None and root.resolve() not in Path(manifest).resolve().parents:
+        raise RequestError(
+            f"there is a step '{step_id}' already",
+            where=manifest,
+            expected="an id of its own",
+            hints=(f"steps new {step_id}_mine",),
+        )
     written = write_step(root, step_id)
     if arguments.as_json:
         print_json({"step": step_id, "pack": str(root), "files": [str(path) for path in written]})

@@ -101,9 +101,18 @@ def _show_places(result: RunResult, goals: list[StepResult], terminal: Terminal)
 def _show_next(result: RunResult, last: StepResult, registry: Registry, terminal: Terminal) -> None:
     done = {step.step_id for step in result.steps}
     commands = []
+    made = [artifact for step in result.steps for artifact in step.outputs.values()]
     for artifact in last.outputs.values():
         for consumer, port in _consumers(artifact.type, done, registry):
-            commands.append(f"steps run {consumer} --input {port}={artifact.ref}")
+            fed = {port: artifact.ref}
+            for other in registry.steps[consumer].consumes:
+                fitting = [each.ref for each in made if registry.types.is_a(each.type, other.type)]
+                if other.required and fitting:
+                    fed.setdefault(other.name, fitting[-1])
+            # A command that would only ask for more inputs is no advice.
+            if all(other.name in fed for other in registry.steps[consumer].consumes if other.required):
+                inputs = " ".join(f"--input {name}={ref}" for name, ref in fed.items())
+                commands.append(f"steps run {consumer} {inputs}")
     commands += [f"steps artifacts lineage {artifact.ref}" for artifact in last.outputs.values()]
     if commands:
         terminal.print()

@@ -134,6 +134,8 @@ def _compose(
         problem = _apply(override, composition.config, origins, schema, search.step)
         if problem is not None:
             problems.append(problem)
+    if problems and schema is not None:
+        problems += _wrong_values(composition.config, origins, schema, search.step)
     raise_problems(problems, f"the config of '{search.step}'")
     unresolved = OmegaConf.to_container(composition.config, resolve=False)
     values = _resolve(composition.config, origins)
@@ -155,6 +157,23 @@ def _compose(
         overrides=overrides,
     )
     return composed, unresolved, composition.dependencies
+
+
+def _wrong_values(
+    config: DictConfig, origins: dict[KeyPath, str], schema: type[BaseModel], step: str
+) -> list[ConfigError]:
+    """What is wrong with the values of the overrides that could be applied, so that all mistakes are told at once.
+
+    Other mistakes are left out: an override that could not be applied may have been meant to mend them.
+    """
+    try:
+        values = _resolve(config, origins)
+        values.pop(INPUTS_KEY, None)
+        ComposedConfig(step, None, values, {}, origins).model(schema)
+    except ConfigError as error:
+        found = [each for each in error.problems or (error,) if isinstance(each, ConfigError)]
+        return [each for each in found if (each.where or "").startswith("override ")]
+    return []
 
 
 def _to_dict(composed: ComposedConfig) -> dict[str, Any]:

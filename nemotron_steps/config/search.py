@@ -112,7 +112,7 @@ class SearchPath:
             where=f"-c {name}",
             expected=", ".join(names) or "a path to a yaml file: this step has no named configs",
             found=name,
-            hints=tuple(f"steps run {self.step} -c {other}" for other in close),
+            hints=tuple(f"-c {other}" for other in close),
         )
 
 

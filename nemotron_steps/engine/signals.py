@@ -209,12 +209,14 @@ def low_reward_variance(m: SignalMonitor) -> Finding | None:
 
 
 def kl_spike(m: SignalMonitor) -> Finding | None:
-    """KL is 5 times the median and twice the highest of the steps before, and above 0.05 nats a token.
+    """KL is 5 times the median and twice the highest of the 10 or more steps before, and above 0.05 nats a token.
 
-    The highest counts because every run starts at 0 and rises: growing steadily is no spike.
+    The highest counts because every run starts at 0 and rises: growing steadily is no spike. In the first steps it
+    may well grow severalfold a step, so they are not judged.
     """
     before, now = m.before("kl_penalty"), m.latest("kl_penalty")
-    if before is not None and now is not None and now <= 2 * max(before):
+    early = before is not None and len(before) < 2 * m.thresholds.window
+    if before is not None and now is not None and math.isfinite(now) and (early or now <= 2 * max(before)):
         return None
     return _spike(m, "kl_penalty", m.thresholds.kl_spike_factor, m.thresholds.kl_spike_floor, "KL to the reference")
 

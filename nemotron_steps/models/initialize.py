@@ -37,7 +37,9 @@ def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Pat
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # a run draws its own
     copy_tokenizer(tokenizer, target)
     words = AutoTokenizer.from_pretrained(str(target))
     settings: dict[str, Any] = {k: v for k, v in shape.model_dump().items() if k != "architecture"}

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -218,7 +219,7 @@ class Sources:
         if len(candidates) > 1:
             node.failed.add(port.name)
             labels = [f"{c.source.step_key}.{c.source.port}" for c in candidates]
-            hint = f"steps run {self.request.command} --input {self._target(node, port.name)}=PATH"
+            hint = f"steps run {self._command()} --input {self._target(node, port.name)}=PATH"
             self.graph.report(reports.ambiguous(node, port, labels, None, (hint,)))
             return None
         if not candidates:
@@ -281,11 +282,21 @@ class Sources:
             self.graph.report(reports.missing(node, port, self._missing_hints(node, port, goal)))
 
     def _missing_hints(self, node: Node, port: Consumes, goal: Goal | None) -> tuple[str, ...]:
-        command, target = self.request.command, self._target(node, port.name)
+        command, target = self._command(), self._target(node, port.name)
         if goal is None or self.request.chained:
             return missing_input_hints(self.graph.registry, command, target, port, node.manifest.id)
         before = {stage.key: stage.manifest for stage in self.goals[: self.positions[node.key]]}
         return missing_stage_input_hints(self.types, command, target, port, node.key, before)
+
+    def _command(self) -> str:
+        """What was asked for with the inputs that were given, so that a hint can be pasted without losing them."""
+        ports = {port for goal in self.goals for port in goal.manifest.inputs}
+        given = [
+            f"--input {shlex.quote(f'{name}={ref}')}"
+            for name, ref in self.request.inputs.items()
+            if name.rpartition(".")[2] in ports
+        ]
+        return " ".join([self.request.command, *given])
 
     def _step_before(self, node: Node) -> Node | None:
         """The step named just before this one, unless one of its outputs already feeds this step."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from nemotron_steps.errors import JudgeUnavailableError, StepFailedError, StepsError
 from nemotron_steps.manifest.models import ErrorHint, StepManifest, Strategy
+from nemotron_steps.runs.lines import signal_text
 
 _CODE = re.compile(r"E\d{3}")
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|cannot allocate memory", re.IGNORECASE)
@@ -86,10 +87,8 @@ def hints_for_signals(signals: Sequence[Signal], manifest: StepManifest, config:
 
 
 def describe(signal: Signal) -> str:
-    """A signal with its numbers: `kl_spike (kl=0.41, step=12)`."""
-    numbers = ", ".join(f"{name}={_number(value)}" for name, value in signal.numbers.items())
-    times = f", {signal.count} times" if signal.count > 1 else ""
-    return f"{signal.name} ({numbers}{times})" if numbers or times else signal.name
+    """A signal with what it saw, and how often: `kl_spike at step 12: KL is 0.41 (2 times)`."""
+    return signal_text(signal.name, signal.numbers, signal.count)
 
 
 def _answer(strategy: Strategy, signal: Signal, config: Mapping[str, Any]) -> Hint:
@@ -137,7 +136,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

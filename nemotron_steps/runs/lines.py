@@ -132,9 +132,26 @@ def _error(record: Record) -> str:
     return "failed: " + str(record["error"]["what"])
 
 
+def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
+    """A signal: `kl_spike at step 12: KL to ...` where it says what it saw, else its numbers in parentheses."""
+    if "message" in numbers:
+        at = f" at step {numbers['step']}" if "step" in numbers else ""
+        often = f" ({times} times)" if times > 1 else ""
+        return f"{name}{at}: {numbers['message']}{often}"
+    fields = ", ".join(f"{key}={number(value)}" for key, value in numbers.items())
+    often = f", {times} times" if times > 1 else ""
+    return f"{name} ({fields}{often})" if fields or often else name
+
+
 def _event(record: Record) -> str:
-    fields = "  ".join(f"{name}={number(value)}" for name, value in record["fields"].items())
+    fields = "  ".join(f"{name}={_value(value)}" for name, value in record["fields"].items())
     return f"{record['name']}: {fields}" if fields else str(record["name"])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {number(item)}" for name, item in value.items()) + "}"
+    return number(value)
 
 
 _RENDERERS: dict[str, Callable[[Record], str]] = {
@@ -150,8 +167,6 @@ _RENDERERS: dict[str, Callable[[Record], str]] = {
     "hint": lambda r: f"hint: {r['text']}",
     "metrics": _metrics,
     "event": _event,
-    "signal": lambda r: (
-        f"signal {r['name']}: " + "  ".join(f"{name}={number(value)}" for name, value in r["numbers"].items())
-    ),
+    "signal": lambda r: "signal " + signal_text(r["name"], r["numbers"]),
     "summary": lambda r: "  ".join(f"{name}: {change(value)}" for name, value in r["values"].items()),
 }

@@ -145,7 +145,11 @@ def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
     if exact is not None:
         return exact
     runs = list_runs(store)
-    if run_id == "latest" and runs:
+    if not runs:
+        raise UnknownNameError(
+            "there is no run yet", where=f"{store.backend.url}/runs", found=run_id, hints=("steps list",)
+        )
+    if run_id == "latest":
         return runs[-1]
     matching = [info for info in runs if run_id and run_id in info.id]
     if len(matching) == 1:
@@ -153,7 +157,7 @@ def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
     raise UnknownNameError(
         f"no run is called '{run_id}'" if not matching else f"'{run_id}' is part of {len(matching)} run ids",
         where=f"{store.backend.url}/runs",
-        expected=" or ".join(info.id for info in (matching or runs)[-3:]) or "there is no run yet",
+        expected=" or ".join(info.id for info in (matching or runs)[-3:]),
         found=run_id,
         hints=("steps runs",),
     )

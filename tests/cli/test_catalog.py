@@ -78,6 +78,13 @@ def test_show_an_unknown_step(cli):
     assert "steps show toy/train" in result.err
 
 
+def test_show_a_pipeline_says_how_to_see_it(cli):
+    result = cli("show", "toy_all")
+    assert result.code == 2
+    assert "is a pipeline" in result.err
+    assert "steps plan toy_all" in result.err
+
+
 def test_types(cli):
     result = cli("types")
     assert "└── toy_rows" in result.out

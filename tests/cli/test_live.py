@@ -35,6 +35,17 @@ def test_lines_are_few_and_the_last_metrics_are_always_there():
     assert lines == ["[toy] step 1: loss 1", "[toy] step 199: loss 0.005025", "[toy] done in 2.0 s: m = m:v1"]
 
 
+def test_lines_are_in_the_order_of_their_times():
+    metrics = [{"kind": "metrics", "index": i, "values": {"loss": 1.0}} for i in (1, 2)]
+    lines = _lines([*metrics, {"kind": "event", "name": "saved", "fields": {"parts": {"a": 0.123456}}}])
+    assert lines == ["[toy] step 1: loss 1", "[toy] step 2: loss 1", "[toy] saved: parts={a: 0.1235}"]
+
+
+def test_a_signal_is_a_sentence_that_says_each_number_once():
+    lines = _lines([{"kind": "signal", "name": "kl_spike", "numbers": {"step": 6, "message": "KL is 2", "kl": 2.0}}])
+    assert lines == ["[toy] signal kl_spike at step 6: KL is 2"]
+
+
 def test_samples_and_progress_do_not_flood():
     progress = [{"kind": "progress", "description": "reading", "completed": i, "total": 10} for i in range(10)]
     lines = _lines([{"kind": "sample", "sample": {"response": "x"}}, *progress])

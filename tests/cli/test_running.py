@@ -81,6 +81,14 @@ def test_resume_needs_only_the_run(cli):
     assert "no run is called" in cli("run", "--resume", "nonsense").err
 
 
+def test_without_a_run_that_is_what_is_said(cli):
+    for command in ("report", "status", "logs"):
+        result = cli(command)
+        assert result.code == 2
+        assert "there is no run yet" in result.err
+        assert "expected" not in result.err
+
+
 def test_a_secret_is_not_kept_so_it_is_asked_for_again(cli, workplace):
     cli("run", "toy/train", "-c", "tiny", "end=interrupt", "judge.api_key=hunter2hunter2")
     result = cli("run", "--resume", "latest")

@@ -136,7 +136,7 @@ def test_a_step_may_have_no_default_config_but_a_named_one_must_exist(configs):
     assert compose(None, search=search).values == {}
     with pytest.raises(ConfigError) as caught:
         compose("tinny", search=search)
-    assert caught.value.hints == ("steps run rl/toy -c tiny",)
+    assert caught.value.hints == ("-c tiny",)
     assert "no config 'tinny'" in caught.value.what
 
 

@@ -104,6 +104,15 @@ def test_the_numbers_are_the_runs_own() -> None:
     assert signal.numbers["kl_penalty"] == 2.0 and 0.01 < signal.numbers["typical"] < 0.05
 
 
+def test_kl_that_leaps_from_zero_in_the_first_steps_is_no_spike() -> None:
+    rise = (0.0, 0.0006, 0.0043, 0.0257, 0.0405, 0.1013, 0.2042)
+
+    def early(step: int, metrics: Metrics) -> None:
+        metrics["kl_penalty"] = rise[step] if step < len(rise) else 0.25
+
+    assert run(early) == []
+
+
 def test_kl_that_rises_from_zero_is_no_spike() -> None:
     def rising(step: int, metrics: Metrics) -> None:
         metrics["kl_penalty"] = 0.0005 * 1.5**step if step < 20 else 1.0

@@ -49,7 +49,9 @@ class LogprobModel(torch.nn.Module):
 def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
     """A float32 causal LM on CPU. UnsupportedError when it has dropout or an unusual shape."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # a run draws its own
     hf: Any = AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True
     )
