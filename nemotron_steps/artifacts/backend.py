@@ -264,13 +264,25 @@ class FsspecBackend:
 
 
 def open_backend(home: str | Path | None = None, cache: Path | None = None) -> Backend:
-    """The backend of a home: the argument, else STEPS_HOME, else `.steps` in the working directory."""
+    """The backend of a home: the argument, else STEPS_HOME, else `.steps` in the working directory.
+
+    Raises:
+        StorageError: it is there and is not a folder.
+    """
     text = str(home) if home is not None else os.environ.get("STEPS_HOME") or DEFAULT_HOME
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     if "://" in text or text.startswith("memory:"):
         return FsspecBackend(text, cache)
-    return LocalBackend(Path(text).expanduser().absolute())
+    root = Path(text).expanduser().absolute()
+    if root.exists() and not root.is_dir():
+        raise StorageError(
+            "the home is not a folder",
+            where=str(root),
+            expected="a folder, or a path to make one at",
+            hints=("--home DIR", "export STEPS_HOME=DIR"),
+        )
+    return LocalBackend(root)
 
 
 def _discard(folder: Path) -> None:

@@ -9,6 +9,7 @@ Importing this module imports Hydra.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,13 @@ from hydra.core.default_element import ConfigDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemotron_steps.config.composition_cache import Dependencies
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.search import Mount
 from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError
@@ -203,6 +205,8 @@ def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrid
         if isinstance(error, ConfigError):
             raise
         file = repository.file(name)
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+            raise _missing_base(name, file, str(error.missing_cfg_file), mounts) from error
         lines = [line for line in str(error).strip().splitlines() if line.strip()]
         raise ConfigError(
             f"config '{name}' does not compose: {lines[0].strip() if lines else type(error).__name__}",
@@ -210,6 +214,24 @@ def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrid
             found="; ".join(line.strip() for line in lines[1:4]) or None,
         ) from error
     return Composition(config, origins, list(resolved.config_overrides), repository.dependencies())
+
+
+def _missing_base(name: str, file: Path | None, missing: str, mounts: Sequence[Mount]) -> ConfigError:
+    """The error for a defaults list that names a config nobody has."""
+    group, _, asked = posixpath.normpath(missing).rpartition("/")
+    folders = [mount.group(group) for mount in mounts]
+    there = {
+        path.stem for folder in folders if folder is not None and folder.is_dir() for path in folder.glob("*.yaml")
+    }
+    there.discard(file.stem if file is not None else "")
+    own = group == name.rpartition("/")[0]
+    return ConfigError(
+        f"the defaults of '{name.removesuffix('.file')}' name a config that does not exist: '{missing}'",
+        where=str(file) if file else None,
+        expected=", ".join(sorted(there)) or None,
+        found=asked,
+        hints=tuple(f"defaults: [{close}]" for close in nearest(asked, there)) if own else (),
+    )
 
 
 def _record(origins: dict[KeyPath, str], prefix: KeyPath, lines: dict[KeyPath, int], file: str) -> None:

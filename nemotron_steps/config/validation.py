@@ -39,6 +39,9 @@ def load_schema(reference: str) -> type[BaseModel]:
         raise ConfigError(
             f"config_schema '{reference}' cannot be imported: {error}",
             expected="module:Class of a pydantic model",
+            hints=("pip install -e PACK   # or put the pack's folder on PYTHONPATH",)
+            if isinstance(error, ModuleNotFoundError)
+            else (),
         ) from error
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         raise ConfigError(

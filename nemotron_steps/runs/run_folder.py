@@ -23,7 +23,7 @@ from typing import Any
 from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import UnknownNameError
+from nemotron_steps.errors import StorageError, UnknownNameError
 from nemotron_steps.runs.locks import is_held
 from nemotron_steps.runs.secrets import Secrets
 
@@ -99,8 +99,16 @@ class RunFolder:
         return self.path / "lock"
 
     def create(self, name: str, request: Mapping[str, Any], *, executor: str = "local") -> RunInfo:
-        """Make the folder, with a run.json in state `submitted`."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Make the folder, with a run.json in state `submitted`. StorageError where nothing can be written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                "the home cannot be written",
+                where=str(self.path),
+                found=error.strerror,
+                hints=("--home DIR", "export STEPS_HOME=DIR"),
+            ) from error
         info = RunInfo(
             id=self.id,
             name=name,

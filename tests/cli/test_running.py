@@ -81,6 +81,18 @@ def test_resume_needs_only_the_run(cli):
     assert "no run is called" in cli("run", "--resume", "nonsense").err
 
 
+def test_a_home_that_cannot_be_used_is_one_message(cli, workplace):
+    (workplace / "file").write_text("")
+    for command in (("runs",), ("run", "toy/make")):
+        result = cli(*command, "--home", str(workplace / "file"))
+        assert result.code != 0
+        assert "the home is not a folder" in result.err
+        assert "Traceback" not in result.err
+    nowhere = cli("run", "toy/make", "--home", "/proc/home")  # /proc takes no new folders, from root neither
+    assert "the home cannot be written" in nowhere.err
+    assert "--home DIR" in nowhere.err
+
+
 def test_without_a_run_that_is_what_is_said(cli):
     for command in ("report", "status", "logs"):
         result = cli(command)

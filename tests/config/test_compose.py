@@ -140,6 +140,26 @@ def test_a_step_may_have_no_default_config_but_a_named_one_must_exist(configs):
     assert "no config 'tinny'" in caught.value.what
 
 
+def test_a_missing_base_names_what_there_is(configs, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: [tinny]\nsteps: 4\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(str(mine), search=configs({"rl/toy/tiny.yaml": "steps: 2\n"}))
+    assert "does not exist: 'rl/toy/tinny'" in caught.value.what
+    assert caught.value.where == str(mine)
+    assert caught.value.hints == ("defaults: [tiny]",)
+
+
+def test_wrong_values_are_told_with_unknown_keys_but_not_what_the_unknown_key_may_mend(configs):
+    search = configs({"rl/toy/default.yaml": "steps: 3\n"})
+    with pytest.raises(ConfigError) as caught:
+        compose(None, ["stpes=4", "optimizer.name=lion"], search=search, schema=Toy)
+    assert [problem.where for problem in caught.value.problems] == [
+        "override 'stpes=4'",
+        "override 'optimizer.name=lion'",
+    ]
+
+
 def test_every_wrong_override_is_reported_at_once_with_the_nearest_key(configs):
     search = configs({"rl/toy/default.yaml": "steps: 2\n"})
     with pytest.raises(ConfigError) as caught:
