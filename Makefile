@@ -9,6 +9,7 @@ UV := $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -c requ
 
 run: setup
 	$(BIN)/steps run rl/nemo_rl/rlhf -c tiny
+	@command -v steps > /dev/null || echo "To paste such commands: . $(BIN)/activate"
 
 setup: $(VENV)/.ready
 

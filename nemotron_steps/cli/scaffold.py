@@ -51,7 +51,7 @@ def new(arguments: argparse.Namespace) -> int:
     terminal.print()
     for command, purpose in (
         (f"pip install -e {shown_path(root)}", "makes the step known everywhere"),
-        (f"pytest {shown_path(root)}", "runs its test"),
+        (f"pytest {shown_path(root)}", "runs its test; pip install pytest if it is not there"),
         (f"steps show {step_id}", ""),
         (f"steps run {step_id} --input rows=FILE.jsonl", ""),
     ):
