@@ -46,10 +46,14 @@ class RunLog(logging.Handler):
         """Write text of any number of lines, such as a traceback."""
         self._write(self._redact(text.rstrip("\n")))
 
-    def close(self) -> None:
-        """Close the file."""
+    def end(self) -> None:
+        """Close the file.
+
+        Not in `close`: a library that configures Python's logging when it is imported, as vLLM does, closes every
+        handler there is, and the run goes on.
+        """
         self._file.close()
-        super().close()
+        self.close()
 
     def _write(self, text: str) -> None:
         self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")

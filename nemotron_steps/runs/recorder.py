@@ -92,7 +92,7 @@ class Recorder:
 
     def close(self) -> None:
         """Close the files."""
-        self._log.close()
+        self._log.end()
         for file in self._files.values():
             file.close()
 
