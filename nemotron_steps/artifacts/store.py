@@ -454,7 +454,7 @@ def _corrupt(artifact: Artifact, path: Path, expected: str, found: str) -> Artif
 def _recreate_hint(artifact: Artifact) -> str:
     if artifact.producer is not None:
         step, run = artifact.producer.step, artifact.producer.run
-        return f"steps run {step} -c CONFIG --force   # makes it again; `steps status {run}` shows what made it"
+        return f"steps run {step} --force   # makes it again; with the config of `steps status {run}`"
     return f"steps artifacts add {artifact.source or '<folder>'} --name {artifact.name or '<name>'}"
 
 

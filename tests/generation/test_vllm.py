@@ -57,6 +57,20 @@ def generator(model):
     generator.close()
 
 
+def test_heads_without_a_cpu_kernel_are_refused_before_vllm_compiles(tmp_path):
+    from vllm.platforms import current_platform
+
+    from nemotron_steps.engine.generation.vllm import VllmGenerator
+    from nemotron_steps.errors import UnsupportedError
+
+    if not current_platform.is_cpu():
+        pytest.skip("a limit of vLLM's CPU kernels")
+    (tmp_path / "config.json").write_text('{"hidden_size": 64, "num_attention_heads": 4}')
+    with pytest.raises(UnsupportedError, match="no attention kernel") as caught:
+        VllmGenerator(tmp_path, VllmConfig(), max_total_length=MAX_LENGTH, precision="float32")
+    assert caught.value.found == "head_dim 16"
+
+
 def sample(generator, prompts, tag, n=4, **params):
     for number, prompt in enumerate(prompts):
         settings = SamplingParams(**{"max_new_tokens": 12, "stop_token_ids": (EOS,), **params})

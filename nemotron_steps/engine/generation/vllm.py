@@ -7,6 +7,7 @@ vLLM 0.25 (CUDA) to 0.32 (CPU). Not for: serving over HTTP (engine/serving) or s
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -208,6 +209,7 @@ def _start_engine(
         ) from error
     from nemotron_steps.engine.generation.vllm_transfer import BACKEND, register
 
+    _check_heads(hf_folder)
     register()
     if config.tensor_parallel_size == 1:
         # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
@@ -227,6 +229,32 @@ def _start_engine(
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
     )
     return LLMEngine.from_engine_args(arguments)
+
+
+def _check_heads(hf_folder: Path) -> None:
+    """UnsupportedError for heads vLLM has no CPU kernel for: it would compile for half a minute, then fail sampling."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    config = json.loads((hf_folder / "config.json").read_text(encoding="utf-8"))
+    size = config.get("head_dim")
+    if size is None and {"hidden_size", "num_attention_heads"} <= config.keys():
+        size = config["hidden_size"] // config["num_attention_heads"]
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size is not None and size not in sizes:
+        raise UnsupportedError(
+            "vLLM on CPU has no attention kernel for heads of this size",
+            where=str(hf_folder / "config.json"),
+            expected=f"head_dim {', '.join(str(each) for each in sizes)}",
+            found=f"head_dim {size}",
+            hints=[
+                "policy.generation.backend=embedded",
+                "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'   # a tiny policy with larger heads",
+            ],
+        )
 
 
 def _sampling_params(params: SamplingParams, room: int, *, every_step: bool) -> Any:
