@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,6 +27,7 @@ def interruptible() -> Iterator[dict[str, str]]:
         seen["signal"] = signal.Signals(number).name
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _hush_asyncio()
         raise KeyboardInterrupt
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -33,3 +36,18 @@ def interruptible() -> Iterator[dict[str, str]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _hush_asyncio() -> None:
+    """Let the tasks that an interrupt tears down go without a traceback each: the interrupt is reported once.
+
+    asyncio tells of them when they are collected, which is after the run has ended, so nothing is put back.
+    """
+    asyncio_log = logging.getLogger("asyncio")
+    if _tells_more_than_an_interrupt not in asyncio_log.filters:
+        asyncio_log.addFilter(_tells_more_than_an_interrupt)
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
+
+
+def _tells_more_than_an_interrupt(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))

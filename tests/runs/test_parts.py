@@ -182,3 +182,24 @@ def test_the_log_goes_on_after_a_library_configured_logging(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "log.txt")], check=True, timeout=60)
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == ["library WARNING: imported", "the run goes on"]
+
+
+def test_an_interrupt_within_a_task_leaves_no_traceback_of_asyncio() -> None:
+    code = (
+        "import asyncio, gc, os, signal\n"
+        "from nemotron_steps.runs.interrupts import interruptible\n"
+        "async def judge(): pass\n"
+        "async def wait(work): await work\n"
+        "async def work(): os.kill(os.getpid(), signal.SIGINT)\n"
+        "async def main():\n"
+        "    tasks = [asyncio.ensure_future(work()), asyncio.ensure_future(wait(judge()))]\n"
+        "    await asyncio.gather(*tasks)\n"
+        "try:\n"
+        "    with interruptible():\n"
+        "        asyncio.run(main())\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+        "gc.collect()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("interrupted\n", "")
