@@ -61,7 +61,10 @@ def runs(arguments: argparse.Namespace) -> int:
                 info.id,
                 _status(info.status, terminal),
                 terminal.style(_ago(info.created), "dim"),
-                terminal.style(duration(max(info.updated - info.created, 0.0)), "dim"),
+                # A killed run could not write down when it ended.
+                ""
+                if info.status == "killed"
+                else terminal.style(duration(max(info.updated - info.created, 0.0)), "dim"),
                 printable(info.name),
             ]
             for info in found
@@ -90,6 +93,8 @@ def status(arguments: argparse.Namespace) -> int:
         note = headline(latest_record["values"]) if latest_record is not None else ""
         if latest_record is not None and state == "running":
             note = f"step {latest_record['index']}  {note}"
+        if state == "running" and info.status == "killed":
+            state = "killed"
         outputs = ", ".join(step.get("outputs", {}).values())
         seconds = duration(step["seconds"]) if step.get("seconds") is not None else ""
         rows.append([key, _status(state, terminal), terminal.style(seconds, "dim"), printable(note or outputs)])
