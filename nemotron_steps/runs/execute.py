@@ -45,7 +45,7 @@ from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, cache_key, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
 from nemotron_steps.runs.inputs import check_inputs, filled_config, open_input
-from nemotron_steps.runs.interrupts import interruptible
+from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.recorder import Recorder, report_unwritable
 from nemotron_steps.runs.run_folder import (
@@ -309,6 +309,8 @@ class _Run:
         try:
             function(context)
         except Exception as error:
+            if was_interrupted(error):
+                raise KeyboardInterrupt from error
             self.recorder.log_traceback(error)
             raise _as_steps_error(error, planned, work.path, self.recorder.folder.id) from error
         summary = self.recorder.summary(planned.key)

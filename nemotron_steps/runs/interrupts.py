@@ -38,6 +38,18 @@ def interruptible() -> Iterator[dict[str, str]]:
             signal.signal(number, handler)
 
 
+def was_interrupted(error: BaseException) -> bool:
+    """Whether an interrupt is behind an error: an event loop that cannot be closed under it raises one of its own."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        if isinstance(each, KeyboardInterrupt):
+            return True
+        seen.add(id(each))
+        each = each.__cause__ or each.__context__
+    return False
+
+
 def _hush_asyncio() -> None:
     """Let the tasks that an interrupt tears down go without a traceback each: the interrupt is reported once.
 
@@ -50,4 +62,5 @@ def _hush_asyncio() -> None:
 
 
 def _tells_more_than_an_interrupt(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
+    interrupted = record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt)
+    return not interrupted and not record.getMessage().startswith("Task was destroyed but it is pending")

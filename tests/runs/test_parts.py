@@ -16,6 +16,7 @@ from nemotron_steps.manifest.models import ErrorHint, StepManifest, StepTable
 from nemotron_steps.runs.code_digest import code_digest, import_closure
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.runs.hints import hints_for_failure
+from nemotron_steps.runs.interrupts import was_interrupted
 from nemotron_steps.runs.lines import number, render, seconds
 from nemotron_steps.runs.tracker import Tracker
 
@@ -203,3 +204,16 @@ def test_an_interrupt_within_a_task_leaves_no_traceback_of_asyncio() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (result.stdout, result.stderr) == ("interrupted\n", "")
+
+
+def test_an_error_raised_while_an_interrupt_unwinds_is_an_interrupt() -> None:
+    def close_the_loop() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("Event loop stopped before Future completed.")
+
+    with pytest.raises(RuntimeError) as caught:
+        close_the_loop()
+    assert was_interrupted(caught.value)
+    assert not was_interrupted(RuntimeError("of its own"))
