@@ -86,7 +86,9 @@ def _execute(
     arguments: argparse.Namespace, bench: Workbench, asked: Asked, plan: Any, listeners: Sequence[Listener]
 ) -> RunResult:
     from nemotron_steps.runs.execute import execute
+    from nemotron_steps.runs.prerequisites import refuse_missing_packages
 
+    refuse_missing_packages(plan)
     return execute(
         plan,
         bench.store,

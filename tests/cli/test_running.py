@@ -260,3 +260,18 @@ def test_artifacts(cli, workplace):
     assert "✗ toy/train/model:v1" in corrupt.out
     assert json.loads(cli("artifacts", "verify", "--json").out)
     assert cli("artifacts", "show", "toy/trian/model").code == 2
+
+
+def test_a_missing_package_is_told_before_anything_runs(cli, monkeypatch):
+    from nemotron_steps.runs import prerequisites
+
+    find = prerequisites.find_spec
+    monkeypatch.setattr(prerequisites, "find_spec", lambda name: None if name in ("ray", "vllm") else find(name))
+    command = ("run", "rl/nemo_rl/rlvr", "-c", "tiny", "cluster.backend=ray", "policy.generation.backend=vllm")
+    result = cli(*command)
+    assert result.code == 2
+    assert "rl/nemo_rl/rlvr needs the package ray, which is not installed here" in result.err
+    assert "--> policy.generation.backend=vllm" in result.err
+    assert "pip install 'nemotron-steps[ray]'" in result.err
+    assert cli("runs", "--json").json == []
+    assert cli("plan", *command[1:]).code == 0  # which may be for another machine
