@@ -235,7 +235,8 @@ def length_collapse(m: SignalMonitor) -> Finding | None:
 def logprob_drift(m: SignalMonitor) -> Finding | None:
     """Generator and trainer disagree: token_mult_prob_error above 1.05 or gen_kl_error above 0.002 (window median).
 
-    A single step whose token_mult_prob_error is not finite, or above 2, is enough.
+    A single step whose token_mult_prob_error is not finite, or above 2, is enough. Where rollouts lag behind the policy
+    only that counts: the rest of their difference is the update between.
     """
     bounds = {
         "token_mult_prob_error": m.thresholds.token_mult_prob_error,
@@ -244,6 +245,9 @@ def logprob_drift(m: SignalMonitor) -> Finding | None:
     now = m.latest("token_mult_prob_error")
     if now is not None and not now <= 2.0:
         return {"token_mult_prob_error": now}, f"token_mult_prob_error is {now:.4g} (healthy below 1.05)"
+    lags = m.window("policy_lag/mean")
+    if lags is not None and max(lags) > 0:
+        return None
     for name, bound in bounds.items():
         window = m.window(name)
         if window is not None and median(window) > bound:

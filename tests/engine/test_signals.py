@@ -120,6 +120,16 @@ def test_kl_that_rises_from_zero_is_no_spike() -> None:
     assert run(rising) == []
 
 
+def test_rollouts_of_older_weights_are_no_drift_unless_they_are_far_off() -> None:
+    def lagging(step: int, metrics: Metrics) -> None:
+        metrics.update({"policy_lag/mean": 0.9, "policy_lag/max": 1.0, "token_mult_prob_error": 1.2})
+        if step == 45:
+            metrics["token_mult_prob_error"] = 2.5
+
+    (signal,) = run(lagging)
+    assert signal.name == "logprob_drift" and signal.step == 45
+
+
 def test_one_odd_step_is_no_sign_where_a_window_rules() -> None:
     def odd(step: int, metrics: Metrics) -> None:
         if step == 40:
