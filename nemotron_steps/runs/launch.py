@@ -23,7 +23,7 @@ from nemotron_steps.errors import (
     WorkerLostError,
 )
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch, find_executor
-from nemotron_steps.runs.run_folder import JOB_FILE, RUNNING, SUBMITTED, RunFolder, RunInfo, get_run
+from nemotron_steps.runs.run_folder import JOB_FILE, KILLED, RUNNING, SUBMITTED, RunFolder, RunInfo, get_run
 
 _POLL_S = 0.5
 _LAG_S = 20.0
@@ -109,7 +109,8 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
             offset += len(text)
             if text:
                 write(text.decode(errors="replace"))
-        if info.status not in (SUBMITTED, RUNNING):
+        # A killed run could not say why: that is the executor's to tell.
+        if info.status not in (SUBMITTED, RUNNING, KILLED):
             _raise_failure(info)
             return info
         status = job_status(info)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -340,7 +342,8 @@ def test_slurm_refusal_is_a_request_error(store: ArtifactStore, cluster: Path) -
 
 
 @pytest.mark.slurm
-def test_lost_node_is_retryable(store: ArtifactStore, cluster: Path) -> None:
+@pytest.mark.parametrize("dead", [False, True], ids=["out of reach", "dead"])
+def test_lost_node_is_retryable(store: ArtifactStore, cluster: Path, dead: bool) -> None:
     cluster.touch()
     run_id = submit(store, SLURM).id
     wait_until(lambda: any(m["index"] == 4 for m in read_events(store, run_id, "metrics")))
@@ -348,6 +351,10 @@ def test_lost_node_is_retryable(store: ArtifactStore, cluster: Path) -> None:
     subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=test"], check=True)
     wait_until(lambda: SlurmExecutor().status(get_run(store, run_id).job).state is JobState.LOST)
     pid = get_run(store, run_id).pid
+    if dead:  # which shows in the run before anyone asks the executor why
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: get_run(store, run_id).status == "killed")
     with pytest.raises((WorkerLostError, InterruptedRunError)) as caught:
         launching.follow(store, run_id, lambda text: None)
     assert any(f"--resume {run_id}" in hint for hint in caught.value.hints)
