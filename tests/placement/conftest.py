@@ -11,20 +11,15 @@ from unittest import mock
 
 import pytest
 
-from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.rl.training import build_run
 from tests.benchmarks.grpo_task import make_checkpoint, prompts, reward_of, write_rows
-
-
-class Vowels(Environment):
-    name = "vowels"
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(reward_of(response.text))
+from tests.engine import grpo_runs
+from tests.engine.grpo_runs import Vowels
 
 
 class Judged(Environment):
@@ -86,38 +81,20 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _environments(monkeypatch):
     for environment in (Vowels, Judged):
-        monkeypatch.setitem(registry.BUILT_IN, environment.name, f"{__name__}:{environment.__name__}")
+        place = f"{environment.__module__}:{environment.__name__}"
+        monkeypatch.setitem(registry.BUILT_IN, environment.name, place)
 
 
 def config_of(checkpoint, steps, **changes):
-    """An RlConfig; `a__b=value` changes one key."""
-    values = {
-        "grpo": {
-            "num_prompts_per_step": 4,
-            "num_generations_per_prompt": 4,
-            "max_num_steps": steps,
-            "max_num_epochs": 9,
-        },
-        "loss_fn": {"force_on_policy_ratio": True},
-        "policy": {
-            "checkpoint": str(checkpoint),
-            "precision": "float32",
-            "train_micro_batch_size": 4,
-            "logprob_batch_size": 16,
-            "max_total_sequence_length": 96,
-            "megatron_cfg": {"optimizer": {"lr": 2e-3}},
-            "generation": {"max_new_tokens": 16, "max_sequences": 16},
-        },
-        "data": {"train": {"data_path": str(checkpoint / "train.jsonl")}},
+    """Four groups of four a step, without checkpoints; `a__b=value` changes one key."""
+    smaller = {
+        "grpo__num_generations_per_prompt": 4,
+        "policy__train_micro_batch_size": 4,
+        "policy__logprob_batch_size": 16,
+        "policy__generation__max_sequences": 16,
         "checkpointing": {"enabled": False},
     }
-    for dotted, value in changes.items():
-        node = values
-        *parents, last = dotted.split("__")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return RlConfig.model_validate(values)
+    return grpo_runs.config_of(checkpoint, steps, **{**smaller, **changes})
 
 
 def start(config, work, records=None):
@@ -126,7 +103,3 @@ def start(config, work, records=None):
     context = SimpleNamespace(config=config, work=work, tracker=Tracker("test", None, listener))
     run, environments = build_run(context, read_rows(config.data.train.data_path), [])
     return run, environments
-
-
-def metrics_of(records):
-    return [r["values"] for r in records if r["kind"] == "metrics"]

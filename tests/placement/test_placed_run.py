@@ -18,7 +18,8 @@ from nemotron_steps.engine.grpo import sample_groups, train
 from nemotron_steps.engine.placement import generator_group
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError, WorkerLostError
-from tests.placement.conftest import config_of, metrics_of, start
+from tests.engine.grpo_runs import metrics_of
+from tests.placement.conftest import config_of, start
 from tests.policy.batches import grouped_batch
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]

@@ -6,7 +6,8 @@ import pytest
 
 from nemotron_steps.engine.grpo import train
 from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
-from tests.placement.conftest import config_of, metrics_of, start
+from tests.engine.grpo_runs import metrics_of
+from tests.placement.conftest import config_of, start
 
 
 @pytest.mark.ray
