@@ -17,7 +17,8 @@ from nemotron_steps.engine.generation.embedded_sampling import SamplingPlan, sam
 
 _SMALLEST = 8
 _TEMPERATURES = 4  # training, evaluation, and two more: requests from outside may name any, and graphs take memory
-_FIELDS = 5  # embedded_kernels.PREFIX_FIELDS, which must not be imported without a device
+PREFIX_FIELDS = 5
+"""int64s a row of the prefix table: addresses of its shared prefix's keys and values, tokens, layer and head stride."""
 
 
 def padded_rows(rows: int, most: int) -> int:
@@ -41,7 +42,7 @@ class GraphDecoder:
         self._batch = batch
         self._capture = capture
         self._column = torch.zeros(1, dtype=torch.int64, device=model.device)
-        self._prefixes = torch.zeros((batch.max_rows, _FIELDS), dtype=torch.int64, device=model.device)
+        self._prefixes = torch.zeros((batch.max_rows, PREFIX_FIELDS), dtype=torch.int64, device=model.device)
         self._arrangement = -1
         self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
         self._temperatures: set[float] = set()

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-PREFIX_FIELDS = 5
-"""int64s a row in `prefixes`: addresses of its shared prefix's keys and values, tokens, layer stride, head stride."""
+from nemotron_steps.engine.generation.embedded_graph import PREFIX_FIELDS
+
 _BLOCK, _WARPS, _STAGES = 32, 1, 2  # small programs: many are needed at once to keep the memory busy
 
 
