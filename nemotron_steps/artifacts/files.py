@@ -63,7 +63,7 @@ def tree_files(folder: Path, *, user_folder: bool = False) -> list[Path]:
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = _temporary(path)
     with storage_errors(path):
         try:
             with temporary.open("wb") as file:
@@ -80,7 +80,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 def create_exclusive(path: Path, data: bytes) -> bool:
     """Create a file with this content unless it exists; whether this call created it. Atomic against races."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = _temporary(path)
     with storage_errors(path):
         try:
             with temporary.open("wb") as file:
@@ -94,6 +94,16 @@ def create_exclusive(path: Path, data: bytes) -> bool:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
     return True
+
+
+def remove_unfinished(path: Path) -> None:
+    """Delete what writers of this file left beside it when they were killed; none may be at work."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def sync_folder(folder: Path) -> None:

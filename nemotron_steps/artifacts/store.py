@@ -34,6 +34,7 @@ from nemotron_steps.artifacts.files import (
     copy_tree,
     hash_tree,
     remove_tree,
+    remove_unfinished,
     sha256_file,
     to_json_bytes,
     tree_files,
@@ -107,6 +108,8 @@ class ArtifactStore:
         folder stays), StorageError if it cannot be written.
         """
         _require_name(name)
+        # A commit killed while it wrote the manifest must not make the next one another artifact.
+        remove_unfinished(staged / MANIFEST_NAME)
         found = validate(type_name, staged, supertypes)
         files = tuple(hash_tree(staged))
         artifact = Artifact(

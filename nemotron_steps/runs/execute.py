@@ -21,11 +21,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.artifacts.files import as_storage_error, free_bytes, storage_errors, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.files import as_storage_error, storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -37,14 +36,13 @@ from nemotron_steps.errors import (
     StepFailedError,
     StepsError,
     StorageError,
-    UnsupportedError,
 )
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, cache_key, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
-from nemotron_steps.runs.inputs import check_inputs, filled_config, open_input
+from nemotron_steps.runs.inputs import check_inputs, open_input
 from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.recorder import Recorder, report_unwritable
@@ -58,14 +56,12 @@ from nemotron_steps.runs.run_folder import (
     new_run_id,
     this_process,
 )
+from nemotron_steps.runs.step_entry import as_steps_error, entry_function, validated_config
 from nemotron_steps.runs.tracker import Listener
 from nemotron_steps.runs.work import WorkFolder
 
 if TYPE_CHECKING:
     from nemotron_steps.config.profiles import WandbSettings
-
-_ALMOST_NOTHING = 1 << 20
-"""With less than this many bytes free, a failure of a writing library is taken for a full disk."""
 
 
 @dataclass(frozen=True)
@@ -237,11 +233,12 @@ class _Run:
         key = cache_key(planned, inputs)
         tracker = self.recorder.tracker(planned.key)
         force = self.force and planned.key in self.plan.goals
+        work = WorkFolder(self.store.backend.scratch / "work", key)
         if not force:
             entry = recall(self.store, key)
             if entry is not None:
+                work.remove_if_abandoned()
                 return self._reuse(planned, entry, "cached")
-        work = WorkFolder(self.store.backend.scratch / "work", key)
         holder = {"run": self.recorder.folder.id, "step": planned.key}
         with hold(work.lock, holder, lambda other: tracker.record("step_waiting", holder=other)) as waited:
             entry = recall(self.store, key) if waited or not force else None
@@ -249,7 +246,7 @@ class _Run:
                 return self._reuse(planned, entry, "reused")
             if force:
                 work.remove()
-            config = _validated_config(planned, inputs)
+            config = validated_config(planned, inputs)
             resumed = work.has_progress()
             tracker.record("step_started", cache_key=key, work=str(work.path), resumed=resumed)
             self.recorder.set_step(planned.key, RUNNING, cache_key=key)
@@ -293,7 +290,7 @@ class _Run:
     def _call(
         self, planned: PlannedStep, config: Any, inputs: Mapping[str, Artifact], work: WorkFolder
     ) -> tuple[dict[str, OutputSlot], dict[str, Any], float]:
-        function = _entry_function(planned)
+        function = entry_function(planned)
         slots = work.prepare(planned.produces)
         tracker = self.recorder.tracker(planned.key)
         started = time.monotonic()
@@ -312,7 +309,7 @@ class _Run:
             if was_interrupted(error):
                 raise KeyboardInterrupt from error
             self.recorder.log_traceback(error)
-            raise _as_steps_error(error, planned, work.path, self.recorder.folder.id) from error
+            raise as_steps_error(error, planned, work.path, self.recorder.folder.id) from error
         summary = self.recorder.summary(planned.key)
         seconds = time.monotonic() - started
         work.mark_filled(slots, summary, seconds)
@@ -418,72 +415,6 @@ class _Run:
         values = {planned.key: self.recorder.redact(plain(dict(planned.config))) for planned in self.plan.steps}
         text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
         return text
-
-
-def _entry_function(planned: PlannedStep) -> Any:
-    entry = planned.manifest.step.entry or ""
-    module_name, _, name = entry.partition(":")
-    try:
-        return getattr(import_module(module_name), name)
-    except ImportError as error:
-        raise UnsupportedError(
-            f"step '{planned.step_id}' cannot be imported: {error}",
-            where=planned.manifest.where("step", "entry"),
-            found=entry,
-            hints=("steps doctor",),
-        ) from error
-    except AttributeError as error:
-        raise UnsupportedError(
-            f"step '{planned.step_id}' names a function that does not exist",
-            where=planned.manifest.where("step", "entry"),
-            expected=f"a function '{name}' in {module_name}",
-            found=entry,
-        ) from error
-
-
-def _validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> Any:
-    """The step's config model with input paths filled in; plain values for a step without a schema."""
-    values = filled_config(planned, inputs)
-    reference = planned.manifest.step.config_schema
-    if reference is None:
-        return values
-    from nemotron_steps.config.compose import ComposedConfig
-    from nemotron_steps.config.validation import load_schema
-
-    composed = ComposedConfig(
-        step=planned.step_id,
-        name=planned.config_name,
-        values=values,
-        inputs={},
-        origins={},
-        overrides=planned.overrides,
-    )
-    return composed.model(load_schema(reference))
-
-
-def _as_steps_error(error: Exception, planned: PlannedStep, work: Path, run_id: str) -> StepsError:
-    """What a step raised, as an error of this package."""
-    if isinstance(error, StepsError) and not isinstance(error, StorageError):
-        return error
-    storage = as_storage_error(error, work)
-    if storage is None and free_bytes(work) < _ALMOST_NOTHING:
-        storage = StorageError(
-            f"the step failed while the disk is full: {error}",
-            where=str(work),
-            found=f"{free_bytes(work)} bytes free",
-            hints=("free some space and run the same command again: committed artifacts and checkpoints are kept",),
-        )
-    if storage is not None:
-        return storage
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else None
-    return StepFailedError(
-        f"step '{planned.step_id}' failed: {type(error).__name__}: {error}",
-        where=where,
-        hints=(f"steps logs {run_id}   # has the traceback",),
-    )
 
 
 def _refuse_running(run_id: str, holder: Mapping[str, Any]) -> None:

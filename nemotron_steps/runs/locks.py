@@ -45,6 +45,19 @@ def hold(path: Path, holder: dict[str, Any], on_wait: Callable[[dict[str, Any]],
             _held.discard(file)
 
 
+@contextmanager
+def hold_if_free(path: Path) -> Iterator[bool]:
+    """Hold the lock at `path` unless someone does; yields whether it is held."""
+    with path.open("a+") as file:
+        free = _try_lock(file)
+        if free:
+            _held.add(file)
+        try:
+            yield free
+        finally:
+            _held.discard(file)
+
+
 def _try_lock(file: IO[str]) -> bool:
     # Several tries: someone asking `is_held` holds the lock for a moment, and is not worth waiting for aloud.
     for attempt in range(_TRIES):

@@ -17,11 +17,12 @@ from typing import Any
 from nemotron_steps.artifacts.files import remove_tree, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.runs.context import OutputSlot
+from nemotron_steps.runs.locks import hold_if_free
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The work folder of one cache key. Every method but `lock` needs the lock to be held."""
+    """The work folder of one cache key. Every method but `remove_if_abandoned` needs the lock to be held."""
 
     root: Path
     key: str
@@ -83,6 +84,13 @@ class WorkFolder:
         """What the step filled is not valid: forget it, keep the step's own folder."""
         self._filled.unlink(missing_ok=True)
         remove_tree(self._outputs)
+
+    def remove_if_abandoned(self) -> None:
+        """Everything is committed: remove what a kill just before `remove` left, unless someone is at work in it."""
+        if self.path.exists():
+            with hold_if_free(self.lock) as free:
+                if free:
+                    self.remove()
 
     def remove(self) -> None:
         """Everything is committed, or must start over."""

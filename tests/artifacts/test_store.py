@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -265,3 +266,19 @@ def test_every_version_reads_back_what_was_committed(tmp_path: Path, contents: l
         expected[store.add(path, name="x").ref] = path.read_text()
     for ref, text in expected.items():
         assert store.open(ref, full=True).require_jsonl().read_text() == text
+
+
+def test_commit_killed_while_it_wrote_the_manifest_does_not_change_the_artifact(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = rows(tmp_path / "staged/train.jsonl", 1, 2).parent
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: os.kill(os.getpid(), signal.SIGKILL))
+        store.commit(staged, "training_jsonl", name="data")
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert [path.name for path in staged.glob(".*")] != []
+    artifact = store.commit(staged, "training_jsonl", name="data")
+    assert artifact.digest == store.add(rows(tmp_path / "train.jsonl", 1, 2)).digest
+    assert sorted(path.name for path in artifact.path.iterdir()) == ["artifact.json", "train.jsonl"]

@@ -171,6 +171,7 @@ def test_killed_at_every_step_of_committing(
     assert {step.state for step in result.steps} <= {"ran", "cached"}
     # Without delays the cache keys are not those of the unbroken run; the content is.
     assert sorted(contents(home).values()) == sorted(unbroken.values())
+    assert list((home / "work").glob("*/")) == []
 
 
 def test_two_runs_of_the_same_artifact_one_works_and_the_other_reuses(tmp_path: Path, gate: Path) -> None:

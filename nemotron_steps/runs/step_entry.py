@@ -1,0 +1,84 @@
+"""The seam to a step's own code: its function, its config model, and what it raises as an error of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.artifacts.files import as_storage_error, free_bytes
+from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.errors import StepFailedError, StepsError, StorageError, UnsupportedError
+from nemotron_steps.resolver.plan import PlannedStep
+from nemotron_steps.runs.inputs import filled_config
+
+_ALMOST_NOTHING = 1 << 20
+"""With less than this many bytes free, a failure of a writing library is taken for a full disk."""
+
+
+def entry_function(planned: PlannedStep) -> Any:
+    """The function that a manifest's `entry` names. UnsupportedError if it cannot be imported or is not there."""
+    entry = planned.manifest.step.entry or ""
+    module_name, _, name = entry.partition(":")
+    try:
+        return getattr(import_module(module_name), name)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"step '{planned.step_id}' cannot be imported: {error}",
+            where=planned.manifest.where("step", "entry"),
+            found=entry,
+            hints=("steps doctor",),
+        ) from error
+    except AttributeError as error:
+        raise UnsupportedError(
+            f"step '{planned.step_id}' names a function that does not exist",
+            where=planned.manifest.where("step", "entry"),
+            expected=f"a function '{name}' in {module_name}",
+            found=entry,
+        ) from error
+
+
+def validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> Any:
+    """The step's config model with input paths filled in; plain values for a step without a schema."""
+    values = filled_config(planned, inputs)
+    reference = planned.manifest.step.config_schema
+    if reference is None:
+        return values
+    from nemotron_steps.config.compose import ComposedConfig
+    from nemotron_steps.config.validation import load_schema
+
+    composed = ComposedConfig(
+        step=planned.step_id,
+        name=planned.config_name,
+        values=values,
+        inputs={},
+        origins={},
+        overrides=planned.overrides,
+    )
+    return composed.model(load_schema(reference))
+
+
+def as_steps_error(error: Exception, planned: PlannedStep, work: Path, run_id: str) -> StepsError:
+    """What a step raised, as an error of this package."""
+    if isinstance(error, StepsError) and not isinstance(error, StorageError):
+        return error
+    storage = as_storage_error(error, work)
+    if storage is None and free_bytes(work) < _ALMOST_NOTHING:
+        storage = StorageError(
+            f"the step failed while the disk is full: {error}",
+            where=str(work),
+            found=f"{free_bytes(work)} bytes free",
+            hints=("free some space and run the same command again: committed artifacts and checkpoints are kept",),
+        )
+    if storage is not None:
+        return storage
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else None
+    return StepFailedError(
+        f"step '{planned.step_id}' failed: {type(error).__name__}: {error}",
+        where=where,
+        hints=(f"steps logs {run_id}   # has the traceback",),
+    )
