@@ -14,6 +14,7 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.judges import GeneratorJudge
 from nemotron_steps.engine.loss import LossFn
 from nemotron_steps.engine.types import Generator, Policy, SamplingParams
+from nemotron_steps.environments.environment_set import POLICY_NAME
 from nemotron_steps.environments.judges import HttpJudge, Judge
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.chat import ChatFormat
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from nemotron_steps.engine.serving.endpoint import Endpoint
-
-
-POLICY_NAME = "policy"
-"""What the endpoint calls the model in training."""
 
 
 def build_policy(

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from nemotron_steps.environments.judges import Judge
 
 
+POLICY_NAME = "policy"
+"""What the policy's endpoint calls the model in training."""
+
+
 class EnvironmentSet:
     """Environments by name, created on first use.
 

@@ -38,7 +38,7 @@ class _Table(BaseModel):
 
 
 class StepTable(_Table):
-    """`[step]`. `entry` and `config_schema` are `module:name` and imported only when needed."""
+    """`[step]`. `entry`, `config_schema` and `preflight` are `module:name` and imported only when needed."""
 
     id: StrictStr
     name: StrictStr = ""
@@ -52,12 +52,15 @@ class StepTable(_Table):
     """Part of the cache key: raise it when the step's results change for the same config."""
     entry: StrictStr | None = None
     config_schema: StrictStr | None = None
+    preflight: StrictStr | None = None
+    """Function of (config, inputs) that raises what is wrong with the data it is given, before any step of a run
+    starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill."""
 
     @model_validator(mode="after")
     def _well_formed(self) -> Self:
         if not STEP_ID.fullmatch(self.id):
             raise ValueError(f"step id {self.id!r} must look like 'rl/nemo_rl/rlhf'")
-        for key in ("entry", "config_schema"):
+        for key in ("entry", "config_schema", "preflight"):
             value = getattr(self, key)
             if value is not None and not _OBJECT_PATH.fullmatch(value):
                 raise ValueError(f"{key} must look like 'package.module:name', not {value!r}")

@@ -93,6 +93,19 @@ def ambiguous(
     )
 
 
+def two_sources(node: Node, port: Consumes, reference: str, key: str, value: str, command: str) -> AmbiguousSource:
+    """A port is given on the command line twice: by `--input` and by an override of its config key."""
+    asked = f"--input {port.name}={reference}"
+    return AmbiguousSource(
+        f"'{port.name}' of {node.key} is given twice",
+        chain=(f"{asked} or {key}={value}", node.at(port.name)),
+        where=node.manifest.where_input(port.name),
+        expected="one of them",
+        found=f"{asked} and {key}={value}",
+        hints=[f"steps run {command} {asked}", f"steps run {command} {key}={value}"],
+    )
+
+
 def _accepted(registry: Registry, wanted: str) -> str:
     narrower = registry.types.descendants(wanted)
     return f"{wanted} (or {', '.join(narrower)})" if narrower else wanted

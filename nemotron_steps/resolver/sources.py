@@ -1,11 +1,10 @@
 """Where a port's artifact comes from, and whether it fits. First that applies:
 
-1. `--input PORT=REF` (or `STEP.PORT=REF`)
+1. `--input PORT=REF` (or `STEP.PORT=REF`), or an override that sets the port's config key; both are a contradiction
 2. the wiring of a pipeline file
-3. an override on the command line that sets the port's config key
-4. in a plain list of steps, the nearest earlier output of a fitting type (see `chain`)
-5. the config's own `inputs` section: a step to run first, or a reference
-6. a value already at the port's config key
+3. in a plain list of steps, the nearest earlier output of a fitting type (see `chain`)
+4. the config's own `inputs` section: a step to run first, or a reference
+5. a value already at the port's config key
 """
 
 from __future__ import annotations
@@ -84,13 +83,18 @@ class Sources:
 
     def _find(self, node: Node, port: Consumes, goal: Goal | None) -> InputSource | None:
         reference = self._supplied(node, port.name)
+        bound = self._bound_value(node, port)
+        overridden = bound is not None and self._is_override(node, bound[0])
         if reference is not None:
+            if bound is not None and overridden:
+                node.failed.add(port.name)
+                self.graph.report(reports.two_sources(node, port, reference, *bound, self.request.command))
+                return None
             return self._from_reference(node, port, reference, f"--input {port.name}={reference}")
+        if bound is not None and overridden:
+            return self._from_config_key(node, port, *bound)
         if goal is not None and port.name in goal.wired:
             return self._from_stage(node, port, goal.wired[port.name], goal.where.get(port.name))
-        bound = self._bound_value(node, port)
-        if bound is not None and self._is_override(node, bound[0]):
-            return self._from_config_key(node, port, *bound)
         if goal is not None and self.request.chained:
             source = self._from_chain(node, port)
             if source is not None or port.name in node.failed:

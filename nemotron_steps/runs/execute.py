@@ -56,7 +56,7 @@ from nemotron_steps.runs.run_folder import (
     new_run_id,
     this_process,
 )
-from nemotron_steps.runs.step_entry import as_steps_error, entry_function, validated_config
+from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.tracker import Listener
 from nemotron_steps.runs.work import WorkFolder
 
@@ -290,7 +290,7 @@ class _Run:
     def _call(
         self, planned: PlannedStep, config: Any, inputs: Mapping[str, Artifact], work: WorkFolder
     ) -> tuple[dict[str, OutputSlot], dict[str, Any], float]:
-        function = entry_function(planned)
+        function = imported(planned.manifest.step.entry or "", planned)
         slots = work.prepare(planned.produces)
         tracker = self.recorder.tracker(planned.key)
         started = time.monotonic()

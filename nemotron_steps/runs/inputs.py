@@ -70,13 +70,17 @@ def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[s
 
     A binding to `train.jsonl` or another split takes whatever the artifact calls that split; a split other than
     `train` that the artifact lacks leaves its key as it is, and so does any other absent path whose binding ends
-    in "?".
+    in "?". An overridden key other than a port's first, which names the artifact, stays as the user set it.
 
     Raises ArtifactError or DataError if an artifact lacks what a binding names.
     """
     filled: dict[str, str] = {}
+    overridden = {override.partition("=")[0].lstrip("+") for override in planned.overrides}
     for port, artifact in inputs.items():
-        for key, inside in planned.manifest.inputs[port].bindings.items():
+        bindings = planned.manifest.inputs[port].bindings
+        for key, inside in bindings.items():
+            if key in overridden and key != next(iter(bindings)):
+                continue
             if not inside:
                 filled[key] = str(artifact.path)
             elif inside.endswith(".jsonl"):

@@ -1,7 +1,7 @@
-"""Optional packages that a plan's configs ask for, looked up where the plan is about to run and before it starts.
+"""What a step would refuse when it starts, asked where the plan is about to run and before its first step does.
 
-A step that needs Ray or vLLM says so itself when it starts, which in a chain may be hours in. Not for: plans that are
-only looked at, or submitted to other machines.
+Optional packages (Ray, vLLM) that the configs ask for, and the data that a step's own preflight looks at: in a chain
+the step itself may come hours later. Not for: plans that are only looked at, or submitted to other machines.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError, UnsupportedError
-from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.manifest.typegraph import TypeGraph
+from nemotron_steps.resolver.plan import Plan, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
+from nemotron_steps.runs.inputs import open_input
+from nemotron_steps.runs.step_entry import imported, validated_config
 
 PACKAGES = {"ray": "pip install 'nemotron-steps[ray]'", "vllm": "pip install 'nemotron-steps[vllm]'"}
 """Values of a key `backend` that name an optional package, and how to have it."""
@@ -34,6 +38,27 @@ def refuse_missing_packages(plan: Plan) -> None:
                     )
                 )
     raise_all(problems, "this machine cannot run the plan")
+
+
+def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
+    """PlanError, naming every step that is still to run and whose preflight refuses the data it was given."""
+    problems: list[StepsError] = []
+    for planned in plan:
+        reference = planned.manifest.step.preflight
+        if planned.cached is not None or reference is None:
+            continue
+        try:
+            there = {
+                port: open_input(planned, port, source, store, types=types)
+                for port, source in planned.inputs.items()
+                if isinstance(source, SuppliedInput)
+            }
+            opened = {port: artifact for port, artifact in there.items() if artifact is not None}
+            check = imported(reference, planned)
+            check(validated_config(planned, opened), {**dict.fromkeys(planned.inputs), **opened})
+        except StepsError as error:
+            problems.append(error)
+    raise_all(problems, "the data cannot be used")
 
 
 def _backends(config: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -17,17 +17,19 @@ _ALMOST_NOTHING = 1 << 20
 """With less than this many bytes free, a failure of a writing library is taken for a full disk."""
 
 
-def entry_function(planned: PlannedStep) -> Any:
-    """The function that a manifest's `entry` names. UnsupportedError if it cannot be imported or is not there."""
-    entry = planned.manifest.step.entry or ""
-    module_name, _, name = entry.partition(":")
+def imported(reference: str, planned: PlannedStep) -> Any:
+    """The function that a manifest names as `module:name`. UnsupportedError if it cannot be imported or is not there.
+
+    The manifest's line named is that of `entry`: a step's functions come from one package.
+    """
+    module_name, _, name = reference.partition(":")
     try:
         return getattr(import_module(module_name), name)
     except ImportError as error:
         raise UnsupportedError(
             f"step '{planned.step_id}' cannot be imported: {error}",
             where=planned.manifest.where("step", "entry"),
-            found=entry,
+            found=reference,
             hints=("steps doctor",),
         ) from error
     except AttributeError as error:
@@ -35,7 +37,7 @@ def entry_function(planned: PlannedStep) -> Any:
             f"step '{planned.step_id}' names a function that does not exist",
             where=planned.manifest.where("step", "entry"),
             expected=f"a function '{name}' in {module_name}",
-            found=entry,
+            found=reference,
         ) from error
 
 

@@ -275,3 +275,42 @@ def test_a_missing_package_is_told_before_anything_runs(cli, monkeypatch):
     assert "pip install 'nemotron-steps[ray]'" in result.err
     assert cli("runs", "--json").json == []
     assert cli("plan", *command[1:]).code == 0  # which may be for another machine
+
+
+def _task(**changes):
+    row = {
+        "responses_create_params": {"input": [{"role": "user", "content": "2+3="}]},
+        "question": "2+3=",
+        "answer": "5",
+        "metadata": {"source_dataset": "basic_arithmetic", "source_index": 0},
+        "agent_ref": {"type": "responses_api_agents", "name": "reasoning_gym_simple_agent"},
+    }
+    return json.dumps({**row, **changes}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "told"),
+    [
+        (_task() * 100 + _task(metadata={}), "train.jsonl:101"),
+        (_task(), "1 prompts are fewer than one step needs"),
+        (_task() * 100 + _task(agent_ref={"name": "no_such_env"}), "no_such_env"),
+    ],
+    ids=["row without its environment's fields", "too few rows", "unknown environment"],
+)
+def test_prompts_that_cannot_be_used_are_told_before_any_step_runs(cli, tmp_path, train, told):
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "train.jsonl").write_text(train)
+    result = cli("run", "rl/nemo_rl/rlvr", "-c", "tiny", "--input", f"prompts={tmp_path / 'prompts'}")
+    assert result.code == 2
+    assert told in result.err
+    assert cli("runs", "--json").json == []
+
+
+def test_training_of_nothing_is_told_before_it_runs(cli, tmp_path):
+    (tmp_path / "chats.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    )
+    result = cli("run", "sft/automodel", "--input", f"chats={tmp_path / 'chats.jsonl'}")
+    assert result.code == 2
+    assert "nothing to train: neither a checkpoint nor a shape for a new model" in result.err
+    assert cli("runs", "--json").json == []

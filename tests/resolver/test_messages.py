@@ -65,6 +65,10 @@ def ambiguous(world: World) -> Plan:
     return world.plan("two", "rl", inputs={"prompts": "prompts"})
 
 
+def given_twice(world: World) -> Plan:
+    return world.plan("rl", inputs={"prompts": "prompts", "policy": "mega"}, overrides=["policy.path=hf"])
+
+
 def attributes_and_parameters(world: World) -> Plan:
     world.configs["strict", None] = {"mode": "medium", "grpo": {"num_generations_per_prompt": 8}}
     world.schemas["strict"] = {"mode", "grpo.num_generations_per_prompt"}
@@ -110,6 +114,7 @@ CASES: tuple[Callable[[World], Plan], ...] = (
     missing_in_pipeline,
     unknown_names,
     ambiguous,
+    given_twice,
     attributes_and_parameters,
     placeholders,
     circle,

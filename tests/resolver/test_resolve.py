@@ -119,10 +119,16 @@ def test_a_bound_config_key_supplies_the_input(world: World) -> None:
     assert (policy.ref, policy.type, policy.config_key) == ("mega", "mega", "policy.path")
 
 
-def test_input_flag_beats_everything(world: World) -> None:
+def test_input_flag_beats_the_configs_sources(world: World) -> None:
     world.configs["rl", None] = {"policy": {"path": "hf"}, "inputs": {"policy": {"step": "sft"}, "prompts": "prompts"}}
-    plan = world.plan("rl", inputs={"policy": "mega"}, overrides=["policy.path=hf"])
+    plan = world.plan("rl", inputs={"policy": "mega"})
     assert wiring(plan) == {"rl": {"prompts": "prompts", "policy": "mega"}}
+
+
+def test_input_flag_beside_an_override_of_its_key_is_a_contradiction(world: World) -> None:
+    world.configs["rl", None] = {"inputs": {"prompts": "prompts"}}
+    found = problems(world, "rl", inputs={"policy": "mega"}, overrides=["policy.path=hf"])
+    assert found == [("E306", "'policy' of rl is given twice")]
 
 
 def test_override_of_the_key_beats_the_named_source_which_beats_the_configs_value(world: World) -> None:

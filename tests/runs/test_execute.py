@@ -23,6 +23,7 @@ from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.cache import with_cached
 from nemotron_steps.runs.execute import execute
+from nemotron_steps.runs.inputs import bound_values
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
 
 Records = list[dict[str, Any]]
@@ -239,6 +240,20 @@ def test_wrong_type_attribute_and_constraint_are_refused(store: ArtifactStore, t
     with pytest.raises(ArtifactError, match=r"rows.tokenizer and more.tokenizer must be the same") as caught:
         execute(replace(plan, steps=(replace(train, manifest=manifest, inputs=inputs),)), store)
     assert caught.value.found == "more.tokenizer = b"
+
+
+def test_overridden_second_key_of_a_binding_stays_the_users(store: ArtifactStore, tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        (tmp_path / "rows" / f"{split}.jsonl").write_text('{"v": 1}\n')
+    step = make_plan(rows=tmp_path / "rows", train={"validation_path": "mine.jsonl"}).steps[0]
+    rows = {"rows": store.open(store.reference(tmp_path / "rows"))}
+    assert set(bound_values(step, rows)) == {"data_path", "validation_path"}
+    assert set(bound_values(replace(step, overrides=("validation_path=mine.jsonl",)), rows)) == {"data_path"}
+    assert set(bound_values(replace(step, overrides=("data_path=elsewhere",)), rows)) == {
+        "data_path",
+        "validation_path",
+    }
 
 
 def test_unknown_config_key_is_refused_before_the_step_runs(store: ArtifactStore) -> None:

@@ -14,22 +14,20 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.async_grpo import train_async
 from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.conversation import TurnFormat
-from nemotron_steps.engine.data import PromptRow, PromptStream, read_rows
+from nemotron_steps.engine.data import PromptRow, PromptStream
 from nemotron_steps.engine.evaluation import EvaluationResult
 from nemotron_steps.engine.grpo import GrpoRun, evaluate_heldout, train
 from nemotron_steps.engine.heap import freeze_objects
 from nemotron_steps.engine.parts import Parts, build_parts
 from nemotron_steps.engine.rollouts import RolloutCollector
-from nemotron_steps.engine.setup import POLICY_NAME, build_endpoint, sampling_params
+from nemotron_steps.engine.setup import build_endpoint, sampling_params
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judges import Messages
-from nemotron_steps.environments.registry import environment_class
-from nemotron_steps.environments.registry import route as route_row
-from nemotron_steps.errors import ConfigError, StepsError, UnsupportedError
+from nemotron_steps.errors import ConfigError, StepsError
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
+from nemotron_steps.steps.rl.preflight import check_heldout, check_placement, check_rows, prompt_stream, read_data
 
 _CLOSE_SECONDS = 10.0
 """For environments to close after an error: one of them may be what hangs."""
@@ -38,7 +36,7 @@ _CLOSE_SECONDS = 10.0
 def run_grpo(context: StepContext[RlConfig]) -> None:
     """Train `policy` on `data.train` and write the `model` output (checkpoint_megatron)."""
     config = context.config
-    rows, validation, heldout = _read_data(config)
+    rows, validation, heldout = read_data(config)
     run, environments = build_run(context, rows, validation, heldout)
     params = sampling_params(config.policy.generation, ChatFormat.from_folder(_hf_folder(config)), config.grpo.seed)
     summary: dict[str, Any] = {}
@@ -91,21 +89,12 @@ def build_run(
 ) -> tuple[GrpoRun, EnvironmentSet]:
     """Every part of a training run, rows checked against their environments before anything is loaded."""
     config = context.config
-    _check_placement(config)
+    check_placement(config)
     grpo = config.grpo
-    only = None if config.env.should_use_nemo_gym else config.env.environment
-    own = [] if config.heldout.environment is not None else heldout
-    needed = _needed_judges(config, [*rows, *validation, *own], only)
-    _check_rows(config, [*rows, *validation], heldout, needed, only)
+    needed = check_rows(config, [*rows, *validation], heldout)
     hf_folder = _hf_folder(config)
     chat = ChatFormat.from_folder(hf_folder)
-    prompts = PromptStream(
-        rows,
-        batch_size=grpo.num_prompts_per_step,
-        max_epochs=grpo.max_num_epochs,
-        seed=grpo.seed,
-        shuffle=config.data.shuffle,
-    )
+    prompts = prompt_stream(config, rows)
     total_steps = min(grpo.max_num_steps, grpo.max_num_epochs * prompts.steps_per_epoch())
     updates = grpo.num_prompts_per_step * grpo.num_generations_per_prompt // config.policy.train_global_batch_size
     longest = max(config.policy.max_total_sequence_length, config.policy.max_total_sequence_length_end or 0)
@@ -119,7 +108,7 @@ def build_run(
             parts.environments.offer_policy(endpoint.url, endpoint.model_name)
             context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
         run = _assemble(context, parts, chat, prompts, rows, validation)
-        _check_heldout(config, parts.environments, heldout)  # which creates their environments: they are started too
+        check_heldout(config, parts.environments, heldout)  # which creates their environments: they are started too
         freeze_objects()
         parts.resources.callback(gc.unfreeze)
         run.resources = parts.resources.pop_all()
@@ -164,80 +153,6 @@ def _assemble(
             max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
         ),
     )
-
-
-def _check_placement(config: RlConfig) -> None:
-    """Settings that need more than one process: refused where there is one, never ignored."""
-    if config.cluster.backend != "process":
-        return
-    needing = {
-        "policy.generation.colocated.enabled": not config.policy.generation.colocated.enabled,
-        "cluster.policy_workers": (config.cluster.policy_workers or 1) > 1,
-        "cluster.num_nodes": config.cluster.num_nodes > 1,
-        "cluster.ray_address": config.cluster.ray_address is not None,
-    }
-    asked = [key for key, wanted in needing.items() if wanted]
-    if asked:
-        raise UnsupportedError(
-            "separate devices, several policy ranks and several nodes need Ray",
-            where=", ".join(asked),
-            expected="cluster.backend=ray",
-            found="cluster.backend=process",
-            hints=["cluster.backend=ray", "policy.generation.colocated.enabled=true"],
-        )
-
-
-def _read_data(config: RlConfig) -> tuple[list[PromptRow], list[PromptRow], list[PromptRow]]:
-    data = config.data
-    if data.train.data_path is None:
-        raise ConfigError(
-            "no training prompts",
-            where="data.train.data_path",
-            hints=["--input prompts=PATH", "data.train.data_path=PATH/train-split.jsonl"],
-        )
-    read = [read_rows(p) if p is not None else [] for p in (data.validation.data_path, data.heldout.data_path)]
-    return read_rows(data.train.data_path), read[0], read[1]
-
-
-def _needed_judges(config: RlConfig, rows: list[PromptRow], only: str | None) -> set[str]:
-    """Judge roles of the environments that the rows and the held-out grading need."""
-    names = {only} if only is not None else {route_row(r.row, r.where) for r in rows}
-    if config.heldout.environment is not None:
-        names.add(config.heldout.environment)
-    roles: set[str] = set()
-    for name in names:
-        found = environment_class(name)
-        options = found.config_class.model_validate(config.env.nemo_gym.environments.get(name, {}))
-        roles.update(found(options, {}).needed_judges())
-    return roles
-
-
-class _UnaskedJudge:
-    """Stands for a judge that is not loaded yet."""
-
-    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
-        """Never asked."""
-        raise AssertionError("rows are checked without a judge")
-
-
-def _check_rows(
-    config: RlConfig, rows: Sequence[PromptRow], heldout: Sequence[PromptRow], needed: set[str], only: str | None
-) -> None:
-    """Refuse a row that its environment could not score, and an environment whose judge is not configured."""
-    gym = config.env.nemo_gym
-    judges = {role: _UnaskedJudge() for role in needed if gym.judge(role) is not None}
-    environments = EnvironmentSet(gym.environments, judges, only=only)
-    if config.policy.generation.vllm_cfg.expose_http_server:
-        environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)
-    environments.check_rows((row.row, row.where) for row in rows)
-    _check_heldout(config, environments, heldout)
-
-
-def _check_heldout(config: RlConfig, environments: EnvironmentSet, heldout: Sequence[PromptRow]) -> None:
-    name = config.heldout.environment
-    for row in heldout:
-        environment = environments.get(name) if name is not None else environments.route(row.row, row.where)
-        environment.check_row(row.row, row.where)
 
 
 def _hf_folder(config: RlConfig) -> Path:

@@ -17,6 +17,7 @@ from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.initialize import initialize_checkpoint
 from nemotron_steps.runs.context import StepContext
+from nemotron_steps.steps.sft.preflight import nothing_to_train
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.types import Policy
@@ -58,12 +59,7 @@ def _starting_checkpoint(context: StepContext[Any], config: SftConfig) -> Path:
     if config.policy.checkpoint is not None:
         return Path(config.policy.checkpoint)
     if config.from_scratch is None:
-        raise ConfigError(
-            "nothing to train: neither a checkpoint nor a shape for a new model",
-            where="policy.checkpoint",
-            expected="policy.checkpoint or from_scratch.*",
-            hints=["--input model=PATH", "+from_scratch.hidden_size=128"],
-        )
+        raise nothing_to_train()
     if config.data.tokenizer is None:
         raise ConfigError(
             "training from scratch needs a tokenizer", where="data.tokenizer", hints=["data.tokenizer=PATH"]

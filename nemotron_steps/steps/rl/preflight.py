@@ -1,0 +1,123 @@
+"""What a GRPO step refuses before it loads a model: a placement that cannot be, prompts that cannot be graded.
+
+`check` is the steps' preflight: the same before any step of a run starts, for the prompts that are there already.
+Nothing here may import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.data import PromptRow, PromptStream, read_rows
+from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
+from nemotron_steps.environments.judges import Messages
+from nemotron_steps.environments.registry import environment_class
+from nemotron_steps.environments.registry import route as route_row
+from nemotron_steps.errors import ConfigError, UnsupportedError
+
+
+def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
+    check_placement(config)
+    if inputs.get("prompts") is None and config.data.train.data_path is None:
+        return
+    rows, validation, heldout = read_data(config)
+    check_rows(config, [*rows, *validation], heldout)
+    prompt_stream(config, rows)
+
+
+def prompt_stream(config: RlConfig, rows: list[PromptRow]) -> PromptStream:
+    """Training prompts in their order. DataError if there are fewer than a step takes."""
+    return PromptStream(
+        rows,
+        batch_size=config.grpo.num_prompts_per_step,
+        max_epochs=config.grpo.max_num_epochs,
+        seed=config.grpo.seed,
+        shuffle=config.data.shuffle,
+    )
+
+
+def check_placement(config: RlConfig) -> None:
+    """Settings that need more than one process: refused where there is one, never ignored."""
+    if config.cluster.backend != "process":
+        return
+    needing = {
+        "policy.generation.colocated.enabled": not config.policy.generation.colocated.enabled,
+        "cluster.policy_workers": (config.cluster.policy_workers or 1) > 1,
+        "cluster.num_nodes": config.cluster.num_nodes > 1,
+        "cluster.ray_address": config.cluster.ray_address is not None,
+    }
+    asked = [key for key, wanted in needing.items() if wanted]
+    if asked:
+        raise UnsupportedError(
+            "separate devices, several policy ranks and several nodes need Ray",
+            where=", ".join(asked),
+            expected="cluster.backend=ray",
+            found="cluster.backend=process",
+            hints=["cluster.backend=ray", "policy.generation.colocated.enabled=true"],
+        )
+
+
+def read_data(config: RlConfig) -> tuple[list[PromptRow], list[PromptRow], list[PromptRow]]:
+    """Training, validation and held-out rows. ConfigError or DataError for what is missing or malformed."""
+    data = config.data
+    if data.train.data_path is None:
+        raise ConfigError(
+            "no training prompts",
+            where="data.train.data_path",
+            hints=["--input prompts=PATH", "data.train.data_path=PATH/train-split.jsonl"],
+        )
+    read = [read_rows(p) if p is not None else [] for p in (data.validation.data_path, data.heldout.data_path)]
+    return read_rows(data.train.data_path), read[0], read[1]
+
+
+def check_rows(config: RlConfig, rows: Sequence[PromptRow], heldout: Sequence[PromptRow]) -> set[str]:
+    """Refuse a row that its environment could not score, and an environment whose judge is not configured.
+
+    Args:
+        rows: for training and validation.
+
+    Returns:
+        Judge roles that the environments of all rows need.
+    """
+    gym = config.env.nemo_gym
+    only = None if config.env.should_use_nemo_gym else config.env.environment
+    needed = _needed_judges(config, rows if config.heldout.environment is not None else [*rows, *heldout], only)
+    judges = {role: _UnaskedJudge() for role in needed if gym.judge(role) is not None}
+    environments = EnvironmentSet(gym.environments, judges, only=only)
+    if config.policy.generation.vllm_cfg.expose_http_server:
+        environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)
+    environments.check_rows((row.row, row.where) for row in rows)
+    check_heldout(config, environments, heldout)
+    return needed
+
+
+def check_heldout(config: RlConfig, environments: EnvironmentSet, heldout: Sequence[PromptRow]) -> None:
+    """Refuse a held-out row that the environment grading it could not score."""
+    name = config.heldout.environment
+    for row in heldout:
+        environment = environments.get(name) if name is not None else environments.route(row.row, row.where)
+        environment.check_row(row.row, row.where)
+
+
+def _needed_judges(config: RlConfig, rows: Sequence[PromptRow], only: str | None) -> set[str]:
+    """Judge roles of the environments that the rows and the held-out grading need."""
+    names = {only} if only is not None else {route_row(r.row, r.where) for r in rows}
+    if config.heldout.environment is not None:
+        names.add(config.heldout.environment)
+    roles: set[str] = set()
+    for name in names:
+        found = environment_class(name)
+        options = found.config_class.model_validate(config.env.nemo_gym.environments.get(name, {}))
+        roles.update(found(options, {}).needed_judges())
+    return roles
+
+
+class _UnaskedJudge:
+    """Stands for a judge that is not loaded yet."""
+
+    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
+        """Never asked."""
+        raise AssertionError("rows are checked without a judge")

@@ -1,0 +1,26 @@
+"""What the supervised steps refuse before any step of a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.config.schema.genrm import GenRmConfig
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.errors import ConfigError
+
+
+def check(config: SftConfig | GenRmConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse a config without a model. Chats are looked at when their artifact is opened. See StepTable.preflight."""
+    if config.policy.checkpoint is None and config.from_scratch is None and "model" not in inputs:
+        raise nothing_to_train()
+
+
+def nothing_to_train() -> ConfigError:
+    """Neither a checkpoint nor the shape of a new model."""
+    return ConfigError(
+        "nothing to train: neither a checkpoint nor a shape for a new model",
+        where="policy.checkpoint",
+        expected="policy.checkpoint or from_scratch.*",
+        hints=["--input model=PATH", "+from_scratch.hidden_size=128"],
+    )
