@@ -247,6 +247,15 @@ def test_batch_script_hands_signals_on_and_returns_the_runs_exit_code(tmp_path: 
     assert subprocess.run(["bash", "-c", command, "bash", "bash", "-c", "exit 3"]).returncode == 3
 
 
+def test_batch_script_hands_on_a_signal_that_comes_before_the_run_is_known(tmp_path: Path) -> None:
+    script = batch_script(a_launch(tmp_path))
+    command = script[script.index("\n", script.index("set -u")) :]
+    # The shell is signalled by its own child before it has noted the child's number.
+    started = "bash -c 'kill -TERM $PPID; sleep 30' &\nsleep 0.5 || true"
+    command = re.sub(r"^.*nemotron_steps\.cli\.main.*&$", started, command, flags=re.MULTILINE)
+    assert subprocess.run(["bash", "-c", command], timeout=20).returncode == 128 + signal.SIGTERM
+
+
 def test_multi_line_profile_values_cannot_add_script_lines(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="one line"):
         batch_script(a_launch(tmp_path, account="x\nrm -rf y"))

@@ -127,10 +127,13 @@ def batch_script(launch: Launch) -> str:
     command = shlex.join(launch.command())
     where = f"srun --overlap --nodes=1 --ntasks=1 {container} " if container or profile.nodes > 1 else ""
     # bash handles a signal only between commands: the run goes to the background and the signal is handed on.
+    # The trap comes first and remembers, so that a signal is not lost while the run is being started.
     lines += [
+        "run= stop=",
+        'trap \'stop=1; [ -z "$run" ] || kill -TERM "$run" 2>/dev/null\' TERM INT',
         f"{where}{command} &",
         "run=$!",
-        "trap 'kill -TERM \"$run\" 2>/dev/null' TERM INT",
+        '[ -z "$stop" ] || kill -TERM "$run" 2>/dev/null',
         'wait "$run"; code=$?',
         '[ "$code" -le 128 ] || { wait "$run"; code=$?; }',
         'exit "$code"',
