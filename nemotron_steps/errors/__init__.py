@@ -98,6 +98,7 @@ def _rebuild(cls: type[StepsError], what: str, state: dict[str, Any]) -> StepsEr
 class RequestError(StepsError):
     """The request is wrong; nothing ran."""
 
+    code = "E010"
     exit_code = 2
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.names import nearest
 from nemotron_steps.resolver.problems import ParameterProblem, PlaceholderValue, PlanProblem
@@ -79,6 +80,28 @@ def check_placeholders(manifest: StepManifest, config: StepConfig, key: str, fed
         for dotted, text in found
         if dotted not in filled
     ]
+
+
+def merge_placeholders(problems: Sequence[StepsError]) -> list[StepsError]:
+    """One problem for a placeholder that several steps take from the same line of a config, with a hint for each."""
+    merged: dict[object, StepsError] = {}
+    keys: dict[object, list[str]] = {}
+    for problem in problems:
+        alike: object = id(problem)
+        if isinstance(problem, PlaceholderValue):
+            alike = (problem.where, problem.found, problem.what.partition(" of ")[0])
+        first = merged.setdefault(alike, problem)
+        if isinstance(problem, PlaceholderValue) and isinstance(first, PlaceholderValue):
+            keys.setdefault(alike, []).extend(problem.chain)
+            if first is not problem:
+                first.hints = (*first.hints, *problem.hints)
+    for alike, steps in keys.items():
+        problem = merged[alike]
+        if len(steps) > 1 and isinstance(problem, PlaceholderValue):
+            name = problem.what.partition(" of ")[0]
+            problem.what = f"{name} of {', '.join(steps[:-1])} and {steps[-1]} still has to be filled in"
+            problem.chain = ()
+    return list(merged.values())
 
 
 def _texts(value: Any) -> Iterable[str]:

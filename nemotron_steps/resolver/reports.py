@@ -93,16 +93,22 @@ def ambiguous(
     )
 
 
-def two_sources(node: Node, port: Consumes, reference: str, key: str, value: str, command: str) -> AmbiguousSource:
-    """A port is given on the command line twice: by `--input` and by an override of its config key."""
+def two_sources(
+    node: Node, port: Consumes, reference: str, override: str, commands: tuple[str, str]
+) -> AmbiguousSource:
+    """A port is given on the command line twice: by `--input` and by an override of its config key.
+
+    Args:
+        commands: the request with the first of them alone, and with the second.
+    """
     asked = f"--input {port.name}={reference}"
     return AmbiguousSource(
         f"'{port.name}' of {node.key} is given twice",
-        chain=(f"{asked} or {key}={value}", node.at(port.name)),
+        chain=(f"{asked} or {override}", node.at(port.name)),
         where=node.manifest.where_input(port.name),
         expected="one of them",
-        found=f"{asked} and {key}={value}",
-        hints=[f"steps run {command} {asked}", f"steps run {command} {key}={value}"],
+        found=f"{asked} and {override}",
+        hints=[f"steps run {command}" for command in commands],
     )
 
 

@@ -15,7 +15,7 @@ from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
-from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders
+from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import PlanProblem, raise_all
@@ -64,7 +64,7 @@ def resolve(
             graph.report(problem)
     _check_inputs(order, graph)
     _name_steps(graph, request)
-    raise_all(problems, f"cannot plan '{request.command}'")
+    raise_all(merge_placeholders(problems), f"cannot plan '{request.command}'")
     return Plan(
         tuple(node.planned() for node in order),
         tuple(node.key for node in nodes),

@@ -88,7 +88,9 @@ class Sources:
         if reference is not None:
             if bound is not None and overridden:
                 node.failed.add(port.name)
-                self.graph.report(reports.two_sources(node, port, reference, *bound, self.request.command))
+                by_input = self._command(without_key=bound[0])
+                by_key = self._command(without_port=port.name)
+                self.graph.report(reports.two_sources(node, port, reference, "=".join(bound), (by_input, by_key)))
                 return None
             return self._from_reference(node, port, reference, f"--input {port.name}={reference}")
         if bound is not None and overridden:
@@ -292,15 +294,18 @@ class Sources:
         before = {stage.key: stage.manifest for stage in self.goals[: self.positions[node.key]]}
         return missing_stage_input_hints(self.types, command, target, port, node.key, before)
 
-    def _command(self) -> str:
-        """What was asked for with the inputs that were given, so that a hint can be pasted without losing them."""
-        ports = {port for goal in self.goals for port in goal.manifest.inputs}
+    def _command(self, *, without_port: str = "", without_key: str = "") -> str:
+        """What was asked for with the inputs and overrides that were given, so that a hint can be pasted without
+        losing them; the ones for one port or key may be left out."""
+        ports = {port for goal in self.goals for port in goal.manifest.inputs} - {without_port}
         given = [
             f"--input {shlex.quote(f'{name}={ref}')}"
             for name, ref in self.request.inputs.items()
             if name.rpartition(".")[2] in ports
         ]
-        return " ".join([self.request.command, *given])
+        overrides = self.goals[-1].overrides if self.request.chained else ()
+        kept = [shlex.quote(text) for text in overrides if text.partition("=")[0].lstrip("+~") != without_key]
+        return " ".join([self.request.command, *kept, *given])
 
     def _step_before(self, node: Node) -> Node | None:
         """The step named just before this one, unless one of its outputs already feeds this step."""

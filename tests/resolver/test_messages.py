@@ -80,6 +80,16 @@ def placeholders(world: World) -> Plan:
     return world.plan("rl", inputs={"prompts": "prompts", "policy": "mega"})
 
 
+def one_placeholder_in_several_stages(world: World) -> Plan:
+    world.configs["prep/prompts", None] = {"rows": {"path": "/path/to/rows.jsonl"}}
+    stages = [{"name": name, "step": "prep/prompts"} for name in ("one", "two", "three")]
+    return world.plan_pipeline(pipeline(*stages))
+
+
+def missing_input_of_a_request_with_overrides(world: World) -> Plan:
+    return world.plan("rl", inputs={"prompts": "prompts"}, overrides=["seed=7", "name='a b'"])
+
+
 def circle(world: World) -> Plan:
     world.configs["rl", None] = {"inputs": {"prompts": "prompts", "policy": {"step": "sft"}}}
     world.configs["sft", None] = {"inputs": {"chats": "chats", "model": {"step": "rl"}}}
@@ -117,6 +127,8 @@ CASES: tuple[Callable[[World], Plan], ...] = (
     given_twice,
     attributes_and_parameters,
     placeholders,
+    one_placeholder_in_several_stages,
+    missing_input_of_a_request_with_overrides,
     circle,
     arithmetic,
     refused_conversion,

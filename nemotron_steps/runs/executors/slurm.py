@@ -224,5 +224,9 @@ def _call(command: list[str], environment: Mapping[str, str] | None = None) -> s
         message = (result.stderr or result.stdout).strip()
         if re.search(r"Unable to contact|Connection (refused|timed out)|Socket timed out", message):
             raise RetryableError("the Slurm controller cannot be reached", found=message.splitlines()[-1])
-        raise RequestError(f"{command[0]} refused: {message.splitlines()[-1] if message else 'no reason given'}")
+        raise RequestError(
+            f"{command[0]} refused: {message.splitlines()[-1] if message else 'no reason given'}",
+            where=" ".join(command),
+            hints=("sinfo   # the partitions there are", "steps run ... --dry-run   # shows the profile's settings"),
+        )
     return result.stdout
