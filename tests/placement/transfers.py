@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from nemotron_steps.config.schema.rl import ClusterConfig, LossFnConfig
+from nemotron_steps.engine.loss import PolicyGradientLoss
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.policy_group import RayPolicy
 from nemotron_steps.engine.placement.workers import Worker, result_of, start_workers, stop_workers
@@ -41,7 +42,8 @@ def transfer(
         share = {0: 0.0, 1: 0.5}.get(gpus, 1.0)
         policy = RayPolicy([cluster.options(0, share)], local=cluster.is_local)
         config = policy_config(precision="bfloat16")
-        policy.build(config, folder, LossFnConfig(force_on_policy_ratio=True), reference=False, total_steps=9)
+        loss_fn = PolicyGradientLoss(LossFnConfig(force_on_policy_ratio=True))
+        policy.build(config, folder, loss_fn, reference=False, total_steps=9)
         names = [f"generator {number}" for number in range(receivers)]
         options = [cluster.options(max(0, gpus - 1), share)] * receivers
         workers = start_workers(KeptWeights, names, options, [SETTINGS])

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
 from nemotron_steps.engine.grpo_step import needs_reference_logprobs
 from nemotron_steps.engine.judges import StepwiseJudge
+from nemotron_steps.engine.loss import PolicyGradientLoss
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, JudgesBehindHttp, PlacedEnvironmentSet
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
@@ -143,7 +144,7 @@ def place(
         policy.build(
             config.policy,
             Path(config.policy.checkpoint),
-            config.loss_fn,
+            PolicyGradientLoss(config.loss_fn),
             reference=needs_reference_logprobs(config.loss_fn),
             total_steps=total_steps,
         )

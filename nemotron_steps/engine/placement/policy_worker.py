@@ -16,7 +16,7 @@ from nemotron_steps.errors import StorageError
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
-    from nemotron_steps.config.schema.rl import LossFnConfig
+    from nemotron_steps.engine.loss import LossFn
     from nemotron_steps.engine.types import Policy, TrainBatch
     from nemotron_steps.engine.weight_sync.ends import SendingEnd
 
@@ -51,16 +51,11 @@ class PolicyWorker(WorkerProcess):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 
-    def build(
-        self, config: PolicyConfig, checkpoint: Path, loss_fn: LossFnConfig, reference: bool, total_steps: int
-    ) -> None:
+    def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: LossFn, reference: bool, total_steps: int) -> None:
         """Load this rank's part of the model; arguments as engine.setup.build_policy."""
-        from nemotron_steps.engine.loss import PolicyGradientLoss
         from nemotron_steps.engine.setup import build_policy
 
-        self._policy = build_policy(
-            config, checkpoint, PolicyGradientLoss(loss_fn), reference=reference, total_steps=total_steps
-        )
+        self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
 
     def logprobs(self, arrays: Arrays) -> Any:
         """Policy.logprobs; rank 0 answers."""
