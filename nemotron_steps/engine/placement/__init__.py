@@ -6,7 +6,7 @@
     policy_group.py       Policy over ranks in actors          policy_worker.py       one rank
     generator_group.py    Generator over actors                generation_worker.py   one generator, always stepping
     judge_actor.py        a judge in an actor                  environment_actor.py   the environments in an actor
-    on_ray.py             a whole run, placed
+    on_ray.py             a whole GRPO run, placed               policy_alone.py        a policy without generators
 
 The classes inside the actors are those of the one-process run. Weights travel in engine/weight_sync.
 """

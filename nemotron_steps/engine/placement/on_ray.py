@@ -25,8 +25,8 @@ from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker,
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
-from nemotron_steps.engine.placement.policy_group import RayPolicy
-from nemotron_steps.engine.placement.workers import start_workers, stop_workers
+from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
+from nemotron_steps.engine.placement.workers import places, start_workers, stop_workers
 from nemotron_steps.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class DevicePlan:
         gpus = cluster.gpus_per_node * (cluster.num_nodes - judge_nodes)
         generators = 1 if colocated.enabled else colocated.generation_devices or 1
         if cluster.gpus_per_node == 0:
-            return cls(cluster.policy_workers or 1, generators, colocated.enabled, 0, False)
+            return cls(policy_ranks(cluster, 0), generators, colocated.enabled, 0, False)
         ranks = gpus if colocated.enabled else gpus - generators
         if ranks < 1:
             raise ConfigError(
@@ -65,14 +65,7 @@ class DevicePlan:
                 found=str(generators),
                 hints=[f"policy.generation.colocated.generation_devices={max(1, gpus // 2)}"],
             )
-        if cluster.policy_workers not in (None, ranks):
-            raise ConfigError(
-                "on GPUs the number of policy ranks follows from the devices",
-                where="cluster.policy_workers",
-                expected=f"null, or {ranks}",
-                found=str(cluster.policy_workers),
-                hints=["cluster.policy_workers=null"],
-            )
+        ranks = policy_ranks(cluster, ranks)
         generators = ranks if colocated.enabled else generators
         return cls(ranks, generators, colocated.enabled, judges if judge_nodes else 0, True)
 
@@ -101,8 +94,7 @@ class PlacedRun:
         """Every worker's process and device, and how weights travel."""
         workers = [*self.policy.workers, *self.generator.workers, self.environments.worker]
         workers += [judge.worker for judge in self.judges if isinstance(judge, PlacedJudge)]
-        places = {w.name: f"process {w.pid} on {w.host}" + (f", {w.device}" if w.device else "") for w in workers}
-        return {"backend": "ray", "workers": places, "weight_sync": self.generator.ways}
+        return {"backend": "ray", "workers": places(workers), "weight_sync": self.generator.ways}
 
 
 def place(

@@ -94,6 +94,11 @@ class Worker:
         return lines[-_LOG_LINES:]
 
 
+def places(workers: Sequence[Worker]) -> dict[str, str]:
+    """Each worker's process and device by its name, for the journal."""
+    return {w.name: f"process {w.pid} on {w.host}" + (f", {w.device}" if w.device else "") for w in workers}
+
+
 def start_workers(
     process: type[WorkerProcess],
     names: Sequence[str],

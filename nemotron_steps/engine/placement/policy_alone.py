@@ -1,0 +1,42 @@
+"""A policy as Ray actors without generators, judges or environments: supervised training and DPO."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nemotron_steps.engine.placement.cluster import RayCluster
+from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.policy import PolicyConfig
+    from nemotron_steps.config.schema.rl import ClusterConfig
+    from nemotron_steps.engine.loss import LossFn
+
+
+def place_policy(
+    cluster: ClusterConfig,
+    config: PolicyConfig,
+    checkpoint: Path,
+    loss_fn: LossFn,
+    *,
+    reference: bool,
+    total_steps: int,
+) -> tuple[RayPolicy, ExitStack]:
+    """Start and load one rank a device; the policy, and what ends it. Arguments as engine.setup.build_policy.
+
+    Raises:
+        ConfigError: `cluster.policy_workers` is not the number of GPUs, or the layout does not divide the ranks.
+        UnsupportedError, WorkerLostError: see RayCluster and RayPolicy.
+    """
+    ranks = policy_ranks(cluster, cluster.num_nodes * cluster.gpus_per_node)
+    gpu = 1.0 if cluster.gpus_per_node else 0.0
+    with ExitStack() as resources:
+        ray = RayCluster(cluster, workers=ranks)
+        resources.callback(ray.close)
+        ray.reserve([{"GPU": gpu} if gpu else {}] * ranks)
+        policy = RayPolicy([ray.options(rank, gpu) for rank in range(ranks)], local=ray.is_local)
+        resources.callback(policy.close)
+        policy.build(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        return policy, resources.pop_all()
