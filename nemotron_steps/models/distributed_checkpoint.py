@@ -287,9 +287,18 @@ def _writers_group() -> Any:
 
 
 def _file_writer(folder: str) -> Any:
+    import torch
     import torch.distributed.checkpoint as checkpoint
 
     class RepeatableWriter(checkpoint.FileSystemWriter):  # type: ignore[misc,name-defined]
+        def write_data(self, plan: Any, planner: Any) -> torch.futures.Future[list[Any]]:
+            """As usual, but no file where there is nothing to write: replicas of what another rank writes."""
+            if plan.items:
+                return super().write_data(plan, planner)  # type: ignore[no-any-return]
+            nothing: torch.futures.Future[list[Any]] = torch.futures.Future()
+            nothing.set_result([])
+            return nothing
+
         def storage_meta(self) -> None:
             """Nothing: a random id and this machine's path would make equal checkpoints differ byte for byte."""
 
