@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
-from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig, VllmModelConfig
+from nemotron_steps.config.schema.rl import AsyncGrpoConfig, ClusterConfig, NemoGymConfig, VllmModelConfig
 from nemotron_steps.engine.conversation import TurnFormat
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.judges import GeneratorJudge
@@ -37,6 +38,32 @@ def build_policy(
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
 
     return MegatronPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+
+
+@contextmanager
+def open_policy(
+    cluster: ClusterConfig,
+    config: PolicyConfig,
+    checkpoint: Path,
+    loss_fn: LossFn,
+    *,
+    reference: bool,
+    total_steps: int,
+) -> Iterator[tuple[Policy, dict[str, Any]]]:
+    """A policy that trains without a generator, where `cluster` puts it, until the block ends; and where that is, for
+    the journal. Further arguments as `build_policy`."""
+    if cluster.backend == "ray":
+        from nemotron_steps.engine.placement.policy_alone import place_policy
+        from nemotron_steps.engine.placement.workers import places
+
+        placed, resources = place_policy(
+            cluster, config, checkpoint, loss_fn, reference=reference, total_steps=total_steps
+        )
+        with resources:
+            yield placed, {"backend": "ray", "workers": places(placed.workers)}
+    else:
+        policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        yield policy, {"backend": "process"}
 
 
 def build_generator(

@@ -6,7 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.config.schema.rl import CheckpointingConfig, DataFileConfig
+from nemotron_steps.config.schema.rl import CheckpointingConfig, ClusterConfig, DataFileConfig
 
 
 class DpoTrainConfig(Section):
@@ -48,4 +48,5 @@ class DpoConfig(Section):
     dpo: DpoTrainConfig = DpoTrainConfig()
     policy: PolicyConfig = PolicyConfig()
     data: DpoDataConfig = DpoDataConfig()
+    cluster: ClusterConfig = ClusterConfig()
     checkpointing: CheckpointingConfig = CheckpointingConfig()

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.config.schema.rl import CheckpointingConfig, DataFileConfig
+from nemotron_steps.config.schema.rl import CheckpointingConfig, ClusterConfig, DataFileConfig
 
 
 class FromScratchConfig(Section):
@@ -53,4 +53,5 @@ class SftConfig(Section):
     policy: PolicyConfig = PolicyConfig()
     from_scratch: FromScratchConfig | None = None
     data: SftDataConfig = SftDataConfig()
+    cluster: ClusterConfig = ClusterConfig()
     checkpointing: CheckpointingConfig = CheckpointingConfig()

@@ -11,15 +11,15 @@ from nemotron_steps.engine.judges import GeneratorJudge
 from nemotron_steps.engine.setup import build_generator
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.sft.training import train_on_chats
+from nemotron_steps.steps.sft.training import trained_on_chats
 
 
 def run(context: StepContext[GenRmConfig]) -> None:
     """Train and write the `reward_model` output (Hugging Face folder)."""
     config = context.config
-    trained = train_on_chats(context, config)
     folder = context.outputs["reward_model"].path
-    trained.policy.save_hf(folder)
+    with trained_on_chats(context, config) as trained:  # a placed policy leaves its devices to the judge
+        trained.policy.save_hf(folder)
     summary = dict(trained.summary)
     if config.data.heldout.data_path is not None:
         rows = read_rows(config.data.heldout.data_path)[: config.agreement.max_pairs]

@@ -8,16 +8,18 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.dpo import PreferencePair, optimize_preferences, read_pairs, total_steps
 from nemotron_steps.engine.dpo_loss import DpoLoss
-from nemotron_steps.engine.setup import build_policy
+from nemotron_steps.engine.setup import open_policy
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
+from nemotron_steps.steps import placement
 
 
 def run(context: StepContext[DpoConfig]) -> None:
     """Train and write the `model` output (checkpoint_megatron)."""
     config = context.config
+    placement.check(config, {})
     if config.policy.checkpoint is None or config.data.train.data_path is None:
         missing = "policy" if config.policy.checkpoint is None else "preferences"
         raise ConfigError(f"the {missing} input is missing", where=missing, hints=[f"--input {missing}=PATH"])
@@ -29,14 +31,17 @@ def run(context: StepContext[DpoConfig]) -> None:
     validation: list[PreferencePair] = []
     if config.data.validation.data_path is not None:
         validation, _ = read_pairs(config.data.validation.data_path, chat, limit)
-    policy = build_policy(
+    opened = open_policy(
+        config.cluster,
         config.policy,
         Path(config.policy.checkpoint),
         DpoLoss(config.dpo),
         reference=True,
         total_steps=total_steps(config, len(pairs)),
     )
-    with CheckpointManager(context.work / "checkpoints", config.checkpointing) as checkpoints:
-        summary = optimize_preferences(policy, pairs, validation, config, checkpoints, context.tracker)
-    policy.save_model(context.outputs["model"].path)
+    with opened as (policy, where):
+        context.tracker.event("placement", **where)
+        with CheckpointManager(context.work / "checkpoints", config.checkpointing) as checkpoints:
+            summary = optimize_preferences(policy, pairs, validation, config, checkpoints, context.tracker)
+        policy.save_model(context.outputs["model"].path)
     context.tracker.summary(summary)

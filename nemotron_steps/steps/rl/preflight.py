@@ -15,7 +15,8 @@ from nemotron_steps.environments.environment_set import POLICY_NAME, Environment
 from nemotron_steps.environments.judges import Messages
 from nemotron_steps.environments.registry import environment_class
 from nemotron_steps.environments.registry import route as route_row
-from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.errors import ConfigError
+from nemotron_steps.steps.placement import refuse_without_ray
 
 
 def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
@@ -41,23 +42,13 @@ def prompt_stream(config: RlConfig, rows: list[PromptRow]) -> PromptStream:
 
 def check_placement(config: RlConfig) -> None:
     """Settings that need more than one process: refused where there is one, never ignored."""
-    if config.cluster.backend != "process":
-        return
-    needing = {
-        "policy.generation.colocated.enabled": not config.policy.generation.colocated.enabled,
-        "cluster.policy_workers": (config.cluster.policy_workers or 1) > 1,
-        "cluster.num_nodes": config.cluster.num_nodes > 1,
-        "cluster.ray_address": config.cluster.ray_address is not None,
-    }
-    asked = [key for key, wanted in needing.items() if wanted]
-    if asked:
-        raise UnsupportedError(
-            "separate devices, several policy ranks and several nodes need Ray",
-            where=", ".join(asked),
-            expected="cluster.backend=ray",
-            found="cluster.backend=process",
-            hints=["cluster.backend=ray", "policy.generation.colocated.enabled=true"],
-        )
+    separate = not config.policy.generation.colocated.enabled
+    refuse_without_ray(
+        config.cluster,
+        config.policy,
+        {"policy.generation.colocated.enabled": separate},
+        hint="policy.generation.colocated.enabled=true" if separate else None,
+    )
 
 
 def read_data(config: RlConfig) -> tuple[list[PromptRow], list[PromptRow], list[PromptRow]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.sft.training import train_on_chats
+from nemotron_steps.steps.sft.training import trained_on_chats
 
 
 def run(context: StepContext[SftConfig]) -> None:
@@ -18,6 +18,6 @@ def run(context: StepContext[SftConfig]) -> None:
             found="false",
             hints=["policy.dtensor_cfg.enabled=true", "steps run sft/megatron_bridge"],
         )
-    trained = train_on_chats(context, context.config)
-    trained.policy.save_hf(context.outputs["model"].path)
+    with trained_on_chats(context, context.config) as trained:
+        trained.policy.save_hf(context.outputs["model"].path)
     context.tracker.summary(trained.summary)

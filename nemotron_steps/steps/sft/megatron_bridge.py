@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.sft.training import train_on_chats
+from nemotron_steps.steps.sft.training import trained_on_chats
 
 
 def run(context: StepContext[SftConfig]) -> None:
     """Train and write the `model` output (checkpoint_megatron)."""
-    trained = train_on_chats(context, context.config)
-    slot = context.outputs["model"]
-    trained.policy.save_model(slot.path)
+    with trained_on_chats(context, context.config) as trained:
+        trained.policy.save_model(context.outputs["model"].path)
     context.tracker.summary(trained.summary)

@@ -8,12 +8,17 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError
+from nemotron_steps.steps import placement
 
 
 def check(config: SftConfig | GenRmConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse a config without a model. Chats are looked at when their artifact is opened. See StepTable.preflight."""
+    """Refuse a config without a model, or whose ranks need Ray. Chats are looked at when their artifact is opened.
+
+    See StepTable.preflight.
+    """
     if config.policy.checkpoint is None and config.from_scratch is None and "model" not in inputs:
         raise nothing_to_train()
+    placement.check(config, inputs)
 
 
 def nothing_to_train() -> ConfigError:

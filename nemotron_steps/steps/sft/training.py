@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +12,14 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.chat_data import ChatSequence
 from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.loss import NegativeLogLikelihood
-from nemotron_steps.engine.setup import build_policy
+from nemotron_steps.engine.setup import open_policy
 from nemotron_steps.engine.sft import finetune, read_chats
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.initialize import initialize_checkpoint
 from nemotron_steps.runs.context import StepContext
+from nemotron_steps.steps import placement
 from nemotron_steps.steps.sft.preflight import nothing_to_train
 
 if TYPE_CHECKING:
@@ -32,8 +35,10 @@ class TrainedModel:
     summary: dict[str, Any]
 
 
-def train_on_chats(context: StepContext[Any], config: SftConfig) -> TrainedModel:
-    """Train on data.train, measuring data.validation."""
+@contextmanager
+def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[TrainedModel]:
+    """A model trained on data.train and measured on data.validation. Its policy lives until the block ends."""
+    placement.check(config, {})
     start = _starting_checkpoint(context, config)
     chat = ChatFormat.from_folder(hf_folder(start))
     if config.data.train.data_path is None:
@@ -49,10 +54,14 @@ def train_on_chats(context: StepContext[Any], config: SftConfig) -> TrainedModel
         context.tracker.event("chats_left_out", longer_than=limit, count=too_long)
     batch = config.policy.train_global_batch_size
     total_steps = min(config.sft.max_num_steps, config.sft.max_num_epochs * (len(train) // batch))
-    policy = build_policy(config.policy, start, NegativeLogLikelihood(), reference=False, total_steps=total_steps)
-    with CheckpointManager(context.work / "checkpoints", config.checkpointing) as checkpoints:
-        summary = finetune(policy, train, validation, config, checkpoints, context.tracker)
-    return TrainedModel(policy, chat, summary)
+    opened = open_policy(
+        config.cluster, config.policy, start, NegativeLogLikelihood(), reference=False, total_steps=total_steps
+    )
+    with opened as (policy, where):
+        context.tracker.event("placement", **where)
+        with CheckpointManager(context.work / "checkpoints", config.checkpointing) as checkpoints:
+            summary = finetune(policy, train, validation, config, checkpoints, context.tracker)
+        yield TrainedModel(policy, chat, summary)
 
 
 def _starting_checkpoint(context: StepContext[Any], config: SftConfig) -> Path:
