@@ -194,6 +194,39 @@ def test_context_length_truncates() -> None:
     assert (len(done["b", 0].token_ids), done["b", 0].finish_reason) == (31, FinishReason.LENGTH)
 
 
+def test_cache_grows_with_the_sequences_and_changes_nothing() -> None:
+    model, generator = make(rows=8, length=400)
+    prompts = {f"p{i}": prompt_of(i, 3 + 20 * i) for i in range(3)}
+    params = SamplingParams(150, temperature=1.0, seed=3)
+    requests = [GenerationRequest(name, prompt, params, 2) for name, prompt in prompts.items()]
+    assert generator._batch.columns == 64
+    grown = run(generator, *requests)
+    assert 64 < generator._batch.columns <= 195  # the longest row, of 43 + 150 tokens, and no more
+    for key, completion in run(generator, *requests).items():  # in a cache that is wide from the start
+        assert completion.token_ids == grown[key].token_ids
+        torch.testing.assert_close(torch.tensor(completion.logprobs), torch.tensor(grown[key].logprobs))
+    for (name, _), completion in grown.items():
+        expected = full_logprobs(model, prompts[name], completion.token_ids)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_rows_that_join_late_find_room_without_endless_shifts() -> None:
+    _, generator = make(rows=4, length=120)
+    params = SamplingParams(100, temperature=1.0, seed=3)
+    alone = {}
+    for i in range(6):
+        alone |= run(generator, GenerationRequest(f"r{i}", prompt_of(i, 4 + i), params, 1))
+    _, generator = make(rows=4, length=120)
+    together: dict[tuple[str, int], Completion] = {}
+    for i in range(6):
+        generator.submit(GenerationRequest(f"r{i}", prompt_of(i, 4 + i), params, 1))
+        for _ in range(17):
+            together |= {(c.request_id, c.index): c for c in generator.step()}
+    together |= drain(generator)
+    assert {key: c.token_ids for key, c in together.items()} == {key: c.token_ids for key, c in alone.items()}
+    assert generator._batch.columns <= 120 + 64
+
+
 def test_cancel_drops_running_and_waiting_members_and_spares_the_rest() -> None:
     _, generator = make(rows=4)
     kept = GenerationRequest("kept", prompt_of(1, 8), SamplingParams(24, seed=1), 2)

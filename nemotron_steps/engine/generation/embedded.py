@@ -68,7 +68,7 @@ class EmbeddedGenerator:
     Args:
         architecture: of a Llama, Qwen2 or Qwen3 dense model.
         weights: complete, under Hugging Face names; copied.
-        max_sequences: sequences decoded at once; the KV cache is allocated for all of them.
+        max_sequences: sequences decoded at once; the KV cache has room for all of them, and grows with their length.
         max_total_length: most tokens of prompt and completion together.
         dtype: float32, bfloat16 or float16; scores, softmax and logprobs are float32 in any case.
         eos_token_ids: end every completion, beside a request's own stop tokens.
@@ -324,7 +324,9 @@ class EmbeddedGenerator:
         joining = [self._waiting.popleft() for _ in range(count)]
         self._compute_prompts(joining)
         batch, new_rows = self._batch, self._new_rows(joining)
-        self._shifted(batch.make_room(max(row.own_length for row in new_rows)))
+        lengths = [row.own_length for row in new_rows]
+        most = max(length + member.group.budget for length, member in zip(lengths, joining, strict=True))
+        self._shifted(batch.make_room(max(lengths), most=most))
         first = batch.size
         batch.add(new_rows)
         for member in joining:

@@ -3,7 +3,8 @@
 Every sequence ends at the same column: t tokens of it occupy columns [column - t + 1, column]. One decode step
 therefore writes one column for all rows, whatever their lengths, and padding lies on the left, behind an additive mask.
 A row may leave the beginning of its prompt to a `Prefix` that it shares with other rows. Live rows are rows [0, size):
-removing rows moves the last ones into the holes. When the last column is reached, everything shifts left.
+removing rows moves the last ones into the holes. When the last column is reached, everything shifts left, or there come
+to be more columns: answers are mostly far shorter than the longest one allowed, and the cache is what takes memory.
 
 Not for: knowing what the rows mean (embedded.py) or computing anything with them (embedded_model.py).
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+import torch.nn.functional as F
 
 from nemotron_steps.engine.generation.embedded_grid import PrefixGrid
 from nemotron_steps.engine.generation.embedded_model import CacheView, EmbeddedModel
@@ -22,6 +24,7 @@ from nemotron_steps.engine.generation.embedded_prefix import Prefix
 from nemotron_steps.engine.generation.embedded_sampling import stream_uniforms
 
 _UNIFORM_BLOCK = 32
+_FIRST_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class DecodeBatch:
     Attributes:
         size: rows in use.
         column: the column of every row's newest token, which has been sampled but not fed.
-        columns: columns there are.
+        columns: columns there are; with their number the tensors below are replaced, and `allocation` changes.
         tokens: int64 [max_rows, columns], sampled tokens.
         logprobs: float32 [max_rows, columns], of sampled tokens.
         keys, values: [layers, max_rows, key-value heads, columns, D].
@@ -60,22 +63,18 @@ class DecodeBatch:
     """
 
     def __init__(self, model: EmbeddedModel, max_rows: int, max_length: int) -> None:
+        self._model = model
         self._device = model.device
         self._max_length = max_length
         self._masked = model.masked
         self._lanes = model.architecture.num_key_value_heads
         self.max_rows = max_rows
-        self.columns = max_length + max(64, max_length // 8)
-        self.keys = model.new_cache(max_rows, self.columns)
-        self.values = model.new_cache(max_rows, self.columns)
-        shape = (max_rows, self.columns)
-        self._bias = torch.zeros((max_rows, self._lanes, self.columns), device=self._device, dtype=torch.float32)
-        self._column_index = torch.arange(self.columns, device=self._device)
-        self.tokens = torch.zeros(shape, device=self._device, dtype=torch.int64)
-        self.logprobs = torch.zeros(shape, device=self._device, dtype=torch.float32)
+        self._most_columns = max_length + max(64, max_length // 8)
+        """Enough to shift seldom, whatever joins when"""
+        self._longest_row = 0
+        """Most columns that a row in use can come to hold"""
         self.row_state = torch.zeros((max_rows, 5), device=self._device, dtype=torch.int64)
         self._starts, self._origins, self.answers, self.streams, self._stop_offsets = self.row_state.unbind(1)
-        self._starts.fill_(self.columns)
         self._grid = PrefixGrid(model)
         self._grid_arrangement = 0
         self.row_prefixes: list[Prefix | None] = []
@@ -85,6 +84,12 @@ class DecodeBatch:
         self.size = 0
         self.column = 0
         self._first = 0
+        self.allocation = 0
+        self.columns = 0
+        self.keys = self.values = torch.empty(0)
+        self.tokens = torch.empty((max_rows, 0), device=self._device, dtype=torch.int64)
+        self.logprobs = torch.empty((max_rows, 0), device=self._device, dtype=torch.float32)
+        self._allocate(min(_FIRST_COLUMNS, self._most_columns))
 
     @property
     def prefixes(self) -> dict[Prefix, int]:
@@ -95,18 +100,54 @@ class DecodeBatch:
                 counts[prefix] = counts.get(prefix, 0) + 1
         return counts
 
-    def make_room(self, longest: int) -> int:
-        """Shift so that `longest` tokens fit left of the current column and one more step fits right of it.
+    def _allocate(self, columns: int) -> None:
+        """Have `columns` columns; what the present ones hold stays where it is."""
+        if not self.size:
+            self.keys = self.values = torch.empty(0)  # nothing to keep: freed before there is more
+        self.keys = self._with_columns(columns, self.keys)
+        self.values = self._with_columns(columns, self.values)
+        more = (0, columns - self.columns)
+        self.tokens, self.logprobs = F.pad(self.tokens, more), F.pad(self.logprobs, more)
+        self._bias = torch.zeros((self.max_rows, self._lanes, columns), device=self._device, dtype=torch.float32)
+        self._column_index = torch.arange(columns, device=self._device)
+        self.columns = columns
+        self._starts[self.size :] = columns
+        self._mask_rows(0, self.size)
+        self.allocation += 1
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the narrow cache's memory is of a size that nothing else asks for
+
+    def _with_columns(self, columns: int, cache: torch.Tensor) -> torch.Tensor:
+        wide = self._model.new_cache(self.max_rows, columns)
+        if self.size:
+            used = slice(self._first, self.column + 1)
+            wide[:, : self.size, :, used] = cache[:, : self.size, :, used]
+        return wide
+
+    def make_room(self, longest: int, *, most: int = 0) -> int:
+        """Shift or widen so that `longest` tokens fit left of the current column and one more step fits right of it.
+
+        Args:
+            longest: most columns that a joining row holds at once.
+            most: most columns that a joining row can come to hold.
 
         Returns:
             By how many columns everything moved.
         """
+        self._longest_row = max(most, self._longest_row if self.size else 0)
         if self.size == 0:
+            if longest + 1 >= self.columns:
+                self._allocate(self._next_columns(longest))
             self.column = self._first = longest
             return 0
         if self.column >= longest and self.column + 1 < self.columns:
             return 0
-        shift = max(longest, self.column - self._first) - self.column
+        span = max(longest, self.column - self._first)
+        if self.columns < self._most_columns and self.columns - 1 - span < max(1, span // 8):
+            self._allocate(self._next_columns(span))
+            if self.column >= longest and self.column + 1 < self.columns:
+                return 0
+        shift = span - self.column
         old, new = slice(self._first, self.column + 1), slice(self._first + shift, self.column + 1 + shift)
         for cache in (*self.keys.unbind(0), *self.values.unbind(0)):
             cache[: self.size, :, new] = cache[: self.size, :, old].clone()
@@ -118,6 +159,12 @@ class DecodeBatch:
         self._uniforms = None
         self._mask_rows(0, self.size)
         return shift
+
+    def _next_columns(self, span: int) -> int:
+        """Half as many again, yet no more than rows that began together need, unless they have used those up."""
+        enough = self._longest_row + 2
+        target = min(3 * self.columns // 2, enough) if self.columns < enough else self._most_columns
+        return min(max(target, span + 2), self._most_columns)
 
     def add(self, rows: Sequence[NewRow]) -> None:
         """Append rows, whose prompts end left of the current column; room must have been made."""

@@ -44,6 +44,7 @@ class GraphDecoder:
         self._column = torch.zeros(1, dtype=torch.int64, device=model.device)
         self._prefixes = torch.zeros((batch.max_rows, PREFIX_FIELDS), dtype=torch.int64, device=model.device)
         self._arrangement = -1
+        self._allocation = batch.allocation
         self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
         self._temperatures: set[float] = set()
         self._pool = torch.cuda.graph_pool_handle() if capture else None
@@ -69,6 +70,9 @@ class GraphDecoder:
         rows = padded_rows(batch.size, batch.max_rows)
         self._refer_to_prefixes()
         self._column.fill_(batch.column)
+        if self._allocation != batch.allocation:  # graphs hold the addresses of the tensors they were captured with
+            self._allocation = batch.allocation
+            self._graphs.clear()
         key = (rows, plan.temperature)
         if key in self._graphs:
             self._graphs[key].replay()
