@@ -1,4 +1,4 @@
-"""Arithmetic that can be checked before a GPU is touched: batch sizes and parallel layouts of RL steps.
+"""Arithmetic that can be checked before a GPU is touched: batch sizes and parallel layouts of training steps.
 
 A check is a function of one step's config and the cluster it will run on. Add one to `CHECKS`, or pass a list of
 your own to `resolve`. A check looks only at keys that are there, so that it holds for any step that has them.
@@ -80,8 +80,8 @@ def batch_sizes(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 
 def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """The training batch splits over the ranks; TP × PP × CP divides the training GPUs, EP divides what is left;
-    generation has GPUs, and vLLM's TP fits on them."""
+    """The training batch splits over the ranks; TP × PP × CP divides the training GPUs (on CPU, the policy's ranks), EP
+    divides what is left; generation has GPUs, and vLLM's TP fits on them."""
     layout = _Layout.of(subject)
     yield from _rank_batches(subject, layout)
     if layout.gpus and layout.training > 0:
@@ -96,6 +96,8 @@ def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
             found=f"{layout.generation} of {layout.gpus}",
             hints=(f"policy.generation.colocated.generation_devices={max(1, layout.gpus // 2)}",),
         )
+    elif subject.config.flat.get("cluster.backend") == "ray":
+        yield from _cpu_layout(subject, layout)
 
 
 def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -187,12 +189,11 @@ def _rank_batches(subject: CheckSubject, layout: _Layout) -> Iterator[PlanProble
 def _training_layout(subject: CheckSubject, layout: _Layout) -> Iterator[PlanProblem]:
     if layout.training % layout.model_parallel:
         nodes = _nodes_for(subject, layout)
-        shown = " × ".join(f"{name} {size}" for name, size in layout.sizes.items())
         yield LayoutProblem(
             f"the parallel layout of {subject.key} does not divide its GPUs",
             chain=(subject.key,),
             where=subject.where("cluster.num_nodes") or subject.where("cluster.gpus_per_node"),
-            expected=f"a multiple of {shown} = {layout.model_parallel}",
+            expected=f"a multiple of {_shown(layout)}",
             found=f"{layout.training} training GPUs",
             hints=(f"cluster.num_nodes={nodes}",) if nodes is not None else (),
         )
@@ -207,6 +208,24 @@ def _training_layout(subject: CheckSubject, layout: _Layout) -> Iterator[PlanPro
             expected=f"a divisor of {per_stage}",
             found=str(expert),
         )
+
+
+def _cpu_layout(subject: CheckSubject, layout: _Layout) -> Iterator[PlanProblem]:
+    ranks = layout.workers or 1
+    if ranks % layout.model_parallel:
+        whole = -(-ranks // layout.model_parallel) * layout.model_parallel
+        yield LayoutProblem(
+            f"the parallel layout of {subject.key} does not divide its policy ranks",
+            chain=(subject.key,),
+            where=subject.where("cluster.policy_workers") or subject.where("cluster.backend"),
+            expected=f"a multiple of {_shown(layout)}",
+            found=f"{ranks} rank{'s' if ranks > 1 else ''} on CPU",
+            hints=(f"cluster.policy_workers={whole}",),
+        )
+
+
+def _shown(layout: _Layout) -> str:
+    return " × ".join(f"{name} {size}" for name, size in layout.sizes.items()) + f" = {layout.model_parallel}"
 
 
 def _vllm_layout(subject: CheckSubject, layout: _Layout) -> Iterator[PlanProblem]:

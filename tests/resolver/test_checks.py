@@ -119,6 +119,28 @@ def test_cpu_has_no_gpu_arithmetic_but_ranks() -> None:
     assert found(values) == []
 
 
+def test_ranks_on_cpu_hold_whole_copies_of_the_model() -> None:
+    values: dict[str, Any] = {  # an SFT step: no rollouts, no generation
+        "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},
+        "cluster": {"backend": "ray", "policy_workers": 3},
+    }
+    assert found(values) == [("E310", "3 ranks on CPU", ("cluster.policy_workers=4",))]
+    values["cluster"]["policy_workers"] = 4
+    assert found(values) == []
+    del values["cluster"]["policy_workers"]
+    assert found(values) == [("E310", "1 rank on CPU", ("cluster.policy_workers=2",))]
+
+
+def test_sft_uses_every_gpu() -> None:
+    values: dict[str, Any] = {
+        "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},
+        "cluster": {"backend": "ray", "num_nodes": 2, "gpus_per_node": 8},
+    }
+    assert found(values) == []
+    values["policy"]["train_global_batch_size"] = 60
+    assert found(values) == [("E309", "60", ("policy.train_global_batch_size=64",))]
+
+
 def test_a_layout_that_no_number_of_nodes_fits_has_no_such_hint() -> None:
     values = config(policy__generation__colocated__generation_devices=5)
     assert [(code, hints) for code, _, hints in found(values) if code == "E310"] == [("E310", ())]
