@@ -15,6 +15,7 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.judges import GeneratorJudge
 from nemotron_steps.engine.loss import LossFn
 from nemotron_steps.engine.types import Generator, Policy, SamplingParams
+from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.environments.environment_set import POLICY_NAME
 from nemotron_steps.environments.judges import HttpJudge, Judge
 from nemotron_steps.errors import ArtifactError
@@ -73,7 +74,7 @@ def build_generator(
     *,
     max_total_length: int,
     precision: str,
-    weights: Iterable[tuple[str, torch.Tensor]] | None = None,
+    weights: Iterable[tuple[str, torch.Tensor]] | OfferedWeights | None = None,
     asynchronous: AsyncGrpoConfig | None = None,
 ) -> Generator:
     """The policy's generator.
@@ -95,6 +96,7 @@ def build_generator(
             in_flight_updates=config.vllm_cfg.expose_http_server or (asynchronous is not None and asynchronous.enabled),
             recompute_kv_cache=asynchronous is not None and asynchronous.recompute_kv_cache_after_weight_updates,
         )
+    assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"
     import torch
 
     from nemotron_steps.engine.generation.embedded import EmbeddedGenerator

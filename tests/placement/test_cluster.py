@@ -6,11 +6,15 @@ import sys
 
 import pytest
 
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.placement import cluster as cluster_module
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.steps import placement
 
 
 def plan(judges=0, **changes):
@@ -19,7 +23,9 @@ def plan(judges=0, **changes):
         "cluster": {"gpus_per_node": gpus, "num_nodes": nodes, "policy_workers": changes.get("workers")},
         "policy": {
             "generation": {
-                "colocated": {"enabled": not changes.get("separate"), "generation_devices": changes.get("separate")}
+                "backend": "vllm",
+                "vllm_cfg": {"tensor_parallel_size": changes.get("tensor", 1)},
+                "colocated": {"enabled": not changes.get("separate"), "generation_devices": changes.get("separate")},
             }
         },
         "env": {"nemo_gym": {"num_gpu_nodes": judge_nodes}},
@@ -40,14 +46,49 @@ def test_devices_are_shared_or_kept_apart_as_the_config_says():
     assert (judged.policy, judged.judges, len(judged.bundles)) == (12, 2, 18)
 
 
+def test_a_tensor_parallel_generator_has_a_bundle_of_several_devices():
+    together = plan(gpus=8, tensor=4)
+    assert (together.policy, together.generators, together.bundles) == (8, 2, [{"GPU": 4.0}] * 2)
+    assert [together.policy_bundle(rank) for rank in range(8)] == [0] * 4 + [1] * 4
+    apart = plan(1, gpus=8, nodes=3, separate=8, tensor=4, judge_nodes=1)
+    assert (apart.policy, apart.generators, apart.generator_bundle(1)) == (8, 2, 9)
+    assert apart.bundles == [{"GPU": 1.0}] * 8 + [{"GPU": 4.0}] * 2 + [{"GPU": 1.0}]
+    cpu = plan(workers=2, separate=4, tensor=2)
+    assert (cpu.policy, cpu.generators, cpu.bundles) == (2, 2, [{}] * 4)
+    assert plan(workers=2, tensor=2).generators == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
-    [({"gpus": 2, "separate": 2}, "generation_devices"), ({"gpus": 2, "workers": 4}, "cluster.policy_workers")],
+    [
+        ({"gpus": 2, "separate": 2}, "generation_devices"),
+        ({"gpus": 2, "workers": 4}, "cluster.policy_workers"),
+        ({"gpus": 8, "separate": 6, "tensor": 4}, "generation_devices"),
+        ({"gpus": 4, "nodes": 2, "tensor": 8}, "tensor_parallel_size"),
+    ],
 )
 def test_a_plan_that_does_not_add_up_is_refused(changes, key):
     with pytest.raises(ConfigError) as caught:
         plan(**changes)
     assert key in caught.value.where
+
+
+@pytest.mark.parametrize("schema", [SftConfig, GenRmConfig, DpoConfig])
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"cluster": {"policy_workers": 2}}, "cluster.policy_workers"),
+        ({"cluster": {"gpus_per_node": 8}}, "cluster.gpus_per_node"),
+        ({"policy": {"megatron_cfg": {"context_parallel_size": 2}}}, "policy.megatron_cfg.context_parallel_size"),
+        ({"policy": {"dtensor_cfg": {"enabled": True, "tensor_parallel_size": 2}}}, "dtensor_cfg.tensor_parallel_size"),
+    ],
+)
+def test_training_in_one_process_refuses_what_needs_several(schema, changes, key):
+    config = schema.model_validate(changes)
+    with pytest.raises(UnsupportedError) as caught:
+        placement.check(config, {})
+    assert key in caught.value.where and any(f"{key}=1" in hint for hint in caught.value.hints)
+    placement.check(config.model_copy(update={"cluster": ClusterConfig(backend="ray")}), {})
 
 
 def test_without_ray_the_package_to_install_is_named(monkeypatch):

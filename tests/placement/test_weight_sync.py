@@ -14,7 +14,7 @@ from nemotron_steps.engine.placement.workers import Worker
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
-from nemotron_steps.engine.weight_sync.transfer import choose_ways
+from nemotron_steps.engine.weight_sync.transfer import Receiver, choose_ways
 from nemotron_steps.errors import EngineError
 from tests.placement.transfers import transfer
 
@@ -88,17 +88,31 @@ def test_a_placed_policy_sends_its_weights_to_two_receivers_bit_for_bit(cluster,
     assert all(one["equal"] and one["bytes"] > 2 * 8e6 for one in found)
 
 
-def worker(name, node, device=None):
-    return Worker(name, None, node=node, device=device)
+def worker(name, node, *devices):
+    return Worker(name, None, node=node, devices=devices)
+
+
+def ways(ranks, generators, processes=1):
+    return choose_ways(ranks, [receiver for one in generators for receiver in Receiver.of(one, processes)])
 
 
 def test_the_way_follows_device_and_machine():
     ranks = [worker("r0", "n0"), worker("r1", "n0")]
-    assert choose_ways(ranks, [worker("g0", "n0")]) == [("shared_memory", 0)]
-    assert choose_ways(ranks, [worker("g0", "n0"), worker("g1", "n1")]) == [("gloo", 0)] * 2
+    assert ways(ranks, [worker("g0", "n0")]) == [("shared_memory", 0)]
+    assert ways(ranks, [worker("g0", "n0"), worker("g1", "n1")]) == [("gloo", 0)] * 2
+    assert ways(ranks, [worker("g0", "n1")], processes=2) == [("gloo", 0)] * 2
     ranks = [worker("r0", "n0", "GPU-a"), worker("r1", "n0", "GPU-b")]
-    receivers = [worker("g0", "n0", "GPU-b"), worker("g1", "n0", "GPU-c"), worker("g2", "n0", "GPU-a")]
-    assert choose_ways(ranks, receivers) == [("cuda_ipc", 1), ("nccl", 0), ("cuda_ipc", 0)]
+    generators = [worker("g0", "n0", "GPU-b"), worker("g1", "n0", "GPU-c"), worker("g2", "n0", "GPU-a")]
+    assert ways(ranks, generators) == [("cuda_ipc", 1), ("nccl", 0), ("cuda_ipc", 0)]
+
+
+def test_every_process_of_a_tensor_parallel_generator_receives_on_its_own_gpu():
+    ranks = [worker(f"r{number}", "n0", f"GPU-{number}") for number in range(4)]
+    colocated = [worker("g0", "n0", "GPU-0", "GPU-1"), worker("g1", "n0", "GPU-2", "GPU-3")]
+    assert ways(ranks, colocated, processes=2) == [("cuda_ipc", number) for number in range(4)]
+    separate = worker("g0", "n1", "GPU-8", "GPU-9")
+    assert ways(ranks, [separate], processes=2) == [("nccl", 0)] * 2
+    assert [receiver.name for receiver in Receiver.of(separate, 2)] == ["g0/0", "g0/1"]
 
 
 def test_a_bound_port_cannot_be_taken_and_a_store_listens_where_it_was_told():

@@ -101,6 +101,9 @@ class VllmConfig(Section):
     """`policy.generation.vllm_cfg`."""
 
     tensor_parallel_size: PositiveInt = 1
+    """GPUs of one generator (processes on CPU)."""
+    expert_parallel_size: PositiveInt = 1
+    """1, or tensor_parallel_size: a mixture's experts are then spread over those GPUs whole, not cut."""
     gpu_memory_utilization: float = Field(0.8, gt=0, le=1)
     enforce_eager: bool = False
     kv_cache_space_gib: PositiveFloat = 1.0
@@ -108,6 +111,15 @@ class VllmConfig(Section):
     max_num_seqs: PositiveInt = 256
     expose_http_server: bool = False
     """Serve the policy's generator, of either backend, as an OpenAI-compatible endpoint on loopback for agents."""
+
+    @model_validator(mode="after")
+    def _experts_have_the_tensor_parallel_gpus(self) -> VllmConfig:
+        if self.expert_parallel_size not in (1, self.tensor_parallel_size):
+            raise ValueError(
+                f"expert_parallel_size is 1 or tensor_parallel_size ({self.tensor_parallel_size}), "
+                f"not {self.expert_parallel_size}"
+            )
+        return self
 
 
 class ColocatedConfig(Section):
@@ -136,6 +148,11 @@ class GenerationConfig(Section):
     """How the model writes tool calls, in rollouts and behind the endpoint."""
     vllm_cfg: VllmConfig = VllmConfig()
     colocated: ColocatedConfig = ColocatedConfig()
+
+    @property
+    def devices_per_generator(self) -> int:
+        """Devices that one generator spreads over."""
+        return self.vllm_cfg.tensor_parallel_size if self.backend == "vllm" else 1
 
     @field_validator("reasoning_parser", "tool_parser", mode="before")
     @classmethod

@@ -1,8 +1,9 @@
 """The vLLM generator: vLLM's own engine in this process, stepped like the embedded one.
 
-Weights arrive through vLLM's weight-transfer API. In one process there is nothing to transfer: `InProcessTransfer`
-(vllm_transfer.py) hands the policy's tensors over by reference, and vLLM's layerwise reload re-packs them. Works with
-vLLM 0.25 (CUDA) to 0.32 (CPU). Not for: serving over HTTP (engine/serving) or sampling across nodes.
+Weights arrive through vLLM's weight-transfer API (vllm_transfer.py). Without parallelism the model is in this process
+and is handed the policy's tensors by reference; with `tensor_parallel_size` it is in as many processes of vLLM's own,
+which fetch the tensors themselves. Works with vLLM 0.25 (CUDA) to 0.32 (CPU). Not for: serving over HTTP
+(engine/serving) or sampling across nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.engine.generation.vllm_transfer import IN_PROCESS, OFFERED, WorkersTransfer, hand_over
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
+from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.megatron_core import ensure_process_group
 
@@ -49,7 +52,8 @@ class VllmGenerator:
     Args:
         hf_folder: config.json and tokenizer; weights too when `weights` is None.
         config: `policy.generation.vllm_cfg`.
-        weights: Hugging Face-named; the folder then needs no weight files.
+        weights: Hugging Face-named; the folder then needs no weight files. An offer is taken up, and read at the
+            first `update_weights`.
         in_flight_updates: weights may change while sequences run, so the version of every token is recorded as it is
             sampled. Without, a sample is read once, when it ends: per-step reports of hundreds of sequences cost more
             than their decoding.
@@ -58,6 +62,7 @@ class VllmGenerator:
 
     Raises:
         UnsupportedError: vLLM is not installed.
+        WorkerLostError: a tensor-parallel worker died or does not answer; from `step` and `update_weights` as well.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class VllmGenerator:
         *,
         max_total_length: int,
         precision: str,
-        weights: Iterable[tuple[str, torch.Tensor]] | None = None,
+        weights: Iterable[tuple[str, torch.Tensor]] | OfferedWeights | None = None,
         in_flight_updates: bool = True,
         recompute_kv_cache: bool = False,
         seed: int = 0,
@@ -81,7 +86,11 @@ class VllmGenerator:
         self._max_total_length = max_total_length
         self._members: dict[str, _Member] = {}
         self._engine = _start_engine(hf_folder, config, max_total_length, precision, weights is None, seed)
-        if weights is not None:
+        workers = config.tensor_parallel_size
+        self._to_workers = WorkersTransfer(self._engine, workers) if workers > 1 else None
+        if isinstance(weights, OfferedWeights):
+            self.take_up(weights)
+        elif weights is not None:
             self.update_weights(weights, 0)
 
     def submit(self, request: GenerationRequest) -> None:
@@ -106,7 +115,7 @@ class VllmGenerator:
     def step(self) -> list[Completion]:
         """One decoding step of every running sequence."""
         finished: list[Completion] = []
-        outputs = self._engine.step()
+        outputs = self._decode()
         self.sampled_tokens += 1
         for output in outputs:
             member = self._members.get(output.request_id)
@@ -130,6 +139,12 @@ class VllmGenerator:
                 )
         return finished
 
+    def _decode(self) -> Any:
+        if self._to_workers is None:
+            return self._engine.step()
+        with self._to_workers.alive():
+            return self._engine.step()
+
     def pending(self) -> int:
         """Samples not yet returned."""
         return len(self._members)
@@ -141,7 +156,14 @@ class VllmGenerator:
             del self._members[key]
         self._engine.abort_request(keys)
 
-    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSyncReport:
+    def take_up(self, offered: OfferedWeights) -> None:
+        """Open a channel of weights that the tensor-parallel workers fetch themselves in later updates."""
+        assert self._to_workers is not None, "an engine in one process is given tensors"
+        self._to_workers.take_up(offered)
+
+    def update_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]] | OfferedWeights, version: int
+    ) -> WeightSyncReport:
         """Load new weights; the prefix cache is dropped, running sequences go on under the new weights.
 
         Raises:
@@ -149,10 +171,12 @@ class VllmGenerator:
         """
         if self._members and not self._in_flight:
             raise EngineError("weights changed under running sequences", expected="in_flight_updates=True")
-        from nemotron_steps.engine.generation.vllm_transfer import hand_over
-
         started = time.perf_counter()
-        moved = hand_over(self._engine, weights)
+        if self._to_workers is not None:
+            moved = self._to_workers.load(weights)
+        else:
+            assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"
+            moved = hand_over(self._engine, weights)
         self._engine.reset_prefix_cache(reset_running_requests=self._recompute)
         self.weight_version = version
         return WeightSyncReport(version, time.perf_counter() - started, moved)
@@ -207,11 +231,13 @@ def _start_engine(
                 "policy.generation.backend=embedded",
             ],
         ) from error
-    from nemotron_steps.engine.generation.vllm_transfer import BACKEND, register
+    from nemotron_steps.engine.generation import vllm_worker
 
     _check_heads(hf_folder)
-    register()
-    if config.tensor_parallel_size == 1:
+    parallel = config.tensor_parallel_size > 1
+    if parallel:
+        _prepare_workers(config.tensor_parallel_size)
+    else:
         # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
         ensure_process_group()
     arguments = EngineArgs(
@@ -222,13 +248,29 @@ def _start_engine(
         max_num_seqs=config.max_num_seqs,
         gpu_memory_utilization=config.gpu_memory_utilization,
         tensor_parallel_size=config.tensor_parallel_size,
+        enable_expert_parallel=config.expert_parallel_size > 1,
+        # Not Ray's executor: the GPUs are this process's own, and its own children are enough to use them.
+        distributed_executor_backend="mp" if parallel else None,
+        worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}" if parallel else "",
         enforce_eager=config.enforce_eager,
         enable_prefix_caching=True,
         load_format="auto" if load else "dummy",
         disable_log_stats=True,
-        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        weight_transfer_config=WeightTransferConfig(backend=OFFERED if parallel else IN_PROCESS),
     )
     return LLMEngine.from_engine_args(arguments)
+
+
+def _prepare_workers(workers: int) -> None:
+    """What vLLM's worker processes need to be told by environment variables."""
+    from vllm.platforms import current_platform
+
+    # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
+    if current_platform.is_cpu():
+        # Otherwise each is bound to a memory node of its own, and most machines have fewer nodes than workers.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 
 def _check_heads(hf_folder: Path) -> None:

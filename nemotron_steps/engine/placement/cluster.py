@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -69,7 +70,7 @@ class RayCluster:
         return len([node for node in nodes if node["Alive"]]) == 1
 
     def reserve(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Reserve one bundle of resources a device; GPUs as given, CPUs added.
+        """Reserve bundles of resources, each on one node; GPUs as given, CPUs added.
 
         Raises:
             UnsupportedError: the cluster does not have them, or not in time.
@@ -84,20 +85,31 @@ class RayCluster:
         except ray.exceptions.GetTimeoutError:
             free = ray.available_resources()  # type: ignore[no-untyped-call]
             self.release()
+            counted = Counter(tuple(bundle.items()) for bundle in wanted)
             raise UnsupportedError(
                 "the Ray cluster does not have the devices that the run asks for",
                 where="cluster",
-                expected=f"{len(wanted)} x {dict(wanted[0])}",
+                expected=", ".join(f"{count} x {dict(bundle)}" for bundle, count in counted.items()),
                 found=", ".join(f"{name}: {free[name]:g}" for name in ("CPU", "GPU") if name in free),
                 hints=["ray status", "cluster.gpus_per_node=...", "cluster.num_nodes=..."],
             ) from None
 
-    def options(self, bundle: int, gpus: float = 0.0) -> dict[str, Any]:
-        """Ray's options for an actor in a bundle, with a share of its GPU."""
+    def options(self, bundle: int, gpus: float = 0.0, named: Sequence[str] = ()) -> dict[str, Any]:
+        """Ray's options for an actor in a bundle.
+
+        Args:
+            gpus: share of the bundle's GPU, or whole GPUs of it.
+            named: GPUs of the bundle, beyond what Ray assigns, that the actor shares with those who have them.
+        """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-        return {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
+        options = {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
+        if named:
+            # Older versions of Ray hide all GPUs from an actor that is assigned none.
+            variables = {"CUDA_VISIBLE_DEVICES": ",".join(named), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+            options["runtime_env"] = {"env_vars": variables}
+        return options
 
     def beside_driver(self) -> dict[str, Any]:
         """Ray's options for an actor on this process's machine, whose loopback servers it may need."""

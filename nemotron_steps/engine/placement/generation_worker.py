@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import AsyncGrpoConfig
-from nemotron_steps.engine.placement.rendezvous import join_store
 from nemotron_steps.engine.placement.workers import WorkerProcess
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
+from nemotron_steps.engine.weight_sync.offers import OfferedWeights, ReceivingOffer
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
@@ -37,8 +37,9 @@ class GenerationWorker(WorkerProcess):
 
     def __init__(self, settings: GeneratorSettings) -> None:
         self._settings = settings
-        self._receiving: dict[str, ReceivingEnd] = {}
-        self._generator: Generator | None = None
+        self._receiving: dict[str, ReceivingEnd | OfferedWeights] = {}
+        self._generator: Any = None
+        """A Generator; a tensor-parallel one is given offers instead of weights."""
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = queue.SimpleQueue()
         self._arrived = threading.Condition()
         self._finished: list[Completion] = []
@@ -70,32 +71,36 @@ class GenerationWorker(WorkerProcess):
             finished, self._finished = self._finished, []
             return (self._generator.sampled_tokens if self._generator is not None else 0), finished
 
-    def open_receiver(
-        self,
-        channel: str,
-        way: str,
-        offer: Any,
-        address: tuple[str, int] | None = None,
-        name: str = "",
-        place: tuple[int, int] | None = None,
-    ) -> None:
-        """See ReceivingEnd.open."""
+    def open_receiver(self, channel: str, offers: Sequence[ReceivingOffer]) -> None:
+        """Get ready to receive: here, or with several offers in each of the generator's own processes."""
+        self._between_steps(lambda: self._open(channel, tuple(offers)))
+
+    def _open(self, channel: str, offers: tuple[ReceivingOffer, ...]) -> None:
         from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
-        store = join_store(*address) if address is not None else None
-        self._receiving[channel] = ReceivingEnd()
-        self._between_steps(lambda: self._receiving[channel].open(way, offer, store, name, place))
+        if len(offers) == 1:
+            self._receiving[channel] = ReceivingEnd(offers[0])
+            return
+        # The processes take up their offers now: what is offered under a name loses it when all have.
+        offered = self._receiving[channel] = OfferedWeights(channel, offers)
+        if self._generator is None:
+            self._generator = self._build(offered)
+        else:
+            self._generator.take_up(offered)
 
     def update_weights(self, channel: str, version: int, references: Sequence[Any] | None = None) -> int:
         """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
         return int(self._between_steps(lambda: self._load(channel, version, references)))
 
     def _load(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
+        receiving = self._receiving[channel]
+        if isinstance(receiving, OfferedWeights):
+            return int(self._built().update_weights(receiving, version).bytes)
         received = 0
 
         def counted() -> Any:
             nonlocal received
-            for name, tensor in self._receiving[channel].weights(references):
+            for name, tensor in receiving.weights(references):
                 received += tensor.numel() * tensor.element_size()
                 yield name, tensor
 
@@ -121,7 +126,7 @@ class GenerationWorker(WorkerProcess):
             asynchronous=settings.asynchronous,
         )
 
-    def _built(self) -> Generator:
+    def _built(self) -> Any:
         assert self._generator is not None, "weights come before requests"
         return self._generator
 

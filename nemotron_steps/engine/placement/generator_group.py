@@ -24,7 +24,8 @@ from nemotron_steps.engine.placement.workers import (
 )
 from nemotron_steps.engine.types import Completion, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.objects import put_plain
-from nemotron_steps.engine.weight_sync.transfer import OBJECTS, WeightTransfer
+from nemotron_steps.engine.weight_sync.offers import OBJECTS, ReceivingOffer
+from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.errors import EngineError
 
 COLLECT_SECONDS = 1.0
@@ -65,6 +66,7 @@ class RayGenerator:
     ) -> None:
         self.weight_version = 0
         self._max_total_length = settings.max_total_length
+        self._processes = settings.config.devices_per_generator
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
         self._engines = [_Engine(worker) for worker in self.workers]
@@ -141,11 +143,12 @@ class RayGenerator:
         started = time.perf_counter()
         if isinstance(weights, PlacedWeights):
             if self._transfer is None or self._transfer[0] is not weights.policy:
-                self._transfer = (weights.policy, weights.policy.transfer_to(self.workers))
+                self._transfer = (weights.policy, weights.policy.transfer_to(self.workers, self._processes))
             moved = self._transfer[1].update(version)
         else:
             plan, references = put_plain(weights)
-            settle({worker.call("open_receiver", _PLAIN, OBJECTS, plan): worker for worker in self.workers})
+            offers = [ReceivingOffer(OBJECTS, plan)]
+            settle({worker.call("open_receiver", _PLAIN, offers): worker for worker in self.workers})
             moved = sum(settle({w.call("update_weights", _PLAIN, version, references): w for w in self.workers}))
         self.weight_version = version
         return WeightSyncReport(version, time.perf_counter() - started, moved)

@@ -1,15 +1,20 @@
 """A run's policy, generator, judges and environments as Ray actors (`cluster.backend=ray`).
 
-    bundle        policy rank i    generator i         judges
-    colocated     device i         device i            share the generators' devices
-    separate      device i         device ranks + i    share the generators' devices
-    num_gpu_nodes > 0                                  a device of their own
+    devices       policy rank i    generator i                     judges
+    colocated     device i         devices i t to i t + t - 1      share the generators' devices
+    separate      device i         t devices of its own            share the generators' devices
+    num_gpu_nodes > 0                                              a device of their own
+
+t is vLLM's tensor-parallel size. A bundle of the placement group is a device, or the t devices of a generator, which
+are on one node. Ray gives an actor either part of one GPU or whole GPUs: whoever shares the GPUs of a generator with
+t > 1 is told their names instead.
 
 The reference model lives in the policy ranks, as in one process. CPU devices are processes of the machine.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,13 +32,15 @@ from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
 from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
 from nemotron_steps.engine.placement.workers import places, start_workers, stop_workers
-from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judges import Judge
 
 _SHARED_BY_JUDGES = 0.2
 """Of a generator's GPU, as Ray counts; memory is bounded by the backends themselves."""
+
+_WIDTH = "policy.generation.vllm_cfg.tensor_parallel_size"
 
 
 @dataclass(frozen=True)
@@ -46,38 +53,74 @@ class DevicePlan:
     judges: int
     """Devices of judges alone; 0 when they share the generators'."""
     gpus: bool
+    width: int = 1
+    """Devices of one generator."""
 
     @classmethod
     def of(cls, config: RlConfig, judges: int) -> DevicePlan:
-        """The plan for `cluster.*` and `policy.generation.colocated`. ConfigError when nothing is left for training."""
+        """The plan for `cluster.*` and `policy.generation`. ConfigError when it does not come out even."""
         cluster, colocated = config.cluster, config.policy.generation.colocated
+        width = config.policy.generation.devices_per_generator
         judge_nodes = config.env.nemo_gym.num_gpu_nodes
         gpus = cluster.gpus_per_node * (cluster.num_nodes - judge_nodes)
-        generators = 1 if colocated.enabled else colocated.generation_devices or 1
+        generation = width if colocated.enabled else colocated.generation_devices or width
         if cluster.gpus_per_node == 0:
-            return cls(policy_ranks(cluster, 0), generators, colocated.enabled, 0, False)
-        ranks = gpus if colocated.enabled else gpus - generators
+            generators = _generators(generation, width)
+            return cls(policy_ranks(cluster, 0), generators, colocated.enabled, 0, False, width)
+        if cluster.gpus_per_node % width:
+            raise ConfigError(
+                "the GPUs of a generator are on one node",
+                where=_WIDTH,
+                expected=f"a divisor of cluster.gpus_per_node={cluster.gpus_per_node}",
+                found=str(width),
+                hints=[f"{_WIDTH}={math.gcd(width, cluster.gpus_per_node)}"],
+            )
+        ranks = gpus if colocated.enabled else gpus - generation
         if ranks < 1:
             raise ConfigError(
                 "no GPU is left for the policy",
                 where="policy.generation.colocated.generation_devices",
                 expected=f"fewer than {gpus}",
-                found=str(generators),
+                found=str(generation),
                 hints=[f"policy.generation.colocated.generation_devices={max(1, gpus // 2)}"],
             )
         ranks = policy_ranks(cluster, ranks)
-        generators = ranks if colocated.enabled else generators
-        return cls(ranks, generators, colocated.enabled, judges if judge_nodes else 0, True)
+        generators = _generators(ranks if colocated.enabled else generation, width)
+        return cls(ranks, generators, colocated.enabled, judges if judge_nodes else 0, True, width)
+
+    @property
+    def by_name(self) -> bool:
+        """Whether sharing a generator's GPUs goes by their names: it has several, which Ray does not divide."""
+        return self.gpus and self.width > 1
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """One a device: policy ranks, then separate generators, then judges."""
-        count = self.policy + (0 if self.colocated else self.generators) + self.judges
-        return [{"GPU": 1.0} if self.gpus else {} for _ in range(count)]
+        """Policy ranks, then separate generators, then judges; colocated, a bundle for each generator."""
+        if not self.gpus:
+            return [{}] * (self.policy + (0 if self.colocated else self.generators))
+        together = [{"GPU": float(self.width)}] * self.generators
+        policy = together if self.colocated else [{"GPU": 1.0}] * self.policy + together
+        return policy + [{"GPU": 1.0}] * self.judges
+
+    def policy_bundle(self, rank: int) -> int:
+        """Where a policy rank lives."""
+        return rank // self.width if self.colocated and self.gpus else rank
 
     def generator_bundle(self, number: int) -> int:
         """Where a generator lives."""
         return number if self.colocated else self.policy + number
+
+
+def _generators(devices: int, width: int) -> int:
+    if devices % width:
+        raise ConfigError(
+            "the devices that generate do not come out even",
+            where="policy.generation.colocated.generation_devices",
+            expected=f"a multiple of {_WIDTH}={width}",
+            found=str(devices),
+            hints=[f"policy.generation.colocated.generation_devices={-(-devices // width) * width}"],
+        )
+    return devices // width
 
 
 @dataclass
@@ -111,24 +154,19 @@ def place(
     Raises:
         UnsupportedError, WorkerLostError, JudgeUnavailableError: see the modules of the parts.
     """
-    if config.policy.generation.backend == "vllm" and config.policy.generation.vllm_cfg.tensor_parallel_size > 1:
-        raise UnsupportedError(
-            "a placed vLLM engine has one GPU",
-            where="policy.generation.vllm_cfg.tensor_parallel_size",
-            expected="1",
-            found=str(config.policy.generation.vllm_cfg.tensor_parallel_size),
-            hints=["policy.generation.vllm_cfg.tensor_parallel_size=1"],
-        )
     chosen = {role: judge for role in needed_judges if (judge := config.env.nemo_gym.judge(role)) is not None}
     local = [role for role, judge in chosen.items() if judge.backend != "http"]
     plan = DevicePlan.of(config, len(local))
     with ExitStack() as resources:
-        cluster = RayCluster(config.cluster, workers=plan.policy + plan.generators)
+        cluster = RayCluster(config.cluster, workers=plan.policy + plan.generators * plan.width)
         resources.callback(cluster.close)
         cluster.reserve(plan.bundles)
         sharing = bool(local) and not plan.judges
         policy = RayPolicy(
-            [cluster.options(rank, _share(plan, policy=True, judges=sharing)) for rank in range(plan.policy)],
+            [
+                cluster.options(plan.policy_bundle(rank), _share(plan, policy=True, judges=sharing))
+                for rank in range(plan.policy)
+            ],
             local=cluster.is_local,
         )
         resources.callback(policy.close)
@@ -148,26 +186,41 @@ def place(
                 config.policy.precision,
                 config.grpo.async_grpo,
             ),
-            [
-                cluster.options(plan.generator_bundle(number), _share(plan, policy=False, judges=sharing))
-                for number in range(plan.generators)
-            ],
+            _generator_options(plan, cluster, policy, judges=sharing),
         )
         resources.callback(generator.close)
         generator.update_weights(policy.weights(), 0)
-        judges = _place_judges(config, chosen, local, plan, cluster, resources)
+        judges = _place_judges(config, chosen, local, plan, cluster, generator, resources)
         environments = _place_environments(config, chosen, judges, cluster, resources)
         stepwise: list[StepwiseJudge] = [*judges.values(), JudgesBehindHttp(environments.worker)]
         return PlacedRun(policy, generator, stepwise, environments, resources.pop_all())
 
 
 def _share(plan: DevicePlan, *, policy: bool, judges: bool) -> float:
-    """Part of a GPU, as Ray counts."""
+    """Part of a GPU, or GPUs, as Ray counts."""
     if not plan.gpus:
         return 0.0
     if plan.colocated:
-        return 0.4
-    return 1.0 if policy or not judges else 1.0 - _SHARED_BY_JUDGES
+        # More than half where a bundle has several GPUs, or Ray would put two ranks on one of them.
+        return 0.6 if plan.by_name else 0.4
+    if policy:
+        return 1.0
+    return float(plan.width) if plan.by_name or not judges else 1.0 - _SHARED_BY_JUDGES
+
+
+def _generator_options(
+    plan: DevicePlan, cluster: RayCluster, policy: RayPolicy, *, judges: bool
+) -> list[dict[str, Any]]:
+    """Ray's options for the generators' actors."""
+    found = []
+    for number in range(plan.generators):
+        bundle = plan.generator_bundle(number)
+        if plan.by_name and plan.colocated:
+            ranks = policy.workers[number * plan.width : (number + 1) * plan.width]
+            found.append(cluster.options(bundle, named=[gpu for rank in ranks for gpu in rank.gpus]))
+        else:
+            found.append(cluster.options(bundle, _share(plan, policy=False, judges=judges)))
+    return found
 
 
 def _place_judges(
@@ -176,12 +229,17 @@ def _place_judges(
     local: Sequence[str],
     plan: DevicePlan,
     cluster: RayCluster,
+    generator: RayGenerator,
     resources: ExitStack,
 ) -> dict[str, PlacedJudge]:
     judges = {}
     for number, role in enumerate(local):
         if plan.judges:
             options = cluster.options(len(plan.bundles) - plan.judges + number, 1.0)
+        elif plan.by_name and not plan.colocated:
+            beside, gpu_of_it = number % plan.generators, number // plan.generators % plan.width
+            names = generator.workers[beside].gpus[gpu_of_it : gpu_of_it + 1]
+            options = cluster.options(plan.generator_bundle(beside), named=names)
         else:
             gpu = _SHARED_BY_JUDGES / len(local) if plan.gpus else 0.0
             options = cluster.options(plan.generator_bundle(number % plan.generators), gpu)

@@ -21,7 +21,8 @@ from nemotron_steps.engine.placement.workers import (
 )
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.engine.weight_sync.objects import get_weights
-from nemotron_steps.engine.weight_sync.transfer import OBJECTS, WeightTransfer
+from nemotron_steps.engine.weight_sync.offers import OBJECTS
+from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,9 +123,9 @@ class RayPolicy:
         """See Policy. Nothing moves until a generator or an iteration asks for it."""
         return PlacedWeights(self)
 
-    def transfer_to(self, receivers: Sequence[Worker]) -> WeightTransfer:
-        """Open the ways from the ranks to generation workers."""
-        return WeightTransfer(self.workers, receivers, self._address)
+    def transfer_to(self, receivers: Sequence[Worker], processes: int = 1) -> WeightTransfer:
+        """Open the ways from the ranks to generation workers, or to the processes that each of them runs."""
+        return WeightTransfer(self.workers, receivers, self._address, processes=processes)
 
     def save_checkpoint(self, path: str) -> None:
         """See Policy."""

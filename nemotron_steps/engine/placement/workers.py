@@ -43,7 +43,8 @@ class WorkerProcess:
             "host": ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
             "node": ray.get_runtime_context().get_node_id(),
             "log": _stderr_path(),
-            "device": _device_identity() if device else None,
+            "devices": _device_identities() if device else (),
+            "gpus": tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ())),
         }
 
     def ping(self) -> None:
@@ -60,8 +61,15 @@ class Worker:
     host: str = ""
     node: str = ""
     log: str = ""
-    device: str | None = None
-    """Identity of its first GPU; None on CPU."""
+    devices: tuple[str, ...] = ()
+    """Identities of the GPUs it sees, in CUDA's order; none on CPU."""
+    gpus: tuple[str, ...] = ()
+    """The same as CUDA_VISIBLE_DEVICES of its node names them, as far as Ray assigned them."""
+
+    @property
+    def device(self) -> str | None:
+        """Its first GPU; None on CPU."""
+        return self.devices[0] if self.devices else None
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Start a call; the result is an object reference."""
@@ -96,7 +104,7 @@ class Worker:
 
 def places(workers: Sequence[Worker]) -> dict[str, str]:
     """Each worker's process and device by its name, for the journal."""
-    return {w.name: f"process {w.pid} on {w.host}" + (f", {w.device}" if w.device else "") for w in workers}
+    return {w.name: f"process {w.pid} on {w.host}" + "".join(f", {device}" for device in w.devices) for w in workers}
 
 
 def start_workers(
@@ -274,7 +282,8 @@ def _stderr_path() -> str:
     return target if os.path.isfile(target) else ""
 
 
-def _device_identity() -> str | None:
+def _device_identities() -> tuple[str, ...]:
     import torch
 
-    return str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return tuple(str(torch.cuda.get_device_properties(number).uuid) for number in range(count))

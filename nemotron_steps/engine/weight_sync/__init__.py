@@ -4,6 +4,7 @@
     shared_memory.py   CPU, one machine: one segment, mapped read-only by every generator
     streams.py         CUDA IPC (same GPU), NCCL (another GPU), gloo (another machine's CPU), all ends at once
     objects.py         tensors that are in no policy: buckets in Ray's object store
+    offers.py          what a receiver is told of a sender
     ends.py            the two ends, inside the workers
     transfer.py        the driver's side: chooses the way of each generator by device and machine
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.engine.placement.rendezvous import join_store
 from nemotron_steps.engine.policy import parallel
 from nemotron_steps.engine.weight_sync.objects import get_weights, put_weights
+from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
-from nemotron_steps.engine.weight_sync.transfer import OBJECTS, SHARED_MEMORY
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
@@ -70,22 +71,18 @@ class SendingEnd:
 
 
 class ReceivingEnd:
-    """A generation worker's."""
+    """A generation worker's, or that of one of its processes: opened where the weights are to arrive."""
 
-    def __init__(self) -> None:
-        self._plan: WeightPlan | None = None
+    def __init__(self, offered: ReceivingOffer) -> None:
+        self._plan = offered.plan
         self._segment: SegmentReader | None = None
         self._stream: StreamReceiver | None = None
-
-    def open(self, way: str, offer: Any, store: Store | None, name: str, place: tuple[int, int] | None) -> None:
-        """Take up a sender's offer."""
-        if way == OBJECTS:
-            self._plan = offer
-        elif way == SHARED_MEMORY:
-            self._segment = SegmentReader(*offer)
-        else:
-            assert store is not None
-            self._stream = StreamReceiver(offer, store, name, place, parallel.device())
+        if offered.way == SHARED_MEMORY:
+            self._segment = SegmentReader(*offered.offer)
+        elif offered.way != OBJECTS:
+            assert offered.address is not None
+            store = join_store(*offered.address)
+            self._stream = StreamReceiver(offered.offer, store, offered.name, offered.place, parallel.device())
 
     def weights(self, references: Sequence[Any] | None) -> Weights:
         """The weights of one transfer, in the policy's order."""
@@ -93,6 +90,6 @@ class ReceivingEnd:
             return self._segment.weights()
         if self._stream is not None:
             return self._stream.weights()
-        if self._plan is None or references is None:
+        if references is None:
             raise EngineError("weights were announced before their way was opened")
         return get_weights(self._plan, references)

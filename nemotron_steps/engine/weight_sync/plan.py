@@ -78,6 +78,11 @@ class WeightPlan:
         return sum(bucket.bytes for bucket in self.buckets)
 
     @property
+    def payload(self) -> int:
+        """Bytes of the weights themselves, without padding."""
+        return sum(entry.bytes for bucket in self.buckets for entry in bucket.entries)
+
+    @property
     def largest(self) -> int:
         """Bytes of the largest bucket."""
         return max((bucket.bytes for bucket in self.buckets), default=0)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FIRST_SECONDS = 900.0
 """The first transfer waits for generators that are still loading."""
 LATER_SECONDS = 60.0
+_STORAGE_DEVICE = 6
+"""Place of the device's number among rebuild_cuda_tensor's arguments."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,9 @@ class StreamReceiver:
         if place is None:
             from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-            self._staging = rebuild_cuda_tensor(*offer.staging)  # type: ignore[no-untyped-call]
+            handle = list(offer.staging)
+            handle[_STORAGE_DEVICE] = device.index  # the sender's number of the GPU that both share may be another
+            self._staging = rebuild_cuda_tensor(*handle)  # type: ignore[no-untyped-call]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of one transfer; must be read to the end."""

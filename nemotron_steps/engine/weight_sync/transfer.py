@@ -3,21 +3,41 @@
     policy on CPU   shared memory when every generator is on rank 0's machine, else gloo broadcasts from it
     policy on GPU   CUDA IPC from the rank on the generator's own GPU, else NCCL from rank 0
 
-Chosen by where the workers turned out to be, not by a setting.
+Chosen by where the workers turned out to be, not by a setting. A tensor-parallel generator receives in each of its
+processes.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nemotron_steps.engine.placement.workers import Worker, settle
+from nemotron_steps.engine.weight_sync.offers import (
+    CUDA_IPC,
+    GLOO,
+    NCCL,
+    SHARED_MEMORY,
+    STREAM,
+    ReceivingOffer,
+)
 
-SHARED_MEMORY, GLOO, CUDA_IPC, NCCL = "shared_memory", "gloo", "cuda_ipc", "nccl"
-STREAM = "stream"
-"""CUDA_IPC, NCCL and GLOO, for the two ends."""
-OBJECTS = "objects"
-"""Through Ray's object store: for tensors that come from, or go to, the driver itself."""
+
+@dataclass(frozen=True)
+class Receiver:
+    """One process that weights go to: a generator, or one of its tensor-parallel workers."""
+
+    name: str
+    node: str
+    device: str | None = None
+
+    @classmethod
+    def of(cls, worker: Worker, processes: int) -> list[Receiver]:
+        """Those of a generation worker, in rank order; each has one of the worker's GPUs."""
+        names = [worker.name] if processes == 1 else [f"{worker.name}/{rank}" for rank in range(processes)]
+        devices = (*worker.devices, *[None] * processes)
+        return [cls(name, worker.node, device) for name, device in zip(names, devices, strict=False)]
 
 
 class WeightTransfer:
@@ -25,20 +45,24 @@ class WeightTransfer:
 
     Args:
         ranks: policy workers in rank order.
-        receivers: generation workers.
+        workers: generation workers.
         address: host and port of the policy's store.
+        processes: of each generation worker that receive (its tensor-parallel size).
     """
 
-    def __init__(self, ranks: Sequence[Worker], receivers: Sequence[Worker], address: tuple[str, int]) -> None:
-        self._ranks, self._receivers = list(ranks), list(receivers)
+    def __init__(
+        self, ranks: Sequence[Worker], workers: Sequence[Worker], address: tuple[str, int], *, processes: int = 1
+    ) -> None:
+        self._ranks, self._workers, self._processes = list(ranks), list(workers), processes
         self._channel = uuid.uuid4().hex
+        receivers = [receiver for worker in workers for receiver in Receiver.of(worker, processes)]
         self.ways = choose_ways(ranks, receivers)
         """Each receiver's (way, sending rank)."""
         self._streams = self.ways[0][0] != SHARED_MEMORY
         if self._streams:
-            self._open_streams(address)
+            self._open_streams(receivers, address)
         else:
-            self._open_segment()
+            self._open_segment(len(receivers))
 
     def update(self, version: int) -> int:
         """Give every receiver the policy's weights as this version. Returns the bytes received, over all of them."""
@@ -46,35 +70,40 @@ class WeightTransfer:
         if not self._streams:  # first written, then read
             settle(sends)
             sends = {}
-        arguments = ("update_weights", self._channel, version)
-        takes = {receiver.call(*arguments): receiver for receiver in self._receivers}
+        takes = {worker.call("update_weights", self._channel, version): worker for worker in self._workers}
         return sum(settle({**takes, **sends})[: len(takes)])
 
-    def _open_segment(self) -> None:
+    def _open_segment(self, receivers: int) -> None:
         offer = settle({rank.call("open_sender", self._channel, SHARED_MEMORY): rank for rank in self._ranks})[0]
-        arguments = ("open_receiver", self._channel, SHARED_MEMORY, offer)
         try:
-            settle({receiver.call(*arguments): receiver for receiver in self._receivers})
+            self._open_receivers([ReceivingOffer(SHARED_MEMORY, offer)] * receivers)
         finally:  # memory under a name would outlive every process
             settle({self._ranks[0].call("hide_segment", self._channel): self._ranks[0]})
 
-    def _open_streams(self, address: tuple[str, int]) -> None:
-        names = [receiver.name for receiver in self._receivers]
+    def _open_streams(self, receivers: Sequence[Receiver], address: tuple[str, int]) -> None:
+        names = [receiver.name for receiver in receivers]
         others = [name for name, (way, _) in zip(names, self.ways, strict=True) if way != CUDA_IPC]
         calls = {}
         for number, rank in enumerate(self._ranks):
             ipc = [name for name, way in zip(names, self.ways, strict=True) if way == (CUDA_IPC, number)]
             calls[rank.call("open_sender", self._channel, STREAM, ipc, others if number == 0 else [])] = rank
         offers = settle(calls)
-        opened = {}
-        for receiver, (way, number) in zip(self._receivers, self.ways, strict=True):
-            place = (1 + others.index(receiver.name), 1 + len(others)) if way != CUDA_IPC else None
-            offer = (STREAM, offers[number], address, receiver.name, place)
-            opened[receiver.call("open_receiver", self._channel, *offer)] = receiver
-        settle(opened)
+        taken = []
+        for name, (way, number) in zip(names, self.ways, strict=True):
+            place = (1 + others.index(name), 1 + len(others)) if way != CUDA_IPC else None
+            taken.append(ReceivingOffer(STREAM, offers[number], address, name, place))
+        self._open_receivers(taken)
+
+    def _open_receivers(self, offers: Sequence[ReceivingOffer]) -> None:
+        """Give every generation worker the offers of its processes."""
+        calls = {}
+        for number, worker in enumerate(self._workers):
+            own = offers[number * self._processes : (number + 1) * self._processes]
+            calls[worker.call("open_receiver", self._channel, own)] = worker
+        settle(calls)
 
 
-def choose_ways(ranks: Sequence[Worker], receivers: Sequence[Worker]) -> list[tuple[str, int]]:
+def choose_ways(ranks: Sequence[Worker], receivers: Sequence[Receiver]) -> list[tuple[str, int]]:
     """(way, sending rank) of every receiver, by device and machine."""
     if ranks[0].device is None:
         together = all(receiver.node == ranks[0].node for receiver in receivers)
