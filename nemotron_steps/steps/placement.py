@@ -20,37 +20,34 @@ def check(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) 
     refuse_without_ray(config.cluster, config.policy)
 
 
-def refuse_without_ray(
-    cluster: ClusterConfig, policy: PolicyConfig, further: Mapping[str, bool] | None = None, *, hint: str | None = None
-) -> None:
+def refuse_without_ray(cluster: ClusterConfig, policy: PolicyConfig, *further: str) -> None:
     """Settings that need more than one process: refused where there is one, never ignored.
 
     Args:
-        further: keys of one step's own, and whether they ask for another process.
-        hint: an override that does without the further ones.
+        further: overrides that would do without what else in the step's config needs another process.
 
     Raises:
         UnsupportedError: `cluster.backend=process` with such settings; names all of them.
     """
     if cluster.backend != "process":
         return
-    sizes = _parallel_sizes(policy)
-    needing = {
-        **(further or {}),
-        "cluster.policy_workers": (cluster.policy_workers or 1) > 1,
-        "cluster.num_nodes": cluster.num_nodes > 1,
-        "cluster.gpus_per_node": cluster.gpus_per_node > 1,
-        "cluster.ray_address": cluster.ray_address is not None,
-        **{key: size > 1 for key, size in sizes.items()},
-    }
-    asked = [key for key, wanted in needing.items() if wanted]
-    if asked:
+    without = list(further)
+    if (cluster.policy_workers or 1) > 1:
+        without.append("cluster.policy_workers=1")
+    if cluster.num_nodes > 1:
+        without.append("cluster.num_nodes=1")
+    if cluster.gpus_per_node > 1:
+        without.append("cluster.gpus_per_node=1")
+    if cluster.ray_address is not None:
+        without.append("cluster.ray_address=null")
+    without += [f"{key}=1" for key, size in _parallel_sizes(policy).items() if size > 1]
+    if without:
         raise UnsupportedError(
             "several policy ranks, a model split over ranks, separate devices and several nodes need Ray",
-            where=", ".join(asked),
+            where=", ".join(override.partition("=")[0] for override in without),
             expected="cluster.backend=ray",
             found="cluster.backend=process",
-            hints=["cluster.backend=ray", *([hint] if hint else []), *(f"{key}=1" for key in asked if key in sizes)],
+            hints=["cluster.backend=ray", " ".join(without)],
         )
 
 
@@ -58,10 +55,10 @@ def _parallel_sizes(policy: PolicyConfig) -> dict[str, int]:
     """Over how many ranks the model is split, by key."""
     if policy.dtensor_cfg.enabled:
         return {"policy.dtensor_cfg.tensor_parallel_size": policy.dtensor_cfg.tensor_parallel_size}
-    names = (
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-    )
-    return {f"policy.megatron_cfg.{name}": getattr(policy.megatron_cfg, name) for name in names}
+    megatron = policy.megatron_cfg
+    return {
+        "policy.megatron_cfg.tensor_model_parallel_size": megatron.tensor_model_parallel_size,
+        "policy.megatron_cfg.pipeline_model_parallel_size": megatron.pipeline_model_parallel_size,
+        "policy.megatron_cfg.context_parallel_size": megatron.context_parallel_size,
+        "policy.megatron_cfg.expert_model_parallel_size": megatron.expert_model_parallel_size,
+    }

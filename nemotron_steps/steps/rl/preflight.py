@@ -43,12 +43,8 @@ def prompt_stream(config: RlConfig, rows: list[PromptRow]) -> PromptStream:
 def check_placement(config: RlConfig) -> None:
     """Settings that need more than one process: refused where there is one, never ignored."""
     separate = not config.policy.generation.colocated.enabled
-    refuse_without_ray(
-        config.cluster,
-        config.policy,
-        {"policy.generation.colocated.enabled": separate},
-        hint="policy.generation.colocated.enabled=true" if separate else None,
-    )
+    further = ["policy.generation.colocated.enabled=true"] if separate else []
+    refuse_without_ray(config.cluster, config.policy, *further)
 
 
 def read_data(config: RlConfig) -> tuple[list[PromptRow], list[PromptRow], list[PromptRow]]:
