@@ -228,14 +228,15 @@ class ClusterConfig(Section):
     """`cluster.*`: where the workers run."""
 
     backend: Literal["process", "ray"] = "process"
-    """process: everything in this process. ray: actors for policy workers, generators, environments and judges."""
+    """process: everything in this process. ray: actors for policy workers and, in GRPO, generators, environments and
+    judges."""
     num_nodes: PositiveInt = 1
     gpus_per_node: int = Field(0, ge=0)
     """0: CPU workers."""
     ray_address: str | None = None
     """An existing Ray cluster; None starts one on this machine."""
     policy_workers: PositiveInt | None = None
-    """Policy ranks on CPU (gloo); on GPUs it follows from the layout."""
+    """Policy ranks on CPU (gloo); on GPUs it follows from the devices."""
 
 
 class CheckpointingConfig(Section):
