@@ -21,6 +21,7 @@ def test_ranks_write_their_parts_behind_the_training(cluster, checkpoint, tmp_pa
         3,
         cluster__backend="ray",
         cluster__policy_workers=2,
+        policy__megatron_cfg__tensor_model_parallel_size=2,
         policy__megatron_cfg__optimizer={"lr": 2e-3, "use_distributed_optimizer": True},
         checkpointing={"save_async": True, "save_period": 1, "keep_top_k": None},
     )
@@ -36,8 +37,8 @@ def test_ranks_write_their_parts_behind_the_training(cluster, checkpoint, tmp_pa
     assert all(len(files) == 2 for files in parts)  # one a rank
     assert parts[0] != parts[1] != parts[2]
     alone = build_policy(
-        config.policy,
-        Path(config.policy.checkpoint or ""),
+        config_of(checkpoint, 3).policy,
+        checkpoint,
         PolicyGradientLoss(config.loss_fn),
         reference=False,
         total_steps=3,
