@@ -88,10 +88,14 @@ class VllmGenerator:
         self._engine = _start_engine(hf_folder, config, max_total_length, precision, weights is None, seed)
         workers = config.tensor_parallel_size
         self._to_workers = WorkersTransfer(self._engine, workers) if workers > 1 else None
-        if isinstance(weights, OfferedWeights):
-            self.take_up(weights)
-        elif weights is not None:
-            self.update_weights(weights, 0)
+        try:
+            if isinstance(weights, OfferedWeights):
+                self.take_up(weights)
+            elif weights is not None:
+                self.update_weights(weights, 0)
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request. EngineError when the prompt leaves no room for a token."""
@@ -234,6 +238,7 @@ def _start_engine(
     from nemotron_steps.engine.generation import vllm_worker
 
     _check_heads(hf_folder)
+    _check_experts(config)
     parallel = config.tensor_parallel_size > 1
     if parallel:
         _prepare_workers(config.tensor_parallel_size)
@@ -296,6 +301,20 @@ def _check_heads(hf_folder: Path) -> None:
                 "policy.generation.backend=embedded",
                 "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'   # a tiny policy with larger heads",
             ],
+        )
+
+
+def _check_experts(config: VllmConfig) -> None:
+    """UnsupportedError for experts spread over CPU workers: the first step would end them with a segmentation fault."""
+    from vllm.platforms import current_platform
+
+    if config.expert_parallel_size > 1 and current_platform.is_cpu():
+        raise UnsupportedError(
+            "vLLM on CPU does not spread experts over its workers",
+            where="policy.generation.vllm_cfg.expert_parallel_size",
+            expected="1: tensor parallelism cuts every expert instead",
+            found=str(config.expert_parallel_size),
+            hints=["policy.generation.vllm_cfg.expert_parallel_size=1"],
         )
 
 

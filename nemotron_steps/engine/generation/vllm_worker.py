@@ -61,6 +61,8 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
+        if self.device.type == "cpu":
+            self._repack_experts()
 
     def finish_weight_update(self) -> None:
         """Process layers that are still open."""
@@ -75,6 +77,14 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
     def trainer_send_weights(*_: Any, **__: Any) -> None:
         """Abstract in older versions; the trainer's side is vllm_transfer.py."""
         raise NotImplementedError
+
+    def _repack_experts(self) -> None:
+        """On CPU vLLM packs the experts of a mixture only while it has no kernel for them: without this, reloaded ones
+        would be read as if they were packed."""
+        for module in self.model.modules():
+            method = getattr(module, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None  # type: ignore[union-attr]
 
     def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.model.load_weights(self._with_head(weights))  # type: ignore[operator]
