@@ -47,6 +47,7 @@ class CheckSubject:
 
 
 Check = Callable[[CheckSubject], Iterable[PlanProblem]]
+_TENSOR = "policy.generation.vllm_cfg.tensor_parallel_size"
 
 
 def batch_sizes(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -146,7 +147,7 @@ class _Layout:
                 "CP": "policy.megatron_cfg.context_parallel_size",
             }
         separate = subject.config.flat.get("policy.generation.colocated.enabled") is False
-        devices = subject.integer("policy.generation.colocated.generation_devices") or 0
+        devices = subject.integer("policy.generation.colocated.generation_devices") or _generator_width(subject)
         return _Layout(
             {name: subject.integer(key) or 1 for name, key in keys.items()},
             (subject.integer("cluster.gpus_per_node") or 0)
@@ -229,17 +230,35 @@ def _shown(layout: _Layout) -> str:
 
 
 def _vllm_layout(subject: CheckSubject, layout: _Layout) -> Iterator[PlanProblem]:
-    tensor = subject.integer("policy.generation.vllm_cfg.tensor_parallel_size") or 1
+    """A generator's GPUs are on one node, and the GPUs that generate make whole generators."""
+    key, tensor = _TENSOR, _generator_width(subject)
     available = layout.gpus if layout.generation is None else layout.generation
-    if tensor > available and subject.config.flat.get("policy.generation.backend") == "vllm":
+    per_node = subject.integer("cluster.gpus_per_node") or 1
+    limit = min(available, per_node)
+    if tensor > limit:
         yield LayoutProblem(
-            f"vLLM's tensor parallelism in {subject.key} needs more GPUs than generate",
+            f"vLLM's tensor parallelism in {subject.key} needs more GPUs than generate on a node",
             chain=(subject.key,),
-            where=subject.where("policy.generation.vllm_cfg.tensor_parallel_size"),
-            expected=f"at most {available}",
+            where=subject.where(key),
+            expected=f"at most {limit}",
             found=str(tensor),
-            hints=(f"policy.generation.vllm_cfg.tensor_parallel_size={_largest_power_of_two(available)}",),
+            hints=(f"{key}={_largest_power_of_two(limit)}",),
         )
+    elif available % tensor or per_node % tensor:
+        yield LayoutProblem(
+            f"vLLM's tensor parallelism in {subject.key} does not divide the GPUs that generate",
+            chain=(subject.key,),
+            where=subject.where(key),
+            expected=f"a divisor of {available} GPUs, and of {per_node} on a node",
+            found=str(tensor),
+            hints=(f"{key}={math.gcd(tensor, available, per_node)}",),
+        )
+
+
+def _generator_width(subject: CheckSubject) -> int:
+    """GPUs of one generator."""
+    vllm = subject.config.flat.get("policy.generation.backend") == "vllm"
+    return (subject.integer(_TENSOR) or 1) if vllm else 1
 
 
 def _nodes_for(subject: CheckSubject, layout: _Layout) -> int | None:

@@ -77,7 +77,11 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"policy__generation__vllm_cfg__tensor_parallel_size": 512},
-            ("E310", "512", ("policy.generation.vllm_cfg.tensor_parallel_size=256",)),
+            ("E310", "512", ("policy.generation.vllm_cfg.tensor_parallel_size=8",)),
+        ),
+        (
+            {"policy__generation__vllm_cfg__tensor_parallel_size": 6},
+            ("E310", "6", ("policy.generation.vllm_cfg.tensor_parallel_size=2",)),
         ),
         (
             {"policy__generation__colocated__generation_devices": 512},
@@ -143,7 +147,16 @@ def test_sft_uses_every_gpu() -> None:
 
 def test_a_layout_that_no_number_of_nodes_fits_has_no_such_hint() -> None:
     values = config(policy__generation__colocated__generation_devices=5)
+    values["policy"]["generation"]["vllm_cfg"] = {"tensor_parallel_size": 1}
     assert [(code, hints) for code, _, hints in found(values) if code == "E310"] == [("E310", ())]
+
+
+def test_separate_generation_without_a_number_is_one_generator() -> None:
+    values = config(policy__generation__colocated__generation_devices=None, cluster__num_nodes=65)
+    values["policy"]["megatron_cfg"] = {"enabled": True, "tensor_model_parallel_size": 4}
+    values["policy"]["train_global_batch_size"] = values["grpo"]["num_prompts_per_step"] = 129 * 16
+    values["loss_fn"]["force_on_policy_ratio"] = False
+    assert [problem for problem in found(values) if problem[0] == "E310"] == []
 
 
 def test_the_profile_bounds_the_cluster() -> None:
