@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -43,6 +44,22 @@ def test_shared_memory_carries_every_weight_and_leaves_no_file(bucket_bytes):
     for seed in (1, 2):
         writer.write(iter(weights(seed)))
         assert same(reader.weights(), weights(seed))
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_and_a_live_one_stays():
+    plan = WeightPlan.of(weights(0))
+    live = SegmentWriter(plan)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(tell, SegmentWriter(plan).path.encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    left = os.read(told, 4096).decode()
+    assert os.path.exists(left)
+    SegmentWriter(plan).unlink()
+    assert not os.path.exists(left) and os.path.exists(live.path)
+    live.unlink()
 
 
 def test_weights_that_changed_their_type_are_refused():

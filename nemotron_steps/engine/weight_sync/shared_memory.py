@@ -1,10 +1,13 @@
 """One segment of shared memory: the policy writes it, every generator of the machine maps it read-only.
 
-The file is unlinked as soon as everyone has mapped it, so that nothing is left behind however the processes end.
+The file is unlinked as soon as everyone has mapped it, so that nothing is left behind however the processes end. Until
+then its writer holds a lock on it; one without a lock was left by a writer that was killed, and the next removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
 import tempfile
@@ -17,6 +20,7 @@ import torch
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 
 _FOLDER = Path("/dev/shm")
+_PREFIX = "nemotron_steps_weights_"
 
 
 class SegmentWriter:
@@ -28,9 +32,8 @@ class SegmentWriter:
 
     def __init__(self, plan: WeightPlan) -> None:
         self._plan = plan
-        self.path, descriptor = _create(max(1, plan.bytes))
-        with open(descriptor, "r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 0)
+        self.path, self._descriptor = _create(max(1, plan.bytes))
+        self._memory = mmap.mmap(self._descriptor, 0)
         self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def write(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -41,6 +44,7 @@ class SegmentWriter:
     def unlink(self) -> None:
         """Remove the name; the memory lives as long as someone maps it."""
         os.unlink(self.path)
+        os.close(self._descriptor)
 
 
 class SegmentReader:
@@ -67,7 +71,8 @@ def _create(size: int) -> tuple[str, int]:
     for folder in (_FOLDER, Path(tempfile.gettempdir())):
         if not folder.is_dir():
             continue
-        descriptor, path = tempfile.mkstemp(prefix="nemotron_steps_weights_", dir=folder)
+        _remove_left_behind(folder)
+        path, descriptor = _locked_file(folder)
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
@@ -77,3 +82,19 @@ def _create(size: int) -> tuple[str, int]:
         else:
             return path, descriptor
     raise problem or FileNotFoundError(str(_FOLDER))
+
+
+def _locked_file(folder: Path) -> tuple[str, int]:
+    while True:
+        descriptor, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)  # another writer took it for one left behind, before it was locked
+
+
+def _remove_left_behind(folder: Path) -> None:
+    for path in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError, PermissionError, BlockingIOError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
