@@ -5,8 +5,6 @@ The model is a mixture of experts, whose reloading is a matter of its own (vllm_
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 
 import pytest
@@ -14,11 +12,10 @@ import torch
 
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.placement.rendezvous import serve_store
-from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.engine.weight_sync.offers import STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamSender
-from nemotron_steps.errors import UnsupportedError, WorkerLostError
+from nemotron_steps.errors import UnsupportedError
 from tests.generation.test_vllm import EOS, MAX_LENGTH, PROMPTS, sample, token_mult_prob_error
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -119,23 +116,6 @@ def test_each_worker_is_a_rank_of_the_senders_broadcast(generator, model):
         generator.update_weights(offered, version)
         sending.join(30)
         assert token_mult_prob_error(network, PROMPTS, sample(generator, PROMPTS, f"v{version}")) < 1.0001
-
-
-def test_a_dead_worker_is_named_and_takes_the_others_with_it(generator, model):
-    """Last in this file: nothing can be sampled afterwards."""
-    workers = [worker.proc for worker in generator._engine.model_executor.workers]
-    generator.submit(GenerationRequest("lost", PROMPTS[0], SamplingParams(max_new_tokens=40), 4))
-    generator.step()
-    os.kill(workers[1].pid, signal.SIGKILL)
-    with pytest.raises(WorkerLostError, match="tensor-parallel worker 1") as caught:
-        while True:
-            generator.step()
-    assert str(workers[1].pid) in caught.value.where and "-9" in caught.value.found
-    with pytest.raises(WorkerLostError, match="tensor-parallel worker 1"):
-        generator.update_weights(weights_of(model[1]), 8)
-    generator.close()
-    workers[0].join(20)
-    assert workers[0].exitcode is not None
 
 
 def test_experts_are_not_spread_over_cpu_workers(tmp_path):

@@ -52,14 +52,19 @@ def cluster():
 
 
 @pytest.fixture
-def second_node(cluster):
-    """Another Ray node of two CPUs joins, as one would by hand on another machine; gives the cluster's address."""
+def second_node(cluster, request):
+    """Another Ray node of two CPUs joins, as one would by hand on another machine; gives the cluster's address.
+
+    A parameter is how many GPUs the node says it has: nothing looks for them on a machine without CUDA.
+    """
     import ray
 
     address = ray.get_runtime_context().gcs_address
     command = [str(Path(sys.executable).with_name("ray")), "start", f"--address={address}", "--num-cpus=2", "--block"]
     node = subprocess.Popen(
-        [*command, "--num-gpus=0", "--disable-usage-stats"], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        [*command, f"--num-gpus={getattr(request, 'param', 0)}", "--disable-usage-stats"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
     )
     deadline = time.monotonic() + 60
     while len([n for n in ray.nodes() if n["Alive"]]) < 2:

@@ -15,7 +15,7 @@ The reference model lives in the policy ranks, as in one process. CPU devices ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
 from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
-from nemotron_steps.engine.placement.workers import places, start_workers, stop_workers
+from nemotron_steps.engine.placement.workers import Worker, places, start_workers, stop_workers
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -162,13 +162,7 @@ def place(
         resources.callback(cluster.close)
         cluster.reserve(plan.bundles)
         sharing = bool(local) and not plan.judges
-        policy = RayPolicy(
-            [
-                cluster.options(plan.policy_bundle(rank), _share(plan, policy=True, judges=sharing))
-                for rank in range(plan.policy)
-            ],
-            local=cluster.is_local,
-        )
+        policy = RayPolicy(policy_options(plan, cluster, judges=sharing), local=cluster.is_local)
         resources.callback(policy.close)
         assert config.policy.checkpoint is not None, "checked by the caller"
         policy.build(
@@ -186,11 +180,13 @@ def place(
                 config.policy.precision,
                 config.grpo.async_grpo,
             ),
-            _generator_options(plan, cluster, policy, judges=sharing),
+            generator_options(plan, cluster, policy.workers, judges=sharing),
         )
         resources.callback(generator.close)
         generator.update_weights(policy.weights(), 0)
-        judges = _place_judges(config, chosen, local, plan, cluster, generator, resources)
+        judges = _place_judges(
+            config, chosen, local, judge_options(plan, cluster, generator.workers, len(local)), resources
+        )
         environments = _place_environments(config, chosen, judges, cluster, resources)
         stepwise: list[StepwiseJudge] = [*judges.values(), JudgesBehindHttp(environments.worker)]
         return PlacedRun(policy, generator, stepwise, environments, resources.pop_all())
@@ -208,18 +204,41 @@ def _share(plan: DevicePlan, *, policy: bool, judges: bool) -> float:
     return float(plan.width) if plan.by_name or not judges else 1.0 - _SHARED_BY_JUDGES
 
 
-def _generator_options(
-    plan: DevicePlan, cluster: RayCluster, policy: RayPolicy, *, judges: bool
+def policy_options(plan: DevicePlan, cluster: RayCluster, *, judges: bool) -> list[dict[str, Any]]:
+    """Ray's options for the policy's ranks; `judges`: some share the generators' devices."""
+    share = _share(plan, policy=True, judges=judges)
+    return [cluster.options(plan.policy_bundle(rank), share) for rank in range(plan.policy)]
+
+
+def generator_options(
+    plan: DevicePlan, cluster: RayCluster, ranks: Sequence[Worker], *, judges: bool
 ) -> list[dict[str, Any]]:
-    """Ray's options for the generators' actors."""
+    """Ray's options for the generators; `ranks` are the policy's, already placed."""
     found = []
     for number in range(plan.generators):
         bundle = plan.generator_bundle(number)
         if plan.by_name and plan.colocated:
-            ranks = policy.workers[number * plan.width : (number + 1) * plan.width]
-            found.append(cluster.options(bundle, named=[gpu for rank in ranks for gpu in rank.gpus]))
+            own = ranks[number * plan.width : (number + 1) * plan.width]
+            found.append(cluster.options(bundle, named=[gpu for rank in own for gpu in rank.gpus]))
         else:
             found.append(cluster.options(bundle, _share(plan, policy=False, judges=judges)))
+    return found
+
+
+def judge_options(
+    plan: DevicePlan, cluster: RayCluster, generators: Sequence[Worker], judges: int
+) -> list[dict[str, Any]]:
+    """Ray's options for the judges; `generators` are placed already."""
+    found = []
+    for number in range(judges):
+        beside = plan.generator_bundle(number % plan.generators)
+        if plan.judges:
+            found.append(cluster.options(len(plan.bundles) - plan.judges + number, 1.0))
+        elif plan.by_name and not plan.colocated:
+            gpus = generators[number % plan.generators].gpus
+            found.append(cluster.options(beside, named=[gpus[number // plan.generators % plan.width]]))
+        else:
+            found.append(cluster.options(beside, _SHARED_BY_JUDGES / judges if plan.gpus else 0.0))
     return found
 
 
@@ -227,23 +246,12 @@ def _place_judges(
     config: RlConfig,
     chosen: dict[str, VllmModelConfig],
     local: Sequence[str],
-    plan: DevicePlan,
-    cluster: RayCluster,
-    generator: RayGenerator,
+    options: Sequence[Mapping[str, Any]],
     resources: ExitStack,
 ) -> dict[str, PlacedJudge]:
     judges = {}
-    for number, role in enumerate(local):
-        if plan.judges:
-            options = cluster.options(len(plan.bundles) - plan.judges + number, 1.0)
-        elif plan.by_name and not plan.colocated:
-            beside, gpu_of_it = number % plan.generators, number // plan.generators % plan.width
-            names = generator.workers[beside].gpus[gpu_of_it : gpu_of_it + 1]
-            options = cluster.options(plan.generator_bundle(beside), named=names)
-        else:
-            gpu = _SHARED_BY_JUDGES / len(local) if plan.gpus else 0.0
-            options = cluster.options(plan.generator_bundle(number % plan.generators), gpu)
-        judges[role] = start_judge(role, chosen[role], options, seed=config.grpo.seed)
+    for role, own in zip(local, options, strict=True):
+        judges[role] = start_judge(role, chosen[role], own, seed=config.grpo.seed)
         resources.callback(stop_workers, [judges[role].worker])
     return judges
 

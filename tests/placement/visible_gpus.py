@@ -1,0 +1,15 @@
+"""A worker that says which GPUs it was given."""
+
+from __future__ import annotations
+
+import os
+
+from nemotron_steps.engine.placement.workers import WorkerProcess
+
+
+class VisibleGpus(WorkerProcess):
+    """Names, as CUDA would read them."""
+
+    def visible(self) -> list[str]:
+        """Those of this process."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
