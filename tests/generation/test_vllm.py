@@ -81,6 +81,19 @@ def sample(generator, prompts, tag, n=4, **params):
     return done
 
 
+def test_seeded_samples_depend_on_nothing_but_their_seed(generator):
+    prompts = [[5, 9, 17, 30], [8, 8, 41], [77, 12, 5, 6, 9]]
+
+    def tokens(completions):
+        return {(c.request_id, c.index): c.token_ids for c in completions}
+
+    first = tokens(sample(generator, prompts, "seeded", seed=7))
+    sample(generator, prompts[::-1], "between", n=2)
+    assert tokens(sample(generator, prompts[:1], "seeded", seed=7)).items() <= first.items()  # in another batch
+    assert len({tuple(ids) for ids in first.values()}) > 9
+    assert tokens(sample(generator, prompts, "seeded", seed=8)) != first
+
+
 def token_mult_prob_error(network, prompts, completions):
     """mean exp|lp_gen - lp| over sampled tokens: the contract's measure of drift."""
     errors = []

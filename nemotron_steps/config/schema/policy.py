@@ -109,6 +109,9 @@ class VllmConfig(Section):
     kv_cache_space_gib: PositiveFloat = 1.0
     """CPU only: size of the KV cache."""
     max_num_seqs: PositiveInt = 256
+    seed_requests: bool | None = None
+    """Sample every sequence from a random stream of its own, so that a resumed run samples what an unbroken one would.
+    vLLM draws such streams one by one. None: on CPU, and not on CUDA, where that takes longer than the sampling."""
     expose_http_server: bool = False
     """Serve the policy's generator, of either backend, as an OpenAI-compatible endpoint on loopback for agents."""
 

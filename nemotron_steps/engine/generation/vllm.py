@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.engine.generation.embedded_sampling import stream_key
 from nemotron_steps.engine.generation.vllm_transfer import IN_PROCESS, OFFERED, WorkersTransfer, hand_over
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import VllmConfig
     from nemotron_steps.engine.types import SamplingParams
 
+_LARGEST_SEED = 2**63 - 1
 FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -46,8 +48,8 @@ class _Member:
 class VllmGenerator:
     """A `Generator` over vLLM.
 
-    Seeds: vLLM seeds its whole engine, so a request's own seed is not used (per-request random generators are drawn one
-    sequence at a time there and cost more than the sampling itself).
+    Seeds: with `config.seed_requests` a seeded sample depends on its seed, request and index alone, as the embedded
+    generator's; without, on vLLM's one random state and so on whatever was sampled before.
 
     Args:
         hf_folder: config.json and tokenizer; weights too when `weights` is None.
@@ -86,6 +88,7 @@ class VllmGenerator:
         self._max_total_length = max_total_length
         self._members: dict[str, _Member] = {}
         self._engine = _start_engine(hf_folder, config, max_total_length, precision, weights is None, seed)
+        self._seed_requests = _on_cpu() if config.seed_requests is None else config.seed_requests
         workers = config.tensor_parallel_size
         self._to_workers = WorkersTransfer(self._engine, workers) if workers > 1 else None
         try:
@@ -110,9 +113,13 @@ class VllmGenerator:
             )
         room = self._max_total_length - len(request.prompt_ids)
         params = _sampling_params(request.params, room, every_step=self._in_flight)
+        seed = request.params.seed if self._seed_requests else None
         for index in range(request.n):
             member = _Member(request.request_id, index)
             key = f"{request.request_id}#{index}"
+            if seed is not None:
+                stream = stream_key(seed, request.request_id, index) & _LARGEST_SEED
+                params = _sampling_params(request.params, room, every_step=self._in_flight, seed=stream)
             self._engine.add_request(key, TokensPrompt(prompt_token_ids=list(request.prompt_ids)), params)
             self._members[key] = member
 
@@ -268,21 +275,24 @@ def _start_engine(
 
 def _prepare_workers(workers: int) -> None:
     """What vLLM's worker processes need to be told by environment variables."""
-    from vllm.platforms import current_platform
-
     # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
-    if current_platform.is_cpu():
+    if _on_cpu():
         # Otherwise each is bound to a memory node of its own, and most machines have fewer nodes than workers.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 
-def _check_heads(hf_folder: Path) -> None:
-    """UnsupportedError for heads vLLM has no CPU kernel for: it would compile for half a minute, then fail sampling."""
+def _on_cpu() -> bool:
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
+    on_cpu: bool = current_platform.is_cpu()
+    return on_cpu
+
+
+def _check_heads(hf_folder: Path) -> None:
+    """UnsupportedError for heads vLLM has no CPU kernel for: it would compile for half a minute, then fail sampling."""
+    if not _on_cpu():
         return
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -318,7 +328,7 @@ def _check_experts(config: VllmConfig) -> None:
         )
 
 
-def _sampling_params(params: SamplingParams, room: int, *, every_step: bool) -> Any:
+def _sampling_params(params: SamplingParams, room: int, *, every_step: bool, seed: int | None = None) -> Any:
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -327,6 +337,7 @@ def _sampling_params(params: SamplingParams, room: int, *, every_step: bool) -> 
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
+        seed=seed,
         stop_token_ids=list(params.stop_token_ids),
         stop=list(params.stop_strings) or None,
         detokenize=bool(params.stop_strings),
