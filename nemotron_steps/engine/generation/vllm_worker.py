@@ -59,9 +59,10 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
     def start_weight_update(self) -> None:
         """Prepare layers to be loaded again from checkpoint-format tensors."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        from vllm.platforms import current_platform
 
         initialize_layerwise_reload(self.model)
-        if self.device.type == "cpu":
+        if current_platform.is_cpu():
             self._repack_experts()
 
     def finish_weight_update(self) -> None:
