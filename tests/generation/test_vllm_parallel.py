@@ -5,17 +5,20 @@ The model is a mixture of experts, whose reloading is a matter of its own (vllm_
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
 import torch
 
 from nemotron_steps.config.schema.policy import VllmConfig
+from nemotron_steps.engine.generation import vllm_transfer
 from nemotron_steps.engine.placement.rendezvous import serve_store
 from nemotron_steps.engine.weight_sync.offers import STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamSender
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors import UnsupportedError, WorkerLostError
 from tests.generation.test_vllm import EOS, MAX_LENGTH, PROMPTS, sample, token_mult_prob_error
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -116,6 +119,19 @@ def test_each_worker_is_a_rank_of_the_senders_broadcast(generator, model):
         generator.update_weights(offered, version)
         sending.join(30)
         assert token_mult_prob_error(network, PROMPTS, sample(generator, PROMPTS, f"v{version}")) < 1.0001
+
+
+def test_a_worker_that_hangs_is_not_waited_for(generator, model, monkeypatch):
+    """Nothing can be sampled afterwards."""
+    monkeypatch.setattr(vllm_transfer, "LATER_SECONDS", 2.0)
+    hanging = generator._engine.model_executor.workers[1].proc.pid
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerLostError, match="tensor-parallel workers") as caught:
+            generator.update_weights(weights_of(model[1]), 8)
+    finally:
+        os.kill(hanging, signal.SIGKILL)
+    assert str(hanging) in caught.value.where and "start_weight_update" in caught.value.found
 
 
 def test_experts_are_not_spread_over_cpu_workers(tmp_path):

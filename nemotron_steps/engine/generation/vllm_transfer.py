@@ -26,8 +26,8 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 IN_PROCESS = "nemotron_steps_in_process"
 OFFERED = "nemotron_steps_offered"
 """Names of the backends at vLLM's factory."""
-UPDATE_SECONDS = 960.0
-"""For one call of the tensor-parallel workers: longer than the first transfer waits for its sender."""
+FIRST_SECONDS, LATER_SECONDS = 960.0, 180.0
+"""For one call of the tensor-parallel workers, before and after the first transfer, which may wait for its sender."""
 
 _handed_over: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
 """Weights on their way to the worker of this process, by ticket. Filled and emptied within one `hand_over`."""
@@ -67,14 +67,14 @@ class WorkersTransfer:
     """
 
     def __init__(self, engine: Any, workers: int) -> None:
-        self._engine, self._workers = engine, workers
+        self._engine, self._workers, self._loaded = engine, workers, False
         self._segment: tuple[OfferedWeights, SegmentWriter] | None = None
 
     def load(self, weights: Weights | OfferedWeights) -> int:
         """Load Hugging Face-named weights; every worker keeps its shard. Returns the bytes received, over all workers.
 
         Raises:
-            WorkerLostError: a worker died, or did not answer within UPDATE_SECONDS.
+            WorkerLostError: a worker died, or did not answer within FIRST_SECONDS or LATER_SECONDS.
         """
         if isinstance(weights, OfferedWeights):
             offered = weights
@@ -83,6 +83,7 @@ class WorkersTransfer:
         self._call("start_weight_update")
         self._call("update_weights", update_info={"channel": offered.channel})
         self._call("finish_weight_update")
+        self._loaded = True
         return offered.bytes
 
     def take_up(self, offered: OfferedWeights) -> None:
@@ -90,8 +91,9 @@ class WorkersTransfer:
         self._call("init_weight_transfer_engine", init_info=vars(offered))
 
     def _call(self, method: str, **arguments: Any) -> None:
+        seconds = LATER_SECONDS if self._loaded else FIRST_SECONDS
         with self.alive():
-            self._engine.collective_rpc(method, timeout=UPDATE_SECONDS, kwargs=arguments)
+            self._engine.collective_rpc(method, timeout=seconds, kwargs=arguments)
 
     @contextmanager
     def alive(self) -> Iterator[None]:
