@@ -81,6 +81,14 @@ def sample(generator, prompts, tag, n=4, **params):
     return done
 
 
+def test_more_prompts_than_fit_into_one_prefill_are_sampled_with_seeds(generator, model):
+    _, network = model
+    prompts = [[10 + (prompt * 7 + i * (1 + prompt % 5)) % 100 for i in range(51)] for prompt in range(60)]
+    assert sum(map(len, prompts)) > 2048
+    completions = sample(generator, prompts, "many", n=1, seed=3)
+    assert len(completions) == 60 and token_mult_prob_error(network, prompts, completions) < 1.0001
+
+
 def test_seeded_samples_depend_on_nothing_but_their_seed(generator):
     prompts = [[5, 9, 17, 30], [8, 8, 41], [77, 12, 5, 6, 9]]
 

@@ -265,6 +265,9 @@ def _start_engine(
         distributed_executor_backend="mp" if parallel else None,
         worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}" if parallel else "",
         enforce_eager=config.enforce_eager,
+        # A prompt cut in two is sampled twice, and vLLM takes the first draw back, which CPU random streams cannot.
+        enable_chunked_prefill=False if _on_cpu() else None,
+        max_num_batched_tokens=max(2048, max_total_length, config.max_num_seqs) if _on_cpu() else None,
         enable_prefix_caching=True,
         load_format="auto" if load else "dummy",
         disable_log_stats=True,
