@@ -30,6 +30,7 @@ from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.data import PromptRow, PromptStream
 from nemotron_steps.engine.dynamic_sampling import DynamicSampler
 from nemotron_steps.engine.evaluation import EvaluationResult, summarize
+from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo_step import (
     finish_batch,
@@ -100,19 +101,19 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
     rewards: list[float] = restore(run)
     with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         if run.config.grpo.val_at_start and run.step == 0:
-            runner.run(validate(run))
+            run_on(runner, validate(run))
         for prompts in run.prompts:
             if run.step >= run.total_steps:
                 break
             record = StepRecord()
             with record.timer.phase("generation"):
-                groups = runner.run(sample_step(run, prompts, record))
+                groups = run_on(runner, sample_step(run, prompts, record))
             train_on(run, groups, record)
             refit(run, record)
             rewards.append(record.metrics["reward/mean"])
             if validation_due(run):
                 with record.timer.phase("validation"):
-                    record.metrics["validation/reward"] = runner.run(validate(run)).reward
+                    record.metrics["validation/reward"] = run_on(runner, validate(run)).reward
             if not finish_step(run, groups, record, rewards):
                 break
     return {"steps": run.step, "reward_first": mean(rewards[:5]), "reward_last": mean(rewards[-5:])}

@@ -16,6 +16,7 @@ from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.conversation import TurnFormat
 from nemotron_steps.engine.data import PromptRow, PromptStream
 from nemotron_steps.engine.evaluation import EvaluationResult
+from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.grpo import GrpoRun, evaluate_heldout, train
 from nemotron_steps.engine.heap import freeze_objects
 from nemotron_steps.engine.parts import Parts, build_parts
@@ -46,12 +47,12 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
             if heldout and not baseline_file.is_file():
                 context.tracker.progress("held-out prompts, before", 0, None)
                 run.generator.update_weights(run.policy.weights(), 0)
-                before = runner.run(evaluate_heldout(run, heldout, params, "before"))
+                before = run_on(runner, evaluate_heldout(run, heldout, params, "before"))
                 _write_atomically(baseline_file, before)
             summary.update((train_async if config.grpo.async_grpo.enabled else train)(run, runner))
             if heldout:
                 context.tracker.progress("held-out prompts, after", 0, None)
-                after = runner.run(evaluate_heldout(run, heldout, params, "after"))
+                after = run_on(runner, evaluate_heldout(run, heldout, params, "after"))
                 summary.update(_improvement(json.loads(baseline_file.read_text()), after))
         run.policy.save_model(context.outputs["model"].path)
         context.tracker.summary(summary)
