@@ -9,6 +9,7 @@ What runs inside the workers is vllm_worker.py.
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -135,10 +136,10 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
     ]
     if dead:
         process, cause = workers[dead[0]].proc, f"it ended with exit code {codes[dead[0]]}"
-        name, where = f"tensor-parallel worker {dead[0]}", f"process {process.pid}"
+        name, where = f"tensor-parallel worker {dead[0]}", f"process {process.pid} on {socket.gethostname()}"
     elif isinstance(error, TimeoutError):
         name, cause = "one of the tensor-parallel workers", str(error)
-        where = "processes " + ", ".join(str(worker.proc.pid) for worker in workers)
+        where = f"processes {', '.join(str(worker.proc.pid) for worker in workers)} on {socket.gethostname()}"
     else:
         return None
     return WorkerLostError(

@@ -18,6 +18,7 @@ from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights, ReceivingOffer
 
 if TYPE_CHECKING:
+    from nemotron_steps.engine.generation.vllm import VllmGenerator
     from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
 
@@ -38,8 +39,7 @@ class GenerationWorker(WorkerProcess):
     def __init__(self, settings: GeneratorSettings) -> None:
         self._settings = settings
         self._receiving: dict[str, ReceivingEnd | OfferedWeights] = {}
-        self._generator: Any = None
-        """A Generator; a tensor-parallel one is given offers instead of weights."""
+        self._generator: Generator | None = None
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = queue.SimpleQueue()
         self._arrived = threading.Condition()
         self._finished: list[Completion] = []
@@ -86,7 +86,7 @@ class GenerationWorker(WorkerProcess):
         if self._generator is None:
             self._generator = self._build(offered)
         else:
-            self._generator.take_up(offered)
+            self._tensor_parallel().take_up(offered)
 
     def update_weights(self, channel: str, version: int, references: Sequence[Any] | None = None) -> int:
         """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
@@ -95,7 +95,7 @@ class GenerationWorker(WorkerProcess):
     def _load(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
         receiving = self._receiving[channel]
         if isinstance(receiving, OfferedWeights):
-            return int(self._built().update_weights(receiving, version).bytes)
+            return self._tensor_parallel().update_weights(receiving, version).bytes
         received = 0
 
         def counted() -> Any:
@@ -126,9 +126,17 @@ class GenerationWorker(WorkerProcess):
             asynchronous=settings.asynchronous,
         )
 
-    def _built(self) -> Any:
+    def _built(self) -> Generator:
         assert self._generator is not None, "weights come before requests"
         return self._generator
+
+    def _tensor_parallel(self) -> VllmGenerator:
+        """The only one with processes of its own, which is given offers instead of weights."""
+        from nemotron_steps.engine.generation.vllm import VllmGenerator
+
+        generator = self._built()
+        assert isinstance(generator, VllmGenerator)
+        return generator
 
     def _between_steps(self, command: Callable[[], Any]) -> Any:
         done: Future[Any] = Future()
