@@ -22,8 +22,8 @@ from nemotron_steps.steps.placement import refuse_without_ray
 def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
     check_placement(config)
-    if inputs.get("prompts") is None and config.data.train.data_path is None:
-        return
+    if "prompts" in inputs and inputs["prompts"] is None:
+        return  # whatever the config names gives way to what an earlier step will make
     rows, validation, heldout = read_data(config)
     check_rows(config, [*rows, *validation], heldout)
     prompt_stream(config, rows)
