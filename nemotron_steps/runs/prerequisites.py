@@ -41,7 +41,7 @@ def refuse_missing_packages(plan: Plan) -> None:
 
 
 def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
-    """PlanError, naming every step that is still to run and whose preflight refuses the data it was given."""
+    """PlanError, naming every step that is still to run and whose preflight refuses what it was given."""
     problems: list[StepsError] = []
     for planned in plan:
         reference = planned.manifest.step.preflight
@@ -58,7 +58,7 @@ def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> 
             check(validated_config(planned, opened), {**dict.fromkeys(planned.inputs), **opened})
         except StepsError as error:
             problems.append(error)
-    raise_all(problems, "the data cannot be used")
+    raise_all(problems, "the run cannot start")
 
 
 def _backends(config: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
