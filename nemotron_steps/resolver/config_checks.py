@@ -84,24 +84,30 @@ def check_placeholders(manifest: StepManifest, config: StepConfig, key: str, fed
 
 def merge_placeholders(problems: Sequence[StepsError]) -> list[StepsError]:
     """One problem for a placeholder that several steps take from the same line of a config, with a hint for each."""
-    merged: dict[object, StepsError] = {}
-    keys: dict[object, list[str]] = {}
+    alike: dict[tuple[str | None, ...], list[PlaceholderValue]] = {}
     for problem in problems:
-        alike: object = id(problem)
         if isinstance(problem, PlaceholderValue):
-            alike = (problem.where, problem.found, problem.what.partition(" of ")[0])
-        first = merged.setdefault(alike, problem)
-        if isinstance(problem, PlaceholderValue) and isinstance(first, PlaceholderValue):
-            keys.setdefault(alike, []).extend(problem.chain)
-            if first is not problem:
-                first.hints = (*first.hints, *problem.hints)
-    for alike, steps in keys.items():
-        problem = merged[alike]
-        if len(steps) > 1 and isinstance(problem, PlaceholderValue):
-            name = problem.what.partition(" of ")[0]
-            problem.what = f"{name} of {', '.join(steps[:-1])} and {steps[-1]} still has to be filled in"
-            problem.chain = ()
-    return list(merged.values())
+            key = problem.what.partition(" of ")[0]
+            alike.setdefault((problem.where, problem.found, key), []).append(problem)
+    merged = {id(group[0]): _for_all(group) for group in alike.values()}
+    return [
+        merged.get(id(problem), problem)
+        for problem in problems
+        if not isinstance(problem, PlaceholderValue) or id(problem) in merged
+    ]
+
+
+def _for_all(group: Sequence[PlaceholderValue]) -> PlaceholderValue:
+    first, steps = group[0], [step for problem in group for step in problem.chain]
+    if len(group) == 1:
+        return first
+    return PlaceholderValue(
+        first.what.replace(f" of {steps[0]} ", f" of {', '.join(steps[:-1])} and {steps[-1]} "),
+        where=first.where,
+        expected=first.expected,
+        found=first.found,
+        hints=tuple(hint for problem in group for hint in problem.hints),
+    )
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -340,6 +340,14 @@ def test_input_names_that_fit_nowhere(world: World) -> None:
     ]
 
 
+def test_two_placeholders_of_one_step_are_two_problems(world: World) -> None:
+    world.configs["prep/prompts", None] = {"a": "/path/to/rows.jsonl", "b": "/path/to/rows.jsonl"}
+    assert problems(world, "prep/prompts") == [
+        ("E307", "'a' of prep/prompts still has to be filled in"),
+        ("E307", "'b' of prep/prompts still has to be filled in"),
+    ]
+
+
 def test_two_outputs_of_one_type_are_ambiguous(tmp_path: Path) -> None:
     world = world_of(tmp_path, types_of(t=""), {"two": "-> a:t b:t", "use": "t -> t", "pick": "t -> t"})
     assert problems(world, "two", "use") == [("E306", "several outputs could feed 't' of use")]
