@@ -9,6 +9,8 @@ Not for: batches that sample with top-p, top-k or mixed temperatures, which are 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from nemotron_steps.engine.generation.embedded_batch import DecodeBatch
@@ -47,7 +49,7 @@ class GraphDecoder:
         self._allocation = batch.allocation
         self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
         self._temperatures: set[float] = set()
-        self._pool = torch.cuda.graph_pool_handle() if capture else None
+        self._pool = _new_pool(capture)
 
     @staticmethod
     def fits(model: EmbeddedModel) -> bool:
@@ -73,6 +75,7 @@ class GraphDecoder:
         if self._allocation != batch.allocation:  # graphs hold the addresses of the tensors they were captured with
             self._allocation = batch.allocation
             self._graphs.clear()
+            self._pool = _new_pool(self._capture)  # torch ends a pool with the last graph in it
         key = (rows, plan.temperature)
         if key in self._graphs:
             self._graphs[key].replay()
@@ -116,3 +119,8 @@ class GraphDecoder:
                 known[id(prefix)] = torch.tensor(fields)
             table[row] = known[id(prefix)]
         self._prefixes.copy_(table)
+
+
+def _new_pool(capture: bool) -> Any:
+    """A handle of memory that graphs share; None where nothing is captured."""
+    return torch.cuda.graph_pool_handle() if capture else None
