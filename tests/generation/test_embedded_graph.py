@@ -16,12 +16,14 @@ SCRIPT = """
 import sys
 import torch
 from embedded_models import random_model
+from nemotron_steps.engine.generation import embedded_kernels
 from nemotron_steps.engine.generation.embedded import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded_graph import GraphDecoder
 from nemotron_steps.engine.generation.embedded_sampling import SamplingPlan
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 
-family, length = sys.argv[1], int(sys.argv[2])
+family, length, splits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+embedded_kernels.parts_of_keys = lambda rows_and_heads, columns: splits
 
 def generate(fused):
     model, architecture = random_model(family)
@@ -55,14 +57,17 @@ for key, completion in plain.items():
 """
 
 
-@pytest.mark.parametrize(("family", "length"), [("qwen3-tied", 70), ("llama-rope3", 9), ("qwen3-mha", 20)])
-def test_the_fused_step_samples_the_same_tokens(family: str, length: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "length", "splits"),
+    [("qwen3-tied", 70, 1), ("qwen3-tied", 70, 4), ("llama-rope3", 9, 1), ("llama-rope3", 9, 2), ("qwen3-mha", 20, 1)],
+)
+def test_the_fused_step_samples_the_same_tokens(family: str, length: int, splits: int) -> None:
     pytest.importorskip("triton")
     here = Path(__file__).parent
     overrides = "" if family != "llama-rope3" else ", hidden_size=64"  # heads of 16, which the kernel needs
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT.replace("random_model(family", f"random_model(family{overrides}"), family,
-         str(length)],
+         str(length), str(splits)],
         cwd=here,
         env={
             "TRITON_INTERPRET": "1",
@@ -75,6 +80,15 @@ def test_the_fused_step_samples_the_same_tokens(family: str, length: int) -> Non
         timeout=200,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+
+
+@given(st.integers(1, 8192), st.integers(1, 200_000))
+def test_keys_are_split_only_where_the_gpu_would_else_idle(rows_and_heads: int, columns: int) -> None:
+    kernels = pytest.importorskip("nemotron_steps.engine.generation.embedded_kernels")
+    parts = kernels.parts_of_keys(rows_and_heads, columns)
+    assert parts.bit_count() == 1
+    assert parts == 1 or rows_and_heads * parts <= 512
+    assert parts == 1 or columns // parts >= 256
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))

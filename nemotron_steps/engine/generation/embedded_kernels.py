@@ -1,5 +1,8 @@
 """Attention of one decoding step in one Triton kernel: QK-norm, rotary embedding, writing the cache, reading it.
 
+Few rows of many keys would leave most of the GPU idle, so the keys of a row are then split over several programs, and a
+second kernel joins what they found.
+
 Imported only where there is a CUDA device, and by the test that runs it in Triton's interpreter.
 """
 
@@ -11,7 +14,11 @@ import triton.language as tl
 
 from nemotron_steps.engine.generation.embedded_graph import PREFIX_FIELDS
 
-_BLOCK, _WARPS, _STAGES = 32, 1, 2  # small programs: many are needed at once to keep the memory busy
+_BLOCK, _WARPS, _STAGES = 32, 2, 3  # small programs: many are needed at once to keep the memory busy
+_PROGRAMS = 512
+"""As many as keep a GPU's memory busy: with more, splitting costs more than it gains."""
+_SPLIT_COLUMNS = 256
+"""Fewest columns of the cache that are worth a program of their own."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -39,13 +46,16 @@ def _read(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
 def _decode_attention(  # type: ignore[no-untyped-def]
-    qkv, norm, rotations, cache_keys, cache_values, out, column_now, row_state, prefixes,
+    qkv, norm, rotations, cache_keys, cache_values, out, found, column_now, row_state, prefixes,
     layer, columns, positions, epsilon, scale,
     LANES: tl.constexpr, QUERIES: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, NORM: tl.constexpr,
-    STATE: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+    STATE: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row and one of its key-value heads. The new token is joined from registers."""
-    lane = tl.program_id(0).to(tl.int64)
+    """One program: one row, one of its key-value heads, one of SPLITS parts of its keys.
+
+    The new token belongs to the first part, which joins it from registers.
+    """
+    lane, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = lane // LANES, lane % LANES
     column = tl.load(column_now)
     start = tl.load(row_state + row * STATE)
@@ -78,26 +88,68 @@ def _decode_attention(  # type: ignore[no-untyped-def]
     key = (key * cos + key_pair * sin).to(kind)
 
     keys, values = cache_keys + lane * columns * DIM, cache_values + lane * columns * DIM
-    tl.store(keys + column * DIM + dim, key)
-    tl.store(values + column * DIM + dim, value)
-    best = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
-    total = tl.full((PADDED,), 1.0, tl.float32)
-    weighted = tl.zeros((PADDED, DIM), tl.float32) + value.to(tl.float32)[None, :]
+    if part == 0:
+        tl.store(keys + column * DIM + dim, key)
+        tl.store(values + column * DIM + dim, value)
+        best = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
+        total = tl.full((PADDED,), 1.0, tl.float32)
+        weighted = tl.zeros((PADDED, DIM), tl.float32) + value.to(tl.float32)[None, :]
+    else:
+        best = tl.full((PADDED,), float("-inf"), tl.float32)
+        total = tl.zeros((PADDED,), tl.float32)
+        weighted = tl.zeros((PADDED, DIM), tl.float32)
 
     prefix = prefixes + row * FIELDS
-    length = tl.load(prefix + 2)
+    length = tl.load(prefix + 2).to(tl.int32)
     if length > 0:
-        begin = layer * tl.load(prefix + 3) + head * tl.load(prefix + 4)
-        far_keys = tl.load(prefix).to(tl.pointer_type(kind)) + begin
-        far_values = tl.load(prefix + 1).to(tl.pointer_type(kind)) + begin
+        offset = layer * tl.load(prefix + 3) + head * tl.load(prefix + 4)
+        far_keys = tl.load(prefix).to(tl.pointer_type(kind)) + offset
+        far_values = tl.load(prefix + 1).to(tl.pointer_type(kind)) + offset
+        share = tl.cdiv(length, SPLITS * BLOCK) * BLOCK
+        begin = part * share
         best, total, weighted = _read(
-            query, best, total, weighted, far_keys, far_values, 0, length.to(tl.int32), scale, DIM, BLOCK
-        )
+            query, best, total, weighted, far_keys, far_values,
+            begin, tl.minimum(begin + share, length), scale, DIM, BLOCK,
+        )  # fmt: skip
+    start, end = start.to(tl.int32), column.to(tl.int32)
+    share = tl.cdiv(end - start, SPLITS * BLOCK) * BLOCK
+    begin = start + part * share
     best, total, weighted = _read(
-        query, best, total, weighted, keys, values, start.to(tl.int32), column.to(tl.int32), scale, DIM, BLOCK
+        query, best, total, weighted, keys, values, begin, tl.minimum(begin + share, end), scale, DIM, BLOCK
     )
-    result = (weighted / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + lane * QUERIES * DIM + at + dim[None, :], result, mask=exists)
+    if SPLITS == 1:
+        result = (weighted / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + lane * QUERIES * DIM + at + dim[None, :], result, mask=exists)
+    else:
+        mine = found + ((lane * SPLITS + part) * QUERIES + slot) * (DIM + 2)
+        tl.store(mine[:, None] + dim[None, :], weighted, mask=exists)
+        tl.store(mine + DIM, best, mask=slot < QUERIES)
+        tl.store(mine + DIM + 1, total, mask=slot < QUERIES)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _join(found, out, QUERIES: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program: one query head of a row, whose parts become one softmax."""
+    head = tl.program_id(0).to(tl.int64)
+    lane, query = head // QUERIES, head % QUERIES
+    dim, part = tl.arange(0, DIM), tl.arange(0, SPLITS)
+    of_part = found + ((lane * SPLITS + part) * QUERIES + query) * (DIM + 2)
+    best = tl.load(of_part + DIM)
+    factor = tl.exp(best - tl.max(best, 0))  # 0 for a part without keys
+    total = tl.sum(tl.load(of_part + DIM + 1) * factor, 0)
+    weighted = tl.sum(tl.load(of_part[:, None] + dim[None, :]) * factor[:, None], 0)
+    tl.store(out + head * DIM + dim, (weighted / total).to(out.dtype.element_ty))
+
+
+def parts_of_keys(rows_and_heads: int, columns: int) -> int:
+    """Programs that share the keys of one row and head: a power of two, from the numbers that a captured graph keeps.
+
+    Args:
+        rows_and_heads: rows * key-value heads.
+        columns: of the cache, used or not.
+    """
+    useful = max(1, min(_PROGRAMS // rows_and_heads, columns // _SPLIT_COLUMNS, 64))
+    return 1 << (useful.bit_length() - 1)
 
 
 def decode_attention(
@@ -134,11 +186,15 @@ def decode_attention(
     rows, (_, lanes, columns, dim) = qkv.shape[0], keys.shape
     queries = qkv.shape[1] // (lanes * dim) - 2
     out = qkv.new_empty(rows, lanes * queries * dim)
-    _decode_attention[(rows * lanes,)](
-        qkv, norm if norm is not None else qkv, rotations, keys, values, out, column, row_state, prefixes,
+    splits = parts_of_keys(rows * lanes, columns)
+    found = qkv.new_empty((rows, lanes, splits, queries, dim + 2), dtype=torch.float32) if splits > 1 else out
+    _decode_attention[(rows * lanes, splits)](
+        qkv, norm if norm is not None else qkv, rotations, keys, values, out, found, column, row_state, prefixes,
         layer, columns, rotations.shape[0], epsilon, scale,
         LANES=lanes, QUERIES=queries, PADDED=max(16, triton.next_power_of_2(queries)), DIM=dim, NORM=norm is not None,
-        STATE=row_state.shape[1], FIELDS=PREFIX_FIELDS, BLOCK=_BLOCK,
+        STATE=row_state.shape[1], FIELDS=PREFIX_FIELDS, BLOCK=_BLOCK, SPLITS=splits,
         num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
+    if splits > 1:
+        _join[(rows * lanes * queries,)](found, out, QUERIES=queries, DIM=dim, SPLITS=splits, num_warps=_WARPS)
     return out
