@@ -1,6 +1,6 @@
 """GRPO on one GPU: where each millisecond of a step goes, against the arithmetic floor, vLLM alone, and TRL.
 
-    python3 -m tests.benchmarks.bench_gpu [--parts embedded vllm vllm-alone embedded-alone trl]      last line JSON
+    python3 -m tests.benchmarks.bench_gpu [--parts embedded vllm vllm-alone trl]      last line JSON
 
 0.47 B Qwen3 shape, random bfloat16 weights, 64 prompts x 8 answers x 256 tokens. Every part is a process of its own.
 """
@@ -18,15 +18,20 @@ from pathlib import Path
 from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 
 PROMPTS, MEMBERS, NEW_TOKENS = 64, 8, 256
-PARTS = ("embedded", "vllm", "vllm-alone", "embedded-alone", "trl")
+PARTS = ("embedded", "vllm", "vllm-alone", "trl")
 H200_FLOPS, H200_BYTES_PER_S = 989e12, 4.8e12
 """Of the data sheet: dense bfloat16, and memory."""
 
 
 def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOKENS, prompts: int = PROMPTS,
-               members: int = MEMBERS) -> dict:  # fmt: skip
-    """RlConfig of the benchmark."""
+               members: int = MEMBERS, micro_batch: int = 48) -> dict:  # fmt: skip
+    """RlConfig of the benchmark.
+
+    Args:
+        micro_batch: sequences of 256 new tokens that are trained on at once; fewer of longer ones.
+    """
     batch = prompts * members
+    micro_batch = max(1, min(micro_batch, batch, micro_batch * NEW_TOKENS // new_tokens))
     return {
         "grpo": {
             "num_prompts_per_step": prompts,
@@ -39,8 +44,8 @@ def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOK
             "checkpoint": str(folder),
             "precision": "bfloat16",
             "train_global_batch_size": batch,
-            "train_micro_batch_size": max(1, min(48, batch, 12_288 // new_tokens)),
-            "logprob_batch_size": max(1, min(48, batch, 12_288 // new_tokens)),
+            "train_micro_batch_size": micro_batch,
+            "logprob_batch_size": micro_batch,
             "logprob_chunk_size": 4096,
             "max_total_sequence_length": new_tokens + 128,
             "megatron_cfg": {"optimizer": {"lr": 1e-5}},
@@ -56,37 +61,35 @@ def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOK
     }
 
 
-def generator_alone(folder: Path, backend: str) -> dict:
-    """The generator without training: seconds for one step's rollouts, submitted and stepped directly."""
-    from nemotron_steps.config.schema.policy import GenerationConfig
-    from nemotron_steps.engine.setup import build_generator
-    from nemotron_steps.engine.types import GenerationRequest, SamplingParams
+def vllm_alone(folder: Path) -> dict:
+    """vLLM by its own front door, in its own processes: seconds for the rollouts of one step, the least of four.
+
+    Half of the attempts ask for 8 samples of a prompt, half for one sample of each of 8 copies.
+    """
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
     from nemotron_steps.models.chat import ChatFormat
 
-    settings = run_config(folder, 1, backend)["policy"]
+    policy = run_config(folder, 1, "vllm")["policy"]
+    engine = policy["generation"]["vllm_cfg"]
+    llm = LLM(model=str(folder), dtype="bfloat16", max_model_len=policy["max_total_sequence_length"], **engine)
+    # What a policy gradient needs of a sample: its tokens and their logprobs.
+    settings = {"max_tokens": NEW_TOKENS, "temperature": 1.0, "logprobs": 0, "detokenize": False}
+    ways = [(SamplingParams(n=MEMBERS, **settings), 1), (SamplingParams(**settings), MEMBERS)]
     chat = ChatFormat.from_folder(folder)
-    generator = build_generator(
-        folder,
-        GenerationConfig.model_validate(settings["generation"]),
-        chat,
-        max_total_length=settings["max_total_sequence_length"],
-        precision="bfloat16",
-    )
     # New prompts each time, as in training: prompts that the prefix cache knows are no work.
     attempts = 4
     texts = large_prompts(folder, attempts * PROMPTS)
-    prompts = [chat.render([{"role": "user", "content": text}]) for text in texts]
+    prompts = [TokensPrompt(prompt_token_ids=chat.render([{"role": "user", "content": text}])) for text in texts]
     seconds = []
     for attempt in range(attempts):
+        params, copies = ways[attempt % 2]
+        asked = [prompt for prompt in prompts[attempt * PROMPTS : (attempt + 1) * PROMPTS] for _ in range(copies)]
         started = time.perf_counter()
-        for number, prompt in enumerate(prompts[attempt * PROMPTS : (attempt + 1) * PROMPTS]):
-            params = SamplingParams(max_new_tokens=NEW_TOKENS)
-            generator.submit(GenerationRequest(f"{attempt}/{number}", prompt, params, MEMBERS))
-        tokens = 0
-        while generator.pending():
-            tokens += sum(len(c.token_ids) for c in generator.step())
+        outputs = llm.generate(asked, params, use_tqdm=False)
         seconds.append(time.perf_counter() - started)
-    generator.close()
+    tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
     return {"seconds": min(seconds), "tokens_per_s": tokens / min(seconds), "tokens": tokens, "all_s": seconds}
 
 
@@ -113,10 +116,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--alone", nargs=2, metavar=("FOLDER", "BACKEND"), help=argparse.SUPPRESS)
+    parser.add_argument("--alone", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
-        print(json.dumps(generator_alone(Path(arguments.alone[0]), arguments.alone[1])))
+        print(json.dumps(vllm_alone(arguments.alone)))
         return
     results: dict[str, dict] = {"floor": floor()}
     with tempfile.TemporaryDirectory() as scratch:
@@ -127,8 +130,8 @@ def main() -> None:
             started = time.perf_counter()
             if part == "trl":
                 results[part] = child("tests.benchmarks.grpo_trl", str(folder), "5", "--gpu")
-            elif part.endswith("-alone"):
-                results[part] = child("tests.benchmarks.bench_gpu", "--alone", str(folder), part.partition("-")[0])
+            elif part == "vllm-alone":
+                results[part] = child("tests.benchmarks.bench_gpu", "--alone", str(folder))
             else:
                 (folder / "run.json").write_text(json.dumps(run_config(folder, arguments.steps, part)))
                 results[part] = child("tests.benchmarks.grpo_ours", str(folder))
@@ -140,6 +143,9 @@ def main() -> None:
             print(json.dumps({part: results[part]}), flush=True)
     if "trl" in results and "embedded" in results and "step_s" in results["trl"]:
         results["ratio"] = {"to_trl": results["trl"]["step_s"] / results["embedded"]["step_s"]}
+    if "seconds" in results.get("vllm-alone", {}) and "phases_s" in results.get("vllm", {}):
+        share = results["vllm-alone"]["seconds"] / results["vllm"]["phases_s"]["generation"]
+        results.setdefault("ratio", {})["rollouts_to_vllm_alone"] = share
     print(json.dumps(results))
 
 
