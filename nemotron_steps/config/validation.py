@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from nemotron_steps.config.compose import ComposedConfig, origin_of, raise_problems
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import is_secret_key, mask
+from nemotron_steps.config.schema.base import OPERATIONAL
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError
 
@@ -106,6 +107,22 @@ def nearest_keys(schema: type[BaseModel], key: str) -> tuple[str, ...]:
     parent, _, _ = key.rpartition(".")
     siblings = [known for known in known_keys(schema) if known.rpartition(".")[0] == parent]
     return nearest(key, siblings, limit=2) or nearest(key, known_keys(schema))
+
+
+@lru_cache(maxsize=64)
+def operational_keys(schema: type[BaseModel]) -> tuple[str, ...]:
+    """Dotted keys, or sections as a whole, that the model marks OPERATIONAL."""
+    return tuple(_operational(schema, ""))
+
+
+def _operational(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        key = f"{prefix}{info.alias or name}"
+        if OPERATIONAL in info.metadata:
+            yield key
+            continue
+        for below in _models(info.annotation):
+            yield from _operational(below, f"{key}.")
 
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Which steps need not run: cache keys, and what was committed under them.
 
 A key is a digest of everything a step's outputs are a function of: the step's id and version, its code (see
-code_digest), its config without the keys that only carry input paths, and the content of its inputs. Two runs with
-the same key produce the same artifacts, so the second is a no-op; the work folder of a step is named by its key, so
-a repeated command finds the checkpoints of the one that was killed.
+code_digest), its config without the keys that only carry input paths or only say how it runs (OPERATIONAL), and the
+content of its inputs. Two runs with the same key produce the same artifacts, but for rounding where they were placed
+differently, so the second is a no-op; the work folder of a step is named by its key, so a repeated command finds the
+checkpoints of the one that was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs.code_digest import code_digest
 from nemotron_steps.runs.inputs import bound_values, open_input
 
-_FORMAT = 1
+_FORMAT = 2
 _FOLDER = "artifacts/steps"
 
 
@@ -160,8 +161,10 @@ def _known_inputs(
 
 
 def _config_that_matters(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
-    """The config as plain values, input paths left out, a file it names by hand replaced by its content's hash."""
+    """The config as plain values, without input paths and how the step runs; a file named by hand is its hash."""
     values = json.loads(json.dumps(dict(planned.config), default=str))
+    for key in _operational_keys(planned.manifest.step.config_schema):
+        _pop(values, key)
     filled = bound_values(planned, inputs)
     for port in planned.manifest.consumes:
         for key in port.bindings:
@@ -171,6 +174,14 @@ def _config_that_matters(planned: PlannedStep, inputs: Mapping[str, Artifact]) -
                 values[f"file:{key}"] = sha256_file(path) if path.is_file() else value
     # Which credentials fetched something does not change it.
     return _without_secrets(values)
+
+
+def _operational_keys(schema: str | None) -> tuple[str, ...]:
+    if schema is None:
+        return ()
+    from nemotron_steps.config.validation import load_schema, operational_keys
+
+    return operational_keys(load_schema(schema))
 
 
 def _without_secrets(values: dict[str, Any]) -> dict[str, Any]:

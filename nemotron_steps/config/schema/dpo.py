@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.base import OPERATIONAL, Section
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import CheckpointingConfig, ClusterConfig, DataFileConfig
 
@@ -48,5 +50,5 @@ class DpoConfig(Section):
     dpo: DpoTrainConfig = DpoTrainConfig()
     policy: PolicyConfig = PolicyConfig()
     data: DpoDataConfig = DpoDataConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    checkpointing: CheckpointingConfig = CheckpointingConfig()
+    cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
+    checkpointing: Annotated[CheckpointingConfig, OPERATIONAL] = CheckpointingConfig()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.base import OPERATIONAL, Section
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
 """How reasoning is told from the answer: nemotron_steps/engine/parsers/reasoning.py."""
@@ -24,7 +24,7 @@ class OptimizerConfig(Section):
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     adam_eps: PositiveFloat = 1e-8
-    use_distributed_optimizer: bool = False
+    use_distributed_optimizer: Annotated[bool, OPERATIONAL] = False
     use_precision_aware_optimizer: bool = False
     """Megatron policy: masters of bfloat16 weights take 2 bytes instead of 4, to the same effect, and moments may be of
     the types below."""
@@ -57,12 +57,12 @@ class MegatronConfig(Section):
     """`policy.megatron_cfg`: megatron-core's layout and optimizer."""
 
     enabled: bool = True
-    tensor_model_parallel_size: PositiveInt = 1
-    pipeline_model_parallel_size: PositiveInt = 1
-    context_parallel_size: PositiveInt = 1
-    expert_model_parallel_size: PositiveInt = 1
-    sequence_parallel: bool = False
-    activation_checkpointing: bool = False
+    tensor_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    pipeline_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    context_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    expert_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    sequence_parallel: Annotated[bool, OPERATIONAL] = False
+    activation_checkpointing: Annotated[bool, OPERATIONAL] = False
     freeze_moe_router: bool = False
     moe_router_bias_update_rate: float = Field(0.0, ge=0)
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -73,9 +73,9 @@ class DTensorConfig(Section):
     """`policy.dtensor_cfg`: a Hugging Face model under FSDP2 and tensor parallelism."""
 
     enabled: bool = False
-    tensor_parallel_size: PositiveInt = 1
-    activation_checkpointing: bool = False
-    cpu_offload: bool = False
+    tensor_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    activation_checkpointing: Annotated[bool, OPERATIONAL] = False
+    cpu_offload: Annotated[bool, OPERATIONAL] = False
 
 
 class SequencePackingConfig(Section):
@@ -100,15 +100,15 @@ class DynamicBatchingConfig(Section):
 class VllmConfig(Section):
     """`policy.generation.vllm_cfg`."""
 
-    tensor_parallel_size: PositiveInt = 1
+    tensor_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
     """GPUs of one generator (processes on CPU)."""
-    expert_parallel_size: PositiveInt = 1
+    expert_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
     """1, or tensor_parallel_size: a mixture's experts are then spread over those GPUs whole, not cut."""
-    gpu_memory_utilization: float = Field(0.8, gt=0, le=1)
-    enforce_eager: bool = False
-    kv_cache_space_gib: PositiveFloat = 1.0
+    gpu_memory_utilization: Annotated[float, OPERATIONAL] = Field(0.8, gt=0, le=1)
+    enforce_eager: Annotated[bool, OPERATIONAL] = False
+    kv_cache_space_gib: Annotated[PositiveFloat, OPERATIONAL] = 1.0
     """CPU only: size of the KV cache."""
-    max_num_seqs: PositiveInt = 256
+    max_num_seqs: Annotated[PositiveInt, OPERATIONAL] = 256
     seed_requests: bool | None = None
     """Sample every sequence from a random stream of its own, so that a resumed run samples what an unbroken one would.
     vLLM draws such streams one by one. None: on CPU, and not on CUDA, where that takes longer than the sampling."""
@@ -143,14 +143,14 @@ class GenerationConfig(Section):
     top_k: int = Field(0, ge=0)
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
-    max_sequences: PositiveInt = 256
+    max_sequences: Annotated[PositiveInt, OPERATIONAL] = 256
     """Sequences decoded at once by the embedded generator."""
     reasoning_parser: ReasoningParserName = "qwen3"
     """How the model marks reasoning: qwen3 (think tags), deepseek_r1 (the prompt opens the thinking), none."""
     tool_parser: ToolParserName = "hermes"
     """How the model writes tool calls, in rollouts and behind the endpoint."""
     vllm_cfg: VllmConfig = VllmConfig()
-    colocated: ColocatedConfig = ColocatedConfig()
+    colocated: Annotated[ColocatedConfig, OPERATIONAL] = ColocatedConfig()
 
     @property
     def devices_per_generator(self) -> int:
@@ -175,19 +175,19 @@ class PolicyConfig(Section):
     """Path of the starting checkpoint; the step's `policy` port is written here."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     train_global_batch_size: PositiveInt = 64
-    train_micro_batch_size: PositiveInt = 4
-    logprob_batch_size: PositiveInt = 4
-    logprob_chunk_size: PositiveInt = 1024
+    train_micro_batch_size: Annotated[PositiveInt, OPERATIONAL] = 4
+    logprob_batch_size: Annotated[PositiveInt, OPERATIONAL] = 4
+    logprob_chunk_size: Annotated[PositiveInt, OPERATIONAL] = 1024
     """Tokens whose vocabulary logits exist at once."""
     max_total_sequence_length: PositiveInt = 4096
     max_total_sequence_length_end: PositiveInt | None = None
     """Raised linearly to this over the run when set (RLVR: 49,152 to 65,536)."""
-    make_sequence_length_divisible_by: PositiveInt = 1
+    make_sequence_length_divisible_by: Annotated[PositiveInt, OPERATIONAL] = 1
     max_grad_norm: PositiveFloat = 1.0
     megatron_cfg: MegatronConfig = MegatronConfig()
     dtensor_cfg: DTensorConfig = DTensorConfig()
-    sequence_packing: SequencePackingConfig = SequencePackingConfig()
-    dynamic_batching: DynamicBatchingConfig = DynamicBatchingConfig()
+    sequence_packing: Annotated[SequencePackingConfig, OPERATIONAL] = SequencePackingConfig()
+    dynamic_batching: Annotated[DynamicBatchingConfig, OPERATIONAL] = DynamicBatchingConfig()
     generation: GenerationConfig = GenerationConfig()
 
     @model_validator(mode="after")

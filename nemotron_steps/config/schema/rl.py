@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.base import OPERATIONAL, Section
 from nemotron_steps.config.schema.policy import PolicyConfig
 
 
@@ -149,12 +149,12 @@ class VllmModelConfig(Section):
     backend: Literal["embedded", "vllm", "http"] = "embedded"
     base_url: str | None = None
     """backend http: the server's URL."""
-    api_key_env: str | None = None
+    api_key_env: Annotated[str | None, OPERATIONAL] = None
     """backend http: environment variable that holds the key."""
-    max_sequences: PositiveInt = 256
+    max_sequences: Annotated[PositiveInt, OPERATIONAL] = 256
     max_total_sequence_length: PositiveInt = 32_768
-    readiness_timeout_s: PositiveFloat = 600.0
-    max_retries: int = Field(3, ge=0)
+    readiness_timeout_s: Annotated[PositiveFloat, OPERATIONAL] = 600.0
+    max_retries: Annotated[int, OPERATIONAL] = Field(3, ge=0)
 
     @model_validator(mode="after")
     def _http_needs_url(self) -> VllmModelConfig:
@@ -184,7 +184,7 @@ class NemoGymConfig(Section):
     safety_model: JudgeModelConfig | None = None
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of an environment; each environment refuses options it does not know."""
-    num_gpu_nodes: int = Field(0, ge=0)
+    num_gpu_nodes: Annotated[int, OPERATIONAL] = Field(0, ge=0)
     """Nodes of the cluster kept for judges; the policy and its generators get the others."""
 
     def judge(self, role: str) -> VllmModelConfig | None:
@@ -272,8 +272,8 @@ class RlConfig(Section):
     env: EnvConfig = EnvConfig()
     data: DataConfig = DataConfig()
     heldout: HeldoutConfig = HeldoutConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    checkpointing: CheckpointingConfig = CheckpointingConfig()
+    cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
+    checkpointing: Annotated[CheckpointingConfig, OPERATIONAL] = CheckpointingConfig()
 
     @model_validator(mode="before")
     @classmethod

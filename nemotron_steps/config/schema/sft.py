@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.base import OPERATIONAL, Section
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import CheckpointingConfig, ClusterConfig, DataFileConfig
 
@@ -53,5 +53,5 @@ class SftConfig(Section):
     policy: PolicyConfig = PolicyConfig()
     from_scratch: FromScratchConfig | None = None
     data: SftDataConfig = SftDataConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    checkpointing: CheckpointingConfig = CheckpointingConfig()
+    cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
+    checkpointing: Annotated[CheckpointingConfig, OPERATIONAL] = CheckpointingConfig()

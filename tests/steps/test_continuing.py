@@ -1,0 +1,73 @@
+"""A step that was cut off goes on from its checkpoint when only how it runs has changed, and starts anew otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.genrm import GenRmConfig
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.validation import has_key, operational_keys
+from nemotron_steps.runs.cache import cache_key
+
+
+def steps(*arguments, home, code):
+    done = subprocess.run(
+        [sys.executable, "-m", "nemotron_steps.cli.main", "run", "sft/megatron_bridge", "-c", "tiny", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "STEPS_HOME": str(home)},
+    )
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_training_goes_on_with_smaller_micro_batches_and_is_cached_whatever_they_were(tmp_path):
+    small = ("sft.max_num_steps=3", "checkpointing.save_period=1")
+    cut = steps(*small, "checkpointing.checkpoint_must_save_by=00:00", home=tmp_path, code=3)
+    assert "step 1: loss" in cut and "step 2: loss" not in cut
+    rest = steps(*small, "policy.train_micro_batch_size=16", "cluster.gpus_per_node=0", home=tmp_path, code=0)
+    assert "continues from its work folder" in rest
+    assert re.findall(r"step (\d): loss", rest) == ["2", "3"]
+    again = json.loads(steps(*small, "--json", "--dry-run", home=tmp_path, code=0))
+    assert all(planned["cached"] for planned in again["steps"])
+
+
+@pytest.mark.parametrize(
+    ("override", "same"),
+    [
+        ("policy.train_micro_batch_size=1", True),
+        ("policy.megatron_cfg.activation_checkpointing=true", True),
+        ("policy.megatron_cfg.tensor_model_parallel_size=2", True),
+        ("policy.generation.colocated.enabled=false", True),
+        ("cluster.backend=ray", True),
+        ("checkpointing.save_async=true", True),
+        ("policy.generation.vllm_cfg.seed_requests=true", False),
+        ("policy.generation.max_new_tokens=3", False),
+        ("policy.megatron_cfg.optimizer.lr=0.5", False),
+        ("grpo.seed=7", False),
+    ],
+)
+def test_a_cache_key_depends_on_what_a_step_makes_and_not_on_how_it_runs(override, same, tmp_path):
+    bench = Workbench(home=str(tmp_path))
+    (planned,) = (s for s in bench.plan(Asked(targets=("rl/nemo_rl/rlvr",), config="tiny")) if "rlvr" in s.step_id)
+    changed = replace(planned, config=bench.compose(planned.step_id, "tiny", (override,)).values)
+    assert (cache_key(changed, {}) == cache_key(planned, {})) is same
+
+
+@pytest.mark.parametrize("schema", [RlConfig, SftConfig, GenRmConfig, DpoConfig])
+def test_the_marked_keys_exist_and_name_no_path_that_a_step_reads(schema):
+    keys = operational_keys(schema)
+    assert {"cluster", "checkpointing", "policy.train_micro_batch_size"} <= set(keys)
+    assert all(has_key(schema, key) for key in keys)
+    assert not [key for key in keys if key.startswith(("data", "policy.checkpoint", "grpo", "loss_fn", "sft", "dpo"))]
