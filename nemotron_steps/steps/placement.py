@@ -1,11 +1,13 @@
 """What a training step refuses about its placement before it loads a model. Nothing here may import torch.
 
-Not here: whether batches and layouts divide the devices (resolver/checks.py), and what the cluster has (engine).
+Not here: whether batches and layouts divide the devices (resolver/checks.py), and how many the cluster has (engine).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.schema.dpo import DpoConfig
@@ -18,6 +20,7 @@ from nemotron_steps.errors import UnsupportedError
 def check(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what a step that trains without generating cannot place. See StepTable.preflight."""
     refuse_without_ray(config.cluster, config.policy)
+    refuse_without_gpus(config.cluster)
 
 
 def refuse_without_ray(cluster: ClusterConfig, policy: PolicyConfig, *further: str) -> None:
@@ -48,6 +51,33 @@ def refuse_without_ray(cluster: ClusterConfig, policy: PolicyConfig, *further: s
             expected="cluster.backend=ray",
             found="cluster.backend=process",
             hints=["cluster.backend=ray", " ".join(without)],
+        )
+
+
+def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) -> None:
+    """GPUs asked of a Ray cluster that would start on a machine without any.
+
+    Args:
+        devices: the folder of device files.
+
+    Raises:
+        UnsupportedError: there is none that Ray could use. How many there are is asked when Ray starts.
+    """
+    if cluster.backend != "ray" or cluster.ray_address is not None or cluster.gpus_per_node == 0:
+        return
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if hidden or not any(True for kind in ("nvidia[0-9]*", "dxg", "kfd") for _ in devices.glob(kind)):
+        raise UnsupportedError(
+            "the run asks for GPUs and this machine has none",
+            where="cluster.gpus_per_node",
+            expected="a machine with NVIDIA GPUs, or a Ray cluster of such",
+            found=f"cluster.gpus_per_node={cluster.gpus_per_node}"
+            + (", all hidden by CUDA_VISIBLE_DEVICES" if hidden else ""),
+            hints=[
+                "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
+                "cluster.ray_address=HOST:6379   # a cluster that has them",
+                "steps run ... -r PROFILE   # a profile of env.toml",
+            ],
         )
 
 
