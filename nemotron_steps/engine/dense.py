@@ -89,11 +89,16 @@ def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
 
     oneDNN generates code for every shape, which takes 0.4 ms, and keeps the last thousand.
     """
-    return 64 if device.type == "cpu" and dtype is torch.float32 and _has_onednn() else 1
+    return 64 if uses_onednn(device, dtype) else 1
+
+
+def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `product` and `linear` call oneDNN."""
+    return device.type == "cpu" and dtype is torch.float32 and _has_onednn()
 
 
 def _by_onednn(states: torch.Tensor) -> bool:
-    return states.device.type == "cpu" and states.dtype is torch.float32 and bool(states.shape[0]) and _has_onednn()
+    return bool(states.shape[0]) and uses_onednn(states.device, states.dtype)
 
 
 def _onednn(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -18,8 +18,9 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
+from nemotron_steps.engine.generation.embedded_decode import CacheView
 from nemotron_steps.engine.generation.embedded_grid import PrefixGrid
-from nemotron_steps.engine.generation.embedded_model import CacheView, EmbeddedModel
+from nemotron_steps.engine.generation.embedded_model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded_prefix import Prefix
 from nemotron_steps.engine.generation.embedded_sampling import stream_uniforms
 
@@ -213,17 +214,8 @@ class DecodeBatch:
         if self._grid_arrangement != self.arrangement:
             self._grid_arrangement = self.arrangement
             self._grid.arrange(self.row_prefixes)
-        window = slice(self._first, self.column + 1)
-        keys = self.keys[:, : self.size].flatten(1, 2)
-        values = self.values[:, : self.size].flatten(1, 2)
-        return CacheView(
-            keys=list(keys[:, :, window].transpose(2, 3).unbind(0)),
-            values=list(values[:, :, window].unbind(0)),
-            new_keys=list(keys[:, :, self.column].unbind(0)),
-            new_values=list(values[:, :, self.column].unbind(0)),
-            bias=self._bias[: self.size, :, None, window].flatten(0, 1),
-            prefix=self._grid.view,
-        )
+        bias = self._bias[: self.size, :, None, self._first : self.column + 1].flatten(0, 1)
+        return CacheView(self.keys, self.values, self._first, self.column, bias, self._grid.view)
 
     def newest(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens of the current column and their positions, int64 [size]."""

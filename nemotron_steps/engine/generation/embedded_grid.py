@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nemotron_steps.engine.generation.embedded_model import EmbeddedModel, PrefixView
+from nemotron_steps.engine.generation.embedded_decode import PrefixView
+from nemotron_steps.engine.generation.embedded_model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded_prefix import Prefix
 
 _ROW_COST = 3  # a grid row costs about as much as this many cells: its keys and values are read once
