@@ -102,14 +102,14 @@ def test_seeded_samples_depend_on_nothing_but_their_seed(generator):
     assert tokens(sample(generator, prompts, "seeded", seed=8)) != first
 
 
-def token_mult_prob_error(network, prompts, completions):
+def token_mult_prob_error(network, prompts, completions, temperature=1.0):
     """mean exp|lp_gen - lp| over sampled tokens: the contract's measure of drift."""
     errors = []
     for completion in completions:
         prompt = prompts[int(completion.request_id.split("/")[1])]
         with torch.no_grad():
             logits = network(torch.tensor([prompt + completion.token_ids])).logits[0]
-        logprobs = torch.log_softmax(logits, -1)
+        logprobs = torch.log_softmax(logits / temperature, -1)
         for offset, (token, recorded) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
             errors.append(math.exp(abs(float(logprobs[len(prompt) + offset - 1, token]) - recorded)))
     return sum(errors) / len(errors)
@@ -143,6 +143,45 @@ def test_the_prefix_cache_does_not_survive_a_weight_update(generator, model):
             parameter.add_(torch.randn_like(parameter) * 0.05)
     generator.update_weights(network.state_dict().items(), 100)
     assert token_mult_prob_error(network, long_prompt, sample(generator, long_prompt, "after")) < 1.0001
+
+
+def test_a_prefix_cached_under_older_weights_is_not_read_while_other_requests_run(generator, model):
+    """vLLM resets its prefix cache only when nothing runs: in asynchronous training, never."""
+    _, network = model
+    long_prompt = [[20 + i % 50 for i in range(48)]]
+    sample(generator, long_prompt, "cached")
+    generator.submit(GenerationRequest("running", PROMPTS[2], SamplingParams(max_new_tokens=40), 1))
+    for _ in range(3):
+        generator.step()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    generator.update_weights(network.state_dict().items(), 150)
+    fresh = [c for c in sample(generator, long_prompt, "fresh") if c.request_id.startswith("fresh")]
+    assert fresh and token_mult_prob_error(network, long_prompt, fresh) < 1.0001
+
+
+def test_recorded_logprobs_are_those_of_the_temperature(generator, model):
+    _, network = model
+    for temperature in (0.5, 1.7):
+        done = sample(generator, PROMPTS, f"at {temperature}", temperature=temperature)
+        assert token_mult_prob_error(network, PROMPTS, done, temperature) < 1.0001
+        assert token_mult_prob_error(network, PROMPTS, done) > 1.01
+
+
+def test_an_engine_that_samples_nothing_shows_no_tokens(generator):
+    """What the watch for dead engines looks at."""
+    idle = generator.sampled_tokens
+    generator.step()
+    assert generator.sampled_tokens == idle
+    generator.submit(GenerationRequest("counted", PROMPTS[0], SamplingParams(max_new_tokens=6), 2))
+    seen = {idle}
+    done = []
+    while generator.pending():
+        done += generator.step()
+        seen.add(generator.sampled_tokens)
+    assert generator.sampled_tokens == idle + sum(len(c.token_ids) for c in done)
+    assert len(seen) > 2  # it grows while the samples run
 
 
 def test_an_in_flight_update_changes_the_version_of_later_tokens(generator, model):

@@ -80,9 +80,7 @@ class VllmGenerator:
         seed: int = 0,
     ) -> None:
         self.weight_version = 0
-        self.sampled_tokens = 0
-        """Decoding steps, each of which samples a token for every running sequence: what vLLM shows without being
-        asked for a report of every step."""
+        self._returned_tokens = 0
         self._recompute = recompute_kv_cache
         self._in_flight = in_flight_updates
         self._max_total_length = max_total_length
@@ -114,21 +112,21 @@ class VllmGenerator:
         room = self._max_total_length - len(request.prompt_ids)
         params = _sampling_params(request.params, room, every_step=self._in_flight)
         seed = request.params.seed if self._seed_requests else None
+        # vLLM drops no cached prefix while any request runs: the salt keeps those of older weights from being found.
+        prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids), cache_salt=f"weights {self.weight_version}")
         for index in range(request.n):
             member = _Member(request.request_id, index)
             key = f"{request.request_id}#{index}"
             if seed is not None:
                 stream = stream_key(seed, request.request_id, index) & _LARGEST_SEED
                 params = _sampling_params(request.params, room, every_step=self._in_flight, seed=stream)
-            self._engine.add_request(key, TokensPrompt(prompt_token_ids=list(request.prompt_ids)), params)
+            self._engine.add_request(key, prompt, params)
             self._members[key] = member
 
     def step(self) -> list[Completion]:
         """One decoding step of every running sequence."""
         finished: list[Completion] = []
-        outputs = self._decode()
-        self.sampled_tokens += 1
-        for output in outputs:
+        for output in self._decode():
             member = self._members.get(output.request_id)
             if member is None:  # cancelled
                 continue
@@ -138,6 +136,7 @@ class VllmGenerator:
             member.weight_versions.extend([self.weight_version] * len(sample.token_ids))
             if output.finished:
                 del self._members[output.request_id]
+                self._returned_tokens += len(member.token_ids)
                 finished.append(
                     Completion(
                         request_id=member.request_id,
@@ -155,6 +154,15 @@ class VllmGenerator:
             return self._engine.step()
         with self._to_workers.alive():
             return self._engine.step()
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of returned samples and of running ones, which vLLM is not asked to report at every step.
+
+        Grows while anything is sampled; a cancelled or preempted sample takes its own away.
+        """
+        running = self._engine.engine_core.engine_core.scheduler.running
+        return self._returned_tokens + sum(request.num_output_tokens for request in running)
 
     def pending(self) -> int:
         """Samples not yet returned."""
@@ -188,7 +196,7 @@ class VllmGenerator:
         else:
             assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"
             moved = hand_over(self._engine, weights)
-        self._engine.reset_prefix_cache(reset_running_requests=self._recompute)
+        self._engine.reset_prefix_cache(reset_running_requests=self._recompute)  # frees what the new salt hides
         self.weight_version = version
         return WeightSyncReport(version, time.perf_counter() - started, moved)
 
@@ -269,6 +277,8 @@ def _start_engine(
         enable_chunked_prefill=False if _on_cpu() else None,
         max_num_batched_tokens=max(2048, max_total_length, config.max_num_seqs) if _on_cpu() else None,
         enable_prefix_caching=True,
+        # Of the distribution that was sampled from: at the request's temperature, like the policy's.
+        logprobs_mode="processed_logprobs",
         load_format="auto" if load else "dummy",
         disable_log_stats=True,
         weight_transfer_config=WeightTransferConfig(backend=OFFERED if parallel else IN_PROCESS),
