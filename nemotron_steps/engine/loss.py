@@ -106,11 +106,13 @@ class PolicyGradientLoss:
             the policy has not moved since, so sg(lp) is lp_prev.
         gradient_needs_advantage: a row whose advantages are all 0 has no gradient, so a policy need not compute it.
         needs_reference_logprobs: whether batch.reference_logprobs must be given.
+        temperature: of the distribution that a policy's logprobs are of: the one that rollouts are sampled from.
     """
 
-    def __init__(self, config: LossFnConfig) -> None:
+    def __init__(self, config: LossFnConfig, *, temperature: float = 1.0) -> None:
         _check(config)
         self.config = config
+        self.temperature = temperature
         self.kl_coefficient = 0.0 if config.use_kl_in_reward else config.reference_policy_kl_penalty
         self.needs_prev_logprobs = not config.force_on_policy_ratio
         self.needs_reference_logprobs = self.kl_coefficient != 0.0

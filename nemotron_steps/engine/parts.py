@@ -82,7 +82,7 @@ def _in_this_process(
     policy = build_policy(
         config.policy,
         Path(config.policy.checkpoint),
-        PolicyGradientLoss(config.loss_fn),
+        PolicyGradientLoss(config.loss_fn, temperature=config.policy.generation.temperature),
         reference=needs_reference_logprobs(config.loss_fn),
         total_steps=total_steps,
     )

@@ -18,20 +18,23 @@ from nemotron_steps.engine.policy.fused import rms_norm, rotate, swiglu
     padding=st.integers(0, 5),
     chunk=st.integers(1, 50),
     keep=st.booleans(),
+    temperature=st.sampled_from([1.0, 0.4, 1.5]),
     seed=st.integers(0, 1000),
 )
-def test_values_and_gradients_equal_log_softmax(tokens, vocab, padding, chunk, keep, seed):
+def test_values_and_gradients_equal_log_softmax(tokens, vocab, padding, chunk, keep, temperature, seed):
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(tokens, 8, generator=generator, dtype=torch.float32, requires_grad=True)
     weight = torch.randn(vocab + padding, 8, generator=generator, requires_grad=True)
     targets = torch.randint(0, vocab, (tokens,), generator=generator)
     factors = torch.randn(tokens, generator=generator)
-    full = (hidden @ weight[:vocab].T).log_softmax(-1)
+    full = (hidden @ weight[:vocab].T / temperature).log_softmax(-1)
     expected = full.gather(1, targets[:, None]).squeeze(1)
     gradients = torch.autograd.grad((expected * factors).sum(), (hidden, weight))
     kept, logprob.KEPT_PROBABILITY_BYTES = logprob.KEPT_PROBABILITY_BYTES, 10**9 if keep else 0
     try:
-        found, entropy = logprob.linear_logprobs(hidden, weight, targets, chunk=chunk, vocab_size=vocab)
+        found, entropy = logprob.linear_logprobs(
+            hidden, weight, targets, chunk=chunk, vocab_size=vocab, temperature=temperature
+        )
         (found * factors).sum().backward()
     finally:
         logprob.KEPT_PROBABILITY_BYTES = kept

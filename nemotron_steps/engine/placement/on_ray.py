@@ -168,7 +168,7 @@ def place(
         policy.build(
             config.policy,
             Path(config.policy.checkpoint),
-            PolicyGradientLoss(config.loss_fn),
+            PolicyGradientLoss(config.loss_fn, temperature=config.policy.generation.temperature),
             reference=needs_reference_logprobs(config.loss_fn),
             total_steps=total_steps,
         )

@@ -86,7 +86,8 @@ class DTensorPolicy:
         self.dtype: torch.dtype = getattr(torch, config.precision)
         with _as_hf(Path(checkpoint_path)) as folder:
             hf = load_hf_model(folder, activation_checkpointing=config.dtensor_cfg.activation_checkpointing)
-        self.model = LogprobModel(hf.to(self.device), chunk=config.logprob_chunk_size)
+        temperature = getattr(loss_fn, "temperature", 1.0)
+        self.model = LogprobModel(hf.to(self.device), chunk=config.logprob_chunk_size, temperature=temperature)
         self._shard()
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizers = self._make_optimizers()

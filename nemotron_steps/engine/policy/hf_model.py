@@ -19,9 +19,9 @@ class LogprobModel(torch.nn.Module):
     One module around both, so that FSDP gathers the output layer while its weight is read.
     """
 
-    def __init__(self, hf: Any, *, chunk: int) -> None:
+    def __init__(self, hf: Any, *, chunk: int, temperature: float) -> None:
         super().__init__()
-        self.hf, self.chunk = hf, chunk
+        self.hf, self.chunk, self.temperature = hf, chunk, temperature
 
     def layers(self) -> list[torch.nn.Module]:
         """The decoder layers, in order."""
@@ -43,7 +43,7 @@ class LogprobModel(torch.nn.Module):
         hidden = self.hf.model(input_ids=input_ids, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, source)
         weight = self.hf.get_output_embeddings().weight
-        return linear_logprobs(chosen.to(weight.dtype), weight, targets, chunk=self.chunk)
+        return linear_logprobs(chosen.to(weight.dtype), weight, targets, chunk=self.chunk, temperature=self.temperature)
 
 
 def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:

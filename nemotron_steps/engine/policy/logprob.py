@@ -32,8 +32,9 @@ def linear_logprobs(
     vocab_start: int = 0,
     group: dist.ProcessGroup | None = None,
     with_entropy: bool = True,
+    temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs of `targets` under softmax(hidden Wᵀ), with gradients to hidden and weight.
+    """Logprobs of `targets` under softmax(hidden Wᵀ / temperature), with gradients to hidden and weight.
 
     Args:
         hidden: [R, hidden]; under a group, the same on every rank.
@@ -44,12 +45,15 @@ def linear_logprobs(
         vocab_start: token id of this rank's first row.
         group: ranks that hold the other rows; None when this rank holds all.
         with_entropy: without gradients, entropies take extra work; False leaves them at 0.
+        temperature: at which the targets were sampled.
 
     Returns:
         float32 [R] logprobs, and float32 [R] entropies (nats, without gradient).
     """
     rows = weight.shape[0] if vocab_size is None else max(0, min(weight.shape[0], vocab_size - vocab_start))
     parallel = group is not None and dist.get_world_size(group) > 1
+    if temperature != 1.0:
+        hidden = hidden / temperature  # as good as dividing the logits, of which there are many more
     result: tuple[torch.Tensor, torch.Tensor] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden,
         weight,

@@ -53,7 +53,7 @@ class MegatronPolicy:
         config: `policy.*`.
         checkpoint_path: a Megatron or Hugging Face checkpoint folder.
         loss_fn: (logprobs [n, T], micro-batch, normalizers, entropy [n, T]) → (loss, metric sums). Its optional
-            attributes `rows_per_unit` and `gradient_needs_advantage` are honoured (see engine/loss.py).
+            attributes `rows_per_unit`, `gradient_needs_advantage` and `temperature` are honoured (see engine/loss.py).
         reference: keep a frozen copy of the starting weights for `reference_logprobs`.
         seed: of torch's generator on this rank. The model itself draws nothing at random.
         total_steps: optimizer steps of the run, for decay styles without `lr_decay_iters`.
@@ -290,6 +290,7 @@ class MegatronPolicy:
             vocab_start=self.groups.tensor_rank * weight.shape[0],
             group=self.groups.tensor,
             with_entropy=with_entropy,
+            temperature=getattr(self.loss_fn, "temperature", 1.0),
         )
         return logprobs[:rows], entropy[:rows]
 
