@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from grpo_runs import config_of, metrics_of, run_loop, start
 
 
