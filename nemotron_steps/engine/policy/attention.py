@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from nemotron_steps.engine.dense import linear
+from nemotron_steps.engine.policy.attention_half import attention_half
 from nemotron_steps.engine.policy.context import to_heads, to_tokens
 from nemotron_steps.engine.policy.family_attention import family_attention
 from nemotron_steps.engine.policy.flash import flat_flash_attention
@@ -45,6 +46,10 @@ class FlatAttention(torch.nn.Module):
         """
         if query.is_cuda and query.dtype is not torch.float32:
             return flat_flash_attention(query, key, value, layout)
+        if query.device.type == "cpu" and query.dtype is torch.float32:
+            families = layout.families(key.shape[1], query.shape[1])
+            if families is not None:
+                return family_attention(query, key, value, families)
         whole, count = layout.whole, layout.whole_tokens
         # Split and not sliced: the gradient is then one concatenation, not a sum of tensors that are mostly zeros.
         sizes = [count, query.shape[0] - layout.padding - count, layout.padding]
@@ -60,21 +65,15 @@ class FlatAttention(torch.nn.Module):
         )
         outs = [_unpad(out.transpose(1, 2), whole)]
         if layout.suffix is not None:
-            on_cpu = query.device.type == "cpu" and query.dtype is torch.float32
-            families = layout.families(key.shape[1], query.shape[1]) if on_cpu else None
-            if families is not None:
-                own_q, own_k, own_v = (parts[1] for parts in split)
-                outs.append(family_attention(own_q, own_k, own_v, whole_k, whole_v, families))
-            else:
-                padded_q, padded_k, padded_v = (_pad(parts[1], layout.suffix) for parts in split)
-                out = F.scaled_dot_product_attention(
-                    padded_q.transpose(1, 2),
-                    torch.cat((_of_parents(whole_k, layout), padded_k), dim=1).transpose(1, 2),
-                    torch.cat((_of_parents(whole_v, layout), padded_v), dim=1).transpose(1, 2),
-                    attn_mask=layout.mask,
-                    enable_gqa=query.shape[1] != key.shape[1],
-                )
-                outs.append(_unpad(out.transpose(1, 2), layout.suffix))
+            padded_q, padded_k, padded_v = (_pad(parts[1], layout.suffix) for parts in split)
+            out = F.scaled_dot_product_attention(
+                padded_q.transpose(1, 2),
+                torch.cat((_of_parents(whole_k, layout), padded_k), dim=1).transpose(1, 2),
+                torch.cat((_of_parents(whole_v, layout), padded_v), dim=1).transpose(1, 2),
+                attn_mask=layout.mask,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            outs.append(_unpad(out.transpose(1, 2), layout.suffix))
         if layout.padding:
             outs.append(query.new_zeros(layout.padding, query.shape[1] * query.shape[2]))
         return torch.cat(outs) if len(outs) > 1 else outs[0]
@@ -95,13 +94,10 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             The same shape as `hidden`.
         """
         mixed = column_linear(self.linear_qkv, hidden)
-        tokens, width = mixed.shape[0], self.hidden_size_per_attention_head
         groups = self.num_query_groups_per_partition
-        heads = self.num_attention_heads_per_partition // groups
-        scale = None
-        if self.config.qk_layernorm:
-            scale = torch.cat((self.q_layernorm.weight.expand(heads, width), self.k_layernorm.weight.expand(1, width)))
-        grouped = mixed.view(tokens, groups, heads + 2, width)
+        slots = self.num_attention_heads_per_partition // groups + 2
+        scale = self._head_norm() if self.config.qk_layernorm else None
+        grouped = mixed.view(mixed.shape[0], groups, slots, self.hidden_size_per_attention_head)
         query, key, value = split_heads(grouped, scale, cos_sin, self.config.layernorm_epsilon)
         if self.config.context_parallel_size == 1:
             out = self.core_attention(query, key, value, layout)
@@ -109,7 +105,35 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             ranks = self.pg_collection.cp
             whole = [to_heads(states, ranks) for states in (query, key, value)]
             out = to_tokens(self.core_attention(*whole, layout), ranks)
-        return row_linear(self.linear_proj, out.view(tokens, 1, -1))
+        return row_linear(self.linear_proj, out.view(mixed.shape[0], 1, -1))
+
+    def after_norm(
+        self, hidden: torch.Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden + attention of its norm, on one rank, in float32 on CPU; shapes as in `forward`."""
+        families = None
+        if self.config.qk_layernorm and self.linear_qkv.bias is None and self.config.context_parallel_size == 1:
+            families = layout.families(self.num_query_groups_per_partition, self.num_attention_heads_per_partition)
+        if families is None:
+            attended: torch.Tensor = self(norm(hidden), layout, cos_sin)
+            return hidden + attended
+        assert norm.eps is not None
+        return attention_half(
+            hidden,
+            norm.weight,
+            self.linear_qkv.weight,
+            self._head_norm(),
+            self.linear_proj.weight,
+            cos_sin,
+            families,
+            norm.eps,
+        )
+
+    def _head_norm(self) -> torch.Tensor:
+        """[R + 1, D]: the queries' norm weight R times, then the key's."""
+        queries = self.num_attention_heads_per_partition // self.num_query_groups_per_partition
+        width = self.hidden_size_per_attention_head
+        return torch.cat((self.q_layernorm.weight.expand(queries, width), self.k_layernorm.weight.expand(1, width)))
 
 
 def column_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The second half of a dense transformer layer as one function with its gradient written out, for float32 on CPU.
 
-    total = hidden + added;  result = total + W_down swiglu(W_up (w · rms_norm(total)))
+    result = hidden + W_down swiglu(W_up (w · rms_norm(hidden)))
 
 A tiny model on CPU spends as long on passes over memory as on products. Written as one, the norm's weight goes into
 W_up, which is smaller than the states, the residual is added by the product, and its gradient needs no pass of its own:
@@ -20,7 +20,6 @@ from nemotron_steps.engine.dense import outer_product, product
 
 def feed_forward(
     hidden: torch.Tensor,
-    added: torch.Tensor,
     norm_weight: torch.Tensor,
     up_weight: torch.Tensor,
     down_weight: torch.Tensor,
@@ -29,7 +28,7 @@ def feed_forward(
     """The residual stream after the MLP.
 
     Args:
-        hidden, added: [..., hidden], the residual stream and what attention adds to it.
+        hidden: [..., hidden], the residual stream.
         norm_weight: [hidden].
         up_weight: [2 · ffn, hidden], gate, then up.
         down_weight: [hidden, ffn].
@@ -38,7 +37,7 @@ def feed_forward(
     Returns:
         [..., hidden].
     """
-    result: torch.Tensor = _FeedForward.apply(hidden, added, norm_weight, up_weight, down_weight, eps)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _FeedForward.apply(hidden, norm_weight, up_weight, down_weight, eps)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -47,22 +46,21 @@ class _FeedForward(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any,
         hidden: torch.Tensor,
-        added: torch.Tensor,
         norm_weight: torch.Tensor,
         up_weight: torch.Tensor,
         down_weight: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
-        total = (hidden + added).flatten(0, -2)
-        scale = torch.linalg.vecdot(total, total).div_(total.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
-        unit = total * scale
+        rows = hidden.flatten(0, -2)
+        scale = torch.linalg.vecdot(rows, rows).div_(rows.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
+        unit = rows * scale
         folded = up_weight * norm_weight
         gate_up = product(unit, folded)
         gate, up = gate_up.chunk(2, dim=-1)
         silu = F.silu(gate)
         activated = silu * up
         ctx.save_for_backward(unit, scale, gate_up, silu, activated, folded, norm_weight, up_weight, down_weight)
-        return product(activated, down_weight, plus=total).view_as(hidden)
+        return product(activated, down_weight, plus=rows).view_as(hidden)
 
     @staticmethod
     @once_differentiable
@@ -80,5 +78,5 @@ class _FeedForward(torch.autograd.Function):
         grad_norm = torch.linalg.vecdot(grad_folded, up_weight, dim=0)
         grad_unit = product(grad_gate_up, folded.t())
         along = torch.linalg.vecdot(grad_unit, unit).div_(-unit.shape[1]).unsqueeze(-1)
-        grad_total = grad_unit.addcmul_(unit, along).mul_(scale).add_(grad).view_as(grad_result)
-        return grad_total, grad_total, grad_norm, grad_folded.mul_(norm_weight), grad_down, None
+        grad_hidden = grad_unit.addcmul_(unit, along).mul_(scale).add_(grad).view_as(grad_result)
+        return grad_hidden, grad_norm, grad_folded.mul_(norm_weight), grad_down, None

@@ -166,16 +166,17 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         ctx.save_for_backward(cos_sin)
-        return _turn(states, cos_sin, 1.0)
+        return turn(states, cos_sin, 1.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         (cos_sin,) = ctx.saved_tensors
-        return _turn(grad, cos_sin, -1.0), None
+        return turn(grad, cos_sin, -1.0), None
 
 
-def _turn(states: torch.Tensor, cos_sin: torch.Tensor, direction: float) -> torch.Tensor:
+def turn(states: torch.Tensor, cos_sin: torch.Tensor, direction: float) -> torch.Tensor:
+    """`rotate` without gradients; direction −1 is its gradient."""
     half = states.shape[-1] // 2
     out: torch.Tensor = states * cos_sin[0]
     sine = cos_sin[1, ..., :half]  # both halves hold the same angles

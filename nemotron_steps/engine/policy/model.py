@@ -83,18 +83,22 @@ class FlatLayer(TransformerLayer):  # type: ignore[misc]
         The last addition is left to the next layer, where it shares a pass over memory with the norm, or is already
         made by the last product (None).
         """
+        if self._is_plain(hidden):
+            return self._plain(hidden if added is None else hidden + added, layout, angles), None
         if added is None:
             normed = self.input_layernorm(hidden)
         else:
             hidden, normed = self.input_layernorm.after_adding(hidden, added)
         attended = self.self_attention(normed, layout, angles)
-        if self._is_plain(hidden):
-            norm, up, down = self.pre_mlp_layernorm, self.mlp.linear_fc1, self.mlp.linear_fc2
-            return feed_forward(hidden, attended, norm.weight, up.weight, down.weight, norm.eps), None
         hidden, normed = self.pre_mlp_layernorm.after_adding(hidden, attended)
         if isinstance(self.mlp, FlatMoe):
             return hidden, self.mlp.forward(normed)
         return hidden, row_linear(self.mlp.linear_fc2, swiglu(column_linear(self.mlp.linear_fc1, normed)))
+
+    def _plain(self, hidden: torch.Tensor, layout: TokenLayout, angles: torch.Tensor) -> torch.Tensor:
+        hidden = self.self_attention.after_norm(hidden, self.input_layernorm, layout, angles)
+        norm, up, down = self.pre_mlp_layernorm, self.mlp.linear_fc1, self.mlp.linear_fc2
+        return feed_forward(hidden, norm.weight, up.weight, down.weight, norm.eps)
 
     def _is_plain(self, hidden: torch.Tensor) -> bool:
         """Whether this is a dense layer on one rank, in float32 on CPU."""
