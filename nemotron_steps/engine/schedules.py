@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from nemotron_steps.errors import ConfigError
+
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import OptimizerConfig, SchedulerConfig
 
@@ -33,7 +35,7 @@ def learning_rate(step: int, optimizer: OptimizerConfig, scheduler: SchedulerCon
     runs from there to `lr_decay_iters`, then stays at min_lr.
 
     Raises:
-        ValueError: a decaying style without lr_decay_iters, or with fewer than lr_warmup_iters.
+        ConfigError: a decaying style without lr_decay_iters, or with fewer than lr_warmup_iters.
     """
     warmup = scheduler.lr_warmup_iters
     if step < warmup:
@@ -41,9 +43,13 @@ def learning_rate(step: int, optimizer: OptimizerConfig, scheduler: SchedulerCon
     if scheduler.lr_decay_style == "constant":
         return optimizer.lr
     if scheduler.lr_decay_iters is None or scheduler.lr_decay_iters <= warmup:
-        raise ValueError(
-            f"lr_decay_style={scheduler.lr_decay_style} needs lr_decay_iters > lr_warmup_iters ({warmup}), "
-            f"not {scheduler.lr_decay_iters}"
+        key = "policy.megatron_cfg.scheduler.lr_decay_iters"
+        raise ConfigError(
+            f"lr_decay_style={scheduler.lr_decay_style} has no step at which the decay ends",
+            where=key,
+            expected=f"lr_decay_iters > lr_warmup_iters = {warmup}",
+            found=str(scheduler.lr_decay_iters),
+            hints=(f"{key}={10 * max(warmup, 10)}", "policy.megatron_cfg.scheduler.lr_decay_style=constant"),
         )
     fraction = min((step - warmup) / (scheduler.lr_decay_iters - warmup), 1.0)
     curve = linear if scheduler.lr_decay_style == "linear" else cosine

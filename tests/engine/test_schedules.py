@@ -15,6 +15,7 @@ from nemotron_steps.engine.schedules import (
     progress,
     sequence_length,
 )
+from nemotron_steps.errors import ConfigError
 
 
 def test_warm_up_then_constant_as_the_recipes_run() -> None:
@@ -35,9 +36,12 @@ def test_decay_ends_at_the_minimum_and_stays_there(style: str) -> None:
     assert all(a >= b for a, b in pairwise(rates[2:]))
 
 
-def test_decay_without_a_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="lr_decay_iters"):
-        learning_rate(5, OptimizerConfig(), SchedulerConfig(lr_decay_style="cosine"))
+@pytest.mark.parametrize("iterations", [None, 3])
+def test_decay_without_a_length_is_refused_with_a_key_to_set(iterations: int | None) -> None:
+    scheduler = SchedulerConfig(lr_decay_style="cosine", lr_warmup_iters=3, lr_decay_iters=iterations)
+    with pytest.raises(ConfigError, match="lr_decay_iters > lr_warmup_iters = 3") as caught:
+        learning_rate(5, OptimizerConfig(), scheduler)
+    assert caught.value.hints[0] == "policy.megatron_cfg.scheduler.lr_decay_iters=100"
 
 
 def test_lengths_grow_to_the_end_of_the_run() -> None:
