@@ -288,7 +288,7 @@ def _check(config: LossFnConfig) -> None:
         (
             truncation is not None and upper is None,
             f"loss_fn.truncated_importance_sampling_type={truncation} needs truncated_importance_sampling_ratio",
-            "loss_fn.truncated_importance_sampling_ratio=5",
+            "loss_fn.truncated_importance_sampling_ratio=" + ("1.002" if truncation == "seq-mask-tis" else "5"),
         ),
         (
             truncation is None and (upper is not None or lower is not None),

@@ -385,6 +385,24 @@ def test_meaningless_combinations_are_refused_with_an_override_to_paste(broken: 
     assert caught.value.hints and caught.value.hints[0].startswith("loss_fn.")
 
 
+@pytest.mark.parametrize(
+    ("kind", "bounds"), [("tis", (None, 5)), ("icepop", (0.5, 5)), ("seq-mask-tis", (0.999, 1.002))]
+)
+def test_the_hints_of_a_truncation_without_bounds_lead_to_the_usual_ones(
+    kind: str, bounds: tuple[float | None, float]
+) -> None:
+    config: dict[str, object] = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
+    for _ in range(2):
+        try:
+            PolicyGradientLoss(LossFnConfig.model_validate(config))
+        except ConfigError as error:
+            key, value = error.hints[0].removeprefix("loss_fn.").split("=")
+            config[key] = float(value)
+    accepted = PolicyGradientLoss(LossFnConfig.model_validate(config)).config
+    found = (accepted.truncated_importance_sampling_ratio_min, accepted.truncated_importance_sampling_ratio)
+    assert found == bounds
+
+
 def test_nll_is_the_mean_over_all_trained_tokens_of_the_global_batch() -> None:
     batch, lp = random_batch()
     normalizers = count_normalizers(batch)
