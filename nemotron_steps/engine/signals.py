@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from nemotron_steps.environments.base import JUDGE_UNAVAILABLE
+from nemotron_steps.environments.judging import JUDGE_UNPARSEABLE
+
 MAX_HISTORY = 512
 """Steps kept per metric; rules look back much less far."""
 
@@ -65,7 +68,7 @@ class SignalThresholds:
     length_collapse: float = 0.25
     """Mean response length of the window against the start."""
     straggler_share: float = 0.1
-    """Share of issued groups withdrawn as stragglers."""
+    """Share of issued groups cut as stragglers."""
 
 
 @dataclass
@@ -93,7 +96,8 @@ class SignalMonitor:
     Args:
         thresholds: bounds of the rules.
         reward_range: declared (lowest, highest) reward; None takes the lowest and highest seen in the run.
-        judge_failures: failure classes, as in `failures/<class>` metrics, that mean a judge did not answer.
+        judge_failures: failure classes, as in `failures/<class>` metrics, that mean a judge did not answer, or not
+            readably.
         max_policy_lag: `max_trajectory_age_steps` of an asynchronous run; None when lag has no bound.
     """
 
@@ -102,7 +106,7 @@ class SignalMonitor:
         thresholds: SignalThresholds | None = None,
         *,
         reward_range: tuple[float, float] | None = None,
-        judge_failures: tuple[str, ...] = ("judge_unavailable", "judge_failed"),
+        judge_failures: tuple[str, ...] = (JUDGE_UNAVAILABLE, JUDGE_UNPARSEABLE),
         max_policy_lag: int | None = None,
     ) -> None:
         self.thresholds = thresholds or SignalThresholds()
@@ -294,9 +298,12 @@ def policy_lag_high(m: SignalMonitor) -> Finding | None:
 
 
 def stragglers_high(m: SignalMonitor) -> Finding | None:
-    """More than 10 % of the groups issued so far were withdrawn as stragglers."""
-    issued, late = m.latest("async/issued"), m.latest("async/withdrawn_straggler")
-    if not issued or late is None or late / issued <= m.thresholds.straggler_share:
+    """More than 10 % of the groups issued so far were cut as stragglers, whether tried again or used in part."""
+    issued = m.latest("async/issued")
+    if not issued:
+        return None
+    late = sum(m.latest(f"async/{name}") or 0.0 for name in ("withdrawn_straggler", "partial"))
+    if late / issued <= m.thresholds.straggler_share:
         return None
     return {"share": late / issued}, f"{late / issued:.0%} of the groups missed the straggler deadline"
 

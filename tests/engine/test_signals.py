@@ -96,6 +96,17 @@ def test_each_signal_is_raised_once_soon_and_alone(name: str) -> None:
     assert signal.message
 
 
+def test_a_judge_that_answers_unreadably_counts_as_one_that_does_not_answer() -> None:
+    split = after(30, failures__judge_unavailable=0.06, failures__judge_unparseable=0.06)
+    (signal,) = run(split)
+    assert signal.name == "judge_unavailable" and signal.numbers == {"share": pytest.approx(0.12)}
+
+
+def test_groups_that_were_cut_and_used_in_part_are_stragglers_too() -> None:
+    (signal,) = run(after(30, async__partial=900.0))
+    assert signal.name == "stragglers_high" and signal.numbers["share"] > 0.1
+
+
 def test_the_numbers_are_the_runs_own() -> None:
     (signal,) = run(PROVOKE["truncation_high"])
     assert signal.numbers == {"truncation_rate": pytest.approx(signal.numbers["truncation_rate"]), "bound": 0.2}
