@@ -138,15 +138,16 @@ def optimize_preferences(
     total = total_steps(config, len(train))
     step = 0
     before: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     latest = checkpoints.latest()
     if latest is not None:
         policy.load_checkpoint(latest.policy_path)
         step = latest.step
-        before = dict(latest.state()["validation_before"])
+        state = latest.state()
+        before, metrics = dict(state["validation_before"]), dict(state["metrics"])
         reporter.event("resumed", step=step)
     elif validation:
         before = validate_pairs(policy, validation, config)
-    metrics: dict[str, float] = {}
     batches = shuffled_batches(train, pairs_per_step, epochs=settings.max_num_epochs, seed=settings.seed, skip=step)
     for pairs in batches:
         if step >= total:

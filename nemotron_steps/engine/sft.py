@@ -59,16 +59,17 @@ def finetune(
     divisible_by = config.policy.make_sequence_length_divisible_by
     total = min(settings.max_num_steps, settings.max_num_epochs * (len(train) // batch_size))
     step = 0
-    loss_before = float("nan")
+    loss = loss_before = float("nan")
     latest = checkpoints.latest()
     if latest is not None:
         policy.load_checkpoint(latest.policy_path)
         step = latest.step
-        loss_before = float(latest.state()["loss_before"])
+        state = latest.state()
+        loss_before = float(state["loss_before"])
+        loss = float(state["metrics"]["loss"])
         reporter.event("resumed", step=step)
     elif validation:
         loss_before = _validation_loss(policy, validation, config)
-    loss = float("nan")
     batches = shuffled_batches(train, batch_size, epochs=settings.max_num_epochs, seed=settings.seed, skip=step)
     for sequences in batches:
         if step >= total:

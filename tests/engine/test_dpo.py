@@ -299,3 +299,9 @@ def test_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tmp_path: Path) 
     assert found.events == ["resumed"]
     assert [s["loss"] for s in found.steps] == [s["loss"] for s in expected.steps[2:]]
     assert resumed == whole
+
+
+def test_a_run_resumed_after_its_last_step_still_says_how_training_ended(checkpoint: Path, tmp_path: Path) -> None:
+    first, _ = run(dpo_config(2), checkpoint, tmp_path)
+    again, found = run(dpo_config(2), checkpoint, tmp_path)
+    assert found.steps == [] and again == first and first["train_loss"] > 0
