@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from nemotron_steps.engine.low_effort import with_instruction
 from nemotron_steps.engine.trajectory import Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason
 from nemotron_steps.environments.base import AgentRun, Row
@@ -53,16 +54,12 @@ def trajectory_of(run: AgentRun, chat: ChatFormat, version: int) -> Trajectory:
 
 
 def agent_row(row: Row, suffix: str) -> Row:
-    """The row as an agent gets it, with `suffix` (if any) at the end of its last message."""
+    """The row as an agent gets it, with `suffix` (if any) at the end of its last user message."""
     if not suffix:
         return row
     request = row["responses_create_params"]
     items = [{"role": "user", "content": request["input"]}] if isinstance(request["input"], str) else request["input"]
-    content = items[-1].get("content")
-    parts = (
-        [*content, {"type": "input_text", "text": suffix}] if isinstance(content, list) else f"{content}\n\n{suffix}"
-    )
-    return {**row, "responses_create_params": {**request, "input": [*items[:-1], {**items[-1], "content": parts}]}}
+    return {**row, "responses_create_params": {**request, "input": with_instruction(items, suffix)}}
 
 
 def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat) -> Completion:

@@ -6,7 +6,8 @@ The choice of prompts is a pure function of (seed, group id), so a resumed run a
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,6 +34,30 @@ def asks_for_low_effort(
         return False
     digest = hashlib.sha256(f"low_effort:{seed}:{group_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def with_instruction(messages: Sequence[Mapping[str, Any]], instruction: str) -> list[dict[str, Any]]:
+    """A prompt with `instruction` at the end of its last user message, wherever that stands: a tool's result or an
+    earlier answer is not the place to ask for anything. A prompt without a user message gets one.
+
+    Args:
+        messages: chat messages, or a Responses API request's input items. Content may be a text or a list of parts.
+        instruction: nothing is changed when it is empty.
+    """
+    asked = [dict(message) for message in messages]
+    if not instruction:
+        return asked
+    users = [i for i, m in enumerate(asked) if m.get("type", "message") == "message" and m.get("role") == "user"]
+    if not users:
+        return [*asked, {"role": "user", "content": instruction}]
+    last = asked[users[-1]]
+    content = last.get("content")
+    if isinstance(content, str):
+        longer: Any = f"{content}\n\n{instruction}"
+    else:
+        longer = [*(content or ()), {"type": "input_text", "text": instruction}]
+    asked[users[-1]] = {**last, "content": longer}
+    return asked
 
 
 def low_effort_rewards(

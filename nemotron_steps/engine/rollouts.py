@@ -16,6 +16,7 @@ from nemotron_steps.engine.conversation import DEFAULT_FORMAT, TurnFormat, messa
 from nemotron_steps.engine.data import PromptRow
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.low_effort import METADATA_KEY as LOW_EFFORT_KEY
+from nemotron_steps.engine.low_effort import with_instruction
 from nemotron_steps.engine.patience import answer_of
 from nemotron_steps.engine.penalties import FORMAT_KEY
 from nemotron_steps.engine.trajectory import Trajectory
@@ -146,9 +147,7 @@ class RolloutCollector:
         try:
             for _ in range(members):
                 sessions.append(await answer_of(environment.name, "seed", environment.seed(prompt.row)))
-            messages = messages_of(prompt.row, prompt.where)
-            if suffix:
-                messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{suffix}"}
+            messages = with_instruction(messages_of(prompt.row, prompt.where), suffix)
             prompt_ids = self._chat.render(messages, sessions[0].tools)
             room = self.max_total_length - len(prompt_ids)
             if room < 1:

@@ -87,3 +87,12 @@ def group(
     """A group with one rollout a reward."""
     rollouts = [rollout(group_id, i, reward=r, version=version, **changes) for i, r in enumerate(rewards)]
     return RolloutGroup(group_id, prompt_index, rollouts, version)
+
+
+def ends_in_a_tool_result(question: str) -> list[dict[str, Any]]:
+    """Input items of a request that goes on from a tool's result, `seven`."""
+    return [
+        {"role": "user", "content": question},
+        {"type": "function_call", "name": "add", "arguments": "{}", "call_id": "1"},
+        {"type": "function_call_output", "call_id": "1", "output": "seven"},
+    ]
