@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig, VllmConfig
 from nemotron_steps.config.schema.rl import AsyncGrpoConfig, ClusterConfig, NemoGymConfig, VllmModelConfig
 from nemotron_steps.engine.conversation import TurnFormat
 from nemotron_steps.engine.generation.sampler import AsyncSampler
@@ -185,9 +185,20 @@ def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | 
         return judge
     folder = judge_folder(role, config)
     chat = ChatFormat.from_folder(folder)
-    generation = GenerationConfig(backend=config.backend, max_sequences=config.max_sequences)
+    import torch
+
+    generation = GenerationConfig(
+        backend=config.backend,
+        max_sequences=config.max_sequences,
+        vllm_cfg=VllmConfig(
+            tensor_parallel_size=config.tensor_parallel_size,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_num_seqs=config.max_sequences,
+        ),
+    )
+    precision = "bfloat16" if torch.cuda.is_available() else "float32"
     generator = build_generator(
-        folder, generation, chat, max_total_length=config.max_total_sequence_length, precision="float32"
+        folder, generation, chat, max_total_length=config.max_total_sequence_length, precision=precision
     )
     sampler = AsyncSampler(generator, name=role, defer_to=defer_to)
     return GeneratorJudge(sampler, chat, max_total_length=config.max_total_sequence_length, seed=seed)

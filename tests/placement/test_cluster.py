@@ -8,7 +8,7 @@ import pytest
 
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
-from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig, VllmModelConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.placement import cluster as cluster_module
 from nemotron_steps.engine.placement.cluster import RayCluster
@@ -30,7 +30,9 @@ def plan(judges=0, **changes):
         },
         "env": {"nemo_gym": {"num_gpu_nodes": judge_nodes}},
     }
-    return DevicePlan.of(RlConfig.model_validate(config), judges)
+    roles = ("genrm_model", "judge_model", "safety_model")[:judges]
+    chosen = {role: VllmModelConfig.model_validate(changes.get("judge", {})) for role in roles}
+    return DevicePlan.of(RlConfig.model_validate(config), chosen)
 
 
 def test_devices_are_shared_or_kept_apart_as_the_config_says():
@@ -43,14 +45,25 @@ def test_devices_are_shared_or_kept_apart_as_the_config_says():
     assert (apart.policy, apart.generators, apart.bundles) == (12, 4, [{"GPU": 1.0}] * 16)
     assert apart.generator_bundle(0) == 12
     judged = plan(2, gpus=8, nodes=3, separate=4, judge_nodes=1)
-    assert (judged.policy, judged.judges, len(judged.bundles)) == (12, 2, 18)
+    assert (judged.policy, judged.judges, len(judged.bundles)) == (12, {"genrm_model": 4, "judge_model": 4}, 24)
+
+
+def test_judges_fill_the_nodes_that_are_kept_for_them():
+    wide = plan(1, gpus=8, nodes=5, judge_nodes=4, judge={"backend": "vllm", "tensor_parallel_size": 4})
+    assert (wide.judges, wide.judge_devices) == ({"genrm_model": 8}, (4,) * 8)
+    assert wide.bundles[-8:] == [{"GPU": 4.0}] * 8
+    asked = plan(2, gpus=8, nodes=2, judge_nodes=1, judge={"replicas": 3})
+    assert (asked.judges, asked.judge_devices) == ({"genrm_model": 3, "judge_model": 3}, (1,) * 6)
+    cpu = plan(2, judge={"replicas": 2})
+    assert (sum(cpu.judges.values()), cpu.judge_devices, cpu.bundles) == (4, (), [{}])
+    assert plan(1, gpus=2).judges == {"genrm_model": 1}
 
 
 def test_a_tensor_parallel_generator_has_a_bundle_of_several_devices():
     together = plan(gpus=8, tensor=4)
     assert (together.policy, together.generators, together.bundles) == (8, 2, [{"GPU": 4.0}] * 2)
     assert [together.policy_bundle(rank) for rank in range(8)] == [0] * 4 + [1] * 4
-    apart = plan(1, gpus=8, nodes=3, separate=8, tensor=4, judge_nodes=1)
+    apart = plan(1, gpus=8, nodes=3, separate=8, tensor=4, judge_nodes=1, judge={"replicas": 1})
     assert (apart.policy, apart.generators, apart.generator_bundle(1)) == (8, 2, 9)
     assert apart.bundles == [{"GPU": 1.0}] * 8 + [{"GPU": 4.0}] * 2 + [{"GPU": 1.0}]
     cpu = plan(workers=2, separate=4, tensor=2)
@@ -65,6 +78,8 @@ def test_a_tensor_parallel_generator_has_a_bundle_of_several_devices():
         ({"gpus": 2, "workers": 4}, "cluster.policy_workers"),
         ({"gpus": 8, "separate": 6, "tensor": 4}, "generation_devices"),
         ({"gpus": 4, "nodes": 2, "tensor": 8}, "tensor_parallel_size"),
+        ({"judges": 3, "gpus": 2, "nodes": 2, "judge_nodes": 1}, "num_gpu_nodes"),
+        ({"judges": 1, "gpus": 8, "judge": {"backend": "vllm", "tensor_parallel_size": 2}}, "tensor_parallel_size"),
     ],
 )
 def test_a_plan_that_does_not_add_up_is_refused(changes, key):

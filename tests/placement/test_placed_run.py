@@ -84,8 +84,10 @@ def test_a_run_with_a_judge_is_the_same_in_one_process_and_on_ray(cluster, check
     here = figures(config_of(checkpoint, 3, **changes), tmp_path / "process")
 
     def kill_the_judge(run):
-        lost(run.judges[0].worker, lambda: sample(run))
+        assert len(run.judges[0].workers) == 2
+        lost(run.judges[0].workers[1], lambda: sample(run))
 
+    judge["responses_api_models"]["vllm_model"]["replicas"] = 2
     there = figures(config_of(checkpoint, 3, **changes, cluster__backend="ray"), tmp_path / "ray", kill_the_judge)
     assert_same(there, here, ("loss", "reward/mean", "grad_norm", "kl_penalty"))
     assert all(m["weight_sync/bytes"] > 1e6 and m["weight_sync/seconds"] > 0 for m in there[0])

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig, VllmModelConfig
 from nemotron_steps.engine.placement import on_ray
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.on_ray import DevicePlan
@@ -51,12 +51,14 @@ def seen(workers):
 @pytest.mark.parametrize("second_node", [4], indirect=True)
 def test_a_wide_generator_has_the_gpus_of_its_ranks_or_its_own(second_node, place):
     for colocated in (True, False):
-        plan = DevicePlan.of(config_of(colocated, 4, None if colocated else 2), judges=1)
+        plan = DevicePlan.of(
+            config_of(colocated, 4, None if colocated else 2), judges={"judge_model": VllmModelConfig()}
+        )
         cluster = RayCluster(ClusterConfig(backend="ray"))
         cluster.reserve(plan.bundles)
         policy = place("rank", on_ray.policy_options(plan, cluster, judges=True))
         generators = place("generator", on_ray.generator_options(plan, cluster, policy, judges=True))
-        judges = place("judge", on_ray.judge_options(plan, cluster, generators, 1))
+        judges = place("judge", on_ray.judge_options(plan, cluster, generators))
         ranks = [gpu for gpus in seen(policy) for gpu in gpus]
         assert len(set(ranks)) == len(policy)  # one each
         if colocated:

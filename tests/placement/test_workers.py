@@ -83,4 +83,4 @@ async def awaited(worker, method, *arguments):
 def test_a_judge_that_is_not_ready_in_time_stops_the_run_before_it_trains(cluster, checkpoint):
     config = VllmModelConfig(model=str(checkpoint), readiness_timeout_s=0.01)
     with pytest.raises(JudgeUnavailableError, match="did not become ready"):
-        start_judge("judge_model", config, {"num_cpus": 0}, seed=0)
+        start_judge("judge_model", config, [{"num_cpus": 0}] * 2, seed=0)

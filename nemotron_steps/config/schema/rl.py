@@ -151,6 +151,13 @@ class VllmModelConfig(Section):
     """backend http: the server's URL."""
     api_key_env: Annotated[str | None, OPERATIONAL] = None
     """backend http: environment variable that holds the key."""
+    replicas: Annotated[PositiveInt | None, OPERATIONAL] = None
+    """Copies of a local judge, under cluster.backend=ray; each question goes to one. None: as many as fill the GPUs of
+    env.nemo_gym.num_gpu_nodes, which the judges share equally; 1 where judges have no nodes of their own."""
+    tensor_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    """backend vllm: GPUs of one copy."""
+    gpu_memory_utilization: Annotated[float, OPERATIONAL] = Field(0.8, gt=0, le=1)
+    """backend vllm on CUDA: share of a GPU's memory; less where a judge shares it with a generator."""
     max_sequences: Annotated[PositiveInt, OPERATIONAL] = 256
     max_total_sequence_length: PositiveInt = 32_768
     readiness_timeout_s: Annotated[PositiveFloat, OPERATIONAL] = 600.0
@@ -160,6 +167,8 @@ class VllmModelConfig(Section):
     def _http_needs_url(self) -> VllmModelConfig:
         if self.backend == "http" and self.base_url is None:
             raise ValueError("backend 'http' needs base_url")
+        if self.tensor_parallel_size > 1 and self.backend != "vllm":
+            raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size} needs backend 'vllm'")
         return self
 
 
@@ -175,6 +184,9 @@ class JudgeModelConfig(Section):
     responses_api_models: ResponsesApiModelsConfig = ResponsesApiModelsConfig()
 
 
+JUDGE_ROLES = ("genrm_model", "judge_model", "safety_model")
+
+
 class NemoGymConfig(Section):
     """`env.nemo_gym`: judges, and options of each environment by its name."""
 
@@ -188,7 +200,7 @@ class NemoGymConfig(Section):
     """Nodes of the cluster kept for judges; the policy and its generators get the others."""
 
     def judge(self, role: str) -> VllmModelConfig | None:
-        """The model that plays a judge role (genrm_model, judge_model, safety_model); None when not configured."""
+        """The model that plays one of JUDGE_ROLES; None when not configured."""
         chosen: JudgeModelConfig | None = getattr(self, role)
         return chosen.responses_api_models.vllm_model if chosen is not None else None
 

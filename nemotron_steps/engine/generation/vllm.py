@@ -162,7 +162,7 @@ class VllmGenerator:
         Grows while anything is sampled; a cancelled or preempted sample takes its own away.
         """
         running = self._engine.engine_core.engine_core.scheduler.running
-        return self._returned_tokens + sum(request.num_output_tokens for request in running)
+        return self._returned_tokens + sum(int(request.num_output_tokens) for request in running)
 
     def pending(self) -> int:
         """Samples not yet returned."""

@@ -1,7 +1,13 @@
-"""A judge in an actor: the GeneratorJudge of one process, with a generator and a place of its own."""
+"""A judge in actors: copies of the GeneratorJudge of one process, each with a generator and a place of its own.
+
+Which copy answers a question follows from the question, so that a resumed run is judged as an unbroken one.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,22 +51,33 @@ class JudgeWorker(WorkerProcess):
 
 @dataclass(frozen=True)
 class PlacedJudge:
-    """A `Judge` whose model lives in an actor; may be handed to other actors.
+    """A `Judge` whose model lives in actors, a copy in each; may be handed to other actors.
 
-    Its worker's death is a WorkerLostError and ends the run: no rollout is graded without its judge.
+    A worker's death is a WorkerLostError and ends the run: no rollout is graded without its judge.
     """
 
-    worker: Worker
+    workers: tuple[Worker, ...]
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """See Judge."""
-        call = self.worker.call("complete", list(messages), temperature, top_p, max_tokens)
-        text: str = await answer(call, self.worker)
+        worker = self.workers[copy_for(messages, len(self.workers))]
+        call = worker.call("complete", list(messages), temperature, top_p, max_tokens)
+        text: str = await answer(call, worker)
         return text
 
     def start_step(self, step: str) -> None:
         """See GeneratorJudge.start_step."""
-        result_of(self.worker.call("start_step", step), self.worker, timeout_s=SILENT_SECONDS)
+        calls = [worker.call("start_step", step) for worker in self.workers]
+        for call, worker in zip(calls, self.workers, strict=True):
+            result_of(call, worker, timeout_s=SILENT_SECONDS)
+
+
+def copy_for(messages: Messages, copies: int) -> int:
+    """Which of a judge's copies answers a question: the same whenever it is asked."""
+    if copies == 1:
+        return 0
+    text = json.dumps(messages, sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % copies
 
 
 @dataclass(frozen=True)
@@ -78,26 +95,29 @@ class HttpJudgeRecipe:
         return build_judge(self.role, self.config, defer_to=None, seed=self.seed)
 
 
-def start_judge(role: str, config: VllmModelConfig, options: Mapping[str, Any], *, seed: int) -> PlacedJudge:
-    """Start a judge and wait until it is ready.
+def start_judge(role: str, config: VllmModelConfig, options: Sequence[Mapping[str, Any]], *, seed: int) -> PlacedJudge:
+    """Start a judge, a copy for each of `options`, and wait until all are ready.
 
     Raises:
-        JudgeUnavailableError: its model is not loaded within readiness_timeout_s.
+        JudgeUnavailableError: a model is not loaded within readiness_timeout_s.
     """
-    worker = start_workers(JudgeWorker, [f"judge {role}"], [options])[0]
+    names = [f"judge {role}"] if len(options) == 1 else [f"judge {role} {number}" for number in range(len(options))]
+    workers = start_workers(JudgeWorker, names, options)
     try:
-        _wait_until_ready(worker, role, config, seed)
+        loading = [worker.call("build", role, config, seed) for worker in workers]
+        deadline = time.monotonic() + config.readiness_timeout_s
+        for call, worker in zip(loading, workers, strict=True):
+            _wait_until_ready(call, worker, role, config, deadline - time.monotonic())
     except BaseException:
-        stop_workers([worker])
+        stop_workers(workers)
         raise
-    return PlacedJudge(worker)
+    return PlacedJudge(tuple(workers))
 
 
-def _wait_until_ready(worker: Worker, role: str, config: VllmModelConfig, seed: int) -> None:
+def _wait_until_ready(loading: Any, worker: Worker, role: str, config: VllmModelConfig, seconds: float) -> None:
     import ray
 
-    loading = worker.call("build", role, config, seed)
-    if not ray.wait([loading], timeout=config.readiness_timeout_s)[0]:
+    if not ray.wait([loading], timeout=max(0.0, seconds))[0]:
         raise JudgeUnavailableError(
             f"the judge {role} did not become ready",
             where=f"env.nemo_gym.{role}.responses_api_models.vllm_model",

@@ -3,7 +3,7 @@
     devices       policy rank i    generator i                     judges
     colocated     device i         devices i t to i t + t - 1      share the generators' devices
     separate      device i         t devices of its own            share the generators' devices
-    num_gpu_nodes > 0                                              a device of their own
+    num_gpu_nodes > 0                                              all devices of those nodes, shared equally
 
 t is vLLM's tensor-parallel size. A bundle of the placement group is a device, or the t devices of a generator, which
 are on one node. Ray gives an actor either part of one GPU or whole GPUs: whoever shares the GPUs of a generator with
@@ -50,23 +50,30 @@ class DevicePlan:
     policy: int
     generators: int
     colocated: bool
-    judges: int
-    """Devices of judges alone; 0 when they share the generators'."""
+    judges: Mapping[str, int]
+    """Copies of each local judge."""
+    judge_devices: tuple[int, ...]
+    """Devices of each copy, role by role; none when judges share the generators'."""
     gpus: bool
     width: int = 1
     """Devices of one generator."""
 
     @classmethod
-    def of(cls, config: RlConfig, judges: int) -> DevicePlan:
-        """The plan for `cluster.*` and `policy.generation`. ConfigError when it does not come out even."""
+    def of(cls, config: RlConfig, judges: Mapping[str, VllmModelConfig]) -> DevicePlan:
+        """The plan for `cluster.*`, `policy.generation` and local judges. ConfigError when it does not come out even.
+
+        Args:
+            judges: by role.
+        """
         cluster, colocated = config.cluster, config.policy.generation.colocated
         width = config.policy.generation.devices_per_generator
         judge_nodes = config.env.nemo_gym.num_gpu_nodes
         gpus = cluster.gpus_per_node * (cluster.num_nodes - judge_nodes)
         generation = width if colocated.enabled else colocated.generation_devices or width
+        copies = judge_copies(judges, cluster.gpus_per_node, judge_nodes)
         if cluster.gpus_per_node == 0:
             generators = _generators(generation, width)
-            return cls(policy_ranks(cluster, 0), generators, colocated.enabled, 0, False, width)
+            return cls(policy_ranks(cluster, 0), generators, colocated.enabled, copies, (), False, width)
         if cluster.gpus_per_node % width:
             raise ConfigError(
                 "the GPUs of a generator are on one node",
@@ -86,7 +93,8 @@ class DevicePlan:
             )
         ranks = policy_ranks(cluster, ranks)
         generators = _generators(ranks if colocated.enabled else generation, width)
-        return cls(ranks, generators, colocated.enabled, judges if judge_nodes else 0, True, width)
+        alone = [judges[role].tensor_parallel_size for role, count in copies.items() for _ in range(count)]
+        return cls(ranks, generators, colocated.enabled, copies, tuple(alone) if judge_nodes else (), True, width)
 
     @property
     def by_name(self) -> bool:
@@ -100,7 +108,7 @@ class DevicePlan:
             return [{}] * (self.policy + (0 if self.colocated else self.generators))
         together = [{"GPU": float(self.width)}] * self.generators
         policy = together if self.colocated else [{"GPU": 1.0}] * self.policy + together
-        return policy + [{"GPU": 1.0}] * self.judges
+        return policy + [{"GPU": float(devices)} for devices in self.judge_devices]
 
     def policy_bundle(self, rank: int) -> int:
         """Where a policy rank lives."""
@@ -136,7 +144,7 @@ class PlacedRun:
     def where(self) -> dict[str, Any]:
         """Every worker's process and device, and how weights travel."""
         workers = [*self.policy.workers, *self.generator.workers, self.environments.worker]
-        workers += [judge.worker for judge in self.judges if isinstance(judge, PlacedJudge)]
+        workers += [worker for judge in self.judges if isinstance(judge, PlacedJudge) for worker in judge.workers]
         return {"backend": "ray", "workers": places(workers), "weight_sync": self.generator.ways}
 
 
@@ -155,13 +163,13 @@ def place(
         UnsupportedError, WorkerLostError, JudgeUnavailableError: see the modules of the parts.
     """
     chosen = {role: judge for role in needed_judges if (judge := config.env.nemo_gym.judge(role)) is not None}
-    local = [role for role, judge in chosen.items() if judge.backend != "http"]
-    plan = DevicePlan.of(config, len(local))
+    local = {role: judge for role, judge in chosen.items() if judge.backend != "http"}
+    plan = DevicePlan.of(config, local)
     with ExitStack() as resources:
         cluster = RayCluster(config.cluster, workers=plan.policy + plan.generators * plan.width)
         resources.callback(cluster.close)
         cluster.reserve(plan.bundles)
-        sharing = bool(local) and not plan.judges
+        sharing = bool(local) and not plan.judge_devices
         policy = RayPolicy(policy_options(plan, cluster, judges=sharing), local=cluster.is_local)
         resources.callback(policy.close)
         assert config.policy.checkpoint is not None, "checked by the caller"
@@ -184,9 +192,7 @@ def place(
         )
         resources.callback(generator.close)
         generator.update_weights(policy.weights(), 0)
-        judges = _place_judges(
-            config, chosen, local, judge_options(plan, cluster, generator.workers, len(local)), resources
-        )
+        judges = _place_judges(config, local, judge_options(plan, cluster, generator.workers), plan.judges, resources)
         environments = _place_environments(config, chosen, judges, cluster, resources)
         stepwise: list[StepwiseJudge] = [*judges.values(), JudgesBehindHttp(environments.worker)]
         return PlacedRun(policy, generator, stepwise, environments, resources.pop_all())
@@ -225,34 +231,70 @@ def generator_options(
     return found
 
 
-def judge_options(
-    plan: DevicePlan, cluster: RayCluster, generators: Sequence[Worker], judges: int
-) -> list[dict[str, Any]]:
-    """Ray's options for the judges; `generators` are placed already."""
+def judge_copies(judges: Mapping[str, VllmModelConfig], gpus_per_node: int, nodes: int) -> dict[str, int]:
+    """How many copies of each local judge run. ConfigError when their own nodes lack the GPUs for them.
+
+    Args:
+        judges: by role.
+        nodes: those kept for judges alone.
+    """
+    copies = {role: judge.replicas or 1 for role, judge in judges.items()}
+    if not (gpus_per_node and nodes):
+        wide = next((role for role, judge in judges.items() if gpus_per_node and judge.tensor_parallel_size > 1), None)
+        if wide is not None:
+            raise ConfigError(
+                "a judge of several GPUs needs nodes that are kept for judges",
+                where=f"env.nemo_gym.{wide}.responses_api_models.vllm_model.tensor_parallel_size",
+                expected="env.nemo_gym.num_gpu_nodes=1 or more",
+                found=str(judges[wide].tensor_parallel_size),
+                hints=["env.nemo_gym.num_gpu_nodes=1"],
+            )
+        return copies
+    for role, judge in judges.items():
+        a_node = gpus_per_node // judge.tensor_parallel_size  # copies that it holds: none spans two
+        share = nodes * a_node // len(judges)
+        copies[role] = judge.replicas or max(1, share)
+    needed = sum(copies[role] * judge.tensor_parallel_size for role, judge in judges.items())
+    if needed > nodes * gpus_per_node or any(gpus_per_node < judge.tensor_parallel_size for judge in judges.values()):
+        raise ConfigError(
+            "the nodes kept for judges have too few GPUs for them",
+            where="env.nemo_gym.num_gpu_nodes",
+            expected=f"GPUs for {', '.join(f'{count} x {role}' for role, count in copies.items())}: {needed}",
+            found=f"{nodes} x {gpus_per_node}",
+            hints=[f"env.nemo_gym.num_gpu_nodes={-(-needed // gpus_per_node)}"],
+        )
+    return copies
+
+
+def judge_options(plan: DevicePlan, cluster: RayCluster, generators: Sequence[Worker]) -> list[dict[str, Any]]:
+    """Ray's options for every copy of the judges, role by role; `generators` are placed already."""
     found = []
-    for number in range(judges):
+    total = sum(plan.judges.values())
+    for number in range(total):
         beside = plan.generator_bundle(number % plan.generators)
-        if plan.judges:
-            found.append(cluster.options(len(plan.bundles) - plan.judges + number, 1.0))
+        if plan.judge_devices:
+            devices = plan.judge_devices[number]
+            found.append(cluster.options(len(plan.bundles) - total + number, float(devices)))
         elif plan.by_name and not plan.colocated:
             gpus = generators[number % plan.generators].gpus
             found.append(cluster.options(beside, named=[gpus[number // plan.generators % plan.width]]))
         else:
-            found.append(cluster.options(beside, _SHARED_BY_JUDGES / judges if plan.gpus else 0.0))
+            found.append(cluster.options(beside, _SHARED_BY_JUDGES / total if plan.gpus else 0.0))
     return found
 
 
 def _place_judges(
     config: RlConfig,
-    chosen: dict[str, VllmModelConfig],
-    local: Sequence[str],
+    local: Mapping[str, VllmModelConfig],
     options: Sequence[Mapping[str, Any]],
+    copies: Mapping[str, int],
     resources: ExitStack,
 ) -> dict[str, PlacedJudge]:
-    judges = {}
-    for role, own in zip(local, options, strict=True):
-        judges[role] = start_judge(role, chosen[role], own, seed=config.grpo.seed)
-        resources.callback(stop_workers, [judges[role].worker])
+    judges, remaining = {}, iter(options)
+    for role, judge in local.items():
+        own = [next(remaining) for _ in range(copies[role])]
+        judges[role] = start_judge(role, judge, own, seed=config.grpo.seed)
+        resources.callback(stop_workers, judges[role].workers)
     return judges
 
 

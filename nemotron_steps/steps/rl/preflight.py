@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.engine.data import PromptRow, PromptStream, read_rows
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
 from nemotron_steps.environments.judges import Messages
@@ -45,6 +45,11 @@ def check_placement(config: RlConfig) -> None:
     """Settings that need more than one process: refused where there is one, never ignored."""
     separate = not config.policy.generation.colocated.enabled
     further = ["policy.generation.colocated.enabled=true"] if separate else []
+    gym = config.env.nemo_gym
+    for role in JUDGE_ROLES:
+        judge = gym.judge(role)
+        if judge is not None and (judge.replicas or 1) > 1:
+            further.append(f"env.nemo_gym.{role}.responses_api_models.vllm_model.replicas=1")
     refuse_without_ray(config.cluster, config.policy, *further)
 
 
