@@ -200,6 +200,33 @@ def test_an_in_flight_update_changes_the_version_of_later_tokens(generator, mode
     )
 
 
+def test_recomputed_keys_and_values_make_later_tokens_those_of_the_new_weights_alone(generator, model, monkeypatch):
+    _, network = model
+    monkeypatch.setattr(generator, "_recompute", True)
+    generator.update_weights(network.state_dict().items(), 210)
+    generator.submit(GenerationRequest("redone", PROMPTS[0], SamplingParams(max_new_tokens=12), 3))
+    for _ in range(5):
+        generator.step()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    generator.update_weights(network.state_dict().items(), 211)
+    done = []
+    while generator.pending():
+        done += generator.step()
+    new = 0
+    for completion in done:
+        with torch.no_grad():
+            logits = network(torch.tensor([PROMPTS[0] + completion.token_ids])).logits[0]
+        expected = torch.log_softmax(logits, -1)
+        for offset, (token, version) in enumerate(zip(completion.token_ids, completion.weight_versions, strict=True)):
+            if version == 211:
+                new += 1
+                found = float(expected[len(PROMPTS[0]) + offset - 1, token])
+                assert completion.logprobs[offset] == pytest.approx(found, abs=1e-4)
+    assert new > 6
+
+
 def test_stop_length_and_cancel(generator):
     done = sample(generator, PROMPTS[:1], "length", n=2, max_new_tokens=3, stop_token_ids=())
     assert {c.finish_reason for c in done} <= {FinishReason.LENGTH, FinishReason.STOP}
@@ -218,6 +245,46 @@ def test_greedy_equals_transformers(generator, model):
             torch.tensor(PROMPTS[:1]), max_new_tokens=12, do_sample=False, eos_token_id=EOS, pad_token_id=0
         )
     assert done.token_ids == expected[0, len(PROMPTS[0]) :].tolist()
+
+
+def test_recorded_logprobs_train_as_the_embedded_generators_do(generator, model):
+    """The contract's invariance: whoever recorded the logprobs of the same rollouts, loss and gradient are the same."""
+    from transformers import Qwen3ForCausalLM
+
+    from nemotron_steps.engine.generation.embedded import EmbeddedGenerator
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+    from nemotron_steps.engine.types import TrainBatch
+    from nemotron_steps.models.architecture import Architecture
+    from tests.policy.batches import policy_config, rl_loss
+
+    folder, _ = model
+    weights = Qwen3ForCausalLM.from_pretrained(folder).state_dict()
+    generator.update_weights(weights.items(), 300)
+    embedded = EmbeddedGenerator(
+        Architecture.from_folder(folder), weights.items(), max_sequences=4, max_total_length=MAX_LENGTH,
+        eos_token_ids=[EOS],
+    )  # fmt: skip
+
+    def batch(completions):
+        rows = [(PROMPTS[int(c.request_id[-1])], c) for c in sorted(completions, key=lambda c: c.request_id)]
+        ids, mask, recorded = (torch.zeros(len(rows), MAX_LENGTH) for _ in range(3))
+        for row, (prompt, done) in enumerate(rows):
+            answer = slice(len(prompt), len(prompt) + len(done.token_ids))
+            ids[row, : answer.stop] = torch.tensor(prompt + done.token_ids)
+            mask[row, answer], recorded[row, answer] = 1, torch.tensor(done.logprobs)
+        advantages = torch.tensor([[1.0], [-0.5], [2.0]]) * mask
+        lengths = torch.tensor([len(prompt) + len(done.token_ids) for prompt, done in rows])
+        return TrainBatch(ids.long(), lengths, mask, torch.ones(len(rows)), recorded, advantages)
+
+    batches = [batch(sample(each, PROMPTS, "greedily", n=1, temperature=0.0)) for each in (generator, embedded)]
+    assert torch.equal(batches[0].input_ids, batches[1].input_ids)
+    trained = []
+    for one in batches:  # at the second step the importance weights are no longer 1
+        policy = MegatronPolicy(policy_config(), folder, rl_loss())
+        trained.append([policy.train_step(one) for _ in range(2)])
+    for ours, theirs in zip(*trained, strict=True):
+        for name in ("loss", "grad_norm"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
 
 
 def test_closing_it_leaves_the_process_groups_to_the_policies(generator, tmp_path):
