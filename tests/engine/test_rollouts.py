@@ -49,6 +49,7 @@ def test_sessions_are_released_when_one_of_their_group_cannot_be_opened(task, tm
 def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task, tmp_path, monkeypatch):
     class NeverJudged(ThreeSessions):
         async def verify(self, row, response, session):
+            asked.set()
             await asyncio.Event().wait()
 
     monkeypatch.setitem(registry.BUILT_IN, "three_sessions", f"{__name__}:ThreeSessions")
@@ -56,13 +57,14 @@ def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task
     environment = NeverJudged(run.collector.environment_named("three_sessions").config, {})
     prompt = read_rows(task / "train.jsonl")[0]
 
+    asked = asyncio.Event()
+
     async def collect():
         cut = asyncio.Event()
         judging = asyncio.ensure_future(
             run.collector.collect_group(prompt, group_id="a", members=3, environment=environment, cut=cut)
         )
-        while run.sampler.busy or not ThreeSessions.open:
-            await asyncio.sleep(0.01)
+        await asked.wait()
         assert len(ThreeSessions.open) == 3
         cut.set()
         await judging
