@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from nemotron_steps.config.compose import ComposedConfig, origin_of, raise_problems
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import is_secret_key, mask
-from nemotron_steps.config.schema.base import OPERATIONAL
+from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, Rule
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError
 
@@ -195,11 +195,16 @@ def _problems(
     except_missing: frozenset[str] = frozenset(),
 ) -> list[ConfigError]:
     by_key: dict[tuple[KeyPath, str], list[Mapping[str, Any]]] = {}
-    for detail in error.errors(include_url=False, include_context=False):
+    rules: list[tuple[KeyPath, Rule]] = []
+    for detail in error.errors(include_url=False):
         kind = detail["type"] if detail["type"] in ("extra_forbidden", "missing") else "value"
         path = _key_path(detail["loc"], composed.values, missing=kind == "missing")
-        by_key.setdefault((path, kind), []).append(detail)
-    problems = []
+        broken = detail.get("ctx", {}).get("error")
+        if isinstance(broken, BrokenRulesError):
+            rules.extend((path, rule) for rule in broken.rules)
+        else:
+            by_key.setdefault((path, kind), []).append(detail)
+    problems = [_broken_rule(section, rule, composed) for section, rule in rules]
     for (path, kind), details in by_key.items():
         key = ".".join(path)
         where = origin_of(composed.origins, path) or (str(composed.files[0]) if composed.files else None)
@@ -235,6 +240,15 @@ def _key_path(location: Sequence[int | str], values: Any, *, missing: bool) -> K
             node = node[part] if part < len(node) else None
             path.append(str(part))
     return tuple(path)
+
+
+def _broken_rule(section: KeyPath, rule: Rule, composed: ComposedConfig) -> ConfigError:
+    where = origin_of(composed.origins, (*section, *rule.key.split("."))) or (
+        str(composed.files[0]) if composed.files else None
+    )
+    prefix = "".join(f"{part}." for part in section)
+    hints = [" ".join(prefix + override for override in hint.split(" ")) for hint in rule.hints]
+    return ConfigError(rule.what, where=where or prefix + rule.key, hints=hints)
 
 
 def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel]) -> ConfigError:

@@ -127,7 +127,7 @@ def gdpo_advantages(
         components: name -> [N] rewards.
         group_index: int64 [N].
         valid: bool [N].
-        names: `grpo.adv_estimator.components`, at least two.
+        names: `grpo.adv_estimator.components`.
         leave_one_out: `grpo.use_leave_one_out_baseline`.
         normalize: `grpo.normalize_rewards`.
 
@@ -135,16 +135,16 @@ def gdpo_advantages(
         float64 [N]; 0 for invalid samples.
 
     Raises:
-        EngineError: fewer than two components, or one that the rollouts do not carry.
+        EngineError: a component that the rollouts do not carry.
     """
     missing = [name for name in names if name not in components]
-    if len(names) < 2 or missing:
+    if missing:
         raise EngineError(
-            "GDPO needs at least two reward components that every rollout carries",
+            "GDPO needs reward components that every rollout carries",
             where="grpo.adv_estimator.components",
-            expected=f"two or more of {sorted(components)}",
-            found=", ".join(names) or "none",
-            hints=("grpo.adv_estimator.name=grpo",),
+            expected="components of every rollout, of which there are: " + (", ".join(sorted(components)) or "none"),
+            found=", ".join(missing),
+            hints=("grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]",),
         )
     total = torch.zeros(len(group_index), dtype=torch.float64)
     for name in names:

@@ -28,7 +28,7 @@ from nemotron_steps.engine.reduction import (
     reduce_over_batch,
     sequence_means,
 )
-from nemotron_steps.errors import ConfigError, EngineError
+from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import LossFnConfig
@@ -110,7 +110,6 @@ class PolicyGradientLoss:
     """
 
     def __init__(self, config: LossFnConfig, *, temperature: float = 1.0) -> None:
-        _check(config)
         self.config = config
         self.temperature = temperature
         self.kl_coefficient = 0.0 if config.use_kl_in_reward else config.reference_policy_kl_penalty
@@ -242,89 +241,6 @@ class PolicyGradientLoss:
         finite = torch.isfinite(log_weight.detach().exp())
         weight = torch.where(finite, log_weight, torch.zeros_like(log_weight)).exp() * finite
         return kl, kl * weight
-
-
-def _check(config: LossFnConfig) -> None:
-    """Refuse combinations that have no meaning or would silently ignore a key."""
-    truncation = config.truncated_importance_sampling_type
-    upper, lower = config.truncated_importance_sampling_ratio, config.truncated_importance_sampling_ratio_min
-    rules: list[tuple[bool, str, str]] = [
-        (
-            config.sequence_level_importance_ratios and config.token_level_loss,
-            "loss_fn.sequence_level_importance_ratios (GSPO) needs a sequence-level loss",
-            "loss_fn.token_level_loss=false",
-        ),
-        (
-            config.disable_ppo_ratio and config.force_on_policy_ratio,
-            "loss_fn.disable_ppo_ratio removes the ratio that loss_fn.force_on_policy_ratio sets",
-            "loss_fn.force_on_policy_ratio=false",
-        ),
-        (
-            config.ratio_clip_c is not None and (config.disable_ppo_ratio or config.use_cispo),
-            "loss_fn.ratio_clip_c bounds a ratio that disable_ppo_ratio or use_cispo takes out of the loss",
-            "loss_fn.ratio_clip_c=null",
-        ),
-        (
-            config.disable_ppo_ratio and config.sequence_level_importance_ratios,
-            "loss_fn.disable_ppo_ratio removes the ratio that loss_fn.sequence_level_importance_ratios averages",
-            "loss_fn.sequence_level_importance_ratios=false",
-        ),
-        (
-            config.use_cispo
-            and (
-                config.disable_ppo_ratio
-                or config.force_on_policy_ratio
-                or config.sequence_level_importance_ratios
-                or not config.token_level_loss
-            ),
-            "loss_fn.use_cispo is a token-level loss on the clipped ratio lp - lp_prev",
-            "loss_fn.use_cispo=false",
-        ),
-        (
-            truncation is not None and not config.use_importance_sampling_correction,
-            "loss_fn.truncated_importance_sampling_type truncates weights that are not used",
-            "loss_fn.use_importance_sampling_correction=true",
-        ),
-        (
-            truncation is not None and upper is None,
-            f"loss_fn.truncated_importance_sampling_type={truncation} needs truncated_importance_sampling_ratio",
-            "loss_fn.truncated_importance_sampling_ratio=" + ("1.002" if truncation == "seq-mask-tis" else "5"),
-        ),
-        (
-            truncation is None and (upper is not None or lower is not None),
-            "loss_fn.truncated_importance_sampling_ratio is set but no truncation type is chosen",
-            "loss_fn.truncated_importance_sampling_type=tis",
-        ),
-        (
-            truncation in ("icepop", "seq-mask-tis") and lower is None,
-            f"loss_fn.truncated_importance_sampling_type={truncation} needs a lower bound",
-            "loss_fn.truncated_importance_sampling_ratio_min=" + ("0.5" if truncation == "icepop" else "0.999"),
-        ),
-        (
-            upper is not None and lower is not None and lower > upper,
-            f"loss_fn.truncated_importance_sampling_ratio_min={lower} is above truncated_importance_sampling_ratio="
-            f"{upper}",
-            "loss_fn.truncated_importance_sampling_ratio_min=null",
-        ),
-        (
-            truncation == "seq-mask-tis" and config.sequence_level_importance_ratios,
-            "seq-mask-tis weighs tokens, loss_fn.sequence_level_importance_ratios weighs sequences",
-            "loss_fn.truncated_importance_sampling_type=tis",
-        ),
-        (
-            config.use_kl_in_reward and config.reference_policy_kl_penalty == 0,
-            "loss_fn.use_kl_in_reward is on but loss_fn.reference_policy_kl_penalty is 0",
-            "loss_fn.use_kl_in_reward=false",
-        ),
-        (
-            config.use_kl_in_reward and config.use_on_policy_kl_approximation,
-            "loss_fn.use_on_policy_kl_approximation weighs a KL loss that loss_fn.use_kl_in_reward removes",
-            "loss_fn.use_on_policy_kl_approximation=false",
-        ),
-    ]
-    for broken, what, hint in rules:
-        if broken:
-            raise ConfigError(what, where="loss_fn", hints=(hint,))
 
 
 def _fill(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:

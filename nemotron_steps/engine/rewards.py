@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nemotron_steps.errors import ConfigError
-
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import RewardScalingConfig, RewardShapingConfig
 
@@ -21,22 +19,11 @@ def scale_rewards(rewards: torch.Tensor, config: RewardScalingConfig) -> torch.T
 
     Args:
         rewards: [N].
-        config: `grpo.reward_scaling`; returned unchanged when it is off.
-
-    Raises:
-        ConfigError: the source interval is empty.
+        config: `grpo.reward_scaling`; returned unchanged when it is off. Its source interval is not empty.
     """
     if not config.enabled:
         return rewards
     width = config.source_max - config.source_min
-    if width <= 0:
-        raise ConfigError(
-            "the source interval of reward scaling is empty",
-            where="grpo.reward_scaling",
-            expected="source_min < source_max",
-            found=f"[{config.source_min}, {config.source_max}]",
-            hints=("grpo.reward_scaling.source_min=0 grpo.reward_scaling.source_max=1",),
-        )
     share = (rewards.clamp(config.source_min, config.source_max) - config.source_min) / width
     return config.target_min + share * (config.target_max - config.target_min)
 

@@ -32,6 +32,15 @@ class AnyVowel(Environment):
         return Verdict(float(reward_of(response.text) > 0))
 
 
+class Indifferent(Environment):
+    """1 for any answer."""
+
+    name = "indifferent"
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        return Verdict(1.0)
+
+
 class Silent(Environment):
     """Its judge never answers."""
 
@@ -79,7 +88,7 @@ class StuckEverywhere(Stuck):
     everywhere = True
 
 
-ENVIRONMENTS = (Vowels, AnyVowel, Silent, Unreliable, Hanging, Stuck, StuckEverywhere)
+ENVIRONMENTS = (Vowels, AnyVowel, Indifferent, Silent, Unreliable, Hanging, Stuck, StuckEverywhere)
 
 
 def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -> RlConfig:
@@ -91,7 +100,10 @@ def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -
             "max_num_steps": steps,
             "max_num_epochs": 9,
         },
-        "loss_fn": {"force_on_policy_ratio": True},
+        "loss_fn": {
+            "force_on_policy_ratio": True,
+            "use_importance_sampling_correction": bool(changes.get("grpo__async_grpo__enabled")),
+        },
         "policy": {
             "checkpoint": str(checkpoint),
             "precision": "float32",
@@ -118,7 +130,7 @@ def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -
 def start(config, work, records=None, rows=None):
     """The run's live parts; records of its tracker go into `records`."""
     listener = None if records is None else records.append
-    context = SimpleNamespace(config=config, work=work, tracker=Tracker("test", None, listener))
+    context = SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, listener))
     run, _ = build_run(context, rows or read_rows(config.data.train.data_path), [])
     return run
 

@@ -105,7 +105,7 @@ def test_dynamic_sampling_replaces_groups_without_a_signal_and_keeps_what_is_lef
 
 
 def test_dynamic_sampling_gives_up_when_no_group_has_a_signal(task, tmp_path):
-    changes = {"grpo__use_dynamic_sampling": True, "policy__generation__temperature": 0.0}
+    changes = {"grpo__use_dynamic_sampling": True, "environment": "indifferent"}
     with pytest.raises(EngineError, match="found 0 groups with differing rewards in 10 batches"):
         run_loop(start(config_of(task, 2, **ASYNC, **changes), tmp_path))
 

@@ -15,7 +15,7 @@ from nemotron_steps.engine.loss import NegativeLogLikelihood, PolicyGradientLoss
 from nemotron_steps.engine.metrics import finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.reduction import LossNormalizers, count_normalizers, loss_mask
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import ConfigError, EngineError
+from nemotron_steps.errors import EngineError
 
 TIS = {
     "use_importance_sampling_correction": True,
@@ -360,47 +360,6 @@ def test_metrics_have_their_textbook_values() -> None:
     m = (p + q) / 2
     expected = 0.5 * sum(m / x - 1 - math.log(m / x) for x in (p, q))
     assert metrics["js_divergence_error"] == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"sequence_level_importance_ratios": True},
-        {"disable_ppo_ratio": True, "force_on_policy_ratio": True},
-        {"disable_ppo_ratio": True, "ratio_clip_c": 3.0},
-        {"use_cispo": True, "token_level_loss": False},
-        {"use_cispo": True, "force_on_policy_ratio": True},
-        {"truncated_importance_sampling_type": "tis", "truncated_importance_sampling_ratio": 5.0},
-        {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": "tis"},
-        {"use_importance_sampling_correction": True, "truncated_importance_sampling_ratio": 5.0},
-        {**TIS, "truncated_importance_sampling_type": "icepop"},
-        {**TIS, "truncated_importance_sampling_ratio_min": 3.0},
-        {"use_kl_in_reward": True},
-        {"use_kl_in_reward": True, "reference_policy_kl_penalty": 0.1, "use_on_policy_kl_approximation": True},
-    ],
-)
-def test_meaningless_combinations_are_refused_with_an_override_to_paste(broken: dict[str, object]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        PolicyGradientLoss(LossFnConfig.model_validate(broken))
-    assert caught.value.hints and caught.value.hints[0].startswith("loss_fn.")
-
-
-@pytest.mark.parametrize(
-    ("kind", "bounds"), [("tis", (None, 5)), ("icepop", (0.5, 5)), ("seq-mask-tis", (0.999, 1.002))]
-)
-def test_the_hints_of_a_truncation_without_bounds_lead_to_the_usual_ones(
-    kind: str, bounds: tuple[float | None, float]
-) -> None:
-    config: dict[str, object] = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
-    for _ in range(2):
-        try:
-            PolicyGradientLoss(LossFnConfig.model_validate(config))
-        except ConfigError as error:
-            key, value = error.hints[0].removeprefix("loss_fn.").split("=")
-            config[key] = float(value)
-    accepted = PolicyGradientLoss(LossFnConfig.model_validate(config)).config
-    found = (accepted.truncated_importance_sampling_ratio_min, accepted.truncated_importance_sampling_ratio)
-    assert found == bounds
 
 
 def test_nll_is_the_mean_over_all_trained_tokens_of_the_global_batch() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from nemotron_steps.config.schema.rl import LowEffortConfig, RewardScalingConfig, RewardShapingConfig
 from nemotron_steps.engine.low_effort import asks_for_low_effort, low_effort_rewards
 from nemotron_steps.engine.rewards import overlong_penalty, scale_rewards, shape_rewards
-from nemotron_steps.errors import ConfigError
 
 
 def f64(*values: float) -> torch.Tensor:
@@ -20,11 +19,6 @@ def test_scaling_clamps_then_maps_linearly() -> None:
     assert scale_rewards(f64(0.0, 1.0, 2.0, 3.0, 5.0, 9.0), config).tolist() == [-1.0, -1.0, -0.5, 0.0, 1.0, 1.0]
     raw = f64(0.3, 7.0)
     assert scale_rewards(raw, RewardScalingConfig()) is raw
-
-
-def test_an_empty_source_interval_is_refused() -> None:
-    with pytest.raises(ConfigError, match="interval"):
-        scale_rewards(f64(1.0), RewardScalingConfig(enabled=True, source_min=1.0, source_max=1.0))
 
 
 @given(reward=st.floats(-10, 10), other=st.floats(-10, 10))

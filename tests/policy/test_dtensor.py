@@ -68,7 +68,7 @@ def test_its_models_open_in_the_other_policy(qwen3_folder, tmp_path, batch):
 
 def test_activation_checkpointing_changes_nothing(qwen3_folder, batch):
     plain = DTensorPolicy(policy_config(), qwen3_folder, rl_loss()).train_step(batch)
-    config = policy_config(dtensor_cfg={"activation_checkpointing": True})
+    config = policy_config(dtensor_cfg={"enabled": True, "activation_checkpointing": True})
     assert DTensorPolicy(config, qwen3_folder, rl_loss()).train_step(batch) == pytest.approx(plain, rel=1e-5, abs=1e-7)
 
 

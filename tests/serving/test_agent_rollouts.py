@@ -116,7 +116,10 @@ def start(taught, work, agent_url, records, *, expose=True, **grpo):
                 "max_num_epochs": 9,
                 **grpo,
             },
-            "loss_fn": {"force_on_policy_ratio": True},
+            "loss_fn": {
+                "force_on_policy_ratio": True,
+                "use_importance_sampling_correction": "async_grpo" in grpo,
+            },
             "policy": {
                 "checkpoint": str(taught),
                 "precision": "float32",
@@ -129,7 +132,7 @@ def start(taught, work, agent_url, records, *, expose=True, **grpo):
             "checkpointing": {"enabled": False},
         }
     )
-    context = SimpleNamespace(config=config, work=work, tracker=Tracker("test", None, records.append))
+    context = SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, records.append))
     run, environments = build_run(context, read_rows(rows), [])
     run.sampled, run.groups = [], []
     step, collect_group = run.generator.step, run.collector.collect_group

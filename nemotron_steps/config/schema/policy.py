@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema.base import OPERATIONAL, Section
+from nemotron_steps.config.schema import policy_rules
+from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
 """How reasoning is told from the answer: nemotron_steps/engine/parsers/reasoning.py."""
@@ -51,6 +52,12 @@ class SchedulerConfig(Section):
     lr_warmup_iters: int = Field(0, ge=0)
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     lr_decay_iters: int | None = Field(None, ge=1)
+    """Optimizer steps, warm-up included, after which a decaying rate stays at min_lr; None: those of the run."""
+
+    @model_validator(mode="after")
+    def _decay_has_a_length(self) -> SchedulerConfig:
+        refuse(policy_rules.scheduler_rules(self))
+        return self
 
 
 class MegatronConfig(Section):
@@ -79,7 +86,7 @@ class DTensorConfig(Section):
 
 
 class SequencePackingConfig(Section):
-    """Several sequences in one row, no padding between them."""
+    """Several sequences in one row, no padding between them. For the megatron policy."""
 
     enabled: bool = False
     train_mb_tokens: PositiveInt | None = None
@@ -89,7 +96,7 @@ class SequencePackingConfig(Section):
 
 
 class DynamicBatchingConfig(Section):
-    """Micro-batches cut by token budget instead of by sequence count."""
+    """Micro-batches cut by token budget instead of by sequence count, for either policy."""
 
     enabled: bool = False
     train_mb_tokens: PositiveInt | None = None
@@ -180,21 +187,22 @@ class PolicyConfig(Section):
     logprob_chunk_size: Annotated[PositiveInt, OPERATIONAL] = 1024
     """Tokens whose vocabulary logits exist at once."""
     max_total_sequence_length: PositiveInt = 4096
-    max_total_sequence_length_end: PositiveInt | None = None
-    """Raised linearly to this over the run when set (RLVR: 49,152 to 65,536)."""
     make_sequence_length_divisible_by: Annotated[PositiveInt, OPERATIONAL] = 1
     max_grad_norm: PositiveFloat = 1.0
     megatron_cfg: MegatronConfig = MegatronConfig()
     dtensor_cfg: DTensorConfig = DTensorConfig()
     sequence_packing: Annotated[SequencePackingConfig, OPERATIONAL] = SequencePackingConfig()
     dynamic_batching: Annotated[DynamicBatchingConfig, OPERATIONAL] = DynamicBatchingConfig()
-    generation: GenerationConfig = GenerationConfig()
 
     @model_validator(mode="after")
-    def _fsdp_has_an_optimizer_of_its_own(self) -> PolicyConfig:
-        if self.dtensor_cfg.enabled and self.megatron_cfg.optimizer.use_precision_aware_optimizer:
-            raise ValueError(
-                "policy.dtensor_cfg keeps float32 weights and moments: "
-                "policy.megatron_cfg.optimizer.use_precision_aware_optimizer must be false"
-            )
+    def _every_key_does_something(self) -> PolicyConfig:
+        refuse(policy_rules.policy_rules(self))
         return self
+
+
+class GeneratingPolicyConfig(PolicyConfig):
+    """`policy.*` of a step that samples from the policy it trains."""
+
+    max_total_sequence_length_end: PositiveInt | None = None
+    """Raised linearly to this over the run when set (RLVR: 49,152 to 65,536)."""
+    generation: GenerationConfig = GenerationConfig()

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import OPERATIONAL, Section
-from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.config.schema import rl_rules
+from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
+from nemotron_steps.config.schema.policy import GeneratingPolicyConfig
 
 
 class RewardScalingConfig(Section):
@@ -19,6 +20,11 @@ class RewardScalingConfig(Section):
     target_min: float = 0.0
     target_max: float = 1.0
 
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> RewardScalingConfig:
+        refuse(rl_rules.reward_scaling_rules(self))
+        return self
+
 
 class RewardShapingConfig(Section):
     """DAPO's overlong penalty, and the factor on truncated samples' rewards."""
@@ -29,6 +35,11 @@ class RewardShapingConfig(Section):
     max_response_length: PositiveInt | None = None
     """L_max; default: policy.generation.max_new_tokens."""
     stop_properly_penalty_coef: float | None = Field(None, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> RewardShapingConfig:
+        refuse(rl_rules.reward_shaping_rules(self))
+        return self
 
 
 class AdvantageEstimatorConfig(Section):
@@ -63,7 +74,15 @@ class LowEffortConfig(Section):
     fraction_end: float | None = Field(None, ge=0, le=1)
     """Share at the last step; the share is annealed linearly (2 % early, 1 % late)."""
     environments: tuple[str, ...] = ("math_with_judge", "mcqa", "code_gen")
+    environments_end: tuple[str, ...] | None = None
+    """Those of `environments` that are still asked at the last step: the share of the others is annealed to 0. None:
+    all of them."""
     instruction: str = "Answer with low reasoning effort."
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> LowEffortConfig:
+        refuse(rl_rules.low_effort_rules(self))
+        return self
 
 
 class EpsilonFilteringConfig(Section):
@@ -117,14 +136,19 @@ class GrpoConfig(Section):
     max_val_samples: PositiveInt | None = None
     seed: int = 42
 
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> GrpoConfig:
+        refuse(rl_rules.grpo_rules(self))
+        return self
+
 
 class LossFnConfig(Section):
     """`loss_fn.*`. Formulas: `nemotron_steps/engine/loss.py`."""
 
     reference_policy_kl_penalty: float = Field(0.0, ge=0)
     reference_policy_kl_type: Literal["k1", "k2", "k3"] = "k3"
-    kl_input_clamp_value: float | None = 20.0
-    kl_output_clamp_value: float | None = 10.0
+    kl_input_clamp_value: PositiveFloat | None = 20.0
+    kl_output_clamp_value: PositiveFloat | None = 10.0
     use_on_policy_kl_approximation: bool = False
     use_kl_in_reward: bool = False
     ratio_clip_min: float = Field(0.2, ge=0)
@@ -139,6 +163,11 @@ class LossFnConfig(Section):
     truncated_importance_sampling_ratio: float | None = Field(None, gt=0)
     truncated_importance_sampling_ratio_min: float | None = Field(None, ge=0)
     token_level_loss: bool = True
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> LossFnConfig:
+        refuse(rl_rules.loss_rules(self))
+        return self
 
 
 class VllmModelConfig(Section):
@@ -280,7 +309,7 @@ class RlConfig(Section):
 
     grpo: GrpoConfig = GrpoConfig()
     loss_fn: LossFnConfig = LossFnConfig()
-    policy: PolicyConfig = PolicyConfig()
+    policy: GeneratingPolicyConfig = GeneratingPolicyConfig()
     env: EnvConfig = EnvConfig()
     data: DataConfig = DataConfig()
     heldout: HeldoutConfig = HeldoutConfig()
@@ -304,17 +333,6 @@ class RlConfig(Section):
         return values
 
     @model_validator(mode="after")
-    def _on_policy_needs_one_update(self) -> RlConfig:
-        rollouts = self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
-        batch = self.policy.train_global_batch_size
-        if self.loss_fn.force_on_policy_ratio and batch != rollouts:
-            raise ValueError(
-                f"loss_fn.force_on_policy_ratio needs policy.train_global_batch_size = num_prompts_per_step x "
-                f"num_generations_per_prompt = {rollouts}, not {batch}"
-            )
-        if rollouts % batch:
-            raise ValueError(
-                f"grpo.num_prompts_per_step x num_generations_per_prompt = {rollouts} is not a multiple of "
-                f"policy.train_global_batch_size = {batch}"
-            )
+    def _has_a_meaning(self) -> RlConfig:
+        refuse(rl_rules.run_rules(self))
         return self

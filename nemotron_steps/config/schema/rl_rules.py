@@ -1,0 +1,279 @@
+"""Combinations of GRPO settings that have no meaning, or would silently ignore one of them: refused with the config.
+
+Each function lists the rules of one section of rl.py, whose validators raise those that are broken. Not here: what one
+key alone may be (its field), and what depends on data or machines (steps/rl/preflight.py, resolver/checks.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nemotron_steps.config.schema.base import Rule
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.rl import (
+        GrpoConfig,
+        LossFnConfig,
+        LowEffortConfig,
+        RewardScalingConfig,
+        RewardShapingConfig,
+        RlConfig,
+    )
+
+
+def reward_scaling_rules(config: RewardScalingConfig) -> list[Rule]:
+    """Rules of `grpo.reward_scaling`."""
+    return [
+        Rule(
+            config.enabled and config.source_min >= config.source_max,
+            "source_min",
+            f"the source interval of grpo.reward_scaling is empty: source_min {config.source_min:g} is not below "
+            f"source_max {config.source_max:g}",
+            ("source_min=0 source_max=1", "enabled=false"),
+        )
+    ]
+
+
+def reward_shaping_rules(config: RewardShapingConfig) -> list[Rule]:
+    """Rules of `grpo.reward_shaping`."""
+    own = {"overlong_buffer_length": 128, "overlong_buffer_penalty": 1.0, "max_response_length": None}
+    return [
+        Rule(
+            config.stop_properly_penalty_coef is not None and getattr(config, key) != default,
+            key,
+            f"grpo.reward_shaping.{key} is ignored: stop_properly_penalty_coef takes the overlong penalty's place",
+            ("stop_properly_penalty_coef=null", f"{key}={'null' if default is None else f'{default:g}'}"),
+        )
+        for key, default in own.items()
+    ]
+
+
+def low_effort_rules(config: LowEffortConfig) -> list[Rule]:
+    """Rules of `grpo.low_effort`."""
+    unknown = sorted(set(config.environments_end or ()) - set(config.environments))
+    return [
+        Rule(
+            bool(unknown),
+            "environments_end",
+            f"grpo.low_effort.environments_end names {', '.join(unknown)}, which environments does not",
+            ("environments_end=null", f"environments=[{','.join([*config.environments, *unknown])}]"),
+        )
+    ]
+
+
+def grpo_rules(config: GrpoConfig) -> list[Rule]:
+    """Rules of `grpo`."""
+    estimator, low, high = config.adv_estimator, config.advantage_clip_low, config.advantage_clip_high
+    centred = estimator.name != "reinforce_plus_plus" or estimator.minus_baseline
+    plus_plus = estimator.name == "reinforce_plus_plus"
+    return [
+        Rule(
+            low is not None and high is not None and low > high,
+            "advantage_clip_low",
+            f"grpo.advantage_clip_low={low} is above grpo.advantage_clip_high={high}",
+            ("advantage_clip_low=null advantage_clip_high=null",),
+        ),
+        Rule(
+            config.num_generations_per_prompt == 1 and centred,
+            "num_generations_per_prompt",
+            "grpo.num_generations_per_prompt=1 leaves nothing to compare an answer with: every advantage would be 0",
+            (
+                "num_generations_per_prompt=8",
+                "adv_estimator.name=reinforce_plus_plus adv_estimator.minus_baseline=false",
+            ),
+        ),
+        Rule(
+            estimator.name == "gdpo" and len(estimator.components) < 2,
+            "adv_estimator.components" if estimator.components else "adv_estimator.name",
+            "grpo.adv_estimator.name=gdpo needs at least two reward components to normalise apart from each other, not "
+            f"{', '.join(estimator.components) or 'none'}",
+            ("adv_estimator.components=[NAME,NAME]", "adv_estimator.name=grpo"),
+        ),
+        Rule(
+            estimator.name != "gdpo" and bool(estimator.components),
+            "adv_estimator.components",
+            f"grpo.adv_estimator.components is ignored by {estimator.name}: only gdpo takes the components apart",
+            ("adv_estimator.name=gdpo", "adv_estimator.components=[]"),
+        ),
+        Rule(
+            not plus_plus and not estimator.minus_baseline,
+            "adv_estimator.minus_baseline",
+            f"grpo.adv_estimator.minus_baseline is ignored by {estimator.name}, which always subtracts a baseline",
+            ("adv_estimator.name=reinforce_plus_plus", "adv_estimator.minus_baseline=true"),
+        ),
+        *(
+            Rule(
+                plus_plus and not getattr(config, key),
+                key,
+                f"grpo.{key} is ignored by reinforce_plus_plus, which normalises over the whole batch",
+                (f"{key}=true", "adv_estimator.name=grpo"),
+            )
+            for key in ("normalize_rewards", "use_leave_one_out_baseline")
+        ),
+    ]
+
+
+def loss_rules(config: LossFnConfig) -> list[Rule]:
+    """Rules of `loss_fn`."""
+    return [*_ratio_rules(config), *_correction_rules(config), *_kl_rules(config)]
+
+
+def _ratio_rules(config: LossFnConfig) -> list[Rule]:
+    return [
+        Rule(
+            config.sequence_level_importance_ratios and config.token_level_loss,
+            "sequence_level_importance_ratios",
+            "loss_fn.sequence_level_importance_ratios (GSPO) needs a sequence-level loss",
+            ("token_level_loss=false",),
+        ),
+        Rule(
+            config.disable_ppo_ratio and config.force_on_policy_ratio,
+            "disable_ppo_ratio",
+            "loss_fn.disable_ppo_ratio removes the ratio that loss_fn.force_on_policy_ratio sets",
+            ("force_on_policy_ratio=false",),
+        ),
+        Rule(
+            config.ratio_clip_c is not None and (config.disable_ppo_ratio or config.use_cispo),
+            "ratio_clip_c",
+            "loss_fn.ratio_clip_c bounds a ratio that disable_ppo_ratio or use_cispo takes out of the loss",
+            ("ratio_clip_c=null",),
+        ),
+        Rule(
+            config.ratio_clip_c is not None and config.force_on_policy_ratio,
+            "ratio_clip_c",
+            "loss_fn.ratio_clip_c bounds a ratio that loss_fn.force_on_policy_ratio keeps at 1",
+            ("ratio_clip_c=null", "force_on_policy_ratio=false"),
+        ),
+        Rule(
+            config.disable_ppo_ratio and config.sequence_level_importance_ratios,
+            "disable_ppo_ratio",
+            "loss_fn.disable_ppo_ratio removes the ratio that loss_fn.sequence_level_importance_ratios averages",
+            ("sequence_level_importance_ratios=false",),
+        ),
+        Rule(
+            config.use_cispo
+            and (
+                config.disable_ppo_ratio
+                or config.force_on_policy_ratio
+                or config.sequence_level_importance_ratios
+                or not config.token_level_loss
+            ),
+            "use_cispo",
+            "loss_fn.use_cispo is a token-level loss on the clipped ratio lp - lp_prev",
+            ("use_cispo=false",),
+        ),
+    ]
+
+
+_USUAL_BOUNDS = {"tis": (None, 5.0), "icepop": (0.5, 5.0), "seq-mask-tis": (0.999, 1.002)}
+"""Truncation type -> the recipes' lower and upper bound."""
+
+
+def _correction_rules(config: LossFnConfig) -> list[Rule]:
+    truncation = config.truncated_importance_sampling_type
+    upper, lower = config.truncated_importance_sampling_ratio, config.truncated_importance_sampling_ratio_min
+    usual_lower, usual_upper = _USUAL_BOUNDS[truncation or "tis"]
+    return [
+        Rule(
+            truncation is not None and not config.use_importance_sampling_correction,
+            "truncated_importance_sampling_type",
+            "loss_fn.truncated_importance_sampling_type truncates weights that are not used",
+            ("use_importance_sampling_correction=true",),
+        ),
+        Rule(
+            truncation is not None and upper is None,
+            "truncated_importance_sampling_type",
+            f"loss_fn.truncated_importance_sampling_type={truncation} needs truncated_importance_sampling_ratio",
+            (f"truncated_importance_sampling_ratio={usual_upper:g}",),
+        ),
+        Rule(
+            truncation is None and (upper is not None or lower is not None),
+            "truncated_importance_sampling_ratio",
+            "loss_fn.truncated_importance_sampling_ratio is set but no truncation type is chosen",
+            ("truncated_importance_sampling_type=tis",),
+        ),
+        Rule(
+            truncation in ("icepop", "seq-mask-tis") and lower is None,
+            "truncated_importance_sampling_type",
+            f"loss_fn.truncated_importance_sampling_type={truncation} needs a lower bound",
+            (f"truncated_importance_sampling_ratio_min={usual_lower}",),
+        ),
+        Rule(
+            upper is not None and lower is not None and lower > upper,
+            "truncated_importance_sampling_ratio_min",
+            f"loss_fn.truncated_importance_sampling_ratio_min={lower} is above truncated_importance_sampling_ratio="
+            f"{upper}",
+            ("truncated_importance_sampling_ratio_min=null",),
+        ),
+        Rule(
+            truncation == "seq-mask-tis" and config.sequence_level_importance_ratios,
+            "truncated_importance_sampling_type",
+            "seq-mask-tis weighs tokens, loss_fn.sequence_level_importance_ratios weighs sequences",
+            ("truncated_importance_sampling_type=tis",),
+        ),
+    ]
+
+
+def _kl_rules(config: LossFnConfig) -> list[Rule]:
+    return [
+        Rule(
+            config.use_kl_in_reward and config.reference_policy_kl_penalty == 0,
+            "use_kl_in_reward",
+            "loss_fn.use_kl_in_reward is on but loss_fn.reference_policy_kl_penalty is 0",
+            ("use_kl_in_reward=false", "reference_policy_kl_penalty=0.0001"),
+        ),
+        Rule(
+            config.use_kl_in_reward and config.use_on_policy_kl_approximation,
+            "use_on_policy_kl_approximation",
+            "loss_fn.use_on_policy_kl_approximation weighs a KL loss that loss_fn.use_kl_in_reward removes",
+            ("use_on_policy_kl_approximation=false",),
+        ),
+    ]
+
+
+def run_rules(config: RlConfig) -> list[Rule]:
+    """Rules over the sections of a whole config."""
+    rollouts = config.grpo.num_prompts_per_step * config.grpo.num_generations_per_prompt
+    batch, on_policy = config.policy.train_global_batch_size, config.loss_fn.force_on_policy_ratio
+    generation = config.policy.generation
+    whole_batch = (f"policy.train_global_batch_size={rollouts}",)
+    return [
+        Rule(
+            on_policy and batch != rollouts,
+            "policy.train_global_batch_size",
+            "loss_fn.force_on_policy_ratio needs policy.train_global_batch_size = num_prompts_per_step x "
+            f"num_generations_per_prompt = {rollouts}, not {batch}",
+            (*whole_batch, "loss_fn.force_on_policy_ratio=false"),
+        ),
+        Rule(
+            not on_policy and rollouts % batch != 0,
+            "policy.train_global_batch_size",
+            f"grpo.num_prompts_per_step x num_generations_per_prompt = {rollouts} is not a multiple of "
+            f"policy.train_global_batch_size = {batch}",
+            whole_batch,
+        ),
+        Rule(
+            config.grpo.async_grpo.enabled and on_policy and not config.loss_fn.use_importance_sampling_correction,
+            "loss_fn.force_on_policy_ratio",
+            "loss_fn.force_on_policy_ratio with grpo.async_grpo trains on rollouts of older weights as if they were of "
+            "the newest, unless loss_fn.use_importance_sampling_correction weighs them",
+            (
+                "loss_fn.use_importance_sampling_correction=true loss_fn.truncated_importance_sampling_type=tis "
+                "loss_fn.truncated_importance_sampling_ratio=5",
+                "loss_fn.force_on_policy_ratio=false",
+            ),
+        ),
+        Rule(
+            generation.top_p < 1 or generation.top_k > 0,
+            "policy.generation.top_p" if generation.top_p < 1 else "policy.generation.top_k",
+            "rollouts are sampled from the whole distribution: training weighs each token by its probability in it, "
+            "which top_p and top_k cut off",
+            ("policy.generation.top_p=1 policy.generation.top_k=0",),
+        ),
+        Rule(
+            generation.temperature == 0,
+            "policy.generation.temperature",
+            "policy.generation.temperature=0 samples the same answer every time: a group has nothing to learn from",
+            ("policy.generation.temperature=1",),
+        ),
+    ]

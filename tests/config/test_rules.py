@@ -1,0 +1,218 @@
+"""Settings without a meaning together, or that would be ignored: refused with the config, with what mends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from nemotron_steps.config.compose import ComposedConfig
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.rl import LossFnConfig, RlConfig
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.errors import ConfigError
+
+ON_POLICY = {"loss_fn.force_on_policy_ratio": True}
+CORRECTED = {"loss_fn.use_importance_sampling_correction": True}
+TIS = {
+    **CORRECTED,
+    "loss_fn.truncated_importance_sampling_type": "tis",
+    "loss_fn.truncated_importance_sampling_ratio": 5,
+}
+DTENSOR = {"policy.dtensor_cfg.enabled": True}
+PLUS_PLUS = {"grpo.adv_estimator.name": "reinforce_plus_plus"}
+
+LOSS: list[dict[str, Any]] = [
+    {"loss_fn.sequence_level_importance_ratios": True},
+    {"loss_fn.disable_ppo_ratio": True, **ON_POLICY},
+    {"loss_fn.disable_ppo_ratio": True, "loss_fn.ratio_clip_c": 3.0},
+    {"loss_fn.ratio_clip_c": 3.0, **ON_POLICY},
+    {
+        "loss_fn.disable_ppo_ratio": True,
+        "loss_fn.sequence_level_importance_ratios": True,
+        "loss_fn.token_level_loss": False,
+    },
+    {"loss_fn.use_cispo": True, "loss_fn.token_level_loss": False},
+    {"loss_fn.use_cispo": True, **ON_POLICY},
+    {
+        "loss_fn.truncated_importance_sampling_type": "tis",
+        "loss_fn.truncated_importance_sampling_ratio": 5.0,
+    },
+    {**CORRECTED, "loss_fn.truncated_importance_sampling_type": "tis"},
+    {**CORRECTED, "loss_fn.truncated_importance_sampling_ratio": 5.0},
+    {**TIS, "loss_fn.truncated_importance_sampling_type": "icepop"},
+    {**TIS, "loss_fn.truncated_importance_sampling_ratio_min": 9.0},
+    {
+        **TIS,
+        "loss_fn.truncated_importance_sampling_type": "seq-mask-tis",
+        "loss_fn.truncated_importance_sampling_ratio_min": 0.9,
+        "loss_fn.sequence_level_importance_ratios": True,
+        "loss_fn.token_level_loss": False,
+    },
+    {"loss_fn.use_kl_in_reward": True},
+    {
+        "loss_fn.use_kl_in_reward": True,
+        "loss_fn.reference_policy_kl_penalty": 0.1,
+        "loss_fn.use_on_policy_kl_approximation": True,
+    },
+]
+GRPO: list[dict[str, Any]] = [
+    {"grpo.reward_scaling.enabled": True, "grpo.reward_scaling.source_min": 1, "grpo.reward_scaling.source_max": 1},
+    {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.overlong_buffer_length": 64},
+    {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.overlong_buffer_penalty": 2},
+    {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.max_response_length": 64},
+    {"grpo.low_effort.environments_end": ["mcqa", "reasoning_gym"]},
+    {"grpo.advantage_clip_low": 5, "grpo.advantage_clip_high": -5},
+    {"grpo.num_generations_per_prompt": 1},
+    {"grpo.num_generations_per_prompt": 1, **PLUS_PLUS},
+    {"grpo.adv_estimator.name": "gdpo"},
+    {"grpo.adv_estimator.name": "gdpo", "grpo.adv_estimator.components": ["right"]},
+    {"grpo.adv_estimator.components": ["right", "format"]},
+    {"grpo.adv_estimator.minus_baseline": False},
+    {"grpo.normalize_rewards": False, **PLUS_PLUS},
+    {"grpo.use_leave_one_out_baseline": False, **PLUS_PLUS},
+]
+RUN: list[dict[str, Any]] = [
+    {"policy.train_global_batch_size": 128, **ON_POLICY},
+    {"policy.train_global_batch_size": 100},
+    {"grpo.async_grpo.enabled": True, **ON_POLICY},
+    {"policy.generation.top_p": 0.9},
+    {"policy.generation.top_k": 20},
+    {"policy.generation.temperature": 0},
+]
+POLICY: list[dict[str, Any]] = [
+    {"policy.megatron_cfg.scheduler.lr_decay_style": "cosine", "policy.megatron_cfg.scheduler.lr_decay_iters": 5,
+     "policy.megatron_cfg.scheduler.lr_warmup_iters": 5},
+    {"policy.megatron_cfg.scheduler.lr_decay_iters": 5},
+    *(
+        {f"policy.megatron_cfg.{key}": value, **DTENSOR}
+        for key, value in {
+            "tensor_model_parallel_size": 2,
+            "pipeline_model_parallel_size": 2,
+            "context_parallel_size": 2,
+            "expert_model_parallel_size": 2,
+            "sequence_parallel": True,
+            "activation_checkpointing": True,
+            "freeze_moe_router": True,
+            "moe_router_bias_update_rate": 0.001,
+            "optimizer.use_precision_aware_optimizer": True,
+            "optimizer.use_distributed_optimizer": True,
+        }.items()
+    ),
+    {"policy.dtensor_cfg.tensor_parallel_size": 2},
+    {"policy.dtensor_cfg.activation_checkpointing": True},
+    {"policy.dtensor_cfg.cpu_offload": True},
+    {"policy.megatron_cfg.enabled": False},
+    {"policy.sequence_packing.enabled": True, **DTENSOR},
+    {"policy.sequence_packing.enabled": True, "policy.dynamic_batching.enabled": True},
+]  # fmt: skip
+
+
+def composed(values: dict[str, Any]) -> ComposedConfig:
+    """Dotted keys, as if each had been given as an override."""
+    nested: dict[str, Any] = {}
+    for dotted, value in values.items():
+        *sections, key = dotted.split(".")
+        node = nested
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[key] = value
+    origins = {tuple(key.split(".")): f"override '{key}'" for key in values}
+    return ComposedConfig("rl/toy", None, nested, {}, origins)
+
+
+def refusal(values: dict[str, Any]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        composed(values).model(RlConfig)
+    return caught.value
+
+
+def name(values: dict[str, Any]) -> str:
+    return ",".join(f"{key.split('.', 1)[1]}={value}" for key, value in values.items())
+
+
+@pytest.mark.parametrize("broken", [*LOSS, *GRPO, *RUN, *POLICY], ids=name)
+def test_every_hint_mends_what_it_is_for(broken: dict[str, Any]) -> None:
+    error = refusal(broken)
+    assert not error.problems and error.hints
+    assert error.where in {f"override '{key}'" for key in broken}
+    for hint in error.hints:
+        if "NAME" in hint:
+            continue
+        pasted = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in hint.split(" "))}
+        mended = composed({**broken, **pasted})
+        try:
+            mended.model(RlConfig)
+        except ConfigError as another:
+            assert error.what not in str(another), hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds"), [("tis", (None, 5)), ("icepop", (0.5, 5)), ("seq-mask-tis", (0.999, 1.002))]
+)
+def test_the_hints_of_a_truncation_without_bounds_lead_to_the_usual_ones(
+    kind: str, bounds: tuple[float | None, float]
+) -> None:
+    values: dict[str, Any] = {**CORRECTED, "loss_fn.truncated_importance_sampling_type": kind}
+    error = refusal(values)
+    for problem in error.problems or [error]:
+        key, value = problem.hints[0].split("=")
+        values[key] = float(value)
+    accepted = composed(values).model(RlConfig).loss_fn
+    assert (
+        accepted.truncated_importance_sampling_ratio_min,
+        accepted.truncated_importance_sampling_ratio,
+    ) == bounds
+
+
+def test_every_broken_rule_is_told_at_once_each_with_what_set_it() -> None:
+    error = refusal({"loss_fn.use_kl_in_reward": True, "loss_fn.disable_ppo_ratio": True, **ON_POLICY, **PLUS_PLUS,
+                     "grpo.normalize_rewards": False})  # fmt: skip
+    assert {problem.where for problem in error.problems} == {
+        "override 'loss_fn.use_kl_in_reward'",
+        "override 'loss_fn.disable_ppo_ratio'",
+        "override 'grpo.normalize_rewards'",
+    }
+    assert "hint: loss_fn.force_on_policy_ratio=false" in str(error)
+
+
+@pytest.mark.parametrize("key", ["kl_input_clamp_value", "kl_output_clamp_value"])
+def test_a_clamp_of_the_kl_is_above_zero_or_none(key: str) -> None:
+    assert getattr(composed({f"loss_fn.{key}": None}).model(RlConfig).loss_fn, key) is None
+    for value in (0, -1):
+        assert refusal({f"loss_fn.{key}": value}).where == f"override 'loss_fn.{key}'"
+
+
+@pytest.mark.parametrize(
+    "meaningful",
+    [
+        {"grpo.num_generations_per_prompt": 1, "grpo.adv_estimator.minus_baseline": False, **PLUS_PLUS},
+        {"grpo.advantage_clip_low": -5, "grpo.advantage_clip_high": 5},
+        {"grpo.async_grpo.enabled": True, **ON_POLICY, **TIS},
+        {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.overlong_buffer_length": 128},
+        {"policy.dynamic_batching.enabled": True, **DTENSOR},
+        {"policy.generation.temperature": 0.7},
+    ],
+    ids=name,
+)
+def test_what_has_a_meaning_is_accepted(meaningful: dict[str, Any]) -> None:
+    composed(meaningful).model(RlConfig)
+
+
+@pytest.mark.parametrize("schema", [SftConfig, DpoConfig])
+@pytest.mark.parametrize("key", ["policy.generation.max_new_tokens", "policy.max_total_sequence_length_end"])
+def test_a_step_that_samples_nothing_knows_no_key_of_sampling(schema: Any, key: str) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'policy\.(generation|max_total_sequence_length_end)"):
+        composed({key: 64}).model(schema)
+
+
+def test_a_config_that_was_filled_in_is_as_valid_as_before() -> None:
+    """Runs are given configs with every default written out: a rule must not mistake that for a choice."""
+    sparse = composed({**PLUS_PLUS, "policy.dtensor_cfg.enabled": True}).model(RlConfig)
+    assert RlConfig.model_validate(sparse.model_dump(mode="json")) == sparse
+
+
+def test_rules_hold_for_sections_built_in_code() -> None:
+    with pytest.raises(ValueError, match="needs a sequence-level loss"):
+        LossFnConfig(sequence_level_importance_ratios=True)
