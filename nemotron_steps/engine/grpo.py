@@ -207,20 +207,15 @@ async def sample_groups(
         group_ids: one a prompt, unique within the run.
         cuts: setting a prompt's event ends its group with the members finished by then.
     """
-    grpo = run.config.grpo
-    fraction = low_effort_fraction(run.step, run.total_steps, grpo.low_effort.fraction, grpo.low_effort.fraction_end)
-    suffixes = [
-        grpo.low_effort.instruction
-        if asks_for_low_effort(
-            group_id,
-            run.collector.environment_of(prompt).name,
-            grpo.low_effort,
-            fraction=fraction,
-            seed=grpo.seed,
-        )
-        else ""
-        for prompt, group_id in zip(prompts, group_ids, strict=True)
-    ]
+    grpo, low = run.config.grpo, run.config.grpo.low_effort
+
+    def suffix(prompt: PromptRow, group_id: str) -> str:
+        environment = run.collector.environment_of(prompt).name
+        fraction = low_effort_fraction(run.step, run.total_steps, low.fraction, low.share_at_end(environment))
+        asks = asks_for_low_effort(group_id, environment, low, fraction=fraction, seed=grpo.seed)
+        return low.instruction if asks else ""
+
+    suffixes = [suffix(prompt, group_id) for prompt, group_id in zip(prompts, group_ids, strict=True)]
     return await run.collector.collect(
         prompts, group_ids=group_ids, members=grpo.num_generations_per_prompt, suffixes=suffixes, cuts=cuts
     )

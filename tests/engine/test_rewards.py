@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nemotron_steps.config.schema.rl import LowEffortConfig, RewardScalingConfig, RewardShapingConfig
 from nemotron_steps.engine.low_effort import asks_for_low_effort, low_effort_rewards
 from nemotron_steps.engine.rewards import overlong_penalty, scale_rewards, shape_rewards
+from nemotron_steps.engine.schedules import low_effort_fraction
 
 
 def f64(*values: float) -> torch.Tensor:
@@ -76,3 +77,11 @@ def test_low_effort_prompts_are_a_reproducible_share_of_the_named_environments()
     assert chosen("mcqa") != chosen("mcqa", seed=2)
     assert chosen("mcqa", fraction=0.01) < chosen("mcqa")  # annealing the share drops prompts, it swaps none
     assert not chosen("genrm_compare") and not chosen("mcqa", fraction=0.0)
+
+
+def test_low_effort_leaves_an_environment_out_by_the_end_of_the_run() -> None:
+    config = LowEffortConfig(fraction_end=0.01, environments_end=("math_with_judge", "mcqa"))
+    assert [config.share_at_end(name) for name in ("mcqa", "code_gen")] == [0.01, 0.0]
+    assert low_effort_fraction(2, 5, config.fraction, config.share_at_end("code_gen")) == pytest.approx(0.01)
+    everywhere = LowEffortConfig(fraction_end=0.01)
+    assert everywhere.share_at_end("code_gen") == 0.01 and LowEffortConfig().share_at_end("code_gen") is None

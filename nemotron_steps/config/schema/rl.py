@@ -84,6 +84,12 @@ class LowEffortConfig(Section):
         refuse(rl_rules.low_effort_rules(self))
         return self
 
+    def share_at_end(self, environment: str) -> float | None:
+        """Share of an environment's prompts that is asked at the last step; None: as many as at the first."""
+        if self.environments_end is not None and environment not in self.environments_end:
+            return 0.0
+        return self.fraction_end
+
 
 class EpsilonFilteringConfig(Section):
     """Nano3: prompts whose group is almost solved or almost failed are kept only up to an annealed share."""
