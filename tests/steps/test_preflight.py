@@ -22,6 +22,29 @@ def test_a_run_without_prompts_is_refused():
         preflight.check(RlConfig(), {})
 
 
+@pytest.mark.parametrize("key", ["grpo.val_period", "grpo.val_at_start", "grpo.val_at_end"])
+def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
+    rows = tmp_path / "train.jsonl"
+    rows.write_text("{}\n")
+    config = RlConfig.model_validate(
+        {
+            "grpo": {key.split(".")[1]: 1 if key.endswith("period") else True},
+            "data": {"train": {"data_path": str(rows)}},
+        }
+    )
+    preflight.check(config, {"prompts": None})  # an earlier step may make them
+    with pytest.raises(ConfigError, match=f"{key} asks for validation") as caught:
+        preflight.check(config, {})
+    assert caught.value.hints[1] == (f"{key}=-1" if key.endswith("period") else f"{key}=false")
+
+
+def test_low_effort_for_an_environment_that_does_not_exist_is_refused():
+    low_effort = {"enabled": True, "environments": ["math_with_judge", "mcq"]}
+    with pytest.raises(ConfigError, match="no environment of that name") as caught:
+        preflight.check(RlConfig.model_validate({"grpo": {"low_effort": low_effort}}), {"prompts": None})
+    assert caught.value.hints[0] == "grpo.low_effort.environments=[math_with_judge,mcqa]"
+
+
 def test_gpus_are_asked_for_where_there_are_any(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cluster = ClusterConfig(backend="ray", gpus_per_node=8)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.engine.data import PromptRow, PromptStream, read_rows
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
 from nemotron_steps.environments.judges import Messages
-from nemotron_steps.environments.registry import environment_class
+from nemotron_steps.environments.registry import environment_class, names
 from nemotron_steps.environments.registry import route as route_row
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.placement import refuse_without_gpus, refuse_without_ray
@@ -22,6 +23,7 @@ from nemotron_steps.steps.placement import refuse_without_gpus, refuse_without_r
 def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
     check_placement(config)
+    check_low_effort(config)
     refuse_without_gpus(config.cluster)
     if "prompts" in inputs and inputs["prompts"] is None:
         return  # whatever the config names gives way to what an earlier step will make
@@ -53,6 +55,22 @@ def check_placement(config: RlConfig) -> None:
     refuse_without_ray(config.cluster, config.policy, *further)
 
 
+def check_low_effort(config: RlConfig) -> None:
+    """Refuse a name in `grpo.low_effort.environments` that no environment has: its prompts would never be asked."""
+    named, known = config.grpo.low_effort.environments, names()
+    for name in named:
+        if name not in known:
+            rest = [other for other in named if other != name]
+            close = nearest(name, known)
+            raise ConfigError(
+                f"grpo.low_effort asks the prompts of '{name}', and there is no environment of that name",
+                where="grpo.low_effort.environments",
+                expected=" or ".join(close) or f"one of {', '.join(known)}",
+                found=name,
+                hints=[f"grpo.low_effort.environments=[{','.join([*rest, *kept])}]" for kept in (close[:1], ())],
+            )
+
+
 def read_data(config: RlConfig) -> tuple[list[PromptRow], list[PromptRow], list[PromptRow]]:
     """Training, validation and held-out rows. ConfigError or DataError for what is missing or malformed."""
     data = config.data
@@ -62,8 +80,28 @@ def read_data(config: RlConfig) -> tuple[list[PromptRow], list[PromptRow], list[
             where="data.train.data_path",
             hints=["--input prompts=PATH", "data.train.data_path=PATH/train-split.jsonl"],
         )
+    asked = [key for key, on in _validation_keys(config).items() if on]
+    if asked and data.validation.data_path is None:
+        off = {"grpo.val_period": "grpo.val_period=-1"}
+        raise ConfigError(
+            f"{', '.join(asked)} asks for validation, and there are no validation prompts",
+            where="data.validation.data_path",
+            expected="JSON Lines of prompts (the prompts input brings them as validation.jsonl)",
+            found="null",
+            hints=["data.validation.data_path=PATH/val-split.jsonl", " ".join(off.get(k, f"{k}=false") for k in asked)],
+        )
     read = [read_rows(p) if p is not None else [] for p in (data.validation.data_path, data.heldout.data_path)]
     return read_rows(data.train.data_path), read[0], read[1]
+
+
+def _validation_keys(config: RlConfig) -> dict[str, bool]:
+    """Whether each key that asks for validation does."""
+    grpo = config.grpo
+    return {
+        "grpo.val_period": grpo.val_period > 0,
+        "grpo.val_at_start": grpo.val_at_start,
+        "grpo.val_at_end": grpo.val_at_end,
+    }
 
 
 def check_rows(config: RlConfig, rows: Sequence[PromptRow], heldout: Sequence[PromptRow]) -> set[str]:
