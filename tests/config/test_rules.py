@@ -9,6 +9,7 @@ import yaml
 
 from nemotron_steps.config.compose import ComposedConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import LossFnConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError
@@ -79,6 +80,7 @@ RUN: list[dict[str, Any]] = [
     {"grpo.async_grpo.enabled": True, **ON_POLICY},
     {"policy.generation.top_p": 0.9},
     {"policy.generation.top_k": 20},
+    {"checkpointing.checkpoint_must_save_by": "0:99:99:99"},
     {"policy.generation.temperature": 0},
 ]
 POLICY: list[dict[str, Any]] = [
@@ -146,6 +148,20 @@ def test_every_hint_mends_what_it_is_for(broken: dict[str, Any]) -> None:
             mended.model(RlConfig)
         except ConfigError as another:
             assert error.what not in str(another), hint
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("01:30", 5400), ("48:00", 172800), ("00:00:07", 7), ("00:03:30:00", 12600), ("2:00:00:01", 172801)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+    assert composed({"checkpointing.checkpoint_must_save_by": text}).model(RlConfig)
+
+
+@pytest.mark.parametrize("text", ["90", "01:60", "00:24:00:00", "00:00:60", "1:2:3:4:5", "-1:00", "a:b", ""])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    assert "is no duration" in refusal({"checkpointing.checkpoint_must_save_by": text}).what
 
 
 @pytest.mark.parametrize(

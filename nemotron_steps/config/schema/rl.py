@@ -295,9 +295,15 @@ class CheckpointingConfig(Section):
     metric_name: str | None = None
     """Metric that ranks checkpoints for keep_top_k; None keeps the newest."""
     higher_is_better: bool = True
-    checkpoint_must_save_by: str | None = Field(None, pattern=r"^(\d+:)?\d{2}:\d{2}(:\d{2})?$")
-    """Wall time since start (DD:HH:MM:SS or HH:MM) by which a checkpoint is saved and the run stops, to be resumed."""
+    checkpoint_must_save_by: str | None = None
+    """Wall time (DD:HH:MM:SS or HH:MM) since the run began by which a checkpoint is committed and the run stops, to be
+    resumed: it saves when another step and its save might not be over in time."""
     save_async: bool = False
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> CheckpointingConfig:
+        refuse(rl_rules.checkpointing_rules(self))
+        return self
 
 
 class HeldoutConfig(Section):

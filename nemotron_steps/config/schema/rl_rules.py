@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.schema.base import Rule
+from nemotron_steps.config.schema.durations import is_duration
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import (
+        CheckpointingConfig,
         GrpoConfig,
         LossFnConfig,
         LowEffortConfig,
@@ -228,6 +230,20 @@ def _kl_rules(config: LossFnConfig) -> list[Rule]:
             "loss_fn.use_on_policy_kl_approximation weighs a KL loss that loss_fn.use_kl_in_reward removes",
             ("use_on_policy_kl_approximation=false",),
         ),
+    ]
+
+
+def checkpointing_rules(config: CheckpointingConfig) -> list[Rule]:
+    """Rules of `checkpointing`."""
+    limit = config.checkpoint_must_save_by
+    return [
+        Rule(
+            limit is not None and not is_duration(limit),
+            "checkpoint_must_save_by",
+            f"checkpointing.checkpoint_must_save_by={limit} is no duration: HH:MM, HH:MM:SS or DD:HH:MM:SS, with at "
+            "most 59 minutes and seconds",
+            ("checkpoint_must_save_by=00:03:30:00", "checkpoint_must_save_by=null"),
+        )
     ]
 
 
