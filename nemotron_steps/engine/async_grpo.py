@@ -86,6 +86,7 @@ class _AsyncLoop:
         try:
             if run.config.grpo.val_at_start and run.step == 0:
                 await validate(run)
+            run.checkpoints.steps_begin()
             while run.step < run.total_steps:
                 record = StepRecord()
                 tokens_before = run.sampler.generated_tokens

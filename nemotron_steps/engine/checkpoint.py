@@ -3,7 +3,7 @@
 A checkpoint is a folder `step_00000042/` with `policy/` (written by the policy) and `state.json` (data position,
 RNG, buffer, metrics). It is written beside its final name and renamed, so a reader sees all of it or none. With
 `checkpointing.save_async` training waits only for a copy of its state in host memory; a thread writes and commits that.
-Not for: the tensors themselves (engine/policy).
+Not for: the tensors themselves (engine/policy), or the arithmetic of the run's time (deadline.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import CheckpointingConfig
+from nemotron_steps.engine.deadline import Deadline
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
-from nemotron_steps.errors import ConfigError, RetryableError, StepsError, StorageError
+from nemotron_steps.errors import RetryableError, StepsError, StorageError
 
 STATE_FILE = "state.json"
 TENSOR_FILE = "state.safetensors"
@@ -54,21 +56,6 @@ class Checkpoint:
         return load_file(str(path)) if path.is_file() else {}
 
 
-def parse_duration(text: str) -> float:
-    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS (`checkpointing.checkpoint_must_save_by`)."""
-    parts = [int(p) for p in text.split(":")]
-    if len(parts) == 2:
-        parts = [0, *parts, 0]
-    elif len(parts) == 3:
-        parts = [0, *parts]
-    if len(parts) != 4:
-        raise ConfigError(
-            "checkpointing.checkpoint_must_save_by is not a duration", expected="HH:MM or DD:HH:MM:SS", found=text
-        )
-    days, hours, minutes, seconds = parts
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
 class CheckpointManager:
     """Checkpoints of one training run under one folder.
 
@@ -77,14 +64,15 @@ class CheckpointManager:
     Args:
         folder: survives a kill; shared by all attempts of the same run.
         config: when to save and what to keep.
+        started: when the run began (`time.monotonic()`), which checkpoint_must_save_by counts from; None for now.
     """
 
-    def __init__(self, folder: Path, config: CheckpointingConfig) -> None:
+    def __init__(self, folder: Path, config: CheckpointingConfig, *, started: float | None = None) -> None:
         self._folder = folder
         self._config = config
-        self._started = time.monotonic()
-        deadline = config.checkpoint_must_save_by
-        self._must_save_by = parse_duration(deadline) if deadline else None
+        limit = config.checkpoint_must_save_by
+        began = time.monotonic() if started is None else started
+        self._deadline = Deadline(parse_duration(limit) if limit else None, began)
         self._writer: ThreadPoolExecutor | None = None
         self._in_flight: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,9 +90,9 @@ class CheckpointManager:
         committed = self.all()
         return committed[-1] if committed else None
 
-    def out_of_time(self) -> bool:
-        """Whether checkpoint_must_save_by has come: save now and stop."""
-        return self._must_save_by is not None and time.monotonic() - self._started >= self._must_save_by
+    def steps_begin(self) -> None:
+        """Everything is loaded, and the first step begins."""
+        self._deadline.step_begins()
 
     def refuse_overtime(self, step: int, total_steps: int, reporter: Reporter) -> None:
         """End the run when its time is over; called once `step` is saved. A model trained in part is no output.
@@ -112,7 +100,7 @@ class CheckpointManager:
         Raises:
             RetryableError: resuming goes on from this step.
         """
-        if not self.out_of_time():
+        if not self._deadline.reached:
             return
         reporter.event("out_of_time", step=step)
         raise RetryableError(
@@ -124,8 +112,9 @@ class CheckpointManager:
         )
 
     def due(self, step: int, last: bool) -> bool:
-        """Whether the step just finished (1-based) is to be saved."""
-        return self._config.enabled and (last or step % self._config.save_period == 0 or self.out_of_time())
+        """Whether the step just finished (1-based) is to be saved. Asked once after each step, which times them."""
+        self._deadline.step_ended()
+        return self._config.enabled and (last or step % self._config.save_period == 0 or self._deadline.reached)
 
     def save(
         self, step: int, policy: Policy, state: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None
@@ -138,15 +127,17 @@ class CheckpointManager:
         Raises:
             StorageError: the disk refused this save, or the one before; earlier checkpoints are untouched.
         """
+        asked = time.monotonic()
         text = json.dumps(state)
-        if not self._config.save_async:
-            self._write(step, policy.save_checkpoint, text, tensors or {})
-            return
-        self.wait()
-        snapshot = policy.snapshot()
-        copies = {name: tensor.clone() for name, tensor in (tensors or {}).items()}
-        self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
-        self._in_flight = self._writer.submit(self._write, step, snapshot.write, text, copies)
+        if self._config.save_async:
+            self.wait()
+            snapshot = policy.snapshot()
+            copies = {name: tensor.clone() for name, tensor in (tensors or {}).items()}
+            self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+            self._in_flight = self._writer.submit(self._write, step, snapshot.write, text, copies, asked)
+        else:
+            self._write(step, policy.save_checkpoint, text, tensors or {}, asked)
+        self._deadline.step_begins()
 
     def check(self) -> None:
         """Raise what an asynchronous save failed with, if one has."""
@@ -177,7 +168,7 @@ class CheckpointManager:
                 self._writer = None
 
     def _write(
-        self, step: int, write_policy: Callable[[str], None], state: str, tensors: dict[str, torch.Tensor]
+        self, step: int, write_policy: Callable[[str], None], state: str, tensors: dict[str, torch.Tensor], asked: float
     ) -> None:
         final = self._folder / f"step_{step:08d}"
         partial = final.with_suffix(".partial")
@@ -195,6 +186,7 @@ class CheckpointManager:
                 shutil.rmtree(final)
             partial.rename(final)
             _flush(self._folder)
+            self._deadline.saved(time.monotonic() - asked)
             self._prune(Checkpoint(step, final))
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)

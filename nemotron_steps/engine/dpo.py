@@ -149,6 +149,7 @@ def optimize_preferences(
     elif validation:
         before = validate_pairs(policy, validation, config)
     batches = shuffled_batches(train, pairs_per_step, epochs=settings.max_num_epochs, seed=settings.seed, skip=step)
+    checkpoints.steps_begin()
     for pairs in batches:
         if step >= total:
             break

@@ -102,6 +102,7 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
     with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         if run.config.grpo.val_at_start and run.step == 0:
             run_on(runner, validate(run))
+        run.checkpoints.steps_begin()
         for prompts in run.prompts:
             if run.step >= run.total_steps:
                 break

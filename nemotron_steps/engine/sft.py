@@ -71,6 +71,7 @@ def finetune(
     elif validation:
         loss_before = _validation_loss(policy, validation, config)
     batches = shuffled_batches(train, batch_size, epochs=settings.max_num_epochs, seed=settings.seed, skip=step)
+    checkpoints.steps_begin()
     for sequences in batches:
         if step >= total:
             break

@@ -6,6 +6,7 @@ distributed step. Nothing here touches a store: committing the filled slots is t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,7 @@ class StepContext(Generic[ConfigT]):
         tracker: where to report.
         step_id: the manifest's id.
         run_id: the run this belongs to.
+        started: when this attempt of the run began, `time.monotonic()`.
     """
 
     config: ConfigT
@@ -57,6 +59,7 @@ class StepContext(Generic[ConfigT]):
     tracker: Tracker
     step_id: str = ""
     run_id: str = ""
+    started: float = field(default_factory=time.monotonic)
 
 
 def plain_context(

@@ -142,7 +142,7 @@ def execute(
         for listener in listeners:
             recorder.listen(listener)
         mirror = None
-        run = _Run(plan, store, types or TypeGraph(), force, recorder)
+        run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
             try:
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
@@ -170,12 +170,15 @@ def execute(
 class _Run:
     """One execution of a plan: what is known so far, and the handling of one step."""
 
-    def __init__(self, plan: Plan, store: ArtifactStore, types: TypeGraph, force: bool, recorder: Recorder) -> None:
+    def __init__(
+        self, plan: Plan, store: ArtifactStore, types: TypeGraph, force: bool, recorder: Recorder, started: float
+    ) -> None:
         self.plan = plan
         self.store = store
         self.types = types
         self.force = force
         self.recorder = recorder
+        self.started = started
         self.outputs: dict[str, Mapping[str, Artifact]] = {}
         self.results: list[StepResult] = []
 
@@ -302,6 +305,7 @@ class _Run:
             tracker=tracker,
             step_id=planned.step_id,
             run_id=self.recorder.folder.id,
+            started=self.started,
         )
         try:
             function(context)

@@ -89,7 +89,8 @@ def run_mode(folder: Path, mode: str, seconds: float) -> dict:
             raise OutOfTime
 
     config = RlConfig.model_validate_json((folder / f"{mode}.json").read_text())
-    context = SimpleNamespace(config=config, work=folder / mode, tracker=Tracker("bench", None, listen))
+    tracker = Tracker("bench", None, listen)
+    context = SimpleNamespace(config=config, work=folder / mode, started=time.monotonic(), tracker=tracker)
     say(f"{mode}: starting")
     run, environments = build_run(context, read_rows(folder / "train.jsonl"), [])
     loaded = time.perf_counter() - STARTED

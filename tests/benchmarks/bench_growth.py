@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +51,8 @@ def measure(folder: Path, **settings: int) -> dict:
             records.append(record["values"])
 
     config = RlConfig.model_validate(run_config(folder, STEPS, "embedded", **settings))
-    context = SimpleNamespace(config=config, work=folder / "work", tracker=Tracker("bench", None, listen))
+    tracker = Tracker("bench", None, listen)
+    context = SimpleNamespace(config=config, work=folder / "work", started=time.monotonic(), tracker=tracker)
     torch.cuda.reset_peak_memory_stats()
     run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
     train(run)

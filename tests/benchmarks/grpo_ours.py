@@ -47,7 +47,8 @@ def main(folder: Path) -> None:
 
     config = RlConfig.model_validate_json((folder / "run.json").read_text())
     batch = config.policy.train_global_batch_size
-    context = SimpleNamespace(config=config, work=folder / "work", tracker=Tracker("bench", None, listen))
+    tracker = Tracker("bench", None, listen)
+    context = SimpleNamespace(config=config, work=folder / "work", started=time.monotonic(), tracker=tracker)
     started = time.perf_counter()
     run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
     loaded = time.perf_counter() - started

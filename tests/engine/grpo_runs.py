@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 from nemotron_steps.config.schema.rl import RlConfig
@@ -127,10 +128,12 @@ def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -
     return RlConfig.model_validate(values)
 
 
-def start(config, work, records=None, rows=None):
+def start(config, work, records=None, rows=None, *, begun_s_ago=0.0):
     """The run's live parts; records of its tracker go into `records`."""
     listener = None if records is None else records.append
-    context = SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, listener))
+    context = SimpleNamespace(
+        config=config, work=work, started=time.monotonic() - begun_s_ago, tracker=Tracker("test", None, listener)
+    )
     run, _ = build_run(context, rows or read_rows(config.data.train.data_path), [])
     return run
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine.checkpoint import CheckpointManager, parse_duration
-from nemotron_steps.errors import ConfigError, StorageError
+from nemotron_steps.engine.checkpoint import CheckpointManager
+from nemotron_steps.errors import StorageError
 
 
 class Weights:
@@ -30,6 +30,7 @@ class Weights:
         self.go = threading.Event()
         self.go.set()
         self.failure: OSError | None = None
+        self.seconds = 0.0
 
     def save_checkpoint(self, path: str) -> None:
         self.snapshot().write(path)
@@ -42,6 +43,7 @@ class Weights:
                 assert policy.go.wait(30)
                 if policy.failure is not None:
                     raise policy.failure
+                time.sleep(policy.seconds)
                 Path(path, "value").write_text(str(value))
 
         return Copy()
@@ -138,10 +140,25 @@ def test_the_newest_and_the_best_are_kept(save_async: bool, tmp_path: Path) -> N
     assert [step for step, _ in values(tmp_path)] == [2, 4]
 
 
-def test_durations() -> None:
-    assert parse_duration("01:30") == 5400 and parse_duration("00:03:30:00") == 12600
-    with pytest.raises(ConfigError):
-        parse_duration("90")
+@pytest.mark.parametrize("save_async", [False, True])
+def test_the_time_of_the_first_step_counts_from_when_the_run_began(save_async: bool, tmp_path: Path) -> None:
+    an_hour_ago = time.monotonic() - 3600
+    settings = CheckpointingConfig(checkpoint_must_save_by="01:10", save_async=save_async)
+    manager = CheckpointManager(tmp_path, settings, started=an_hour_ago)
+    manager.steps_begin()
+    assert not manager.due(1, last=False)
+    manager._deadline._steps.append(601.0)  # as long as a step once took: the next may end after 70 minutes
+    assert manager.due(2, last=False)
+    assert not CheckpointManager(tmp_path, settings).due(1, last=False)
+
+
+def test_a_save_in_the_background_is_timed_until_it_is_committed(tmp_path: Path) -> None:
+    policy = Weights()
+    policy.seconds = 0.3
+    manager = manager_of(tmp_path, checkpoint_must_save_by="01:00")
+    with manager:
+        manager.save(1, policy, {})  # type: ignore[arg-type]
+    assert 0.3 <= max(manager._deadline._saves) < 3.0
 
 
 # ------------------------------------------------------------------------------------------- killed while writing

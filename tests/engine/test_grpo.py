@@ -93,3 +93,11 @@ def test_a_run_whose_time_is_over_is_saved_and_ends_without_a_model(asynchronous
     records = []
     assert run_loop(start(config_of(task, 2, **changes), tmp_path, records))["steps"] == 2
     assert len(metrics_of(records)) == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_time_spent_before_training_counts_against_the_runs_time(asynchronous, task, tmp_path):
+    changes = {"grpo__async_grpo__enabled": asynchronous, "checkpointing__checkpoint_must_save_by": "01:00"}
+    with pytest.raises(RetryableError, match="time is over") as caught:
+        run_loop(start(config_of(task, 9, **changes), tmp_path, [], begun_s_ago=3600.0))
+    assert caught.value.found == "1 trained"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -50,7 +51,8 @@ def context(task, tmp_path, monkeypatch):
     )
     outputs = {"model": SimpleNamespace(path=tmp_path / "model")}
     (tmp_path / "model").mkdir()
-    return SimpleNamespace(config=config, work=tmp_path, outputs=outputs, tracker=Tracker("test", None, None))
+    tracker = Tracker("test", None, None)
+    return SimpleNamespace(config=config, work=tmp_path, started=time.monotonic(), outputs=outputs, tracker=tracker)
 
 
 def test_an_environment_of_heldout_prompts_alone_is_started_and_lives_on_one_event_loop(context):

@@ -105,6 +105,8 @@ def config_of(checkpoint, steps, **changes):
 def start(config, work, records=None):
     """A run's parts; `records` receives what it reports."""
     listener = None if records is None else records.append
-    context = SimpleNamespace(config=config, work=work, tracker=Tracker("test", None, listener))
+    context = SimpleNamespace(
+        config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, listener)
+    )
     run, environments = build_run(context, read_rows(config.data.train.data_path), [])
     return run, environments

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +73,10 @@ def generators(folder: Path, *, gpus: int = 2, experts: bool = False, asynchrono
     registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
     records: list[dict] = []
     context = SimpleNamespace(
-        config=RlConfig.model_validate(config), work=folder / "work", tracker=Tracker("test", None, records.append)
+        config=RlConfig.model_validate(config),
+        work=folder / "work",
+        started=time.monotonic(),
+        tracker=Tracker("test", None, records.append),
     )
     run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
     try:
@@ -122,7 +126,10 @@ def supervised(folder: Path) -> dict:
         )
         slot = SimpleNamespace(path=folder / name, attributes={})
         context = SimpleNamespace(
-            config=config, work=folder / f"{name}-work", tracker=Tracker("test", None, records.append)
+            config=config,
+            work=folder / f"{name}-work",
+            started=time.monotonic(),
+            tracker=Tracker("test", None, records.append),
         )
         context.outputs = {"model": slot}
         megatron_bridge.run(context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -73,7 +74,8 @@ def run(step, config, work, output="output"):
     records: list[dict] = []
     slot = SimpleNamespace(path=work / output, attributes={})
     tracker = Tracker("test", None, records.append)
-    step.run(SimpleNamespace(config=config, work=work, tracker=tracker, outputs={"model": slot, "reward_model": slot}))
+    outputs = {"model": slot, "reward_model": slot}
+    step.run(SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=tracker, outputs=outputs))
     (placement,) = [r["fields"] for r in records if r["kind"] == "event" and r["name"] == "placement"]
     (summary,) = [r["values"] for r in records if r["kind"] == "summary"]
     return SimpleNamespace(metrics=metrics_of(records), summary=summary, placement=placement, output=slot.path)

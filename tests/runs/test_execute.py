@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import runner_toy_steps
 from runner_toy_plan import TRAIN, make_plan, run
 
 from nemotron_steps.artifacts.lineage import lineage
@@ -52,6 +54,16 @@ def test_chain_runs_commits_and_journals(store: ArtifactStore) -> None:
     assert (info.status, info.steps["toy/train"]["state"]) == ("done", "ran")
     assert result.step("toy/train").summary == {"sum": {"before": 0, "after": 285}, "steps": 10}
     assert list((store.backend.scratch / "work").glob("*/")) == []
+
+
+def test_every_step_of_a_run_knows_when_the_run_began(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+    for name in ("make", "train"):
+        step = getattr(runner_toy_steps, name)
+        monkeypatch.setattr(runner_toy_steps, name, lambda c, step=step: (begun.append(c.started), step(c))[1])
+    before = time.monotonic()
+    run(store, make={"delay": 0.01})
+    assert len(begun) == 2 and len(set(begun)) == 1 and before <= begun[0] < time.monotonic() - 0.2
 
 
 def test_second_run_is_a_no_op_that_says_so(store: ArtifactStore) -> None:

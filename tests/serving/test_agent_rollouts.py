@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -132,7 +133,9 @@ def start(taught, work, agent_url, records, *, expose=True, **grpo):
             "checkpointing": {"enabled": False},
         }
     )
-    context = SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, records.append))
+    context = SimpleNamespace(
+        config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, records.append)
+    )
     run, environments = build_run(context, read_rows(rows), [])
     run.sampled, run.groups = [], []
     step, collect_group = run.generator.step, run.collector.collect_group

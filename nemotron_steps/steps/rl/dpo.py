@@ -41,7 +41,8 @@ def run(context: StepContext[DpoConfig]) -> None:
     )
     with opened as (policy, where):
         context.tracker.event("placement", **where)
-        with CheckpointManager(context.work / "checkpoints", config.checkpointing) as checkpoints:
+        manager = CheckpointManager(context.work / "checkpoints", config.checkpointing, started=context.started)
+        with manager as checkpoints:
             summary = optimize_preferences(policy, pairs, validation, config, checkpoints, context.tracker)
         policy.save_model(context.outputs["model"].path)
     context.tracker.summary(summary)

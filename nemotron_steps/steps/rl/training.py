@@ -145,7 +145,7 @@ def _assemble(
         judges=parts.judges,
         prompts=prompts,
         validation=validation,
-        checkpoints=CheckpointManager(context.work / "checkpoints", config.checkpointing),
+        checkpoints=CheckpointManager(context.work / "checkpoints", config.checkpointing, started=context.started),
         reporter=context.tracker,
         signals=SignalMonitor(
             reward_range=environments.get(next(iter(needed_by_rows))).reward_range

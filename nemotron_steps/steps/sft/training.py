@@ -59,7 +59,8 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
     )
     with opened as (policy, where):
         context.tracker.event("placement", **where)
-        with CheckpointManager(context.work / "checkpoints", config.checkpointing) as checkpoints:
+        manager = CheckpointManager(context.work / "checkpoints", config.checkpointing, started=context.started)
+        with manager as checkpoints:
             summary = finetune(policy, train, validation, config, checkpoints, context.tracker)
         yield TrainedModel(policy, chat, summary)
 
