@@ -1,7 +1,7 @@
 """Rows into batches: padding rollouts, selecting rows, and cutting micro-batches by count or by token budget.
 
 A *unit* is a number of consecutive rows that a loss reads together, so that they may not be parted: 1 for GRPO, 2 for
-the pairs of DPO. Packing several sequences into one row is packing.py.
+the pairs of DPO. How to fill packed rows is packing.py.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def split_batch(batch: TrainBatch, size: int) -> Iterator[TrainBatch]:
             where="policy.train_global_batch_size",
             expected="a divisor of grpo.num_prompts_per_step x grpo.num_generations_per_prompt",
             found=str(size),
+            hints=(f"policy.train_global_batch_size={len(batch)}",),
         )
     for start in range(0, len(batch), size):
         yield select_rows(batch, range(start, start + size))
@@ -144,7 +145,12 @@ def expand_units(batches: Sequence[Sequence[int]], unit: int) -> list[list[int]]
 
 
 def token_budget_micro_batches(
-    lengths: Sequence[int], budget: int, *, length_multiple: int = 1, count_multiple: int = 1, unit: int = 1
+    lengths: Sequence[int],
+    budget: int,
+    *,
+    length_multiple: int = 1,
+    unit: int = 1,
+    key: str = "policy.dynamic_batching.train_mb_tokens",
 ) -> list[list[int]]:
     """Dynamic batching: micro-batches whose padded size, rows x longest row, stays within `budget` tokens.
 
@@ -152,17 +158,16 @@ def token_budget_micro_batches(
 
     Args:
         lengths: tokens of each row.
-        budget: `dynamic_batching.train_mb_tokens` or `logprob_mb_tokens`.
+        budget: tokens, padding included.
         length_multiple: row widths are rounded up to a multiple of it.
-        count_multiple: the number of micro-batches is a multiple of it (data-parallel ranks take turns), reached by
-            halving the largest ones.
         unit: consecutive rows that stay together.
+        key: of the budget.
 
     Returns:
         Row indices of each micro-batch; every row exactly once.
 
     Raises:
-        ConfigError: one unit alone exceeds the budget, or there are fewer units than `count_multiple`.
+        ConfigError: one unit alone exceeds the budget.
         EngineError: the rows are not whole units.
     """
     check_units(len(lengths), unit)
@@ -175,36 +180,14 @@ def token_budget_micro_batches(
         if size * unit > budget:
             raise ConfigError(
                 f"a sequence of {longest[number]} tokens does not fit into the micro-batch budget",
-                where="policy.dynamic_batching",
+                where=key,
                 expected=f"at least {size * unit} tokens",
                 found=f"{budget}",
-                hints=(f"policy.dynamic_batching.train_mb_tokens={size * unit}",),
+                hints=(f"{key}={size * unit}",),
             )
         # Sorted longest first, so the first unit of a micro-batch sets its width.
         if not batches or width * unit * (len(batches[-1]) + 1) > budget:
             batches.append([])
             width = size
         batches[-1].append(number)
-    return expand_units(split_to_multiple(batches, count_multiple, where="policy.dynamic_batching"), unit)
-
-
-def split_to_multiple(batches: list[list[int]], multiple: int, *, where: str) -> list[list[int]]:
-    """Halve the batches with most rows until their number is a multiple of `multiple`.
-
-    Raises:
-        ConfigError: there are not enough rows for that.
-    """
-    batches = [list(batch) for batch in batches]
-    while len(batches) % multiple:
-        position = max(range(len(batches)), key=lambda i: (len(batches[i]), -i))
-        batch = batches[position]
-        if len(batch) < 2:
-            raise ConfigError(
-                f"{len(batches)} micro-batches of one sequence cannot be shared by {multiple} data-parallel ranks",
-                where=where,
-                expected=f"a batch of at least {round_up(len(batches), multiple)} sequences",
-                found=str(sum(len(b) for b in batches)),
-            )
-        half = (len(batch) + 1) // 2
-        batches[position : position + 1] = [batch[:half], batch[half:]]
-    return batches
+    return expand_units(batches, unit)

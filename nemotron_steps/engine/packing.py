@@ -8,9 +8,6 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 
-from nemotron_steps.engine.batching import check_units, expand_units, round_up, split_to_multiple
-from nemotron_steps.errors import ConfigError
-
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Longest first, each into the first bin with room. At most 11/9 of the optimum plus 6/9 of a bin."""
@@ -93,39 +90,3 @@ def _largest_that_fits(ascending: list[tuple[int, int]], room: int) -> int | Non
     """Position of the largest entry of at most `room`, None if there is none."""
     position = bisect_right(ascending, (room, 1)) - 1
     return position if position >= 0 else None
-
-
-def pack_sequences(
-    lengths: Sequence[int], capacity: int, *, length_multiple: int = 1, count_multiple: int = 1, unit: int = 1
-) -> list[list[int]]:
-    """Which sequences share a packed row.
-
-    Args:
-        lengths: tokens of each sequence.
-        capacity: tokens of a row (`sequence_packing.train_mb_tokens`).
-        length_multiple: each sequence is padded to a multiple of it inside the row
-            (`sequence_packing.sequence_length_round`).
-        count_multiple: the number of rows is a multiple of it, so that data-parallel ranks have equally many.
-        unit: consecutive sequences that stay together in one row (2 for the pairs of DPO).
-
-    Returns:
-        Sequence indices of each row; every sequence exactly once.
-
-    Raises:
-        ConfigError: a unit is longer than a row, or there are fewer units than `count_multiple`.
-        EngineError: the sequences are not whole units.
-    """
-    check_units(len(lengths), unit)
-    rounded = [round_up(length, length_multiple) for length in lengths]
-    sizes = [sum(rounded[start : start + unit]) for start in range(0, len(rounded), unit)]
-    longest = max(sizes, default=0)
-    if longest > capacity:
-        raise ConfigError(
-            f"{'a sequence' if unit == 1 else 'a pair'} of {longest} tokens does not fit into a packed row",
-            where="policy.sequence_packing.train_mb_tokens",
-            expected=f"at least {longest}",
-            found=str(capacity),
-            hints=(f"policy.sequence_packing.train_mb_tokens={longest}",),
-        )
-    rows = modified_first_fit_decreasing(sizes, capacity)
-    return expand_units(split_to_multiple(rows, count_multiple, where="policy.sequence_packing"), unit)

@@ -18,7 +18,6 @@ from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.dpo import PreferencePair, encode_pair, optimize_preferences, pair_batch, read_pairs
 from nemotron_steps.engine.dpo_loss import DpoLoss
 from nemotron_steps.engine.metrics import finalize_metrics, merge_metric_sums
-from nemotron_steps.engine.packing import pack_sequences
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.reduction import count_normalizers
 from nemotron_steps.errors import DataError, EngineError
@@ -143,7 +142,6 @@ def test_pairs_are_never_parted_and_the_loss_does_not_depend_on_the_cut(count: i
     for plan in (
         fixed_micro_batches(len(lengths), 3, unit=2),
         token_budget_micro_batches(lengths, 60, unit=2),
-        pack_sequences(lengths, 60, unit=2),
     ):
         assert sorted(row for rows in plan for row in rows) == list(range(len(lengths)))
         parts = []

@@ -97,6 +97,7 @@ def test_one_step_equals_torch_adamw(qwen3_folder, batch):
         {"train_micro_batch_size": 5},
         {"logprob_chunk_size": 7},
         {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}},
+        {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 96}},
         {"dynamic_batching": {"enabled": True, "train_mb_tokens": 200, "sequence_length_round": 1}},
         {"megatron_cfg": {"activation_checkpointing": True}},
         {"megatron_cfg": {"optimizer": {"use_distributed_optimizer": True}}},

@@ -71,6 +71,25 @@ def test_biases_even_out_the_load_without_a_gradient(folder, tmp_path):
     assert torch.equal(reopened.logprobs(batch), policy.logprobs(batch))
 
 
+@pytest.mark.parametrize("rounding", [1, 64])
+def test_rows_are_padded_to_their_multiple_and_no_expert_is_loaded_with_padding(folder, batch, rounding):
+    config = policy_config(
+        sequence_packing={"enabled": True, "train_mb_tokens": 150, "sequence_length_round": rounding},
+        megatron_cfg={"optimizer": {"lr": 1e-2}, "moe_router_bias_update_rate": 0.1},
+    )
+    policy = MegatronPolicy(config, folder, rl_loss())
+    work = policy._work(batch, range(len(batch)), train=True)
+    layouts = [work.layout(number) for number in range(work.count)]
+    assert all(len(layout.token_ids) % rounding == 0 for layout in layouts)
+    assert any(layout.padding for layout in layouts) == (rounding > 1)
+    tokens = 0
+    for layout in layouts:
+        policy.model(layout)
+        tokens += len(layout.token_ids) - layout.padding
+    router = policy.model.routers()[0]
+    assert int(router.load.sum()) == tokens * router.top_k
+
+
 def test_tensor_parallel_experts_need_sequence_parallelism(folder):
     from nemotron_steps.config.schema.policy import MegatronConfig
     from nemotron_steps.engine.policy.parallel import Layout

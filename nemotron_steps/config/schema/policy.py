@@ -93,6 +93,7 @@ class SequencePackingConfig(Section):
     logprob_mb_tokens: PositiveInt | None = None
     algorithm: Literal["modified_first_fit_decreasing"] = "modified_first_fit_decreasing"
     sequence_length_round: PositiveInt = 64
+    """A row's tokens are padded to a multiple of this, at its end."""
 
 
 class DynamicBatchingConfig(Section):
@@ -102,6 +103,7 @@ class DynamicBatchingConfig(Section):
     train_mb_tokens: PositiveInt | None = None
     logprob_mb_tokens: PositiveInt | None = None
     sequence_length_round: PositiveInt = 64
+    """Megatron: as for sequence_packing. Dtensor: sequences count as padded to a multiple of this."""
 
 
 class VllmConfig(Section):

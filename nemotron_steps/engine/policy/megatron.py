@@ -27,7 +27,7 @@ from nemotron_steps.engine.policy import checkpoint, parallel
 from nemotron_steps.engine.policy.context import sum_parts
 from nemotron_steps.engine.policy.layout import TokenLayout, build_layout
 from nemotron_steps.engine.policy.logprob import linear_logprobs
-from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
+from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.pipeline import Pipeline
@@ -254,9 +254,8 @@ class MegatronPolicy:
         # rank needs one to know the loss's metrics.
         count = max(1, max(len(share) for share in plan) if self.layout.expert > 1 else len(own))
         shares = self.layout.context * (self.layout.tensor if self.layout.sequence_parallel else 1)
-        # Routers would count padding among their tokens.
-        rounding = 1 if self.architecture.is_moe else row_multiple(self.device, self.model.dtype)
-        multiple = math.lcm(shares, rounding)
+        shapes = 1 if self.architecture.is_moe else row_multiple(self.device, self.model.dtype)
+        multiple = math.lcm(shares, shapes, token_multiple(self.config))
         return _Work(batch, own, count, unit, shares, multiple, self.architecture.hidden_size, self.device)
 
     def _token_logprobs(

@@ -12,7 +12,7 @@ import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import fixed_micro_batches, token_budget_micro_batches
-from nemotron_steps.engine.packing import pack_sequences
+from nemotron_steps.engine.packing import modified_first_fit_decreasing
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError
 
@@ -64,14 +64,16 @@ def plan_micro_batches(
         data_ranks: number of data-parallel ranks.
         train: whether gradients are kept (else the logprob settings apply).
         unit: consecutive rows that the loss reads together (2 for the pairs of DPO).
-        padded: the policy pads rows to the longest of their micro-batch, so that is what the budget must bound.
+        padded: the policy pads rows to the longest of their micro-batch, so that is what the budget must bound, with
+            widths rounded up to `sequence_length_round`.
 
     Raises:
         ConfigError: a row exceeds the token budget.
     """
     size = config.train_micro_batch_size if train else config.logprob_batch_size
-    key = "sequence_packing" if config.sequence_packing.enabled else "dynamic_batching"
     budgeted = config.sequence_packing if config.sequence_packing.enabled else config.dynamic_batching
+    section = "sequence_packing" if config.sequence_packing.enabled else "dynamic_batching"
+    key = f"policy.{section}.{'train' if train else 'logprob'}_mb_tokens"
     if not budgeted.enabled or not rows:
         return _by_count(rows, size, data_ranks, unit)
     budget = (budgeted.train_mb_tokens if train else budgeted.logprob_mb_tokens) or (
@@ -81,22 +83,31 @@ def plan_micro_batches(
     lengths = [int(all_lengths[row]) for row in rows]
     if padded:
         rounding = budgeted.sequence_length_round
-        bins = token_budget_micro_batches(lengths, budget, length_multiple=rounding, unit=unit)
+        bins = token_budget_micro_batches(lengths, budget, length_multiple=rounding, unit=unit, key=key)
     else:
         families = _families(batch, rows, lengths, budget, unit)
         sizes = [family.tokens for family in families]
         if max(sizes) > budget:
             raise ConfigError(
                 f"a {'sequence' if unit == 1 else 'pair'} of {max(sizes)} tokens does not fit into a micro-batch",
-                where=f"policy.{key}.{'train' if train else 'logprob'}_mb_tokens",
+                where=key,
                 expected=f"at least {max(sizes)}",
                 found=str(budget),
-                hints=(f"policy.{key}.{'train' if train else 'logprob'}_mb_tokens={max(sizes)}",),
+                hints=(f"{key}={max(sizes)}",),
             )
-        packed = pack_sequences(sizes, budget)
+        packed = modified_first_fit_decreasing(sizes, budget)
         bins = [[position for number in chosen for position in families[number].positions] for chosen in packed]
     shares = [bins[rank::data_ranks] for rank in range(data_ranks)]
     return [[[rows[position] for position in sorted(part)] for part in share] for share in shares]
+
+
+def token_multiple(config: PolicyConfig) -> int:
+    """What a policy over flat tokens rounds the tokens of a micro-batch up to: `sequence_length_round` of the budget it
+    is cut by. Kernels then meet fewer and aligned sizes; nothing is padded between sequences."""
+    for budgeted in (config.sequence_packing, config.dynamic_batching):
+        if budgeted.enabled:
+            return budgeted.sequence_length_round
+    return 1
 
 
 @dataclass

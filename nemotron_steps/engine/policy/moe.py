@@ -35,8 +35,12 @@ class Router(torch.nn.Module):
         self.load = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
         """Tokens each expert got on this rank since the last `rebalance`, while training."""
 
-    def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, hidden] → weights float32 [T, k] and experts int64 [T, k]."""
+    def forward(self, states: torch.Tensor, counted: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, hidden] → weights float32 [T, k] and experts int64 [T, k].
+
+        Args:
+            counted: tokens that are no padding: the first ones. None: all.
+        """
         probabilities = F.linear(states.float(), self.weight.float()).softmax(-1)
         scores = probabilities if self.expert_bias is None else probabilities + self.expert_bias
         chosen = scores.topk(self.top_k, dim=-1).indices
@@ -44,7 +48,7 @@ class Router(torch.nn.Module):
         if self.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.expert_bias is not None and torch.is_grad_enabled():
-            self.load += torch.bincount(chosen.flatten(), minlength=self.load.numel())
+            self.load += torch.bincount(chosen[:counted].flatten(), minlength=self.load.numel())
         return weights, chosen
 
     def rebalance(self, rate: float, group: dist.ProcessGroup) -> None:
@@ -92,10 +96,10 @@ class FlatMoe(torch.nn.Module):
         self.experts = Experts(architecture, architecture.num_experts // layout.expert, config.params_dtype)
         self.ranks = layout.expert
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, 1, hidden] → the same shape."""
+    def forward(self, hidden: torch.Tensor, counted: int | None = None) -> torch.Tensor:
+        """[T, 1, hidden] → the same shape. `counted` as the router takes it."""
         states = hidden.flatten(0, 1)
-        weights, chosen = self.router(states)
+        weights, chosen = self.router(states, counted)
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         sorted_states = states.index_select(0, order // chosen.shape[1])
