@@ -9,10 +9,11 @@ Not for: the tensors themselves (engine/policy), or the arithmetic of the run's 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import CheckpointingConfig
 from nemotron_steps.engine.deadline import Deadline
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
-from nemotron_steps.errors import RetryableError, StepsError, StorageError
+from nemotron_steps.errors import ConfigError, RetryableError, StepsError, StorageError
 
 STATE_FILE = "state.json"
 TENSOR_FILE = "state.safetensors"
@@ -117,17 +119,29 @@ class CheckpointManager:
         return self._config.enabled and (last or step % self._config.save_period == 0 or self._deadline.reached)
 
     def save(
-        self, step: int, policy: Policy, state: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None
+        self,
+        step: int,
+        policy: Policy,
+        state: dict[str, Any],
+        tensors: dict[str, torch.Tensor] | None = None,
+        *,
+        reported: Collection[str] = (),
     ) -> None:
-        """Write and commit one checkpoint, then drop those keep_top_k no longer wants.
+        """Write and commit one checkpoint, then drop those that are neither the newest nor among the keep_top_k best.
 
         With `save_async`, returns once everything is copied; a save still in flight is waited for first. `state` is
         read, and `tensors` are copied, before it returns.
 
+        Args:
+            state: JSON-able; `metrics` in it are the step's, and rank it.
+            reported: metrics that other steps than this one report.
+
         Raises:
+            ConfigError: checkpointing.metric_name is no metric of any step.
             StorageError: the disk refused this save, or the one before; earlier checkpoints are untouched.
         """
         asked = time.monotonic()
+        self._refuse_unknown_metric(state, reported)
         text = json.dumps(state)
         if self._config.save_async:
             self.wait()
@@ -197,23 +211,37 @@ class CheckpointManager:
                 hints=["free disk space, then run the same command again: it goes on from the last checkpoint"],
             ) from error
 
+    def _refuse_unknown_metric(self, state: dict[str, Any], also: Collection[str]) -> None:
+        """Checkpoints that are ranked by a metric which does not exist would keep none of the best."""
+        name = self._config.metric_name
+        reported = {*state.get("metrics", {}), *also}
+        if name is None or name in reported or any(name in c.state().get("metrics", {}) for c in self.all()):
+            return
+        raise ConfigError(
+            f"no step has reported the metric {name}, which is to rank checkpoints",
+            where=f"checkpointing.metric_name={name}",
+            expected=", ".join(sorted(reported)) or "a metric of the steps",
+            found=name,
+            hints=[f"checkpointing.metric_name={near}" for near in (*nearest(name, sorted(reported)), "null")],
+        )
+
     def _prune(self, newest: Checkpoint) -> None:
         keep = self._config.keep_top_k
         if keep is None:
             return
-        others = [c for c in self.all() if c.step != newest.step]
+        best = sorted(self.all(), key=self._rank, reverse=True)[:keep]
+        for checkpoint in self.all():
+            # The newest is always kept, besides the best: without it a kill would lose work.
+            if checkpoint != newest and checkpoint not in best:
+                shutil.rmtree(checkpoint.path)
+
+    def _rank(self, checkpoint: Checkpoint) -> tuple[bool, float, int]:
+        """Better checkpoints have larger ranks: by the metric, or by age; without the metric, or with NaN, last."""
         name = self._config.metric_name
-        if name is not None:
-            sign = 1.0 if self._config.higher_is_better else -1.0
-
-            def rank(checkpoint: Checkpoint) -> tuple[float, int]:
-                value = checkpoint.state().get("metrics", {}).get(name)
-                return (sign * float(value) if value is not None else float("-inf"), checkpoint.step)
-
-            others.sort(key=rank)
-        # The newest is always kept: without it a kill would lose work.
-        for checkpoint in others[: max(0, len(others) - (keep - 1))]:
-            shutil.rmtree(checkpoint.path)
+        value = checkpoint.state().get("metrics", {}).get(name) if name is not None else None
+        if value is None or math.isnan(value):
+            return (False, 0.0, checkpoint.step)
+        return (True, value if self._config.higher_is_better else -value, checkpoint.step)
 
 
 def _flush(path: Path) -> None:

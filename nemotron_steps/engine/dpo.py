@@ -169,7 +169,8 @@ def optimize_preferences(
         reporter.progress(f"dpo  loss {metrics['loss']:.3f}  accuracy {metrics['accuracy']:.0%}", step, total)
         checkpoints.check()
         if checkpoints.due(step, last=False):
-            checkpoints.save(step, policy, {"validation_before": before, "metrics": metrics})
+            validated = [f"validation/{name}" for name in before] if settings.val_period > 0 else []
+            checkpoints.save(step, policy, {"validation_before": before, "metrics": metrics}, reported=validated)
             if step < total:
                 checkpoints.refuse_overtime(step, total, reporter)
     summary: dict[str, Any] = {

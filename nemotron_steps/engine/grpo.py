@@ -317,7 +317,9 @@ def save_step(run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffer
     tensors: dict[str, torch.Tensor] = {}
     if buffer is not None:
         state["buffer"], tensors = buffer.state_dict()
-    run.checkpoints.save(run.step, run.policy, state, tensors)
+    grpo = run.config.grpo
+    validated = ["validation/reward"] if grpo.val_period > 0 or grpo.val_at_end else []
+    run.checkpoints.save(run.step, run.policy, state, tensors, reported=[*run.signals.metrics, *validated])
     record.metrics["timing/checkpoint_s"] = time.perf_counter() - started
 
 

@@ -88,7 +88,8 @@ def finetune(
         reporter.progress(f"sft  loss {loss:.3f}", step, total)
         checkpoints.check()
         if checkpoints.due(step, last=False):
-            checkpoints.save(step, policy, {"loss_before": loss_before, "metrics": metrics})
+            validated = ["validation_loss"] if settings.val_period > 0 and validation else []
+            checkpoints.save(step, policy, {"loss_before": loss_before, "metrics": metrics}, reported=validated)
             if step < total:
                 checkpoints.refuse_overtime(step, total, reporter)
     summary: dict[str, Any] = {"steps": step, "train_loss": loss}

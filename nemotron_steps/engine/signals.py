@@ -122,6 +122,11 @@ class SignalMonitor:
         """Signals whose rule holds now, with the numbers of when it began."""
         return dict(self._active)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Every metric that any step has logged."""
+        return tuple(self._history)
+
     def update(self, step: int, metrics: Mapping[str, float]) -> list[Signal]:
         """Take in the metrics of one step; returns the signals that begin with it."""
         self._latest = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import torch
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
 from nemotron_steps.engine.checkpoint import CheckpointManager
-from nemotron_steps.errors import StorageError
+from nemotron_steps.errors import ConfigError, StorageError
 
 
 class Weights:
@@ -132,12 +133,41 @@ def test_a_real_disk_limit_is_said_in_one_line(save_async: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("save_async", [False, True])
-def test_the_newest_and_the_best_are_kept(save_async: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rewards", "settings", "kept"),
+    [
+        ([0.9, 0.8, 0.7, 0.1], {"keep_top_k": 1}, [1, 4]),
+        ([0.1, 0.9, 0.3, 0.2], {"keep_top_k": 2}, [2, 3, 4]),
+        ([0.1, 0.2, 0.3, 0.9], {"keep_top_k": 2}, [3, 4]),
+        ([0.9, 0.1, 0.8, 0.7], {"keep_top_k": 1, "higher_is_better": False}, [2, 4]),
+        ([0.9, 0.5, 0.5, 0.1], {"keep_top_k": 2}, [1, 3, 4]),  # the newer of equals
+        ([0.9, math.nan, 0.7, 0.8], {"keep_top_k": 2}, [1, 4]),
+        ([-9.0, math.nan, -8.0, math.nan], {"keep_top_k": 2, "higher_is_better": False}, [1, 3, 4]),
+        ([0.9, None, 0.7, None], {"keep_top_k": 2}, [1, 3, 4]),  # not every step is validated
+        ([0.9, 0.8, 0.7, 0.1], {"keep_top_k": None}, [1, 2, 3, 4]),
+        ([0.9, 0.8, 0.7, 0.1], {"keep_top_k": 2, "metric_name": None}, [3, 4]),
+    ],
+)
+def test_the_best_are_kept_and_the_newest_besides(
+    rewards: list[float | None], settings: dict[str, Any], kept: list[int], save_async: bool, tmp_path: Path
+) -> None:
     policy = Weights()
-    with manager_of(tmp_path, save_async=save_async, keep_top_k=2, metric_name="reward") as manager:
-        for step, reward in enumerate([0.1, 0.9, 0.3, 0.2], start=1):
-            manager.save(step, policy, {"metrics": {"reward": reward}})  # type: ignore[arg-type]
-    assert [step for step, _ in values(tmp_path)] == [2, 4]
+    with manager_of(tmp_path, save_async=save_async, **{"metric_name": "reward", **settings}) as manager:
+        for step, reward in enumerate(rewards, start=1):
+            metrics = {"loss": 1.0} if reward is None else {"reward": reward}
+            manager.save(step, policy, {"metrics": metrics}, reported=["reward"])  # type: ignore[arg-type]
+    assert [step for step, _ in values(tmp_path)] == kept
+
+
+def test_a_metric_that_no_step_reports_is_refused_at_the_first_save(tmp_path: Path) -> None:
+    policy, metrics = Weights(), {"reward/mean": 0.1, "loss": 1.0}
+    misspelt = manager_of(tmp_path, metric_name="rewrad/mean")
+    with pytest.raises(ConfigError, match="no step has reported the metric rewrad/mean") as caught, misspelt as manager:
+        manager.save(1, policy, {"metrics": metrics}, reported=["validation/reward"])  # type: ignore[arg-type]
+    assert caught.value.expected == "loss, reward/mean, validation/reward" and not manager.all()
+    assert caught.value.hints[0] == "checkpointing.metric_name=reward/mean"
+    with manager_of(tmp_path, metric_name="validation/reward") as manager:
+        manager.save(1, policy, {"metrics": metrics}, reported=["validation/reward"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("save_async", [False, True])

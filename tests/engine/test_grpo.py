@@ -10,7 +10,13 @@ from grpo_runs import config_of, metrics_of, run_loop, start, stop_after
 
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.engine.grpo import train
-from nemotron_steps.errors import JudgeUnavailableError, NonFiniteLossError, RetryableError, UnsupportedError
+from nemotron_steps.errors import (
+    ConfigError,
+    JudgeUnavailableError,
+    NonFiniteLossError,
+    RetryableError,
+    UnsupportedError,
+)
 
 
 def test_reward_rises_and_generator_and_policy_agree(task, tmp_path):
@@ -101,3 +107,15 @@ def test_time_spent_before_training_counts_against_the_runs_time(asynchronous, t
     with pytest.raises(RetryableError, match="time is over") as caught:
         run_loop(start(config_of(task, 9, **changes), tmp_path, [], begun_s_ago=3600.0))
     assert caught.value.found == "1 trained"
+
+
+def test_checkpoints_may_be_ranked_by_a_validation_that_is_still_to_come_but_not_by_what_never_comes(task, tmp_path):
+    changes = {"checkpointing__save_period": 1, "grpo__val_period": 2, "checkpointing__keep_top_k": 1}
+    run = start(config_of(task, 3, **changes, checkpointing__metric_name="validation/reward"), tmp_path / "validated")
+    run.validation = read_rows(task / "train.jsonl")[:2]
+    assert train(run)["steps"] == 3
+    assert [c.step for c in run.checkpoints.all()] == [2, 3]  # the one that was validated, and the newest
+    run = start(config_of(task, 3, **changes, checkpointing__metric_name="validation/rewards"), tmp_path / "misspelt")
+    with pytest.raises(ConfigError, match="no step has reported the metric validation/rewards") as caught:
+        train(run)
+    assert caught.value.hints[0] == "checkpointing.metric_name=validation/reward"

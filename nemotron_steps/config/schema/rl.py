@@ -293,7 +293,7 @@ class CheckpointingConfig(Section):
     save_period: PositiveInt = 10
     keep_top_k: PositiveInt | None = 3
     metric_name: str | None = None
-    """Metric that ranks checkpoints for keep_top_k; None keeps the newest."""
+    """Metric by which the keep_top_k best checkpoints are kept, besides the newest; None: the keep_top_k newest."""
     higher_is_better: bool = True
     checkpoint_must_save_by: str | None = None
     """Wall time (DD:HH:MM:SS or HH:MM) since the run began by which a checkpoint is committed and the run stops, to be
