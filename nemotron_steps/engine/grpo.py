@@ -40,6 +40,7 @@ from nemotron_steps.engine.grpo_step import (
 )
 from nemotron_steps.engine.judges import StepwiseJudge
 from nemotron_steps.engine.low_effort import asks_for_low_effort
+from nemotron_steps.engine.metrics import combine_updates
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter
 from nemotron_steps.engine.rollouts import RolloutCollector
 from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
@@ -247,7 +248,7 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
         record.metrics.update(metrics)
     with record.timer.phase("train"):
         updates = [run.policy.train_step(part) for part in split_batch(batch, config.policy.train_global_batch_size)]
-    record.metrics.update({name: mean([u[name] for u in updates if name in u]) for name in updates[-1]})
+    record.metrics.update(combine_updates(updates))
     tokens = int(batch.lengths.sum())
     sampled = int(batch.token_mask.sum())
     seconds = record.timer.seconds

@@ -2,13 +2,18 @@
 
 Losses return *sums* (`MetricSums`) so that micro-batches and data-parallel ranks combine exactly: sums add, extrema
 combine by min or max, and `finalize_metrics` divides by the global counts once at the end. `METRIC_KINDS` says which
-metric is which; a name that is missing there is an error rather than a guess.
+metric is which; a name that is missing there is an error rather than a guess. `combine_updates` puts the updates of
+one step together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
+from statistics import fmean
 
 import torch
 import torch.distributed as dist
@@ -28,7 +33,9 @@ class MetricKind(StrEnum):
     PAIR_MEAN = "pair_mean"
     """Adds up; divided by the trained pairs of the global batch, two sequences each (DPO)."""
     TOTAL = "total"
-    """Adds up; is the value (counts, and losses already normalised over the global batch)."""
+    """Adds up; is the value (losses, already normalised over the global batch). Of several updates, their mean."""
+    COUNT = "count"
+    """Adds up, over the updates of a step too."""
     MINIMUM = "minimum"
     """Smallest over everything; left out when nothing was trained."""
     MAXIMUM = "maximum"
@@ -63,8 +70,8 @@ METRIC_KINDS: dict[str, MetricKind] = {
     "rewards_chosen": MetricKind.PAIR_MEAN,
     "rewards_rejected": MetricKind.PAIR_MEAN,
     "rewards_margin": MetricKind.PAIR_MEAN,
-    "num_valid_tokens": MetricKind.TOTAL,
-    "num_valid_samples": MetricKind.TOTAL,
+    "num_valid_tokens": MetricKind.COUNT,
+    "num_valid_samples": MetricKind.COUNT,
 }
 """Every metric a loss may return."""
 
@@ -122,3 +129,38 @@ def finalize_metrics(sums: Mapping[str, torch.Tensor], normalizers: LossNormaliz
             continue
         metrics[name] = number
     return metrics
+
+
+def combine_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of a step from those of its updates, one after the other on parts of its batch.
+
+    Means are weighted with what they are means over, so that they are those of the whole batch; extrema and counts are
+    the whole batch's too. Losses, and what is not in METRIC_KINDS (gradient norm, learning rate), are averaged. A NaN
+    counts for nothing, unless there is nothing else.
+    """
+    combined: dict[str, float] = {}
+    for name in dict.fromkeys(chain.from_iterable(updates)):
+        kind = METRIC_KINDS.get(name)
+        weight_of = _WEIGHTS.get(kind) if kind is not None else None
+        known = [(u[name], u.get(weight_of, 1.0) if weight_of else 1.0) for u in updates if name in u]
+        known = [(value, weight) for value, weight in known if value == value] or [(math.nan, 1.0)]
+        values, weights = zip(*known, strict=True)
+        if kind is MetricKind.MINIMUM:
+            combined[name] = min(values)
+        elif kind is MetricKind.MAXIMUM:
+            combined[name] = max(values)
+        elif kind is MetricKind.COUNT:
+            combined[name] = math.fsum(values)
+        elif math.fsum(weights) > 0:
+            combined[name] = math.fsum(map(operator.mul, values, weights)) / math.fsum(weights)
+        else:
+            combined[name] = fmean(values)
+    return combined
+
+
+_WEIGHTS = {
+    MetricKind.TOKEN_MEAN: "num_valid_tokens",
+    MetricKind.SEQUENCE_MEAN: "num_valid_samples",
+    MetricKind.PAIR_MEAN: "num_valid_samples",
+}
+"""What the mean of one update counts for."""

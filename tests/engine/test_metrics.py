@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from engine_samples import random_batch, rollout
+from engine_samples import random_batch, rollout, rows_of
 
 from nemotron_steps.config.schema.rl import LossFnConfig
 from nemotron_steps.engine.loss import PolicyGradientLoss
-from nemotron_steps.engine.metrics import finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.metrics import combine_updates, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.reduction import LossNormalizers, count_normalizers
 from nemotron_steps.engine.rollout_metrics import completion_metrics, policy_lag_metrics, reward_metrics
 
@@ -30,6 +31,33 @@ def test_sums_add_and_extrema_do_not() -> None:
 def test_a_metric_nobody_declared_is_an_error() -> None:
     with pytest.raises(KeyError):
         finalize_metrics({"mystery": torch.tensor(1.0)}, LossNormalizers(1.0, 1.0))
+
+
+def test_the_updates_of_a_step_report_what_one_update_on_all_of_it_would() -> None:
+    whole, lp = random_batch(rows=6, seed=4)
+    loss_fn = PolicyGradientLoss(LossFnConfig(use_importance_sampling_correction=True))
+
+    def metrics_of(rows: list[int]) -> dict[str, float]:
+        batch = rows_of(whole, rows)
+        normalizers = count_normalizers(batch)
+        return finalize_metrics(loss_fn(lp[rows], batch, normalizers)[1], normalizers)
+
+    parts = [metrics_of([0, 1, 2]), metrics_of([3, 4]), metrics_of([5])]
+    assert len({part["num_valid_tokens"] for part in parts}) == 3
+    found, expected = combine_updates(parts), metrics_of(list(range(6)))
+    losses = {"loss", "actor_loss"}  # each update's is over its own batch
+    assert {n: v for n, v in found.items() if n not in losses} == pytest.approx(
+        {n: v for n, v in expected.items() if n not in losses}, rel=1e-5
+    )
+    assert found["loss"] == pytest.approx(sum(part["loss"] for part in parts) / 3)
+
+
+def test_an_update_that_trained_nothing_does_not_hide_the_others() -> None:
+    nothing = {"num_valid_tokens": 0.0, "approx_entropy": 0.0, "grad_norm": math.nan, "loss": 0.0}
+    something = {"num_valid_tokens": 8.0, "approx_entropy": 2.0, "grad_norm": 1.0, "loss": 1.0, "probs_ratio_max": 3.0}
+    assert combine_updates([something, nothing]) == {**something, "loss": 0.5}
+    assert combine_updates([nothing, nothing])["approx_entropy"] == 0.0
+    assert math.isnan(combine_updates([nothing])["grad_norm"])
 
 
 def test_data_parallel_ranks_agree_with_one_process(tmp_path: Path) -> None:
