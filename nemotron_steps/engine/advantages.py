@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from nemotron_steps.engine.kl import KlType, kl_divergence
 from nemotron_steps.errors import EngineError
 
 STD_EPSILON = 1e-6
@@ -194,25 +193,6 @@ def reinforce_plus_plus_advantages(
     mean = torch.where(trained, tokens, zeros).sum() / count
     variance = torch.where(trained, (tokens - mean).square(), zeros).sum() / count
     return torch.where(trained, (tokens - mean) * variance.clamp(min=1e-8).rsqrt(), zeros)
-
-
-def kl_reward_penalty(
-    prev_logprobs: torch.Tensor,
-    reference_logprobs: torch.Tensor,
-    *,
-    coefficient: float,
-    kind: KlType,
-    input_clamp: float | None,
-    output_clamp: float | None,
-) -> torch.Tensor:
-    """beta x KL(policy || reference) per token, [N, T], to be subtracted from token advantages.
-
-    `loss_fn.use_kl_in_reward` puts the KL penalty here instead of into the loss.
-    """
-    kl = kl_divergence(
-        prev_logprobs.double(), reference_logprobs.double(), kind, input_clamp=input_clamp, output_clamp=output_clamp
-    )
-    return coefficient * kl
 
 
 def clip_advantages(advantages: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:

@@ -23,15 +23,15 @@ from nemotron_steps.engine.advantages import (
     gdpo_advantages,
     group_statistics,
     grpo_advantages,
-    kl_reward_penalty,
     reinforce_plus_plus_advantages,
 )
 from nemotron_steps.engine.batching import pad_rows
 from nemotron_steps.engine.dynamic_sampling import epsilon_filter
 from nemotron_steps.engine.importance import sequence_logprob_error
+from nemotron_steps.engine.kl import kl_divergence
 from nemotron_steps.engine.low_effort import METADATA_KEY, low_effort_rewards
 from nemotron_steps.engine.penalties import Violation, apply_penalties, find_violations, mask_turns
-from nemotron_steps.engine.reduction import loss_mask
+from nemotron_steps.engine.reduction import count_normalizers, loss_mask, reduce_over_batch
 from nemotron_steps.engine.rewards import scale_rewards, shape_rewards
 from nemotron_steps.engine.rollout_metrics import (
     completion_metrics,
@@ -178,7 +178,13 @@ def finish_batch(
         metrics["seq_logprob_error/masked_share"] = float(dropped.double().mean())
         batch.sample_mask = batch.sample_mask * (~dropped).float()
 
-    advantages = _advantages(prepared, batch, config, loss_fn)
+    kl = _kl_in_reward(batch, loss_fn) if loss_fn.use_kl_in_reward else None
+    if kl is not None:
+        # Under the name and over the tokens that the loss would log it with: signals watch it there.
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        level = loss_fn.token_level_loss
+        metrics["kl_penalty"] = float(reduce_over_batch(kl, mask, count_normalizers(batch), token_level=level))
+    advantages = _advantages(prepared, batch, config, None if kl is None else loss_fn.reference_policy_kl_penalty * kl)
 
     violations = find_violations(
         prepared.rollouts, [r.metadata.get("turn_texts", ()) for r in prepared.rollouts], config.message_penalty
@@ -199,18 +205,23 @@ def finish_batch(
     return batch, metrics
 
 
-def _advantages(prepared: PreparedBatch, batch: TrainBatch, config: GrpoConfig, loss_fn: LossFnConfig) -> torch.Tensor:
-    """float64 [N, T] by the configured estimator."""
-    kl_penalty = None
-    if loss_fn.use_kl_in_reward:
-        kl_penalty = kl_reward_penalty(
-            _required(batch.prev_logprobs, "prev_logprobs", "loss_fn.use_kl_in_reward"),
-            _required(batch.reference_logprobs, "reference_logprobs", "loss_fn.use_kl_in_reward"),
-            coefficient=loss_fn.reference_policy_kl_penalty,
-            kind=loss_fn.reference_policy_kl_type,
-            input_clamp=loss_fn.kl_input_clamp_value,
-            output_clamp=loss_fn.kl_output_clamp_value,
-        )
+def _kl_in_reward(batch: TrainBatch, loss_fn: LossFnConfig) -> torch.Tensor:
+    """KL(policy || reference) per token, float64 [N, T]; anything where nothing is trained."""
+    prev = _required(batch.prev_logprobs, "prev_logprobs", "loss_fn.use_kl_in_reward")
+    reference = _required(batch.reference_logprobs, "reference_logprobs", "loss_fn.use_kl_in_reward")
+    return kl_divergence(
+        prev.double(),
+        reference.double(),
+        loss_fn.reference_policy_kl_type,
+        input_clamp=loss_fn.kl_input_clamp_value,
+        output_clamp=loss_fn.kl_output_clamp_value,
+    )
+
+
+def _advantages(
+    prepared: PreparedBatch, batch: TrainBatch, config: GrpoConfig, kl_penalty: torch.Tensor | None
+) -> torch.Tensor:
+    """float64 [N, T] by the configured estimator, less `kl_penalty` (beta x KL)."""
     estimator = config.adv_estimator
     if estimator.name == "reinforce_plus_plus":
         return reinforce_plus_plus_advantages(
