@@ -98,6 +98,9 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
 
     Returns:
         Summary: steps, reward of the first and last trained step.
+
+    Raises:
+        DataError: dynamic sampling used up the prompts before the last step was full.
     """
     rewards: list[float] = restore(run)
     with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
@@ -118,6 +121,9 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
                     record.metrics["validation/reward"] = run_on(runner, validate(run)).reward
             if not finish_step(run, groups, record, rewards):
                 break
+        else:
+            if run.step < run.total_steps:  # dynamic sampling went through all prompts, the last step's included
+                raise prompts_used_up(run, 0, 0)
     return {"steps": run.step, "reward_first": mean(rewards[:5]), "reward_last": mean(rewards[-5:])}
 
 

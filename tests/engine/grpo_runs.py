@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 from nemotron_steps.config.schema.rl import RlConfig
@@ -62,6 +63,18 @@ class Unreliable(Environment):
         return Verdict(1 + reward_of(response.text))
 
 
+class Marked(Environment):
+    """Rewards of a group differ where its row says so."""
+
+    name = "marked"
+
+    async def verify_group(self, row, responses, sessions) -> list[Verdict]:
+        return [Verdict(float(i % 2) if row.get("differs") else 1.0) for i in range(len(responses))]
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        raise AssertionError
+
+
 class Hanging(Environment):
     """Its judge neither answers nor gives up."""
 
@@ -89,7 +102,7 @@ class StuckEverywhere(Stuck):
     everywhere = True
 
 
-ENVIRONMENTS = (Vowels, AnyVowel, Indifferent, Silent, Unreliable, Hanging, Stuck, StuckEverywhere)
+ENVIRONMENTS = (Vowels, AnyVowel, Indifferent, Silent, Unreliable, Marked, Hanging, Stuck, StuckEverywhere)
 
 
 def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -> RlConfig:
@@ -136,6 +149,14 @@ def start(config, work, records=None, rows=None, *, begun_s_ago=0.0):
     )
     run, _ = build_run(context, rows or read_rows(config.data.train.data_path), [])
     return run
+
+
+def marked(rows, **marks):
+    """Prompts with further fields: a list of values each."""
+    return [
+        replace(row, row={**row.row, **{name: values[i] for name, values in marks.items()}})
+        for i, row in enumerate(rows)
+    ]
 
 
 def run_loop(run):

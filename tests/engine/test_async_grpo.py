@@ -7,7 +7,7 @@ import json
 import math
 
 import pytest
-from grpo_runs import config_of, metrics_of, run_loop, start, stop_after
+from grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
 
 from nemotron_steps.engine import patience
 from nemotron_steps.engine.async_grpo import train_async
@@ -102,6 +102,26 @@ def test_dynamic_sampling_replaces_groups_without_a_signal_and_keeps_what_is_lef
     last = metrics[-1]
     accounted = last["async/taken"] + last["async/discarded_no_signal"] + last["async/ready"] + last["async/in_flight"]
     assert last["async/issued"] == accounted
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_prompts_that_end_with_a_full_step_before_the_last_one_are_said_to_be_used_up(asynchronous, task, tmp_path):
+    config = config_of(
+        task,
+        9,
+        grpo__async_grpo__enabled=asynchronous,
+        grpo__use_dynamic_sampling=True,
+        grpo__max_num_epochs=1,
+        data__shuffle=False,
+        environment="marked",
+        checkpointing__save_period=1,
+    )
+    rows = marked(read_rows(task / "train.jsonl")[:8], differs=[True, False] * 4)
+    for _ in range(2):  # a resumed run says it again
+        with pytest.raises(DataError, match="used up the prompts") as caught:
+            run_loop(start(config, tmp_path, [], rows))
+        assert caught.value.hints[0] == "grpo.max_num_epochs=2"
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
 
 
 def test_dynamic_sampling_gives_up_when_no_group_has_a_signal(task, tmp_path):
