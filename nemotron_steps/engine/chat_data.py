@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat
 
 Example = TypeVar("Example")
@@ -52,7 +52,13 @@ def encode_chat(
         before = chat.render_text(turns[:position], tools, generation_prompt=True)
         after = chat.render_text(turns[: position + 1], tools, generation_prompt=False)
         if not before.startswith(rendered) or not after.startswith(before):
-            raise DataError("the chat template rewrites earlier turns", where=where)
+            raise DataError(
+                "the chat template rewrites earlier turns",
+                where=where,
+                expected="turns that stay as they are when more follow",
+                found="a template that drops or changes something of them, often reasoning",
+                hints=("make a row of each assistant turn, with the turns before it", *show_line(where)),
+            )
         extend(before[len(rendered) :], 0)
         # The template may write a separator after the end token; the generator stops at the end token.
         end = chat.decode_token(chat.eos_token_id)
@@ -61,7 +67,12 @@ def encode_chat(
         extend(rest, 0)
         rendered = after
     if not any(token_mask):
-        raise DataError("the chat has no assistant turn to learn from", where=where, expected="role: assistant")
+        raise DataError(
+            "the chat has no assistant turn to learn from",
+            where=where,
+            expected="role: assistant",
+            hints=show_line(where),
+        )
     last = len(token_mask) - token_mask[::-1].index(1)
     return ChatSequence(token_ids[:last], token_mask[:last])
 

@@ -16,7 +16,7 @@ from nemotron_steps.config.schema.policy import GenerationConfig, ReasoningParse
 from nemotron_steps.engine.parsers.reasoning import REASONING_PARSERS
 from nemotron_steps.engine.parsers.tools import TOOL_PARSERS
 from nemotron_steps.environments.responses import ToolCall, content_text, message_item, reasoning_item
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, An
     request = row.get("responses_create_params") or {}
     items = request.get("input")
     if not items:
-        raise DataError("the row has no prompt", where=where, expected="responses_create_params.input")
+        raise DataError(
+            "the row has no prompt", where=where, expected="responses_create_params.input", hints=show_line(where)
+        )
     messages: list[dict[str, Any]] = []
     if request.get("instructions"):
         messages.append({"role": "system", "content": request["instructions"]})
@@ -105,6 +107,7 @@ def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, An
                     where=where,
                     expected="a JSON object",
                     found=str(error),
+                    hints=show_line(where),
                 ) from error
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -113,6 +116,10 @@ def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, An
             messages.append({"role": "tool", "content": content_text(item.get("output"))})
         elif kind != "reasoning":  # earlier turns' reasoning is not shown to the model again
             raise DataError(
-                "unknown input item", where=where, expected="message, function_call or function_call_output", found=kind
+                "unknown input item",
+                where=where,
+                expected="message, function_call or function_call_output",
+                found=kind,
+                hints=show_line(where),
             )
     return messages

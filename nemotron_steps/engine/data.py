@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,30 @@ def read_rows(path: str | Path) -> list[PromptRow]:
             except ValueError as error:
                 truncated = not line.endswith(b"\n")
                 what = "the last line is truncated" if truncated else "not valid JSON"
-                raise DataError(what, where=where, expected="one JSON object a line", found=str(error)) from error
+                whole = (f"sed '$d' {shlex.quote(str(file))} > WHOLE.jsonl   # without it",) if truncated else ()
+                raise DataError(
+                    what,
+                    where=where,
+                    expected="one JSON object a line",
+                    found=str(error),
+                    hints=(*whole, *show_line(where)),
+                ) from error
             if not isinstance(row, dict):
-                raise DataError("not a JSON object", where=where, expected="an object", found=type(row).__name__)
+                raise DataError(
+                    "not a JSON object",
+                    where=where,
+                    expected="an object",
+                    found=type(row).__name__,
+                    hints=show_line(where),
+                )
             rows.append(PromptRow(len(rows), row, where))
     if not rows:
-        raise DataError("the prompt file is empty", where=str(file), expected="at least one row")
+        raise DataError(
+            "the file has no rows",
+            where=str(file),
+            expected="at least one row",
+            hints=["steps run data_prep/rl_prep --input source=PATH   # makes files of prompts"],
+        )
     return rows
 
 

@@ -27,7 +27,7 @@ from nemotron_steps.engine.metrics import finalize_metrics
 from nemotron_steps.engine.reduction import count_normalizers
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy, TrainBatch
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -51,16 +51,21 @@ def read_pairs(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
         DataError: a row without prompt, chosen and rejected, or a file in which every pair is too long.
     """
     pairs: list[PreferencePair] = []
-    too_long = 0
+    too_long = longest = 0
     for row in read_rows(path):
         pair = encode_pair(chat, row.row, row.where)
         if pair.longest > max_length:
             too_long += 1
+            longest = max(longest, pair.longest)
         else:
             pairs.append(pair)
     if not pairs:
         raise DataError(
-            f"all {too_long} pairs are longer than policy.max_total_sequence_length = {max_length}", where=str(path)
+            f"all {too_long} pairs are longer than policy.max_total_sequence_length = {max_length}",
+            where=str(path),
+            expected=f"answers that end within {max_length} tokens, prompt included",
+            found=f"up to {longest}",
+            hints=(f"policy.max_total_sequence_length={longest}",),
         )
     return pairs, too_long
 
@@ -77,19 +82,27 @@ def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> Prefere
     prompt = row.get("prompt", row.get("context"))
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not isinstance(turns, list) or not turns or prompt == "":
-        raise DataError("the row has no prompt", where=f"{where} field prompt", expected="a text or a list of messages")
+        raise DataError(
+            "the row has no prompt",
+            where=f"{where} field prompt",
+            expected="a text or a list of messages",
+            hints=show_line(where),
+        )
     sides = []
     for side in ("chosen", "rejected"):
         answer = _answer_messages(row.get(side), turns)
         if not answer:
             raise DataError(
-                f"the row has no {side} answer", where=f"{where} field {side}", expected="a text, a message or messages"
+                f"the row has no {side} answer",
+                where=f"{where} field {side}",
+                expected="a text, a message or messages",
+                hints=show_line(where),
             )
         sequence = encode_chat(chat, [*turns, *answer], where, row.get("tools") or ())
         spoken = sum(message.get("role") == "assistant" for message in answer)
         sides.append(ChatSequence(sequence.token_ids, _last_turns(sequence.token_mask, spoken)))
     if sides[0].token_ids == sides[1].token_ids:
-        raise DataError("the chosen and the rejected answer have the same tokens", where=where)
+        raise DataError("the chosen and the rejected answer have the same tokens", where=where, hints=show_line(where))
     return PreferencePair(*sides)
 
 

@@ -13,7 +13,7 @@ from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -24,19 +24,29 @@ def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
         DataError: a row without messages, or a file in which every chat is too long.
     """
     sequences: list[ChatSequence] = []
-    too_long = 0
+    too_long = longest = 0
     for row in read_rows(path):
         messages = row.row.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise DataError("the row has no messages", where=f"{row.where} field messages", expected="a list of turns")
+            raise DataError(
+                "the row has no messages",
+                where=f"{row.where} field messages",
+                expected="a list of turns",
+                hints=show_line(row.where),
+            )
         sequence = encode_chat(chat, messages, row.where, row.row.get("tools") or ())
         if len(sequence.token_ids) > max_length:
             too_long += 1
+            longest = max(longest, len(sequence.token_ids))
         else:
             sequences.append(sequence)
     if not sequences:
         raise DataError(
-            f"all {too_long} chats are longer than policy.max_total_sequence_length = {max_length}", where=str(path)
+            f"all {too_long} chats are longer than policy.max_total_sequence_length = {max_length}",
+            where=str(path),
+            expected=f"chats of at most {max_length} tokens",
+            found=f"up to {longest}",
+            hints=(f"policy.max_total_sequence_length={longest}",),
         )
     return sequences, too_long
 

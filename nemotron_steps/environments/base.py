@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from nemotron_steps.environments.responses import Response, ToolCall
-from nemotron_steps.errors import DataError, JudgeUnavailableError
+from nemotron_steps.errors import DataError, JudgeUnavailableError, show_line
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judges import Judge
@@ -176,6 +176,7 @@ class Environment(ABC):
                     where=f"{where} field {path}",
                     expected=f"a value at `{path}`",
                     found=f"fields: {', '.join(sorted(row)) or 'none'}",
+                    hints=show_line(where),
                 )
         if not isinstance(row["responses_create_params"]["input"], (str, list)):
             raise DataError(
@@ -183,6 +184,7 @@ class Environment(ABC):
                 where=f"{where} field responses_create_params.input",
                 expected="a string or a list of messages",
                 found=type(row["responses_create_params"]["input"]).__name__,
+                hints=show_line(where),
             )
         try:
             self.check_values(row)
@@ -192,6 +194,7 @@ class Environment(ABC):
                 where=f"{where} field {error.field_name}",
                 expected=error.expected,
                 found=error.found,
+                hints=show_line(where),
             ) from error
 
     def check_values(self, row: Row) -> None:  # noqa: B027  an optional hook

@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import ConfigError, DataError, UnknownNameError
+from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, show_line
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Row
@@ -134,6 +134,7 @@ def create(
             where=f"environment {name}",
             expected=f"judges for: {', '.join(missing)}",
             found=f"judges: {', '.join(sorted(environment.judges)) or 'none'}",
+            hints=tuple(f"env.nemo_gym.{role}.responses_api_models.vllm_model.model=PATH" for role in missing),
         )
     return environment
 
@@ -173,6 +174,7 @@ def route(row: Row, where: str, default: str | None = None) -> str:
             where=f"{where} field agent_ref.name",
             expected='"agent_ref": {"type": "responses_api_agents", "name": ...}',
             found="no agent_ref.name",
+            hints=("env.should_use_nemo_gym=false env.environment=NAME", *show_line(where)),
         )
     resolved = environment_name(str(agent))
     if resolved is None:
@@ -181,6 +183,7 @@ def route(row: Row, where: str, default: str | None = None) -> str:
             where=f"{where} field agent_ref.name",
             expected=f"one of {', '.join(names())}, alone or followed by _simple_agent",
             found=str(agent),
+            hints=("env.should_use_nemo_gym=false env.environment=NAME", *show_line(where)),
         )
     return resolved
 

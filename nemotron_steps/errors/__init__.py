@@ -22,6 +22,7 @@ StepsError
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -86,6 +87,12 @@ class StepsError(Exception):
             "found": self.found,
             "hints": list(self.hints),
         }
+
+
+def show_line(where: str) -> tuple[str, ...]:
+    """A command that prints the row an error is about, as a hint; none where `where` is not `file:line`."""
+    path, _, line = where.rpartition(":")
+    return (f"sed -n {line}p {shlex.quote(path)}   # the row",) if path and line.isdigit() else ()
 
 
 def _rebuild(cls: type[StepsError], what: str, state: dict[str, Any]) -> StepsError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,13 @@ def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:
         steps = int(position["optimizer_steps"])
         rng = torch.frombuffer(bytearray(base64.b64decode(position["torch_rng"])), dtype=torch.uint8)
     except (OSError, ValueError, KeyError) as error:
-        raise ArtifactError("not a training checkpoint", where=str(folder / STATE_FILE), found=str(error)) from error
+        place = shlex.quote(str(folder))
+        raise ArtifactError(
+            "not a training checkpoint",
+            where=str(folder / STATE_FILE),
+            found=str(error),
+            hints=(f"mv {place} {place}.broken   # training goes on from the one before",),
+        ) from error
     whole = optimizer.whole_state()
     loaded = load_sharded({**_model_state(shards), **_optimizer_state(shards, whole)}, folder / WEIGHTS)
     shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)

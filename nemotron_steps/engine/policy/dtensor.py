@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -212,8 +213,12 @@ class DTensorPolicy:
             position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
             steps, rng = int(position["optimizer_steps"]), torch.tensor(position["torch_rng"], dtype=torch.uint8)
         except (OSError, ValueError, KeyError, TypeError) as error:
+            place = shlex.quote(str(folder))
             raise ArtifactError(
-                "not a training checkpoint", where=str(folder / STATE_FILE), found=str(error)
+                "not a training checkpoint",
+                where=str(folder / STATE_FILE),
+                found=str(error),
+                hints=(f"mv {place} {place}.broken   # training goes on from the one before",),
             ) from error
         load_tensors(self._state(), folder / WEIGHTS)
         for optimizer in self.optimizers:
@@ -366,6 +371,7 @@ def _mesh(tensor: int, device: torch.device) -> DeviceMesh:
             where="policy.dtensor_cfg.tensor_parallel_size",
             expected=f"a divisor of {ranks}",
             found=str(tensor),
+            hints=(f"policy.dtensor_cfg.tensor_parallel_size={math.gcd(ranks, tensor)}",),
         )
     return init_device_mesh(device.type, (ranks // tensor, tensor), mesh_dim_names=("data", "tensor"))
 

@@ -62,12 +62,14 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
             where=str(folder / "config.json"),
             expected="0",
             found=str(dropouts),
+            hints=(f"set {', '.join(sorted(dropouts))} to 0 in {folder / 'config.json'}",),
         )
     if not hasattr(hf, "model") or not hasattr(hf.model, "layers") or hf.get_output_embeddings() is None:
         raise UnsupportedError(
             "the dtensor policy needs a decoder with `model.layers` and an output layer",
             where=str(folder / "config.json"),
             found=type(hf).__name__,
+            hints=("policy.dtensor_cfg.enabled=false   # the megatron policy, for the families that it knows",),
         )
     hf.train()
     if activation_checkpointing:

@@ -7,6 +7,7 @@ the same layout shares them.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ from nemotron_steps.config.schema.policy import MegatronConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core
+
+_SPLITS = ("tensor_model", "pipeline_model", "context")
+"""What the ranks of one copy of a model are counted by, as in the names of their keys."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Layout:
                     where="policy.megatron_cfg.sequence_parallel",
                     expected="true",
                     found="false",
+                    hints=("policy.megatron_cfg.sequence_parallel=true",),
                 )
         elif layout.expert > 1:
             raise ConfigError(
@@ -60,6 +65,7 @@ class Layout:
                 where="policy.megatron_cfg.expert_model_parallel_size",
                 expected="1",
                 found=str(layout.expert),
+                hints=("policy.megatron_cfg.expert_model_parallel_size=1",),
             )
         return layout
 
@@ -71,6 +77,7 @@ def _check_divides(key: str, size: int, what: str, count: int) -> None:
             where=f"policy.megatron_cfg.{key}",
             expected=f"a divisor of {count}",
             found=str(size),
+            hints=(f"policy.megatron_cfg.{key}={math.gcd(count, size)}",),
         )
 
 
@@ -88,6 +95,10 @@ def initialize(layout: Layout) -> None:
             where="policy.megatron_cfg",
             expected=f"a multiple of {size}",
             found=str(dist.get_world_size()),
+            hints=(
+                f"cluster.policy_workers={-(-dist.get_world_size() // size) * size}   # on CPU",
+                " ".join(f"policy.megatron_cfg.{part}_parallel_size=1" for part in _SPLITS),
+            ),
         )
     if parallel_state.model_parallel_is_initialized():
         if _current() == (layout.tensor, layout.pipeline, layout.context, layout.expert):

@@ -72,6 +72,7 @@ class _Steps:
                 where=f"transfer {self.transfer}, bucket {bucket}",
                 expected=f"`{what}` from {', '.join(receivers)} within {seconds:.0f} s",
                 found=str(error).splitlines()[0],
+                hints=("steps run --resume latest   # goes on from the last training checkpoint",),
             ) from error
 
     def forget(self, keys_of: Sequence[tuple[int, str, str]]) -> None:

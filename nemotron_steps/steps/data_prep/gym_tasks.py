@@ -122,7 +122,10 @@ def _create_dataset(task: ReasoningGymTask, seed: int, size: int) -> Any:
         return gym.create_dataset(task.dataset, seed=seed, size=size, **task.options)
     except (AssertionError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"`{task.dataset}` refuses its options: {error}", where=f"{where} options", found=repr(task.options)
+            f"`{task.dataset}` refuses its options: {error}",
+            where=f"{where} options",
+            found=repr(task.options),
+            hints=(f"'reasoning_gym.tasks=[{{dataset: {task.dataset}}}]'   # with its own options",),
         ) from error
 
 

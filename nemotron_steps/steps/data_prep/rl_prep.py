@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nemotron_steps.artifacts.rows import prompt_row
 from nemotron_steps.config.schema.data_prep import JsonlSource, ReasoningGymSource, RlPrepConfig
 from nemotron_steps.environments.registry import environment_class, route
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.gym_tasks import Question, Split, draw_questions
 from nemotron_steps.steps.data_prep.row_files import (
@@ -68,7 +68,8 @@ def own_rows(context: StepContext[RlPrepConfig], source: JsonlSource) -> dict[Sp
     def check(where: str, row: Row) -> None:
         problem = prompt_row(row)
         if problem is not None:
-            raise DataError(problem, where=where, found="fields " + (", ".join(sorted(row)[:12]) or "none"))
+            fields = "fields " + (", ".join(sorted(row)[:12]) or "none")
+            raise DataError(problem, where=where, found=fields, hints=show_line(where))
         if config.agent is not None:
             row.setdefault("agent_ref", agent_ref(config.agent))
         if check_environment is not None:

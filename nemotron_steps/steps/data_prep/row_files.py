@@ -35,6 +35,7 @@ def read_source(path: str, sample: int | None) -> list[tuple[str, Row]]:
             where="jsonl.path",
             expected="a *.jsonl file, or a folder with some",
             found=path,
+            hints=("jsonl.path=FILE.jsonl", "--input source=FILE.jsonl"),
         )
     rows: list[tuple[str, Row]] = []
     for file in files:

@@ -22,7 +22,7 @@ from nemotron_steps.config.schema.data_prep import (
     TokenizerTrainingConfig,
 )
 from nemotron_steps.environments.responses import content_text
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.answers import slip, write_answer
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker
@@ -103,9 +103,8 @@ def own_chats(context: StepContext[SftPrepConfig], source: JsonlSource) -> dict[
     def check(where: str, row: Row) -> None:
         problem = chat_row(row)
         if problem is not None:
-            raise DataError(
-                problem, where=f"{where} field messages", found="fields " + (", ".join(sorted(row)[:12]) or "none")
-            )
+            fields = "fields " + (", ".join(sorted(row)[:12]) or "none")
+            raise DataError(problem, where=f"{where} field messages", found=fields, hints=show_line(where))
 
     config = context.config
     rows = keep_usable(

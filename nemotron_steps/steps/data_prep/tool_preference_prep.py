@@ -18,7 +18,7 @@ from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConf
 from nemotron_steps.engine.conversation import messages_of
 from nemotron_steps.environments.responses import content_text
 from nemotron_steps.environments.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Split
 from nemotron_steps.steps.data_prep.hallucinations import Calls, HallucinationMaker, calls_of, tools_of
@@ -49,6 +49,7 @@ def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
             where="hallucinations",
             expected="rows with an expected call, or needless_call for rows with an expected message",
             found=", ".join(config.hallucinations),
+            hints=("hallucinations=[unknown_tool,unknown_argument,missing_argument,made_up_value,needless_call]",),
         )
     write_splits(context.outputs["preferences"].path, FILES, pairs)
     chosen_messages = sum(not pair["chosen"].get("tool_calls") for split in SPLITS for pair in pairs[split])
@@ -84,9 +85,12 @@ def read_rows(context: StepContext[ToolPreferencePrepConfig]) -> list[Row]:
                     where=f"{where} field expected_action.name",
                     expected=", ".join(offered) or "a tool in responses_create_params.tools",
                     found=name,
+                    hints=show_line(where),
                 )
         if not calls_of(row) and not message_text(row):
-            raise DataError("the expected message is empty", where=f"{where} field expected_action.content")
+            raise DataError(
+                "the expected message is empty", where=f"{where} field expected_action.content", hints=show_line(where)
+            )
 
     return keep_usable(
         read_source(config.jsonl.path, config.sample),

@@ -85,7 +85,11 @@ def tool_rows(source: ToolTasksSource, count: int, seed: int) -> list[Row]:
         rows.setdefault(row["responses_create_params"]["input"][0]["content"], row)
     if len(rows) < count:
         raise DataError(
-            "there are too few different tool requests", where="rows", expected=str(count), found=str(len(rows))
+            "there are too few different tool requests",
+            where="rows",
+            expected=str(count),
+            found=str(len(rows)),
+            hints=(f"rows.train={len(rows) // 2}",),
         )
     return list(rows.values())
 
