@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from nemotron_steps.config.compose import ComposedConfig
+from nemotron_steps.config.schema.data_prep import RlPrepConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import LossFnConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConfig
 from nemotron_steps.errors import ConfigError
 
 ON_POLICY = {"loss_fn.force_on_policy_ratio": True}
@@ -22,6 +24,7 @@ TIS = {
     "loss_fn.truncated_importance_sampling_ratio": 5,
 }
 DTENSOR = {"policy.dtensor_cfg.enabled": True}
+TASKS = [{"dataset": "basic_arithmetic"}]
 PLUS_PLUS = {"grpo.adv_estimator.name": "reinforce_plus_plus"}
 
 LOSS: list[dict[str, Any]] = [
@@ -74,6 +77,12 @@ GRPO: list[dict[str, Any]] = [
     {"grpo.normalize_rewards": False, **PLUS_PLUS},
     {"grpo.use_leave_one_out_baseline": False, **PLUS_PLUS},
 ]
+JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+ENV: list[dict[str, Any]] = [
+    {f"{JUDGE}.backend": "http"},
+    {f"{JUDGE}.tensor_parallel_size": 2},
+    {"env.should_use_nemo_gym": False},
+]
 RUN: list[dict[str, Any]] = [
     {"policy.train_global_batch_size": 128, **ON_POLICY},
     {"policy.train_global_batch_size": 100},
@@ -87,6 +96,10 @@ POLICY: list[dict[str, Any]] = [
     {"policy.megatron_cfg.scheduler.lr_decay_style": "cosine", "policy.megatron_cfg.scheduler.lr_decay_iters": 5,
      "policy.megatron_cfg.scheduler.lr_warmup_iters": 5},
     {"policy.megatron_cfg.scheduler.lr_decay_iters": 5},
+    {"policy.megatron_cfg.optimizer.exp_avg_dtype": "bfloat16"},
+    {"policy.megatron_cfg.optimizer.exp_avg_sq_dtype": "bfloat16",
+     "policy.megatron_cfg.optimizer.use_precision_aware_optimizer": True},
+    {"policy.generation.vllm_cfg.expert_parallel_size": 2},
     *(
         {f"policy.megatron_cfg.{key}": value, **DTENSOR}
         for key, value in {
@@ -134,7 +147,7 @@ def name(values: dict[str, Any]) -> str:
     return ",".join(f"{key.split('.', 1)[1]}={value}" for key, value in values.items())
 
 
-@pytest.mark.parametrize("broken", [*LOSS, *GRPO, *RUN, *POLICY], ids=name)
+@pytest.mark.parametrize("broken", [*LOSS, *GRPO, *ENV, *RUN, *POLICY], ids=name)
 def test_every_hint_mends_what_it_is_for(broken: dict[str, Any]) -> None:
     error = refusal(broken)
     assert not error.problems and error.hints
@@ -162,6 +175,27 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["90", "01:60", "00:24:00:00", "00:00:60", "1:2:3:4:5", "-1:00", "a:b", ""])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     assert "is no duration" in refusal({"checkpointing.checkpoint_must_save_by": text}).what
+
+
+@pytest.mark.parametrize(
+    ("schema", "broken"),
+    [
+        (DpoConfig, {"dpo.preference_loss_weight": 0}),
+        (RlPrepConfig, {}),
+        (RlPrepConfig, {"reasoning_gym.tasks": TASKS}),
+        (RlPrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9, "jsonl.path": "x"}),
+        (RlPrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9, "sample": 9}),
+        (RlPrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9, "reasoning_gym.heldout_fraction": 0.9}),
+        (ToolPreferencePrepConfig, {"tool_tasks.offered": 3}),
+    ],
+    ids=str,
+)
+def test_other_steps_refuse_with_a_hint_as_well(schema: Any, broken: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed(broken).model(schema)
+    hint = caught.value.hints[0]
+    pasted = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in hint.split(" "))}
+    composed({**{key: broken[key] for key in broken if key.split(".")[0] not in pasted}, **pasted}).model(schema)
 
 
 @pytest.mark.parametrize(

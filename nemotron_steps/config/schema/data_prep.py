@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.base import Rule, Section, refuse
 
 
 class ReasoningGymTask(Section):
@@ -36,8 +36,13 @@ class ReasoningGymSource(Section):
 
     @model_validator(mode="after")
     def _leaves_room_for_training(self) -> ReasoningGymSource:
-        if self.validation_fraction + self.heldout_fraction >= 1:
-            raise ValueError("validation_fraction + heldout_fraction must be less than 1")
+        no_room = Rule(
+            self.validation_fraction + self.heldout_fraction >= 1,
+            "validation_fraction",
+            "validation_fraction + heldout_fraction must be less than 1",
+            ("validation_fraction=0.1 heldout_fraction=0.1",),
+        )
+        refuse([no_room])
         return self
 
 
@@ -56,6 +61,30 @@ class SplitRows(Section):
     heldout: int = Field(0, ge=0)
 
 
+def source_rules(name: str, made_up: bool, own_rows: bool, train: int | None, sample: int | None) -> list[Rule]:
+    """Rules of a preparation's two sources, made-up rows (`name`) and the user's own (`jsonl`)."""
+    return [
+        Rule(
+            made_up == own_rows,
+            "jsonl",
+            f"exactly one of {name} and jsonl must be given",
+            (f"jsonl.path=FILE {name}=null", "jsonl=null") if made_up else ("jsonl.path=FILE",),
+        ),
+        Rule(
+            made_up and train is None,
+            "rows",
+            f"rows.train must be given for {name}, whose rows never run out",
+            ("rows.train=1000",),
+        ),
+        Rule(
+            made_up and sample is not None,
+            "sample",
+            f"sample limits the rows of jsonl files; for {name} use rows.train",
+            (f"sample=null rows.train={sample}",),
+        ),
+    ]
+
+
 class DataPrepConfig(Section):
     """What both preparations share: exactly one source, and the sizes of the splits."""
 
@@ -69,13 +98,8 @@ class DataPrepConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> DataPrepConfig:
-        if (self.reasoning_gym is None) == (self.jsonl is None):
-            raise ValueError("exactly one of reasoning_gym and jsonl must be given")
-        if self.reasoning_gym is not None:
-            if self.rows.train is None:
-                raise ValueError("rows.train must be given for reasoning_gym, whose questions never run out")
-            if self.sample is not None:
-                raise ValueError("sample limits the rows of jsonl files; for reasoning_gym use rows.train")
+        made_up = self.reasoning_gym is not None
+        refuse(source_rules("reasoning_gym", made_up, self.jsonl is not None, self.rows.train, self.sample))
         return self
 
 

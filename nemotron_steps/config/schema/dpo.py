@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import OPERATIONAL, Section
+from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import CheckpointingConfig, ClusterConfig, DataFileConfig
 
@@ -32,8 +32,13 @@ class DpoTrainConfig(Section):
 
     @model_validator(mode="after")
     def _something_to_train(self) -> DpoTrainConfig:
-        if self.preference_loss_weight == 0 and self.sft_loss_weight == 0:
-            raise ValueError("dpo.preference_loss_weight and dpo.sft_loss_weight are both 0: there is no loss")
+        no_loss = Rule(
+            self.preference_loss_weight == 0 and self.sft_loss_weight == 0,
+            "preference_loss_weight",
+            "dpo.preference_loss_weight and dpo.sft_loss_weight are both 0: there is no loss",
+            ("preference_loss_weight=1",),
+        )
+        refuse([no_loss])
         return self
 
 

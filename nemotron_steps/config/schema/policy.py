@@ -34,15 +34,7 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _narrow_moments_still_move(self) -> OptimizerConfig:
-        narrow = [name for name in ("exp_avg_dtype", "exp_avg_sq_dtype") if getattr(self, name) != "float32"]
-        if narrow and not self.use_precision_aware_optimizer:
-            raise ValueError(f"{narrow[0]}=bfloat16 needs use_precision_aware_optimizer=true")
-        # Half of bfloat16's spacing is up to 2^-8 of a number: a smaller decay would be rounded away at every step.
-        if "exp_avg_sq_dtype" in narrow and self.adam_beta2 > 1 - 2**-8:
-            raise ValueError(
-                f"exp_avg_sq_dtype=bfloat16 needs adam_beta2 <= 0.996, not {self.adam_beta2}: "
-                "a slower decay is lost in rounding"
-            )
+        refuse(policy_rules.optimizer_rules(self))
         return self
 
 
@@ -126,11 +118,7 @@ class VllmConfig(Section):
 
     @model_validator(mode="after")
     def _experts_have_the_tensor_parallel_gpus(self) -> VllmConfig:
-        if self.expert_parallel_size not in (1, self.tensor_parallel_size):
-            raise ValueError(
-                f"expert_parallel_size is 1 or tensor_parallel_size ({self.tensor_parallel_size}), "
-                f"not {self.expert_parallel_size}"
-            )
+        refuse(policy_rules.vllm_rules(self))
         return self
 
 

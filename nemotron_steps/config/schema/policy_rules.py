@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.schema.base import Rule
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.policy import PolicyConfig, SchedulerConfig
+    from nemotron_steps.config.schema.policy import OptimizerConfig, PolicyConfig, SchedulerConfig, VllmConfig
 
 _MEGATRON_ALONE = (
     "tensor_model_parallel_size",
@@ -44,6 +44,43 @@ def scheduler_rules(config: SchedulerConfig) -> list[Rule]:
             "lr_decay_iters is ignored while lr_decay_style is constant",
             ("lr_decay_style=cosine", "lr_decay_iters=null"),
         ),
+    ]
+
+
+def optimizer_rules(config: OptimizerConfig) -> list[Rule]:
+    """Rules of `policy.megatron_cfg.optimizer`."""
+    narrow = [key for key in ("exp_avg_dtype", "exp_avg_sq_dtype") if getattr(config, key) != "float32"]
+    return [
+        *(
+            Rule(
+                not config.use_precision_aware_optimizer,
+                key,
+                f"{key}=bfloat16 needs use_precision_aware_optimizer=true",
+                ("use_precision_aware_optimizer=true", f"{key}=float32"),
+            )
+            for key in narrow
+        ),
+        # Half of bfloat16's spacing is up to 2^-8 of a number: a smaller decay would be rounded away at every step.
+        Rule(
+            "exp_avg_sq_dtype" in narrow and config.adam_beta2 > 1 - 2**-8,
+            "exp_avg_sq_dtype",
+            f"exp_avg_sq_dtype=bfloat16 needs adam_beta2 <= 0.996, not {config.adam_beta2}: a slower decay is lost in "
+            "rounding",
+            ("exp_avg_sq_dtype=float32", "adam_beta2=0.995"),
+        ),
+    ]
+
+
+def vllm_rules(config: VllmConfig) -> list[Rule]:
+    """Rules of `policy.generation.vllm_cfg`."""
+    experts, width = config.expert_parallel_size, config.tensor_parallel_size
+    return [
+        Rule(
+            experts not in (1, width),
+            "expert_parallel_size",
+            f"expert_parallel_size is 1 or tensor_parallel_size ({width}), not {experts}",
+            (f"expert_parallel_size={width}", "expert_parallel_size=1"),
+        )
     ]
 
 

@@ -200,10 +200,7 @@ class VllmModelConfig(Section):
 
     @model_validator(mode="after")
     def _http_needs_url(self) -> VllmModelConfig:
-        if self.backend == "http" and self.base_url is None:
-            raise ValueError("backend 'http' needs base_url")
-        if self.tensor_parallel_size > 1 and self.backend != "vllm":
-            raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size} needs backend 'vllm'")
+        refuse(rl_rules.judge_rules(self))
         return self
 
 
@@ -250,8 +247,7 @@ class EnvConfig(Section):
 
     @model_validator(mode="after")
     def _one_route(self) -> EnvConfig:
-        if not self.should_use_nemo_gym and self.environment is None:
-            raise ValueError("env.should_use_nemo_gym=false needs env.environment=NAME")
+        refuse(rl_rules.env_rules(self))
         return self
 
 

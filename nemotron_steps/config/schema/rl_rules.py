@@ -14,12 +14,14 @@ from nemotron_steps.config.schema.durations import is_duration
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import (
         CheckpointingConfig,
+        EnvConfig,
         GrpoConfig,
         LossFnConfig,
         LowEffortConfig,
         RewardScalingConfig,
         RewardShapingConfig,
         RlConfig,
+        VllmModelConfig,
     )
 
 
@@ -243,6 +245,36 @@ def checkpointing_rules(config: CheckpointingConfig) -> list[Rule]:
             f"checkpointing.checkpoint_must_save_by={limit} is no duration: HH:MM, HH:MM:SS or DD:HH:MM:SS, with at "
             "most 59 minutes and seconds",
             ("checkpoint_must_save_by=00:03:30:00", "checkpoint_must_save_by=null"),
+        )
+    ]
+
+
+def judge_rules(config: VllmModelConfig) -> list[Rule]:
+    """Rules of a judge's `vllm_model`."""
+    return [
+        Rule(
+            config.backend == "http" and config.base_url is None,
+            "backend",
+            "a judge with backend=http needs the base_url of its server",
+            ("base_url=http://127.0.0.1:8000/v1",),
+        ),
+        Rule(
+            config.tensor_parallel_size > 1 and config.backend != "vllm",
+            "tensor_parallel_size",
+            f"a judge's tensor_parallel_size={config.tensor_parallel_size} needs backend=vllm, not {config.backend}",
+            ("backend=vllm", "tensor_parallel_size=1"),
+        ),
+    ]
+
+
+def env_rules(config: EnvConfig) -> list[Rule]:
+    """Rules of `env`."""
+    return [
+        Rule(
+            not config.should_use_nemo_gym and config.environment is None,
+            "should_use_nemo_gym",
+            "env.should_use_nemo_gym=false needs env.environment, the one that every row goes to",
+            ("environment=NAME", "should_use_nemo_gym=true"),
         )
     ]
 

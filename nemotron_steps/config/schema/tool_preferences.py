@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import Section
-from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows
+from nemotron_steps.config.schema.base import Section, refuse
+from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows, source_rules
 
 Hallucination = Literal["unknown_tool", "unknown_argument", "missing_argument", "made_up_value", "needless_call"]
 """What is wrong with a rejected answer: nemotron_steps/steps/data_prep/hallucinations.py."""
@@ -43,10 +43,6 @@ class ToolPreferencePrepConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> ToolPreferencePrepConfig:
-        if (self.jsonl is None) == (self.tool_tasks is None):
-            raise ValueError("exactly one of jsonl and tool_tasks must be given")
-        if self.tool_tasks is not None and self.rows.train is None:
-            raise ValueError("rows.train must be given for tool_tasks, whose requests never run out")
-        if self.tool_tasks is not None and self.sample is not None:
-            raise ValueError("sample limits the rows of jsonl files; for tool_tasks use rows.train")
+        made_up = self.tool_tasks is not None
+        refuse(source_rules("tool_tasks", made_up, self.jsonl is not None, self.rows.train, self.sample))
         return self
