@@ -15,8 +15,9 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
+from nemotron_steps.engine.answers import AnswerWatch, is_ungraded
 from nemotron_steps.engine.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
-from nemotron_steps.engine.dynamic_sampling import has_signal, too_few_groups, unshaped_rewards
+from nemotron_steps.engine.dynamic_sampling import failures_of, has_signal, too_few_groups, unshaped_rewards
 from nemotron_steps.engine.grpo import (
     GrpoRun,
     StepRecord,
@@ -25,7 +26,6 @@ from nemotron_steps.engine.grpo import (
     mean,
     prompts_used_up,
     refit,
-    refuse_ungraded,
     restore,
     sample_groups,
     save_step,
@@ -35,8 +35,6 @@ from nemotron_steps.engine.grpo import (
 )
 from nemotron_steps.engine.rollouts import StragglerError
 from nemotron_steps.engine.types import RolloutGroup
-from nemotron_steps.environments.base import JUDGE_UNAVAILABLE
-from nemotron_steps.environments.remote import ENVIRONMENT_UNAVAILABLE
 from nemotron_steps.errors import DataError
 
 
@@ -76,8 +74,11 @@ class _AsyncLoop:
         """Groups judged since the last step was taken."""
         self.without_signal = 0
         """Of those, how many dynamic sampling discarded."""
-        self.ungraded: list[RolloutGroup] = []
-        """Of dynamic sampling: groups in a row that came back without verdicts."""
+        self.ungraded = 0
+        """Groups beside them that nobody graded, whose prompts dynamic sampling tries again."""
+        self.untrained: list[str | None] = []
+        """Failure class, or None, of each rollout of all that dynamic sampling left out since."""
+        self.watch = AnswerWatch(run.config.grpo.num_prompts_per_step)
         self.reported_drops = 0
 
     async def train(self) -> dict[str, Any]:
@@ -97,6 +98,7 @@ class _AsyncLoop:
                     break
                 record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
                 record.metrics.update(self._sampling_metrics())
+                record.untrained, self.untrained = self.untrained, []
                 await self._beside_generation(groups, record)
                 with record.timer.phase("drain"):
                     if not self.settings.in_flight_weight_updates:
@@ -190,13 +192,16 @@ class _AsyncLoop:
         """Of dynamic sampling, for the step just taken; as DynamicSampler.metrics, with the surplus kept."""
         grpo, offered = self.run.config.grpo, self.offered
         self.offered = 0
+        self.watch = AnswerWatch(grpo.num_prompts_per_step)
         if not grpo.use_dynamic_sampling:
             return {}
         without, self.without_signal = self.without_signal, 0
+        ungraded, self.ungraded = self.ungraded, 0
         return {
             "dynamic_sampling/batches": offered / grpo.num_prompts_per_step,
             "dynamic_sampling/discarded_share": without / offered if offered else 0.0,
             "dynamic_sampling/surplus_groups": 0.0,
+            "dynamic_sampling/ungraded_groups": float(ungraded),
         }
 
     def _issue(self) -> None:
@@ -224,26 +229,20 @@ class _AsyncLoop:
             except StragglerError:
                 self.buffer.withdraw(group_id, "straggler")
                 continue
-            if grpo.use_dynamic_sampling and self._is_ungraded(group):
-                continue
+            if grpo.use_dynamic_sampling:
+                self.watch.saw([group])
+                if is_ungraded(group):
+                    self.ungraded += 1
+                    self.untrained += failures_of(group)
+                    self.buffer.withdraw(group_id, "ungraded")
+                    continue
             self.buffer.complete(group, partial=cut.is_set())
             self.offered += 1
             if grpo.use_dynamic_sampling and not has_signal(unshaped_rewards(group, grpo.reward_scaling)):
                 self.buffer.discard(group_id, "no_signal")
                 self.without_signal += 1
+                self.untrained += failures_of(group)
         self._report_drops()
-
-    def _is_ungraded(self, group: RolloutGroup) -> bool:
-        """Whether too few members were graded to tell if the prompt has a signal; then it is tried again."""
-        failures = [r.failure for r in group.rollouts]
-        if failures.count(None) >= 2 or not set(failures) & {JUDGE_UNAVAILABLE, ENVIRONMENT_UNAVAILABLE}:
-            self.ungraded = []
-            return False
-        self.ungraded.append(group)
-        if len(self.ungraded) >= self.run.config.grpo.num_prompts_per_step:
-            refuse_ungraded(self.ungraded)
-        self.buffer.withdraw(group.group_id, "ungraded")
-        return True
 
     def _report_drops(self) -> None:
         for position in self.buffer.dropped[self.reported_drops :]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nemotron_steps.engine.advantages import ROUNDING
+from nemotron_steps.engine.answers import is_ungraded
 from nemotron_steps.engine.rewards import scale_rewards
 from nemotron_steps.errors import EngineError
 
@@ -26,6 +27,11 @@ def unshaped_rewards(group: RolloutGroup, scaling: RewardScalingConfig) -> torch
     """Scaled but unshaped rewards of a group's graded members, float64 [members]."""
     graded = [rollout.reward for rollout in group.rollouts if rollout.failure is None]
     return scale_rewards(torch.tensor(graded, dtype=torch.float64), scaling)
+
+
+def failures_of(group: RolloutGroup) -> list[str | None]:
+    """Why each member has no reward; None for those that have one."""
+    return [rollout.failure for rollout in group.rollouts]
 
 
 def has_signal(rewards: torch.Tensor) -> bool:
@@ -56,6 +62,10 @@ class DynamicSampler:
     batches: int = 0
     offered: int = 0
     without_signal: int = 0
+    ungraded: int = 0
+    """Groups with too few verdicts to tell; not among those offered."""
+    untrained: list[str | None] = field(default_factory=list)
+    """Failure class, or None, of each rollout of the groups that are not kept; once taken, of the surplus as well."""
 
     @property
     def complete(self) -> bool:
@@ -67,35 +77,46 @@ class DynamicSampler:
         """Groups still needed."""
         return max(0, self.num_prompts - len(self.kept))
 
-    def offer(self, groups: Sequence[RolloutGroup]) -> None:
+    def offer(self, groups: Sequence[RolloutGroup]) -> list[int]:
         """Keep the groups that have a signal.
 
+        Returns:
+            Positions of the groups whose prompts are to be tried again: nobody answered what they are worth.
+
         Raises:
-            EngineError: the batch is still not full after `max_batches` generation batches.
+            EngineError: the step is still not full after `max_batches` generation batches' worth of graded groups.
         """
         self.batches += 1
-        self.offered += len(groups)
-        for group in groups:
-            if has_signal(unshaped_rewards(group, self.scaling)):
+        again = [position for position, group in enumerate(groups) if is_ungraded(group)]
+        self.ungraded += len(again)
+        self.offered += len(groups) - len(again)
+        for position, group in enumerate(groups):
+            if position not in again and has_signal(unshaped_rewards(group, self.scaling)):
                 self.kept.append(group)
             else:
-                self.without_signal += 1
-        if not self.complete and self.batches >= self.max_batches:
+                self.without_signal += position not in again
+                self.untrained += failures_of(group)
+        if not self.complete and self.offered >= self.max_batches * self.num_prompts:
             raise too_few_groups(len(self.kept), self.num_prompts, self.offered, self.max_batches)
+        return again
 
     def take(self) -> list[RolloutGroup]:
         """The step's groups, in the order they were generated; they leave `kept`."""
         if not self.complete:
             raise EngineError(f"{self.missing} groups are still missing", where="DynamicSampler.take")
         taken, self.kept = self.kept[: self.num_prompts], self.kept[self.num_prompts :]
+        for group in self.kept:
+            self.untrained += failures_of(group)
         return taken
 
     def metrics(self) -> dict[str, float]:
-        """Generation batches used, the share of groups that had no signal, and groups with one that are too many."""
+        """Generation batches used, the share of graded groups that had no signal, groups with one that are too many,
+        and groups that nobody graded."""
         return {
             "dynamic_sampling/batches": float(self.batches),
             "dynamic_sampling/discarded_share": self.without_signal / self.offered if self.offered else 0.0,
             "dynamic_sampling/surplus_groups": float(max(0, self.offered - self.without_signal - self.num_prompts)),
+            "dynamic_sampling/ungraded_groups": float(self.ungraded),
         }
 
 

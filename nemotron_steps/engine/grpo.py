@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -24,8 +25,9 @@ from typing import Any
 import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.answers import AnswerWatch, refuse_ungraded
 from nemotron_steps.engine.batching import split_batch
-from nemotron_steps.engine.buffer import GroupBuffer
+from nemotron_steps.engine.buffer import MAX_FAILURES, GroupBuffer
 from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.data import PromptRow, PromptStream
 from nemotron_steps.engine.dynamic_sampling import DynamicSampler
@@ -46,8 +48,7 @@ from nemotron_steps.engine.rollouts import RolloutCollector
 from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup, SamplingParams
-from nemotron_steps.environments.base import JUDGE_UNAVAILABLE
-from nemotron_steps.errors import DataError, EngineError, JudgeUnavailableError
+from nemotron_steps.errors import DataError
 
 
 @dataclass
@@ -88,6 +89,8 @@ class StepRecord:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     metrics: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
+    untrained: list[str | None] = field(default_factory=list)
+    """Of each rollout that was judged for the step and is not trained: why it has no reward, or None."""
 
 
 def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
@@ -159,19 +162,30 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
     if not grpo.use_dynamic_sampling:
         return await sample_groups(run, prompts, _ids(f"{run.step}", prompts))
     sampler = DynamicSampler(len(prompts), grpo.dynamic_sampling_max_gen_batches, grpo.reward_scaling)
+    watch = AnswerWatch(len(prompts))
+    failed: Counter[int] = Counter()
     more = iter(run.prompts)
     while True:
         groups = await sample_groups(run, prompts, _ids(f"{run.step}.{sampler.batches}", prompts))
-        refuse_ungraded(groups)
-        sampler.offer(groups)
+        watch.saw(groups)
+        if not watch.answered:
+            refuse_ungraded(groups)
+        ungraded = [prompts[position] for position in sampler.offer(groups)]
         if sampler.complete:
             break
+        failed.update(prompt.index for prompt in ungraded)
+        for prompt in ungraded:
+            if failed[prompt.index] >= MAX_FAILURES:
+                run.reporter.event("prompt_dropped", where=prompt.where, failures=MAX_FAILURES)
+        prompts = [prompt for prompt in ungraded if failed[prompt.index] < MAX_FAILURES]
         try:
-            prompts = next(more)
+            prompts = prompts or next(more)
         except StopIteration:
             raise prompts_used_up(run, len(sampler.kept), sampler.offered) from None
-    record.metrics.update(sampler.metrics())  # the surplus is dropped: docs/decisions/dynamic-sampling-surplus.md
-    return sampler.take()
+    record.metrics.update(sampler.metrics())
+    taken = sampler.take()  # the surplus is dropped: docs/decisions/dynamic-sampling-surplus.md
+    record.untrained = sampler.untrained
+    return taken
 
 
 def prompts_used_up(run: GrpoRun, kept: int, offered: int) -> DataError:
@@ -242,6 +256,7 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
             version=run.step,
             max_response_length=config.policy.generation.max_new_tokens,
             length_multiple=config.policy.make_sequence_length_divisible_by,
+            untrained=record.untrained,
         )
     with record.timer.phase("logprobs"):
         if needs_prev_logprobs(config.grpo, config.loss_fn):
@@ -262,16 +277,6 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
     if "generation" in seconds:
         record.metrics["tokens/generated_per_s"] = sampled / max(seconds["generation"], 1e-9)
     run.step += 1
-
-
-def refuse_ungraded(groups: Sequence[RolloutGroup]) -> None:
-    """A step in which nothing could be graded has nothing to learn from: stop, and say why."""
-    failures = {r.failure for g in groups for r in g.rollouts}
-    if None in failures:
-        return
-    if JUDGE_UNAVAILABLE in failures:
-        raise JudgeUnavailableError("the judge answered none of this step's questions", hints=["steps doctor"])
-    raise EngineError("no rollout of this step could be graded", found=", ".join(sorted(str(f) for f in failures)))
 
 
 def refit(run: GrpoRun, record: StepRecord) -> None:

@@ -88,6 +88,7 @@ def prepare_batch(
     max_response_length: int,
     pad_token_id: int = 0,
     length_multiple: int = 1,
+    untrained: Sequence[str | None] = (),
 ) -> PreparedBatch:
     """Everything up to the logprobs.
 
@@ -103,6 +104,7 @@ def prepare_batch(
         max_response_length: the generator's max_new_tokens, for overlong shaping.
         pad_token_id: fills `input_ids`.
         length_multiple: rows are padded to a multiple of it (tensor and context parallelism need one).
+        untrained: as `completion_metrics`.
 
     Raises:
         EngineError: no groups, a group id that occurs twice, or a group with too many members.
@@ -125,7 +127,7 @@ def prepare_batch(
     metrics = {
         **reward_metrics(rollouts, raw),
         **component_metrics(rollouts),
-        **completion_metrics(rollouts),
+        **completion_metrics(rollouts, untrained),
         **group_metrics(statistics.group_std, group_index, statistics.valid_count),
         **policy_lag_metrics(rollouts, version),
     }

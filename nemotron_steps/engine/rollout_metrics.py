@@ -71,18 +71,25 @@ def component_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {name: _mean(numbers) for name, numbers in sorted(values.items())}
 
 
-def completion_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Truncation rate, failures by class (as shares of all rollouts), response lengths and turns."""
+def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | None] = ()) -> dict[str, float]:
+    """Truncation rate, failures by class (as shares of all rollouts), response lengths and turns.
+
+    Args:
+        rollouts: of the step's batch.
+        untrained: failure class, or None, of each further rollout that was judged for the step: dynamic sampling leaves
+            out the very groups that a judge fails on, and its failures have to show.
+    """
     if not rollouts:
         return {}
     sampled = [r for r in rollouts if r.weight_versions]
     metrics = {
         "truncation_rate": _mean([float(r.truncated) for r in sampled]) if sampled else 0.0,
-        "failure_rate": _mean([float(r.failure is not None) for r in rollouts]),
     }
-    failures = Counter(r.failure for r in rollouts if r.failure is not None)
+    outcomes = [*(r.failure for r in rollouts), *untrained]
+    failures = Counter(failure for failure in outcomes if failure is not None)
+    metrics["failure_rate"] = failures.total() / len(outcomes)
     for name, count in sorted(failures.items()):
-        metrics[f"failures/{name}"] = count / len(rollouts)
+        metrics[f"failures/{name}"] = count / len(outcomes)
     if sampled:
         lengths = [float(sum(r.token_mask)) for r in sampled]
         metrics["response_length/mean"], metrics["response_length/max"] = _mean(lengths), max(lengths)

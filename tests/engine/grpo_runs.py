@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.async_grpo import train_async
 from nemotron_steps.engine.data import read_rows
 from nemotron_steps.engine.grpo import train
-from nemotron_steps.environments.base import Environment, Response, Session, Verdict
+from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, Response, Session, Verdict
 from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.rl.training import build_run
@@ -64,11 +65,16 @@ class Unreliable(Environment):
 
 
 class Marked(Environment):
-    """Rewards of a group differ where its row says so."""
+    """Rewards of a group differ where its row says so; its judge answers after as many askings as the row says."""
 
     name = "marked"
+    asked: Counter[int] = Counter()  # noqa: RUF012
+    """How often each row was asked about, by its `number`."""
 
     async def verify_group(self, row, responses, sessions) -> list[Verdict]:
+        self.asked[row.get("number", -1)] += 1
+        if self.asked[row.get("number", -1)] <= row.get("silent", 0):
+            return [Verdict.failed(JUDGE_UNAVAILABLE) for _ in responses]
         return [Verdict(float(i % 2) if row.get("differs") else 1.0) for i in range(len(responses))]
 
     async def verify(self, row, response: Response, session: Session) -> Verdict:

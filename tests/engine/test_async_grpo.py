@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import Counter
 
 import pytest
-from grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
+from grpo_runs import Marked, config_of, marked, metrics_of, run_loop, start, stop_after
 
 from nemotron_steps.engine import patience
 from nemotron_steps.engine.async_grpo import train_async
@@ -29,6 +30,19 @@ ANY_TOKEN = tuple(range(3, 259))
 
 def events_of(records, name):
     return [r["fields"] for r in records if r["kind"] == "event" and r["name"] == name]
+
+
+def sampled_dynamically(task, steps, asynchronous, **changes):
+    return config_of(
+        task,
+        steps,
+        grpo__async_grpo__enabled=asynchronous,
+        grpo__use_dynamic_sampling=True,
+        grpo__max_num_epochs=1,
+        data__shuffle=False,
+        environment="marked",
+        **changes,
+    )
 
 
 def test_it_learns_and_never_trains_on_tokens_older_than_the_bound(task, tmp_path):
@@ -106,16 +120,7 @@ def test_dynamic_sampling_replaces_groups_without_a_signal_and_keeps_what_is_lef
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_prompts_that_end_with_a_full_step_before_the_last_one_are_said_to_be_used_up(asynchronous, task, tmp_path):
-    config = config_of(
-        task,
-        9,
-        grpo__async_grpo__enabled=asynchronous,
-        grpo__use_dynamic_sampling=True,
-        grpo__max_num_epochs=1,
-        data__shuffle=False,
-        environment="marked",
-        checkpointing__save_period=1,
-    )
+    config = sampled_dynamically(task, 9, asynchronous, checkpointing__save_period=1)
     rows = marked(read_rows(task / "train.jsonl")[:8], differs=[True, False] * 4)
     for _ in range(2):  # a resumed run says it again
         with pytest.raises(DataError, match="used up the prompts") as caught:
@@ -211,6 +216,44 @@ def test_dynamic_sampling_says_that_the_judge_is_down_and_does_not_discard_its_p
     )
     with pytest.raises(JudgeUnavailableError, match="none of this step's questions"):
         run_loop(start(config, tmp_path, []))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_prompts_that_a_judge_was_down_for_are_tried_again_and_its_failures_are_counted(
+    asynchronous, task, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Marked, "asked", Counter())
+    rows = read_rows(task / "train.jsonl")[:16]
+    silent = [0, 1, 1, 99] + [0] * 12  # two are answered the second time, one never
+    records = []
+    run = start(
+        sampled_dynamically(task, 3, asynchronous),
+        tmp_path,
+        records,
+        marked(rows, number=range(16), differs=[True] * 16, silent=silent),
+    )
+    assert run_loop(run)["steps"] == 3
+    assert [Marked.asked[i] for i in range(4)] == [1, 2, 2, MAX_FAILURES]
+    (dropped,) = events_of(records, "prompt_dropped")
+    assert dropped["where"] == rows[3].where and dropped["failures"] == MAX_FAILURES
+    metrics = metrics_of(records)
+    assert sum(m["dynamic_sampling/ungraded_groups"] for m in metrics) == 2 + MAX_FAILURES
+    assert all(m["reward/mean"] == 0.5 for m in metrics)
+    if not asynchronous:  # there, groups of the next step may be among the first one's
+        first = metrics[0]
+        # Five groups without verdicts, four that were trained, and three of the surplus.
+        assert first["failures/judge_unavailable"] == first["failure_rate"] == 5 / 12
+    assert "judge_unavailable" in {r["name"] for r in records if r["kind"] == "signal"}
+
+
+def test_a_judge_that_stops_answering_in_the_middle_of_a_step_is_not_said_to_have_answered_nothing(
+    task, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Marked, "asked", Counter())
+    rows = marked(read_rows(task / "train.jsonl"), number=range(128), differs=[True] * 128, silent=[0] + [99] * 127)
+    with pytest.raises(JudgeUnavailableError, match=r"has stopped answering: no verdict on any of the last \d+ groups"):
+        run_loop(start(sampled_dynamically(task, 2, False), tmp_path, [], rows))
+    assert len(Marked.asked) < 10  # prompts are not used up on it
 
 
 def test_the_first_policy_is_validated_where_that_is_asked_for(task, tmp_path):

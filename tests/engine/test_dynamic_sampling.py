@@ -26,6 +26,7 @@ def test_only_groups_whose_rewards_differ_are_kept_in_order() -> None:
         "dynamic_sampling/batches": 2.0,
         "dynamic_sampling/discarded_share": 0.4,
         "dynamic_sampling/surplus_groups": 1.0,
+        "dynamic_sampling/ungraded_groups": 0.0,
     }
 
 
@@ -43,6 +44,19 @@ def test_rollouts_that_could_not_be_graded_make_no_signal() -> None:
     sampler = DynamicSampler(1, 10, PLAIN)
     sampler.offer([broken])
     assert not sampler.complete
+
+
+def test_groups_that_nobody_graded_are_tried_again_and_are_no_groups_without_a_signal() -> None:
+    silent = group("a", [0, 1, 1], failure="judge_unavailable")
+    sampler = DynamicSampler(1, 2, PLAIN)
+    assert sampler.offer([group("b", [1, 1, 1]), silent]) == [1]
+    assert sampler.offer([silent]) == [0]  # the limit counts what was graded: one group of two so far
+    assert sampler.offer([group("c", [0, 1, 1]), group("d", [1, 0, 0])]) == []
+    sampler.take()
+    metrics = sampler.metrics()
+    assert metrics["dynamic_sampling/ungraded_groups"] == 2.0
+    assert metrics["dynamic_sampling/discarded_share"] == pytest.approx(1 / 3)
+    assert sampler.untrained == [None] * 3 + ["judge_unavailable"] * 6 + [None] * 3  # the last is the surplus
 
 
 def test_it_gives_up_with_numbers_and_advice() -> None:

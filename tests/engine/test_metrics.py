@@ -98,3 +98,9 @@ def test_unsampled_rollouts_do_not_dilute_lengths_or_truncation() -> None:
     metrics = completion_metrics(rollouts)
     assert metrics["truncation_rate"] == 1.0 and metrics["failure_rate"] == 0.5
     assert metrics["failures/prompt_too_long"] == 0.5 and metrics["response_length/mean"] == 4.0
+
+
+def test_failures_of_what_dynamic_sampling_left_out_are_counted_as_well() -> None:
+    metrics = completion_metrics([rollout(), rollout(failure="scorer_failed")], ["judge_unavailable", None])
+    assert metrics["failure_rate"] == 0.5
+    assert metrics["failures/judge_unavailable"] == metrics["failures/scorer_failed"] == 0.25
