@@ -64,6 +64,8 @@ class PreparedBatch:
     """bool [N], rows that were graded."""
     rewards: torch.Tensor
     """float64 [N], scaled and shaped."""
+    components: dict[str, torch.Tensor]
+    """For GDPO: the named reward components, each scaled and shaped like the reward."""
     statistics: GroupStatistics
     metrics: dict[str, float]
 
@@ -122,6 +124,17 @@ def prepare_batch(
         last_message = torch.tensor([r.turns[-1][1] - r.turns[-1][0] if r.turns else 0 for r in rollouts])
         rewards = low_effort_rewards(rewards, last_message, asked, config.low_effort)
     rewards = shape_rewards(rewards, lengths, truncated, config.reward_shaping, max_response_length=max_response_length)
+    # What is *added* to a reward (overlong penalty, low effort) belongs to no component: rl_rules.py refuses those.
+    components = {
+        name: shape_rewards(
+            scale_rewards(values, config.reward_scaling),
+            lengths,
+            truncated,
+            config.reward_shaping,
+            max_response_length=max_response_length,
+        )
+        for name, values in _components(rollouts, config.adv_estimator.components).items()
+    }
     statistics = group_statistics(rewards, group_index, valid, leave_one_out=config.use_leave_one_out_baseline)
 
     metrics = {
@@ -149,7 +162,7 @@ def prepare_batch(
         sample_mask = sample_mask * (~truncated).float()
 
     batch = pad_rows(rollouts, sample_mask, pad_token_id=pad_token_id, length_multiple=length_multiple)
-    return PreparedBatch(batch, rollouts, group_index, valid, rewards, statistics, metrics)
+    return PreparedBatch(batch, rollouts, group_index, valid, rewards, components, statistics, metrics)
 
 
 def finish_batch(
@@ -236,7 +249,7 @@ def _advantages(
         )
     if estimator.name == "gdpo":
         advantages = gdpo_advantages(
-            _components(prepared.rollouts, estimator.components),
+            prepared.components,
             prepared.group_index,
             prepared.valid,
             names=estimator.components,

@@ -25,6 +25,7 @@ TIS = {
 }
 DTENSOR = {"policy.dtensor_cfg.enabled": True}
 TASKS = [{"dataset": "basic_arithmetic"}]
+GDPO = {"grpo.adv_estimator.name": "gdpo", "grpo.adv_estimator.components": ["right", "format"]}
 PLUS_PLUS = {"grpo.adv_estimator.name": "reinforce_plus_plus"}
 
 LOSS: list[dict[str, Any]] = [
@@ -73,6 +74,8 @@ GRPO: list[dict[str, Any]] = [
     {"grpo.adv_estimator.name": "gdpo"},
     {"grpo.adv_estimator.name": "gdpo", "grpo.adv_estimator.components": ["right"]},
     {"grpo.adv_estimator.components": ["right", "format"]},
+    {"grpo.low_effort.enabled": True, **GDPO},
+    {"grpo.reward_shaping.enabled": True, **GDPO},
     {"grpo.adv_estimator.minus_baseline": False},
     {"grpo.normalize_rewards": False, **PLUS_PLUS},
     {"grpo.use_leave_one_out_baseline": False, **PLUS_PLUS},

@@ -225,6 +225,27 @@ def test_gdpo_reads_components() -> None:
         finish(groups, config)
 
 
+def test_gdpo_scales_and_shapes_every_component_like_the_reward() -> None:
+    estimator = {"name": "gdpo", "components": ["right", "format"]}
+    plain = grpo(adv_estimator=estimator, normalize_rewards=False, num_prompts_per_step=1)
+    right, form = [1.0, 0.0, 3.0, 0.0], [1.0, 1.0, 0.0, 0.0]
+
+    def advantages(config: GrpoConfig, right: list[float], form: list[float]) -> list[float]:
+        made = group("a", [0] * 4)
+        parts = [{"right": a, "format": b} for a, b in zip(right, form, strict=True)]
+        made.rollouts = [replace(r, components=p) for r, p in zip(made.rollouts, parts, strict=True)]
+        made.rollouts[0] = replace(made.rollouts[0], truncated=True)
+        return row_advantages(finish([made], config)[0])
+
+    scaling = {"enabled": True, "source_min": 0, "source_max": 2, "target_min": 0, "target_max": 8}
+    scaled = advantages(plain.model_validate({**plain.model_dump(), "reward_scaling": scaling}), right, form)
+    assert scaled == pytest.approx(advantages(plain, [4.0, 0.0, 8.0, 0.0], [4.0, 4.0, 0.0, 0.0]))
+    assert scaled != pytest.approx(advantages(plain, right, form))
+    shaping = {"enabled": True, "stop_properly_penalty_coef": 0.5}
+    shaped = advantages(plain.model_validate({**plain.model_dump(), "reward_shaping": shaping}), right, form)
+    assert shaped == pytest.approx(advantages(plain, [0.5, 0.0, 3.0, 0.0], [0.5, 1.0, 0.0, 0.0]))
+
+
 def test_which_logprobs_a_config_needs() -> None:
     assert not needs_prev_logprobs(grpo(), ON_POLICY)
     assert needs_prev_logprobs(grpo(), LossFnConfig())

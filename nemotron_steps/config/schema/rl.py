@@ -49,7 +49,7 @@ class AdvantageEstimatorConfig(Section):
     minus_baseline: bool = True
     """reinforce_plus_plus: subtract the group mean before normalising over the batch."""
     components: tuple[str, ...] = ()
-    """gdpo: the reward components normalised separately and summed."""
+    """gdpo: the reward components, each scaled and shaped like the reward, normalised separately and summed."""
 
 
 class MessagePenaltyConfig(Section):

@@ -94,6 +94,25 @@ def grpo_rules(config: GrpoConfig) -> list[Rule]:
             ("adv_estimator.components=[NAME,NAME]", "adv_estimator.name=grpo"),
         ),
         Rule(
+            estimator.name == "gdpo" and config.low_effort.enabled,
+            "low_effort.enabled",
+            "grpo.low_effort adds to the reward, which grpo.adv_estimator.name=gdpo takes apart: no component has it",
+            ("low_effort.enabled=false", "adv_estimator.name=grpo adv_estimator.components=[]"),
+        ),
+        Rule(
+            estimator.name == "gdpo"
+            and config.reward_shaping.enabled
+            and config.reward_shaping.stop_properly_penalty_coef is None,
+            "reward_shaping.enabled",
+            "grpo.reward_shaping adds an overlong penalty to the reward, which grpo.adv_estimator.name=gdpo takes "
+            "apart: no component has it",
+            (
+                "reward_shaping.enabled=false",
+                "reward_shaping.stop_properly_penalty_coef=0.5",
+                "adv_estimator.name=grpo adv_estimator.components=[]",
+            ),
+        ),
+        Rule(
             estimator.name != "gdpo" and bool(estimator.components),
             "adv_estimator.components",
             f"grpo.adv_estimator.components is ignored by {estimator.name}: only gdpo takes the components apart",
