@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from nemotron_steps.engine.conversation import DEFAULT_FORMAT, TurnFormat, parse_assistant
+from nemotron_steps.engine.parsers.reasoning import OPENED_BY_TEMPLATE
+from nemotron_steps.engine.parsers.tools import TOOL_CALL_MARKERS
+from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import MessagePenaltyConfig
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
 FORMAT_KEY = "turn_format"
 """`Rollout.metadata[FORMAT_KEY]`: names of the reasoning and the tool parser its turns are read with."""
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-
 
 class Violation(StrEnum):
     """A format rule a turn may break."""
@@ -31,7 +32,8 @@ class Violation(StrEnum):
     INVALID_TOOL_CALL = "invalid_tool_call"
     """A tool-call marker is left in the answer's text, or a call's JSON does not parse."""
     MALFORMED_THINKING = "malformed_thinking"
-    """Thinking tags are doubled, out of order, or opened and never closed by a turn that ended by itself."""
+    """Thinking tags are doubled, out of order, or opened (by the turn or its template) and never closed by a turn that
+    ended by itself."""
 
 
 @dataclass(frozen=True)
@@ -47,27 +49,38 @@ class TurnViolation:
     kind: Violation
 
 
-def has_invalid_tool_call(text: str, markers: Sequence[str], turn_format: TurnFormat = DEFAULT_FORMAT) -> bool:
+def has_invalid_tool_call(
+    text: str, markers: Sequence[str] | None = None, turn_format: TurnFormat = DEFAULT_FORMAT
+) -> bool:
     """Whether a decoded assistant turn tried to call a tool and failed.
 
     Well-formed calls are taken out first, and so is the reasoning: thinking about a marker is not using it.
+
+    Args:
+        markers: what must not be left in the text; None for those of the turn's tool parser.
     """
+    if markers is None:
+        markers = TOOL_CALL_MARKERS[turn_format.tool_parser]
     turn = parse_assistant(text, turn_format=turn_format)
     return bool(turn.malformed_tool_calls) or any(marker in turn.text for marker in markers)
 
 
-def has_malformed_thinking(text: str, *, truncated: bool) -> bool:
+def has_malformed_thinking(text: str, *, truncated: bool, turn_format: TurnFormat = DEFAULT_FORMAT) -> bool:
     """Whether thinking tags are malformed.
 
-    A lone closing tag is fine: many chat templates write the opening one into the prompt. An opening tag that is never
-    closed counts only if the turn was not cut off.
+    A lone closing tag is fine: many chat templates write the opening one into the prompt. Thinking that is never closed
+    counts only if the turn was not cut off; where the template always opens it, a turn without any tag has not closed
+    it. A format without reasoning has no tags.
     """
+    if turn_format.reasoning_parser == "none":
+        return False
     opened, closed = text.count(THINK_OPEN), text.count(THINK_CLOSE)
     if opened > 1 or closed > 1:
         return True
     if opened and closed:
         return text.index(THINK_OPEN) > text.index(THINK_CLOSE)
-    return bool(opened) and not truncated
+    begun = bool(opened) or (not closed and turn_format.reasoning_parser in OPENED_BY_TEMPLATE)
+    return begun and not truncated
 
 
 def find_violations(
@@ -95,7 +108,9 @@ def find_violations(
             truncated = rollout.truncated and index == len(rollout.turns) - 1
             if not truncated and has_invalid_tool_call(text, config.invalid_tool_call_markers, turn_format):
                 found.append(TurnViolation(row, start, end, Violation.INVALID_TOOL_CALL))
-            if config.check_thinking_tags and has_malformed_thinking(text, truncated=truncated):
+            if config.check_thinking_tags and has_malformed_thinking(
+                text, truncated=truncated, turn_format=turn_format
+            ):
                 found.append(TurnViolation(row, start, end, Violation.MALFORMED_THINKING))
     return found
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from nemotron_steps.config.schema.policy import GenerationConfig, ReasoningParserName, ToolParserName
 from nemotron_steps.engine.conversation import TurnFormat, parse_assistant
 from nemotron_steps.engine.parsers.reasoning import REASONING_PARSERS
-from nemotron_steps.engine.parsers.tools import TOOL_PARSERS
+from nemotron_steps.engine.parsers.tools import TOOL_CALL_MARKERS, TOOL_PARSERS
 from nemotron_steps.engine.penalties import has_invalid_tool_call
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_.-]{0,12}", fullmatch=True)
@@ -157,7 +157,7 @@ def test_an_unknown_parser_is_refused_with_the_nearest_name():
         GenerationConfig(tool_parser="hermess")
     with pytest.raises(ValidationError, match="known: qwen3, deepseek_r1, nano_v3, none"):
         GenerationConfig(reasoning_parser="no such thing")
-    assert set(TOOL_PARSERS) == set(get_args(ToolParserName))
+    assert set(TOOL_PARSERS) == set(TOOL_CALL_MARKERS) == set(get_args(ToolParserName))
     assert set(REASONING_PARSERS) == set(get_args(ReasoningParserName))
 
 

@@ -4,8 +4,11 @@ import pytest
 import torch
 from engine_samples import rollout
 
+from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
 from nemotron_steps.config.schema.rl import MessagePenaltyConfig
+from nemotron_steps.engine.conversation import TurnFormat
 from nemotron_steps.engine.penalties import (
+    FORMAT_KEY,
     TurnViolation,
     Violation,
     apply_penalties,
@@ -15,7 +18,6 @@ from nemotron_steps.engine.penalties import (
     mask_turns,
 )
 
-MARKERS = ("<tool_call>", "</tool_call>")
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 
 
@@ -32,7 +34,63 @@ CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     ],
 )
 def test_invalid_tool_calls(text: str, invalid: bool) -> None:
-    assert has_invalid_tool_call(text, MARKERS) is invalid
+    assert has_invalid_tool_call(text) is invalid
+
+
+@pytest.mark.parametrize(
+    ("parser", "broken", "fine"),
+    [
+        ("hermes", '<tool_call>{"name": "f"', "<TOOLCALL> <function=f>"),
+        ("qwen3_coder", "<function=f><parameter=x>1</parameter></function>", "<TOOLCALL> <|python_tag|>"),
+        ("nemotron_json", '<TOOLCALL>[{"name": "f"', "<tool_call> <function=f>"),
+        ("llama3_json", "let me see <|python_tag|>f(1)", "<tool_call> <TOOLCALL>"),
+    ],
+)
+def test_an_invalid_call_is_one_in_the_markers_of_the_turns_own_format(
+    parser: ToolParserName, broken: str, fine: str
+) -> None:
+    written = TurnFormat(tool_parser=parser)
+    assert has_invalid_tool_call(broken, turn_format=written)
+    assert not has_invalid_tool_call(fine, turn_format=written)
+    assert not has_invalid_tool_call(broken, turn_format=TurnFormat(tool_parser="none"))
+    assert has_invalid_tool_call(fine, fine.split(), written)  # the config's own markers come first
+
+
+@pytest.mark.parametrize("parser", ["nano_v3", "deepseek_r1"])
+@pytest.mark.parametrize(
+    ("text", "truncated", "malformed"),
+    [
+        ("a thought, and the answer: 7", False, True),  # it ended inside the thinking that its template opened
+        ("a thought", True, False),
+        ("", False, True),
+        ("a</think>b", False, False),
+        ("<think>a</think>b", False, False),
+        ("a</think>b</think>", False, True),
+    ],
+)
+def test_a_turn_ends_the_thinking_that_its_template_began(
+    text: str, truncated: bool, malformed: bool, parser: ReasoningParserName
+) -> None:
+    written = TurnFormat(reasoning_parser=parser)
+    assert has_malformed_thinking(text, truncated=truncated, turn_format=written) is malformed
+    assert not has_malformed_thinking(text, truncated=truncated, turn_format=TurnFormat(reasoning_parser="none"))
+
+
+def test_a_rollout_is_judged_in_the_format_it_was_sampled_in() -> None:
+    rollouts = [
+        rollout(metadata={FORMAT_KEY: ["nano_v3", "nemotron_json"]}),
+        rollout(index=1, metadata={FORMAT_KEY: ["qwen3", "hermes"]}),
+    ]
+    texts = [["no end </think> <TOOLCALL>"], ["no end <TOOLCALL>"]]
+    assert [(v.row, v.kind) for v in find_violations(rollouts, texts, MessagePenaltyConfig(enabled=True))] == [
+        (0, Violation.INVALID_TOOL_CALL)
+    ]
+    unclosed = [["no end"], ["no end"]]
+    assert [(v.row, v.kind) for v in find_violations(rollouts, unclosed, MessagePenaltyConfig(enabled=True))] == [
+        (0, Violation.MALFORMED_THINKING)
+    ]
+    own = MessagePenaltyConfig(enabled=True, invalid_tool_call_markers=("end",), check_thinking_tags=False)
+    assert [v.row for v in find_violations(rollouts, texts, own)] == [1]  # the other's is in its thinking
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,8 @@ class MessagePenaltyConfig(Section):
     penalty: float = -5.0
     action: Literal["penalty", "mask"] = "penalty"
     """mask: the turn's tokens are left out of the loss instead (SWE 1)."""
-    invalid_tool_call_markers: tuple[str, ...] = ("<tool_call>", "</tool_call>")
+    invalid_tool_call_markers: tuple[str, ...] | None = None
+    """What a turn must not have left in its text; None: what policy.generation.tool_parser writes calls with."""
     check_thinking_tags: bool = True
 
 

@@ -31,3 +31,7 @@ REASONING_PARSERS: dict[ReasoningParserName, ReasoningParser] = {
 }
 """qwen3: `<think>…</think>` where the model wrote it; a text without tags is all answer. nano_v3: Nemotron 3's
 name for the same format as deepseek_r1."""
+
+OPENED_BY_TEMPLATE: frozenset[ReasoningParserName] = frozenset({"deepseek_r1", "nano_v3"})
+"""Formats whose template ends the prompt with the opening tag: every turn begins inside its thinking and has to close
+it."""

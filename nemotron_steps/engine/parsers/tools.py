@@ -25,3 +25,12 @@ TOOL_PARSERS: dict[ToolParserName, ToolParser] = {
     "nemotron_json": nemotron_json,
     "none": no_tools,
 }
+
+TOOL_CALL_MARKERS: dict[ToolParserName, tuple[str, ...]] = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>", "<function=", "</function>"),
+    "llama3_json": ("<|python_tag|>",),
+    "nemotron_json": ("<TOOLCALL>", "</TOOLCALL>"),
+    "none": (),
+}
+"""What a format writes calls with: left in a turn's text once its calls are taken out, it is a call gone wrong."""
