@@ -399,11 +399,14 @@ def _locked_folder(root: Path) -> tuple[Path, int]:
     while True:
         folder = root / uuid.uuid4().hex
         folder.mkdir()
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        # Another process may take it for dead until it is locked.
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():
             return folder, descriptor
-        # Another process took it for dead before it was locked.
         os.close(descriptor)
 
 

@@ -185,6 +185,22 @@ def test_dead_staging_is_cleaned_and_live_staging_is_not(store: ArtifactStore, t
     assert not mine.exists()
 
 
+def test_a_staging_folder_cleaned_away_before_it_is_locked_is_made_again(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, cleaned = os.open, []
+
+    def open_after_another_process_cleaned(path: Path, *flags: int) -> int:
+        if not cleaned:
+            Path(path).rmdir()
+            cleaned.append(path)
+        return opened(path, *flags)
+
+    monkeypatch.setattr(os, "open", open_after_another_process_cleaned)
+    with store.staging() as folder:
+        assert folder.is_dir() and cleaned != [folder]
+
+
 def _commit_one(home: Path, number: int, barrier: multiprocessing.synchronize.Barrier) -> None:
     store = ArtifactStore(home)
     with store.staging() as folder:
