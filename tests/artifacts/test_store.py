@@ -190,11 +190,11 @@ def test_a_staging_folder_cleaned_away_before_it_is_locked_is_made_again(
 ) -> None:
     opened, cleaned = os.open, []
 
-    def open_after_another_process_cleaned(path: Path, *flags: int) -> int:
+    def open_after_another_process_cleaned(path: Path, flags: int, **options: int) -> int:
         if not cleaned:
             Path(path).rmdir()
             cleaned.append(path)
-        return opened(path, *flags)
+        return opened(path, flags, **options)
 
     monkeypatch.setattr(os, "open", open_after_another_process_cleaned)
     with store.staging() as folder:
