@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from nemotron_steps.config.schema.rl import CheckpointingConfig
+from nemotron_steps.engine.checkpoint import CheckpointManager
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.errors import StorageError
+from nemotron_steps.errors import ArtifactError, StorageError
 from tests.policy.batches import grouped_batch, policy_config, rl_loss
 
 KINDS = [(MegatronPolicy, "float32"), (MegatronPolicy, "bfloat16"), (DTensorPolicy, "float32")]
@@ -69,3 +72,18 @@ def test_a_disk_that_refuses_is_a_storage_error(kind, qwen3_folder, tmp_path):
             policy.snapshot().write(str(tmp_path / "small"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("kind", "precision"), KINDS[1:])
+def test_the_hint_about_a_broken_checkpoint_leads_to_the_one_before(kind, precision, qwen3_folder, tmp_path):
+    policy = trained(kind, precision, qwen3_folder, steps=1)
+    checkpoints = CheckpointManager(tmp_path / "checkpoints", CheckpointingConfig())
+    for step in (1, 2):
+        checkpoints.save(step, policy, {})
+    newest = checkpoints.latest()
+    (Path(newest.policy_path) / "policy.json").write_text("{")
+    with pytest.raises(ArtifactError, match="not a training checkpoint") as caught:
+        policy.load_checkpoint(newest.policy_path)
+    subprocess.run(caught.value.hints[0], shell=True, check=True)
+    assert checkpoints.latest().step == 1
+    policy.load_checkpoint(checkpoints.latest().policy_path)

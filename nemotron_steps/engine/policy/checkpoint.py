@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ import torch
 
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.shards import ModelShards
-from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, write_model_files
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.models.distributed_checkpoint import load_sharded, read_metadata, save_sharded, stage_sharded
 from nemotron_steps.models.megatron_checkpoint import WEIGHTS
 
@@ -69,13 +67,7 @@ def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:
         steps = int(position["optimizer_steps"])
         rng = torch.frombuffer(bytearray(base64.b64decode(position["torch_rng"])), dtype=torch.uint8)
     except (OSError, ValueError, KeyError) as error:
-        place = shlex.quote(str(folder))
-        raise ArtifactError(
-            "not a training checkpoint",
-            where=str(folder / STATE_FILE),
-            found=str(error),
-            hints=(f"mv {place} {place}.broken   # training goes on from the one before",),
-        ) from error
+        raise unreadable(folder, error) from error
     whole = optimizer.whole_state()
     loaded = load_sharded({**_model_state(shards), **_optimizer_state(shards, whole)}, folder / WEIGHTS)
     shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,11 +27,11 @@ from nemotron_steps.engine.metrics import MetricSums, all_reduce_metric_sums, fi
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
 from nemotron_steps.engine.policy.layout import TokenLayout, build_layout
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
-from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, write_model_files
+from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.engine.reduction import count_normalizers
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import ArtifactError, ConfigError, EngineError, NonFiniteLossError
+from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
 from nemotron_steps.models.huggingface import save_hf_checkpoint
@@ -213,13 +212,7 @@ class DTensorPolicy:
             position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
             steps, rng = int(position["optimizer_steps"]), torch.tensor(position["torch_rng"], dtype=torch.uint8)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            place = shlex.quote(str(folder))
-            raise ArtifactError(
-                "not a training checkpoint",
-                where=str(folder / STATE_FILE),
-                found=str(error),
-                hints=(f"mv {place} {place}.broken   # training goes on from the one before",),
-            ) from error
+            raise unreadable(folder, error) from error
         load_tensors(self._state(), folder / WEIGHTS)
         for optimizer in self.optimizers:
             for state in optimizer.state.values():

@@ -7,10 +7,12 @@ are (checkpoint.py, dtensor.py) and when they are saved (engine/checkpoint.py).
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.distributed_checkpoint import StagedSave
 from nemotron_steps.models.huggingface import copy_model_files
 from nemotron_steps.models.megatron_checkpoint import WEIGHTS
@@ -47,3 +49,15 @@ def write_model_files(source: Path, folder: Path) -> None:
     """Config and tokenizer of `source` as `folder`/hf."""
     (folder / "hf").mkdir(parents=True, exist_ok=True)
     copy_model_files(source, folder / "hf")
+
+
+def unreadable(folder: Path, error: Exception) -> ArtifactError:
+    """A folder that a policy cannot go on from; `folder` is the policy's part of a training checkpoint."""
+    step = folder.parent
+    aside = step.with_name(f"broken_{step.name}")  # a name that no checkpoint has
+    return ArtifactError(
+        "not a training checkpoint",
+        where=str(folder / STATE_FILE),
+        found=str(error),
+        hints=(f"mv {shlex.quote(str(step))} {shlex.quote(str(aside))}   # training goes on from the one before",),
+    )
