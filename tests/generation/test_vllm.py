@@ -102,6 +102,13 @@ def test_seeded_samples_depend_on_nothing_but_their_seed(generator):
     assert tokens(sample(generator, prompts, "seeded", seed=8)) != first
 
 
+def shift(network, size):
+    """Other weights, as after a training step."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * size)
+
+
 def token_mult_prob_error(network, prompts, completions, temperature=1.0):
     """mean exp|lp_gen - lp| over sampled tokens: the contract's measure of drift."""
     errors = []
@@ -122,9 +129,7 @@ def test_sampling_logprobs_equal_the_policys_after_1_5_and_20_weight_updates(gen
     _, network = model
     assert token_mult_prob_error(network, PROMPTS, sample(generator, PROMPTS, "v0")) < 1.0001
     for version in range(1, 21):
-        with torch.no_grad():
-            for parameter in network.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.02)
+        shift(network, 0.02)
         report = generator.update_weights(network.state_dict().items(), version)
         assert report.bytes > 0
         if version in (1, 5, 20):
@@ -138,9 +143,7 @@ def test_the_prefix_cache_does_not_survive_a_weight_update(generator, model):
     _, network = model
     long_prompt = [[20 + i % 50 for i in range(48)]]
     sample(generator, long_prompt, "before")
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+    shift(network, 0.05)
     generator.update_weights(network.state_dict().items(), 100)
     assert token_mult_prob_error(network, long_prompt, sample(generator, long_prompt, "after")) < 1.0001
 
@@ -153,9 +156,7 @@ def test_a_prefix_cached_under_older_weights_is_not_read_while_other_requests_ru
     generator.submit(GenerationRequest("running", PROMPTS[2], SamplingParams(max_new_tokens=40), 1))
     for _ in range(3):
         generator.step()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+    shift(network, 0.05)
     generator.update_weights(network.state_dict().items(), 150)
     fresh = [c for c in sample(generator, long_prompt, "fresh") if c.request_id.startswith("fresh")]
     assert fresh and token_mult_prob_error(network, long_prompt, fresh) < 1.0001
@@ -207,9 +208,7 @@ def test_recomputed_keys_and_values_make_later_tokens_those_of_the_new_weights_a
     generator.submit(GenerationRequest("redone", PROMPTS[0], SamplingParams(max_new_tokens=12), 3))
     for _ in range(5):
         generator.step()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+    shift(network, 0.05)
     generator.update_weights(network.state_dict().items(), 211)
     done = []
     while generator.pending():
