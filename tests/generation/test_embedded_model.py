@@ -56,7 +56,7 @@ def test_a_decode_step_in_torchscript_is_bit_for_bit_the_one_in_python(family: s
             batch.make_room(9)
             batch.add([NewRow(computed[p], computed[p] if share else None, 0, 0) for p in prompts])
             batch.tokens[:2, batch.column] = torch.tensor([3, 4])
-            logits = step(*batch.newest(), model._weights, model._layers, batch.decode_view())
+            logits = step(*batch.newest(), model.weights, model.layers, batch.decode_view())
             stepped.append([logits, batch.keys, batch.values])
     for eager, scripted in zip(*stepped, strict=True):
         assert torch.equal(eager, scripted)

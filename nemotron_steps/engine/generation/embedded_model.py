@@ -85,6 +85,8 @@ class EmbeddedModel:
         self.architecture = a = architecture
         self.queries_per_lane = a.query_heads_per_group
         self.device, self.dtype = device, dtype
+        self.loads = 0
+        """How often weights have been loaded"""
         # Finite, so that padding, for which everything is masked, stays finite too.
         self.masked = torch.finfo(torch.float32).min / 2
         self._scale = a.head_dim**-0.5
@@ -96,7 +98,7 @@ class EmbeddedModel:
         self._embedding = empty(a.vocab_size, a.hidden_size)
         self._head = self._embedding if a.tied_embeddings else empty(a.vocab_size, a.hidden_size)
         self._final_norm = empty(a.hidden_size)
-        self._layers = [
+        self.layers = [
             LayerWeights(
                 input_norm=empty(a.hidden_size),
                 qkv=empty(fused, a.hidden_size),
@@ -114,7 +116,7 @@ class EmbeddedModel:
         half = a.head_dim // 2
         self._rotations = torch.complex(cos[:, :half], sin[:, :half]).to(device)
         """complex64 [positions, D / 2]"""
-        self._weights = ModelWeights(
+        self.weights = ModelWeights(
             embedding=self._embedding,
             head=self._head,
             final_norm=self._final_norm,
@@ -124,7 +126,7 @@ class EmbeddedModel:
             queries=self.queries_per_lane,
             onednn=uses_onednn(device, dtype),
         )
-        self._step = scripted_step() if self._weights.onednn else decode_step
+        self._step = scripted_step() if self.weights.onednn else decode_step
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Copy a complete set of Hugging Face-named weights in place; return the bytes received.
@@ -134,6 +136,7 @@ class EmbeddedModel:
         """
         missing = set(self._slots)
         received = 0
+        self.loads += 1
         for name, tensor in weights:
             received += tensor.numel() * tensor.element_size()
             if name == "lm_head.weight" and self.architecture.tied_embeddings:
@@ -165,7 +168,7 @@ class EmbeddedModel:
         slots = {"model.embed_tokens.weight": whole(self._embedding), "model.norm.weight": whole(self._final_norm)}
         if not a.tied_embeddings:
             slots["lm_head.weight"] = whole(self._head)
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self.layers):
             prefix = f"model.layers.{i}."
             gate, up = layer.gate_up.chunk(2)
             slots |= {
@@ -194,6 +197,11 @@ class EmbeddedModel:
                 slots[prefix + "self_attn.k_norm.weight"] = _Slot((dim,), norm[queries:], interleave=True)
         return slots
 
+    def matrices(self) -> list[torch.Tensor]:
+        """Weights of products, [outputs, inputs]: four a layer, then the output layer's."""
+        of_layers = [w for layer in self.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return [*of_layers, self._head]
+
     def new_cache(self, rows: int, columns: int) -> torch.Tensor:
         """Keys or values of `rows` sequences, [layers, rows, key-value heads, columns, D].
 
@@ -212,7 +220,7 @@ class EmbeddedModel:
         Returns:
             Logits [B, vocabulary] in the model's dtype.
         """
-        return self._step(tokens, positions, self._weights, self._layers, cache)
+        return self._step(tokens, positions, self.weights, self.layers, cache)
 
     def decode_fused(
         self,
@@ -239,7 +247,7 @@ class EmbeddedModel:
         a = self.architecture
         rotations = torch.view_as_real(self._rotations)
         x = self._embedding.index_select(0, tokens)
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self.layers):
             normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, a.norm_eps)
             if layer.qkv_bias is None:
                 qkv = torch.mm(normed, layer.qkv.t())
@@ -275,12 +283,12 @@ class EmbeddedModel:
             float32 logits [B, vocabulary] of the last column.
         """
         rows, length = tokens.shape
-        a, model, queries = self.architecture, self._weights, self.queries_per_lane
+        a, model, queries = self.architecture, self.weights, self.queries_per_lane
         rotation = self._rotations[positions.to(self.device)].view(rows, length, 1, 1, -1)
         bias = (hidden.to(self.device) * (torch.finfo(self.dtype).min / 2)).to(self.dtype).unsqueeze(1)
         x = self._embedding[tokens.to(self.device).view(-1)]
-        last_layer = self._layers[-1]
-        for layer, layer_keys, layer_values in zip(self._layers, keys.unbind(0), values.unbind(0), strict=True):
+        last_layer = self.layers[-1]
+        for layer, layer_keys, layer_values in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
             flat = product(norm(x, layer.input_norm, model), layer.qkv, model.onednn)
             if layer.qkv_bias is not None:
                 flat.add_(layer.qkv_bias)

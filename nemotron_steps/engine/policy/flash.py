@@ -3,17 +3,22 @@
 A suffix attends to its prompt and to itself by two calls whose results are merged by their log-sum-exp. Their
 gradients are again two calls, each given the merged result: the attention probabilities that FlashAttention's backward
 pass recomputes from a log-sum-exp are then those of the whole row (as in ring attention, arXiv 2310.01889).
+
+The calls are torch's FlashAttention 2, or cuDNN's attention where Transformer Engine is installed (te_attention.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.policy import te_attention
+
 if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.layout import Spans, TokenLayout
+    from nemotron_steps.engine.policy.layout import RowSpans, Spans, TokenLayout
 
 
 def flat_flash_attention(
@@ -32,16 +37,17 @@ class _FlatFlash(torch.autograd.Function):
         out = torch.zeros_like(query) if layout.padding else torch.empty_like(query)
         lses: list[torch.Tensor] = []
         spans = layout.spans
+        attend, ctx.attend_backward = _calls(query, key, spans)
         whole = slice(0, layout.whole_tokens)
-        out[whole], lse, rng = _forward(query[whole], key[whole], value[whole], spans.whole, spans.whole, causal=True)
+        out[whole], lse, rng = attend(query[whole], key[whole], value[whole], spans.whole, spans.whole, causal=True)
         lses.append(lse)
         if spans.suffix is not None:
             rest, prompts = slice(layout.whole_tokens, query.shape[0] - layout.padding), slice(0, spans.prompt_tokens)
             assert spans.family is not None and spans.prompt is not None
-            over, over_lse, _ = _forward(
+            over, over_lse, _ = attend(
                 query[rest], key[prompts], value[prompts], spans.family, spans.prompt, causal=False
             )
-            own, own_lse, _ = _forward(query[rest], key[rest], value[rest], spans.suffix, spans.suffix, causal=True)
+            own, own_lse, _ = attend(query[rest], key[rest], value[rest], spans.suffix, spans.suffix, causal=True)
             lses.append(_merge(over, own, over_lse, own_lse, out[rest]))
         ctx.save_for_backward(query, key, value, out, rng, *lses)
         ctx.layout = layout
@@ -56,7 +62,7 @@ class _FlatFlash(torch.autograd.Function):
         grad = grad.contiguous()
         grads = [torch.zeros_like(t) if layout.padding else torch.empty_like(t) for t in (query, key, value)]
         whole = slice(0, layout.whole_tokens)
-        parts = _backward(
+        parts = ctx.attend_backward(
             grad[whole], query[whole], key[whole], value[whole], out[whole], lses[0], spans.whole, spans.whole, rng,
             causal=True,
         )  # fmt: skip
@@ -65,11 +71,11 @@ class _FlatFlash(torch.autograd.Function):
         if spans.suffix is not None:
             rest, prompts = slice(layout.whole_tokens, query.shape[0] - layout.padding), slice(0, spans.prompt_tokens)
             assert spans.family is not None and spans.prompt is not None
-            over = _backward(
+            over = ctx.attend_backward(
                 grad[rest], query[rest], key[prompts], value[prompts], out[rest], lses[1], spans.family, spans.prompt,
                 rng, causal=False,
             )  # fmt: skip
-            own = _backward(
+            own = ctx.attend_backward(
                 grad[rest], query[rest], key[rest], value[rest], out[rest], lses[1], spans.suffix, spans.suffix, rng,
                 causal=True,
             )  # fmt: skip
@@ -92,6 +98,13 @@ def _merge(
     weights = [(part - lse).exp_().t().unsqueeze(-1) for part in (over_lse, own_lse)]
     out.copy_(torch.addcmul(over * weights[0], own, weights[1]))
     return lse
+
+
+def _calls(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Forward and backward for runs of a layout."""
+    if query.is_cuda and te_attention.takes(query, key, spans):
+        return te_attention.forward, te_attention.backward
+    return _forward, _backward
 
 
 def _forward(
