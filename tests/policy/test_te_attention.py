@@ -1,0 +1,64 @@
+"""Transformer Engine's attention: the same as torch's where it runs, and left alone where it is absent or broken."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from nemotron_steps.engine.policy import te_attention
+from nemotron_steps.engine.policy.flash import flat_flash_attention
+from tests.policy import attention_on_gpu
+
+
+@pytest.fixture
+def unloaded():
+    """As a process that has not asked for Transformer Engine."""
+    te_attention.load.cache_clear()
+    te_attention._works.cache_clear()
+    yield
+    te_attention.load.cache_clear()
+    te_attention._works.cache_clear()
+
+
+def _installed() -> bool:
+    return torch.cuda.is_available() and te_attention.load() is not None
+
+
+@pytest.mark.skipif(not _installed(), reason="needs CUDA and Transformer Engine")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", attention_on_gpu.HEADS, ids=str)
+@pytest.mark.parametrize("layout", attention_on_gpu.LAYOUTS)
+def test_output_and_gradients_are_as_near_to_float32_as_those_of_torch(layout, heads, dtype):
+    found = attention_on_gpu.errors(attention_on_gpu.layout_of(layout), heads, dtype)
+    assert not attention_on_gpu.wrong(found)
+
+
+@pytest.mark.skipif(not _installed(), reason="needs CUDA and Transformer Engine")
+def test_it_is_used_without_being_asked_for(monkeypatch):
+    layout = attention_on_gpu.layout_of("loners")
+    tensors = attention_on_gpu.tensors_of(layout, attention_on_gpu.HEADS[0], torch.bfloat16)
+    called = []
+    forward = te_attention.forward
+    monkeypatch.setattr(te_attention, "forward", lambda *a, **k: called.append(1) or forward(*a, **k))
+    flat_flash_attention(*tensors[:3], layout)
+    assert called
+
+
+@pytest.mark.parametrize("error", ["ImportError('undefined symbol')", "OSError('libcudnn')", "AssertionError('2.9')"])
+def test_a_broken_transformer_engine_is_named_once_and_left_alone(error, tmp_path, monkeypatch, caplog, unloaded):
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"raise {error}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert te_attention.load() is None
+    assert te_attention.load() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert error.split("'")[1] in caplog.text
+
+
+def test_lengths_a_little_apart_share_a_plan():
+    assert [te_attention.rounded(longest) for longest in (1, 64, 65, 300, 512, 513)] == [64, 64, 128, 512, 512, 1024]
