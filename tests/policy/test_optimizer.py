@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nemotron_steps.config.schema.policy import OptimizerConfig
+from nemotron_steps.engine.policy import buffers
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.remainders import join_float32, split_float32
 from tests.policy.batches import grouped_batch, policy_config, rl_loss
@@ -122,3 +123,15 @@ def test_a_second_moment_in_bfloat16_would_not_decay_at_the_default_beta2():
     moment = torch.rand(1000).to(torch.bfloat16)
     assert torch.equal((moment.float() * 0.999).to(torch.bfloat16), moment)
     assert bool(((moment.float() * 0.996).to(torch.bfloat16) < moment)[moment > 0].all())
+
+
+def test_the_gradient_norm_counts_every_piece_of_a_long_buffer(monkeypatch):
+    monkeypatch.setattr(buffers, "_PIECE", 7)
+    flat = torch.arange(1.0, 24.0)
+    assert buffers.squared_sum(flat) == flat.square().sum()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a dot product on CPU takes any length")
+def test_gradients_of_four_billion_parameters_have_a_norm():
+    flat = torch.full((2**31 + 64,), 0.5, device="cuda")
+    assert buffers.squared_sum(flat).item() == pytest.approx(2**29 + 16, rel=1e-5)

@@ -18,6 +18,8 @@ from nemotron_steps.engine.policy.parallel import all_gather, reduce_scatter
 from nemotron_steps.models.mapping import Parameter
 
 _ALIGNMENT = 64
+_PIECE = 2**30
+"""torch.dot on CUDA refuses more elements than 31 bits count: a model of 4 B parameters has them in one segment."""
 
 
 @dataclass(frozen=True, order=True)
@@ -144,8 +146,7 @@ class ParameterBuffer:
         counted = self.own_segments(lambda kind: not kind.duplicate and (first_tensor_rank or not kind.replicated))
         total = torch.zeros((), dtype=torch.float32, device=self.grads.device)
         for segment in counted:
-            part = self.grads[segment.start : segment.end]
-            total += torch.dot(part, part)
+            total += squared_sum(self.grads[segment.start : segment.end])
         return total
 
     def point_at(self, values: torch.Tensor) -> None:
@@ -156,6 +157,11 @@ class ParameterBuffer:
     def unflatten(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of a whole flat tensor, by parameter name."""
         return {slot.parameter.name: flat[slot.start : slot.end].view(slot.tensor.shape) for slot in self.slots}
+
+
+def squared_sum(flat: torch.Tensor) -> torch.Tensor:
+    """Of a flat float32 tensor of any length, a scalar."""
+    return torch.stack([torch.dot(piece, piece) for piece in torch.split(flat, _PIECE)]).sum()
 
 
 def gather_shards(buffer: ParameterBuffer, shard: torch.Tensor) -> torch.Tensor:
