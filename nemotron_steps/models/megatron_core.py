@@ -21,28 +21,30 @@ _loaded = False
 def load_megatron_core() -> None:
     """Import megatron-core. Idempotent; UnsupportedError when it is not installed.
 
-    While it is being imported, wandb is hidden (only its own loggers would use it) and `torch.compile` decorates
-    nothing: compiling the handful of functions it marks pulls in the whole inductor, and this project calls its own
-    versions of the ones that matter.
+    While it is being imported, wandb and Transformer Engine are hidden (only loggers and layers of its own, which
+    nothing here uses, need them, and a Transformer Engine built for another torch or CUDA ends its import) and
+    `torch.compile` decorates nothing: compiling the handful of functions it marks pulls in the whole inductor, and this
+    project calls its own versions of the ones that matter.
     """
     global _loaded
     if _loaded:
         return
     import torch
 
-    hidden = {name: sys.modules.get(name) for name in ("wandb",)}
+    hidden = {name: sys.modules.get(name) for name in ("wandb", "transformer_engine")}
     compile_function = torch.compile
 
     def leave_uncompiled(function: Callable[..., Any] | None = None, **_: object) -> Any:
         return function if function is not None else (lambda inner: inner)
 
     try:
-        sys.modules["wandb"] = None  # type: ignore[assignment]
+        sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
         torch.compile = leave_uncompiled  # type: ignore[assignment]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns about Apex and Transformer Engine, which it can do without
+            warnings.simplefilter("ignore")  # it warns about Apex and Transformer Engine, which it does without
             import megatron.core.dist_checkpointing
-            import megatron.core.models.gpt  # noqa: F401
+            import megatron.core.models.gpt
+            import megatron.core.transformer.attention  # noqa: F401  it would look for Transformer Engine later
     except ImportError as error:
         raise UnsupportedError(
             "megatron-core cannot be imported", found=str(error), hints=("pip install 'megatron-core>=0.16.1,<0.17'",)

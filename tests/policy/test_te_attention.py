@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,18 +49,37 @@ def test_it_is_used_without_being_asked_for(monkeypatch):
     assert called
 
 
-@pytest.mark.parametrize("error", ["ImportError('undefined symbol')", "OSError('libcudnn')", "AssertionError('2.9')"])
-def test_a_broken_transformer_engine_is_named_once_and_left_alone(error, tmp_path, monkeypatch, caplog, unloaded):
-    package = tmp_path / "transformer_engine"
+def broken_package(folder: Path, error: str) -> Path:
+    """A folder with a Transformer Engine whose import ends in this error."""
+    package = folder / "transformer_engine"
     package.mkdir()
     (package / "__init__.py").write_text(f"raise {error}\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize("error", ["ImportError('undefined symbol')", "OSError('libcudnn')", "AssertionError('2.9')"])
+def test_a_broken_transformer_engine_is_named_once_and_left_alone(error, tmp_path, monkeypatch, caplog, unloaded):
+    monkeypatch.syspath_prepend(broken_package(tmp_path, error))
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]:
         monkeypatch.delitem(sys.modules, name)
     assert te_attention.load() is None
     assert te_attention.load() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert error.split("'")[1] in caplog.text
+
+
+def test_the_policy_can_be_imported_beside_a_broken_transformer_engine(tmp_path):
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(broken_package(tmp_path, "OSError('undefined symbol')")), str(root)])
+    program = "from nemotron_steps.engine.policy import megatron; print(megatron.MegatronPolicy.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "MegatronPolicy\n", done.stderr
 
 
 def test_lengths_a_little_apart_share_a_plan():
