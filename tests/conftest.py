@@ -1,8 +1,8 @@
 """What every test shares: one torch thread, a home of its own, and what to do where a program is missing.
 
-A test marked vllm, ray, slurm or sandbox needs something a plain Python environment may lack. On a developer's
-machine it is skipped with the command that installs it; with CI set, its absence is a failure, so that nothing is
-skipped there.
+A test marked vllm, ray, slurm, sandbox or compiler needs something a plain Python environment may lack. On a
+developer's machine it is skipped with the command that installs it; with CI set, its absence is a failure, so that
+nothing is skipped there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,7 @@ NEEDS = {
         "scripts/install_system.sh",
     ),
     "sandbox": (lambda: shutil.which("bwrap") is not None, "scripts/install_system.sh"),
+    "compiler": (lambda: shutil.which("gcc") is not None, "scripts/install_system.sh"),
 }
 
 
@@ -58,8 +60,21 @@ def _missing_program(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _home_of_its_own(tmp_path, monkeypatch):
+def _home_of_its_own(tmp_path, tmp_path_factory, pytestconfig, monkeypatch):
     """No test reads or writes the user's home folder, profiles or packs."""
     monkeypatch.setenv("STEPS_HOME", str(tmp_path / "steps-home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("STEPS_TEST_CACHE", str(tmp_path / "cache")))
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME",
+        os.environ.get("STEPS_TEST_CACHE") or str(_cache_with_kernels(tmp_path_factory, pytestconfig)),
+    )
     monkeypatch.delenv("STEPS_PATH", raising=False)
+
+
+def _cache_with_kernels(tmp_path_factory: pytest.TempPathFactory, config: pytest.Config) -> Path:
+    """A cache with nothing in it but the kernels in C, which take seconds to compile."""
+    caches = tmp_path_factory.mktemp("caches")
+    kernels = config.rootpath / ".pytest_cache" / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (caches / "nemotron_steps").mkdir()
+    (caches / "nemotron_steps" / "kernels").symlink_to(kernels)
+    return caches

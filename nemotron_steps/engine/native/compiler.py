@@ -10,70 +10,165 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import torch
+from nemotron_steps.config.locations import cache_folder
+from nemotron_steps.errors import UnsupportedError
+
+INSTALL = "apt-get install gcc libc6-dev"
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-Wall")
+_FLAGS = (
+    *("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-Wall"),
+    # The order in which numbers are summed must not depend on where they lie.
+    "--param=vect-max-peeling-for-alignment=0",
+)
 _WIDE = ("-mprefer-vector-width=512",)
+_SECONDS = 120
 _log = logging.getLogger(__name__)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels; None, said once in the log, where they cannot be compiled."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        _log.info("no C compiler: training and generation on CPU use torch's operators alone; hint: apt install gcc")
+    """The kernels; None where they cannot be had, which is said once, as a warning."""
+    command = find_compiler()
+    if command is None:
+        _log.warning("no C compiler is found, so training and generation on CPU take longer; hint: %s", INSTALL)
         return None
     try:
-        return load(compiler, _cache_folder())
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        _log.warning("the CPU kernels could not be compiled by %s: %s", compiler, said.strip().splitlines()[-1])
+        return load(command, kernel_folder())
+    except UnsupportedError as error:
+        hints = "".join(f"; hint: {hint}" for hint in error.hints)
+        _log.warning("%s, so training and generation on CPU take longer: %s%s", error.what, error.found, hints)
         return None
-
-
-def load(compiler: str, folder: Path) -> ctypes.CDLL:
-    """Compile with `compiler` unless `folder` has the result, and load it.
-
-    Raises:
-        OSError: the compiler cannot be run, the folder not be written, or the library not be loaded.
-        subprocess.CalledProcessError: the compiler refuses.
-    """
-    sources = sorted(_SOURCES.glob("*.c"))
-    flags = _FLAGS + (_WIDE if platform.machine() == "x86_64" else ())
-    built = folder / f"kernels-{_fingerprint(compiler, flags)}.so"
-    if not built.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            objects = []
-            for source in sources:
-                objects.append(str(Path(scratch, source.stem + ".o")))
-                _run(compiler, *flags, "-c", str(source), "-o", objects[-1])
-            # Not linked to a libgomp: the threads must be those of torch, whose libgomp the process has loaded.
-            result = Path(scratch, "kernels.so")
-            _run(compiler, "-shared", "-o", str(result), *objects, "-lm")
-            os.replace(result, built)
-    return ctypes.CDLL(str(built))
 
 
 def threads() -> int:
     """How many threads a kernel may use: as many as torch's operators."""
+    import torch
+
     return torch.get_num_threads()
 
 
-def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
+def find_compiler() -> list[str] | None:
+    """The command of the C compiler: that of the variable CC, which may have arguments, else gcc or cc."""
+    given = os.environ.get("CC", "")
+    try:
+        words = shlex.split(given)
+    except ValueError:  # an open quote
+        words = [given]
+    if words:
+        return words
+    found = shutil.which("gcc") or shutil.which("cc")
+    return None if found is None else [found]
+
+
+def kernel_folder() -> Path:
+    """Where compiled kernels are kept."""
+    return cache_folder() / "kernels"
+
+
+def load(command: Sequence[str], folder: Path) -> ctypes.CDLL:
+    """Load the kernels, compiled where `folder` lacks them.
+
+    What others could have written is never loaded: where `folder` is not this user's alone, or cannot be written, the
+    kernels are compiled for this process alone.
+
+    Raises:
+        UnsupportedError: the compiler refuses or cannot be run, or the library cannot be loaded.
+    """
+    import torch  # noqa: F401  the kernels' OpenMP is that which torch has loaded
+
+    try:
+        built = build(command, folder)
+    except OSError as error:
+        hint = "export XDG_CACHE_HOME=DIR"
+        _log.warning("the kernels for CPU are compiled anew at every start: %s; hint: %s", error, hint)
+        return _load_for_this_process(command)
+    try:
+        return ctypes.CDLL(str(built))
+    except OSError:  # broken by a full disk or a power failure, perhaps
+        with suppress(OSError):
+            built.unlink()
+        return _load_for_this_process(command)
+
+
+def build(command: Sequence[str], folder: Path) -> Path:
+    """The compiled kernels in `folder`, compiled now unless they are there.
+
+    Raises:
+        OSError: the folder cannot be written, or others may write there.
+        UnsupportedError: the compiler refuses or cannot be run.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _refuse_shared(folder)
+    flags = _FLAGS + (_WIDE if platform.machine() == "x86_64" else ())
+    built = folder / f"{_fingerprint(command, flags)}.so"
+    if not _is_own_file(built):
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            result = Path(scratch, built.name)
+            _compile(command, flags, result)
+            result.chmod(0o700)  # whatever the umask
+            os.replace(result, built)
+    return built
+
+
+def _load_for_this_process(command: Sequence[str]) -> ctypes.CDLL:
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            return ctypes.CDLL(str(build(command, Path(scratch))))
+    except OSError as error:
+        what = f"what {command[0]} compiled for CPU cannot be loaded"
+        raise UnsupportedError(what, found=str(error), hints=["export CC=gcc"]) from error
+
+
+def _compile(command: Sequence[str], flags: Sequence[str], result: Path) -> None:
+    sources = sorted(_SOURCES.glob("*.c"))
+    objects = [str(result.with_name(f"{source.stem}.o")) for source in sources]
+    with ThreadPoolExecutor() as pool:
+        tasks = [
+            pool.submit(_run, *command, *flags, "-c", str(source), "-o", target)
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        for task in tasks:
+            task.result()
+    # Not linked to a libgomp: the threads must be those of torch, whose libgomp the process has loaded.
+    _run(*command, "-shared", "-o", str(result), *objects, "-lm")
+
+
+def _refuse_shared(folder: Path) -> None:
+    state, above = folder.stat(), folder.parent.stat()
+    if state.st_uid != os.geteuid() or above.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{folder} belongs to another user")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write to {folder}")
+
+
+def _is_own_file(path: Path) -> bool:
+    try:
+        state = path.lstat()
+    except FileNotFoundError:
+        return False
+    writable = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid() and not writable
+
+
+def _fingerprint(command: Sequence[str], flags: Sequence[str]) -> str:
     """Of everything that the library depends on; folders of users may be shared by machines of different kinds."""
     digest = hashlib.sha256()
     for source in sorted([*_SOURCES.glob("*.c"), *_SOURCES.glob("*.h")]):
         digest.update(source.read_bytes())
-    digest.update(" ".join((*flags, _run(compiler, "--version"), _processor())).encode())
+    about = (*command, *flags, _run(*command, "--version"), _processor(), *platform.libc_ver())
+    digest.update("\0".join(about).encode())
     return digest.hexdigest()[:20]
 
 
@@ -86,9 +181,24 @@ def _processor() -> str:
 
 
 def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    """What a command of the compiler prints.
+
+    Raises:
+        UnsupportedError: it fails, hangs or is not there.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, env={**os.environ, "LC_ALL": "C"}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found = f"no answer within {_SECONDS} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+        raise _refused(command[0], found) from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        errors = [line for line in lines if "error" in line]
+        raise _refused(command[0], (errors or lines[-1:] or [f"exit status {done.returncode}"])[0])
+    return done.stdout
 
 
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nemotron_steps"
+def _refused(compiler: str, found: str) -> UnsupportedError:
+    return UnsupportedError(f"{compiler} cannot compile the kernels for CPU", found=found, hints=[INSTALL])

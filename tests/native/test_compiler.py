@@ -1,0 +1,270 @@
+"""Compiling the kernels in C: by which compiler, once a machine, and loading nothing that others could have written."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.engine.native import compiler
+from nemotron_steps.errors import UnsupportedError
+
+SOURCES = {
+    "answer.c": '#include "answer.h"\nint answer(void) { return ANSWER; }\n',
+    "answer.h": "#define ANSWER 42\n",
+    "half.c": '#include "answer.h"\nint half(void) { return ANSWER / 2; }\n',
+}
+GCC = shutil.which("gcc") or ""
+
+pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture(autouse=True)
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Two small C files and a header in place of the kernels, and a process that has loaded nothing."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for name, text in SOURCES.items():
+        (folder / name).write_text(text)
+    monkeypatch.setattr(compiler, "_SOURCES", folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.delenv("CC", raising=False)
+    compiler.library.cache_clear()
+    yield folder
+    compiler.library.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "caches" / "nemotron_steps" / "kernels"
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> tuple[str, Path]:
+    """A program that runs its arguments, as ccache does, and the file in which it notes them."""
+    noted = tmp_path / "noted"
+    return script(tmp_path / "counting", f'echo "$@" >> {noted}; exec "$@"'), noted
+
+
+def compilations(noted: Path) -> int:
+    return sum(" -c " in line for line in noted.read_text().splitlines())
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def answer(kernels: ctypes.CDLL | None) -> int:
+    assert kernels is not None
+    return int(kernels.answer())
+
+
+def test_all_files_are_one_library_kept_where_caches_are(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kernels = compiler.library()
+    assert answer(kernels) == 42
+    assert kernels is not None
+    assert kernels.half() == 21
+    assert [path.suffix for path in folder.iterdir()] == [".so"]
+    assert not warnings(caplog)
+
+
+def test_without_a_compiler_there_are_no_kernels_and_it_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler.library() is None
+    assert compiler.library() is None
+    (said,) = warnings(caplog)
+    assert "no C compiler" in said
+    assert said.endswith("hint: apt-get install gcc libc6-dev")
+
+
+def test_the_compiler_is_the_one_that_CC_names_with_its_arguments(
+    counted: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, noted = counted
+    monkeypatch.setenv("CC", f"{program} gcc -DUNUSED='a b'")
+    assert answer(compiler.library()) == 42
+    assert compilations(noted) == 2
+    assert all(line.startswith("gcc -DUNUSED=a b ") for line in noted.read_text().splitlines())
+
+
+@pytest.mark.parametrize("given", ["", "  "])
+def test_an_empty_CC_names_none(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", given)
+    assert compiler.find_compiler() == [GCC]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("echo 'kernel.c:1:10: fatal error: math.h: No such file' >&2; echo 'terminated.' >&2; exit 1", "math.h"),
+        ("exit 3", "exit status 3"),
+        ("echo >&2; exit 3", "exit status 3"),
+        ("case $1 in --version) ;; *) exec sleep 60;; esac", "no answer within 0.3 s"),
+    ],
+)
+def test_a_compiler_that_fails_is_named_once_with_what_it_said(
+    text: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", script(tmp_path / "failing-cc", text))
+    monkeypatch.setattr(compiler, "_SECONDS", 0.3)
+    assert compiler.library() is None
+    assert compiler.library() is None
+    (said,) = warnings(caplog)
+    assert "failing-cc" in said
+    assert found in said
+    assert "hint: " in said
+
+
+@pytest.mark.parametrize("given", ["/nowhere/cc", "cc 'open"])
+def test_a_compiler_that_is_not_there_is_no_crash(
+    given: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", given)
+    assert compiler.library() is None
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_second_process_compiles_nothing(counted: tuple[str, Path], folder: Path) -> None:
+    program, noted = counted
+    first = compiler.build([program, "gcc"], folder)
+    assert compilations(noted) == 2
+    assert compiler.build([program, "gcc"], folder) == first
+    assert compilations(noted) == 2
+
+
+@pytest.mark.parametrize("name", ["answer.c", "answer.h"])
+def test_a_changed_source_compiles_anew(name: str, sources: Path, folder: Path) -> None:
+    before = compiler.build([GCC], folder)
+    changed = sources / name
+    changed.write_text(changed.read_text().replace("return ANSWER", "return 1 + ANSWER").replace("42", "43"))
+    after = compiler.build([GCC], folder)
+    assert after != before
+    assert answer(compiler.load([GCC], folder)) == 43
+
+
+def test_another_compiler_or_other_arguments_compile_anew(folder: Path) -> None:
+    assert compiler.build([GCC], folder) != compiler.build([GCC, "-O1"], folder)
+
+
+def test_processes_that_compile_at_once_do_not_meet(sources: Path, folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from nemotron_steps.engine.native import compiler; "
+        "compiler._SOURCES = Path(sys.argv[1]); "
+        "print(compiler.load(['gcc'], Path(sys.argv[2])).answer())"
+    )
+    command = [sys.executable, "-c", program, str(sources), str(folder)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in processes] == ["42\n"] * 3
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_what_is_kept_is_the_users_alone_whatever_the_umask(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        built = compiler.build([GCC], folder)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert built.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_that_cannot_be_written_costs_a_compilation_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(tmp_path.iterdir())
+    assert answer(compiler.library()) == 42
+    (said,) = warnings(caplog)
+    assert "compiled anew at every start" in said
+    assert "hint: export XDG_CACHE_HOME=DIR" in said
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.fixture
+def planted(sources: Path, folder: Path) -> Path:
+    """Another library in the place of the kernels."""
+    built = compiler.build([GCC], folder)
+    source = sources.parent / "planted.c"
+    source.write_text("int answer(void) { return 13; }\n")
+    subprocess.run([GCC, "-shared", "-fPIC", str(source), "-o", str(built)], check=True)
+    return built
+
+
+def test_the_kept_library_is_what_is_loaded(planted: Path, folder: Path) -> None:
+    """Without which the tests below would show nothing."""
+    assert answer(compiler.load([GCC], folder)) == 13
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_may_write_to_is_not_read(
+    mode: int, planted: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.chmod(mode)
+    assert answer(compiler.load([GCC], folder)) == 42
+    (said,) = warnings(caplog)
+    assert "others may write to" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("given_away", ["", ".."])
+def test_a_folder_of_another_user_is_not_read(
+    given_away: str, planted: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.chown(folder / given_away, 65534, 65534)
+    assert answer(compiler.load([GCC], folder)) == 42
+    (said,) = warnings(caplog)
+    assert "belongs to another user" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_library_of_another_user_is_replaced(planted: Path, folder: Path) -> None:
+    os.chown(planted, 65534, 65534)
+    assert answer(compiler.load([GCC], folder)) == 42
+    assert planted.stat().st_uid == os.geteuid()
+
+
+def test_a_library_that_others_may_write_is_replaced(planted: Path, folder: Path) -> None:
+    planted.chmod(0o722)
+    assert answer(compiler.load([GCC], folder)) == 42
+    assert planted.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_is_replaced(planted: Path, folder: Path, tmp_path: Path) -> None:
+    planted.symlink_to(planted.rename(tmp_path / "elsewhere.so"))
+    assert answer(compiler.load([GCC], folder)) == 42
+    assert not planted.is_symlink()
+
+
+def test_a_broken_library_is_compiled_anew(folder: Path) -> None:
+    built = compiler.build([GCC], folder)
+    whole = built.read_bytes()
+    built.write_bytes(whole[:100])
+    assert answer(compiler.load([GCC], folder)) == 42
+    assert not built.exists()
+    assert compiler.build([GCC], folder).stat().st_size == len(whole)
+
+
+def test_a_library_that_needs_another_openmp_is_refused_with_a_hint(sources: Path, folder: Path) -> None:
+    """As clang's does, whose threads torch does not have."""
+    (sources / "fork.c").write_text("void __kmpc_of_nowhere(void);\nvoid work(void) { __kmpc_of_nowhere(); }\n")
+    with pytest.raises(UnsupportedError, match="cannot be loaded") as caught:
+        compiler.load([GCC], folder)
+    assert "__kmpc_of_nowhere" in (caught.value.found or "")
+    assert caught.value.hints == ("export CC=gcc",)
