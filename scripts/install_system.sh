@@ -1,10 +1,11 @@
 #!/bin/sh
-# Debian packages that some tests and the code sandbox use. As root: scripts/install_system.sh
+# Debian packages that the code sandbox, fast training on CPU and some tests use. As root: scripts/install_system.sh
 #   bubblewrap            the sandbox of model-written code
+#   gcc libc6-dev         the kernels in C for float32 on CPU, compiled at first use
 #   slurm-wlm munge       a real Slurm on one machine, for the tests marked `slurm` (scripts/setup_slurm.sh)
 set -eu
 export DEBIAN_FRONTEND=noninteractive
-packages="bubblewrap slurm-wlm munge"
+packages="bubblewrap gcc libc6-dev slurm-wlm munge"
 missing=""
 for package in $packages; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
