@@ -1,6 +1,7 @@
 """A digest of the code a step's result depends on: its module and everything that module imports, statically.
 
 Follows import statements through the step's own top-level package and `nemotron_steps`, without importing anything.
+C sources count with the modules beside which they lie.
 Layers that only carry data around (runs, artifacts, manifests, command line, errors) are left out: changing how a
 run is reported must not make every result stale.
 """
@@ -31,12 +32,15 @@ _QUOTED = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 
 
 def code_digest(module: str) -> str:
-    """sha256 over the name and source of every module in the import closure of `module`.
+    """sha256 over the name and source of every module in the import closure of `module`, and the C sources beside them.
 
     Raises ModuleNotFoundError if `module` itself cannot be found.
     """
     digest = hashlib.sha256()
-    for name, path in sorted(import_closure(module).items()):
+    closure = import_closure(module)
+    for folder in {path.parent for path in closure.values()}:
+        closure.update({f"{folder.name}/{path.name}": path for path in folder.glob("*.[ch]")})
+    for name, path in sorted(closure.items()):
         digest.update(f"{name}\0".encode())
         digest.update(_file_digest(str(path), path.stat().st_mtime_ns))
     return digest.hexdigest()

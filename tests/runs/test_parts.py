@@ -62,6 +62,14 @@ def test_code_digest_changes_with_what_is_imported_and_only_that(package: Path) 
     assert code_digest("closurepack.a") != before
 
 
+@pytest.mark.parametrize("name", ["kernel.c", "kernel.h"])
+def test_code_digest_changes_with_the_c_sources_beside_what_is_imported(package: Path, name: str) -> None:
+    (package / "sub" / name).write_text("int one;")
+    before = code_digest("closurepack.a")
+    (package / "sub" / name).write_text("int two;")
+    assert code_digest("closurepack.a") != before
+
+
 def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
     closure = import_closure("nemotron_steps.steps.rl.rlhf")
     assert "nemotron_steps.engine.loss" in closure and "nemotron_steps.config.schema.rl" in closure
