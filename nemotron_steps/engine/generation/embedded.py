@@ -1,4 +1,4 @@
-"""The `embedded` generator: continuous batching in plain torch, on any device, with no server and no compiler.
+"""The `embedded` generator: continuous batching in this process, on any device, with no server.
 
     submit -> waiting members -> admitted (prefill, once a prompt) -> decoded one token a step -> Completion
 
@@ -62,7 +62,7 @@ class _Member:
 
 
 class EmbeddedGenerator:
-    """A `Generator` in plain torch.
+    """A `Generator` in plain torch, but for the decoding step: CUDA graphs, or a kernel in C for tiny models on CPU.
 
     Seeded samples do not depend on the batch, up to the rounding of matrix products of different sizes.
 

@@ -71,7 +71,6 @@ class NativeDecoder:
         self._scratch_of.argtypes = [c_void_p, c_int64, c_int64]
         self._scratch_of.restype = c_int64
         self._prefixes = (_Prefix * batch.max_rows)()
-        self._held: list[torch.Tensor] = []
         self._scratch = torch.zeros(0)
         self._loads = self._arrangement = self._allocation = -1
         self._longest_prefix = 0
