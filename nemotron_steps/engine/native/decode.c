@@ -7,9 +7,7 @@
  * Shapes: H hidden, F ffn, D head size, h key-value heads, R query heads for each, V vocabulary. Widths of buffers are
  * rounded up to whole panels.
  */
-#include "vectors.h"
-
-enum { PANEL = 32, PARTS = PANEL / LANES, BLOCK = 8, TILE = LANES == 16 ? 8 : 2 };
+#include "products.h"
 
 typedef struct {
     const float *input_norm, *qkv, *qkv_bias, *qk_norm, *output, *post_norm, *gate_up, *down;
@@ -41,49 +39,14 @@ typedef struct {
     float temperature; /* 0 is greedy */
 } Batch;
 
-INLINE int64_t padded(int64_t width) { return (width + PANEL - 1) / PANEL * PANEL; }
-
-/* out[TILE rows, PANEL] (+)= states[TILE rows, inputs] panel[inputs, PANEL] */
-INLINE void tile(const float *states, int64_t stride, const float *panel, int64_t inputs, float *out,
-                 int64_t out_stride, int add) {
-    vec sums[TILE][PARTS];
-#pragma GCC unroll 8
-    for (int r = 0; r < TILE; r++)
-#pragma GCC unroll 8
-        for (int p = 0; p < PARTS; p++) sums[r][p] = (vec){0};
-    for (int64_t k = 0; k < inputs; k++) {
-        vec weights[PARTS];
-#pragma GCC unroll 8
-        for (int p = 0; p < PARTS; p++) weights[p] = *(const vec *)(panel + k * PANEL + p * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < TILE; r++)
-#pragma GCC unroll 8
-            for (int p = 0; p < PARTS; p++) sums[r][p] += states[r * stride + k] * weights[p];
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < TILE; r++)
-#pragma GCC unroll 8
-        for (int p = 0; p < PARTS; p++) {
-            vec *into = (vec *)(out + r * out_stride + p * LANES);
-            if (add) *into += sums[r][p];
-            else *into = sums[r][p];
-        }
-}
-
-/* out[rows, outputs] (+)= states[rows, inputs] Wᵀ; rows are a multiple of BLOCK */
-static void product(const float *states, int64_t inputs, const float *panels, int64_t outputs, float *out,
-                    int64_t rows, int add) {
-    int64_t stride = padded(inputs), out_stride = padded(outputs);
-    for (int64_t n = 0; n < out_stride; n += PANEL)
-        for (int64_t r = 0; r < rows; r += TILE)
-            tile(states + r * stride, stride, panels + n * inputs, inputs, out + r * out_stride + n, out_stride, add);
+/* out[rows, outputs] (+)= states[rows, inputs] Wᵀ */
+static void linear(const float *states, int64_t inputs, const float *panels, int64_t outputs, float *out,
+                   int64_t rows, int add) {
+    product(rows_of(states, padded(inputs)), rows, inputs, packed(panels, inputs), outputs, out, padded(outputs), add);
 }
 
 INLINE void rms_norm(const float *states, const float *weight, float eps, int64_t width, float *out) {
-    float square = 0.0f;
-#pragma omp simd reduction(+ : square)
-    for (int64_t i = 0; i < width; i++) square += states[i] * states[i];
-    float inverse = 1.0f / sqrtf(square / (float)width + eps);
+    float inverse = inverse_rms(states, width, eps);
 #pragma omp simd
     for (int64_t i = 0; i < width; i++) out[i] = states[i] * inverse * weight[i];
 }
@@ -97,13 +60,6 @@ INLINE void turn(float *head, const float *norm, const float *rotation, float ep
         head[2 * i] = even * cosine - odd * sine;
         head[2 * i + 1] = even * sine + odd * cosine;
     }
-}
-
-INLINE float dot(const float *a, const float *b, int64_t dim) {
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < dim; i++) sum += a[i] * b[i];
-    return sum;
 }
 
 /* Scores of a query against `count` keys; returns the largest of them and `most`. */
@@ -222,7 +178,7 @@ int64_t decode_scratch(const Model *m, int64_t rows, int64_t keys) {
 
 /* Rows [first, last) of a step. */
 static void decode_rows(const Model *m, const Batch *b, int64_t first, int64_t last, float *scratch) {
-    int64_t count = last - first, rows = (count + BLOCK - 1) / BLOCK * BLOCK, hidden = padded(m->hidden);
+    int64_t count = last - first, rows = whole_blocks(count), hidden = padded(m->hidden);
     int64_t fused = m->heads * (m->queries + 2) * m->dim, attending = m->heads * m->queries * m->dim;
     float *x = scratch, *normed = x + rows * hidden, *qkv = normed + rows * hidden;
     float *attended = qkv + rows * padded(fused), *gate_up = attended + rows * padded(attending);
@@ -237,7 +193,7 @@ static void decode_rows(const Model *m, const Batch *b, int64_t first, int64_t l
         const Layer *layer = m->layers + l;
         for (int64_t r = 0; r < count; r++)
             rms_norm(x + r * hidden, layer->input_norm, m->eps, m->hidden, normed + r * hidden);
-        product(normed, m->hidden, layer->qkv, fused, qkv, rows, 0);
+        linear(normed, m->hidden, layer->qkv, fused, qkv, rows, 0);
         for (int64_t r = 0; r < count; r++) {
             float *mine = qkv + r * padded(fused);
             if (layer->qkv_bias)
@@ -245,21 +201,21 @@ static void decode_rows(const Model *m, const Batch *b, int64_t first, int64_t l
                 for (int64_t i = 0; i < fused; i++) mine[i] += layer->qkv_bias[i];
             attend(m, b, l, first + r, mine, attended + r * padded(attending), scores);
         }
-        product(attended, attending, layer->output, m->hidden, x, rows, 1);
+        linear(attended, attending, layer->output, m->hidden, x, rows, 1);
         for (int64_t r = 0; r < count; r++)
             rms_norm(x + r * hidden, layer->post_norm, m->eps, m->hidden, normed + r * hidden);
-        product(normed, m->hidden, layer->gate_up, 2 * m->ffn, gate_up, rows, 0);
+        linear(normed, m->hidden, layer->gate_up, 2 * m->ffn, gate_up, rows, 0);
         for (int64_t r = 0; r < count; r++) {
             const float *gate = gate_up + r * padded(2 * m->ffn), *up = gate + m->ffn;
             float *out = activated + r * padded(m->ffn);
 #pragma omp simd
             for (int64_t i = 0; i < m->ffn; i++) out[i] = gate[i] * sigmoid(gate[i]) * up[i];
         }
-        product(activated, m->ffn, layer->down, m->hidden, x, rows, 1);
+        linear(activated, m->ffn, layer->down, m->hidden, x, rows, 1);
     }
     for (int64_t r = 0; r < count; r++)
         rms_norm(x + r * hidden, m->final_norm, m->eps, m->hidden, normed + r * hidden);
-    product(normed, m->hidden, m->head, m->vocab, logits, rows, 0);
+    linear(normed, m->hidden, m->head, m->vocab, logits, rows, 0);
     for (int64_t r = 0; r < count; r++) draw(b, first + r, logits + r * padded(m->vocab), m->vocab);
 }
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from nemotron_steps.engine.dense import linear
 from nemotron_steps.engine.policy.attention_half import attention_half
 from nemotron_steps.engine.policy.context import to_heads, to_tokens
-from nemotron_steps.engine.policy.family_attention import family_attention
 from nemotron_steps.engine.policy.flash import flat_flash_attention
 from nemotron_steps.engine.policy.fused import split_heads
+from nemotron_steps.engine.policy.native_attention import native_attention, runs_natively
 from nemotron_steps.models.megatron_core import load_megatron_core
 
 load_megatron_core()
@@ -46,10 +46,6 @@ class FlatAttention(torch.nn.Module):
         """
         if query.is_cuda and query.dtype is not torch.float32:
             return flat_flash_attention(query, key, value, layout)
-        if query.device.type == "cpu" and query.dtype is torch.float32:
-            families = layout.families(key.shape[1], query.shape[1])
-            if families is not None:
-                return family_attention(query, key, value, families)
         whole, count = layout.whole, layout.whole_tokens
         # Split and not sliced: the gradient is then one concatenation, not a sum of tensors that are mostly zeros.
         sizes = [count, query.shape[0] - layout.padding - count, layout.padding]
@@ -98,6 +94,9 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         slots = self.num_attention_heads_per_partition // groups + 2
         scale = self._head_norm() if self.config.qk_layernorm else None
         grouped = mixed.view(mixed.shape[0], groups, slots, self.hidden_size_per_attention_head)
+        if self.config.context_parallel_size == 1 and runs_natively(grouped):
+            out = native_attention(grouped, scale, cos_sin, layout, self.config.layernorm_epsilon)
+            return row_linear(self.linear_proj, out[:, None])
         query, key, value = split_heads(grouped, scale, cos_sin, self.config.layernorm_epsilon)
         if self.config.context_parallel_size == 1:
             out = self.core_attention(query, key, value, layout)
@@ -111,10 +110,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         self, hidden: torch.Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: torch.Tensor
     ) -> torch.Tensor:
         """hidden + attention of its norm, on one rank, in float32 on CPU; shapes as in `forward`."""
-        families = None
-        if self.config.qk_layernorm and self.linear_qkv.bias is None and self.config.context_parallel_size == 1:
-            families = layout.families(self.num_query_groups_per_partition, self.num_attention_heads_per_partition)
-        if families is None:
+        if self.linear_qkv.bias is not None or self.config.context_parallel_size > 1 or not runs_natively(hidden):
             attended: torch.Tensor = self(norm(hidden), layout, cos_sin)
             return hidden + attended
         assert norm.eps is not None
@@ -122,10 +118,10 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             hidden,
             norm.weight,
             self.linear_qkv.weight,
-            self._head_norm(),
+            self._head_norm() if self.config.qk_layernorm else None,
             self.linear_proj.weight,
             cos_sin,
-            families,
+            layout,
             norm.eps,
         )
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.dense import outer_product, product
+from nemotron_steps.engine.policy.passes import swiglu, swiglu_backward, unit_rows, unit_rows_backward
 
 
 def feed_forward(
@@ -51,32 +51,21 @@ class _FeedForward(torch.autograd.Function):
         down_weight: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
-        rows = hidden.flatten(0, -2)
-        scale = torch.linalg.vecdot(rows, rows).div_(rows.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
-        unit = rows * scale
+        unit, scale = unit_rows(hidden.flatten(0, -2), eps)
         folded = up_weight * norm_weight
         gate_up = product(unit, folded)
-        gate, up = gate_up.chunk(2, dim=-1)
-        silu = F.silu(gate)
-        activated = silu * up
-        ctx.save_for_backward(unit, scale, gate_up, silu, activated, folded, norm_weight, up_weight, down_weight)
-        return product(activated, down_weight, plus=rows).view_as(hidden)
+        activated = swiglu(gate_up)
+        ctx.save_for_backward(unit, scale, gate_up, activated, folded, norm_weight, up_weight, down_weight)
+        return product(activated, down_weight, plus=hidden.flatten(0, -2)).view_as(hidden)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        unit, scale, gate_up, silu, activated, folded, norm_weight, up_weight, down_weight = ctx.saved_tensors
+        unit, scale, gate_up, activated, folded, norm_weight, up_weight, down_weight = ctx.saved_tensors
         grad = grad_result.reshape(unit.shape)
         grad_down = outer_product(grad, activated)
-        grad_activated = product(grad, down_weight.t())
-        gate, up = gate_up.chunk(2, dim=-1)
-        grad_gate_up = torch.empty_like(gate_up)
-        grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
-        torch.mul(grad_activated, silu, out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grad_activated.mul_(up), gate, grad_input=grad_gate)
+        grad_gate_up = swiglu_backward(gate_up, product(grad, down_weight.t()))
         grad_folded = outer_product(grad_gate_up, unit)
         grad_norm = torch.linalg.vecdot(grad_folded, up_weight, dim=0)
-        grad_unit = product(grad_gate_up, folded.t())
-        along = torch.linalg.vecdot(grad_unit, unit).div_(-unit.shape[1]).unsqueeze(-1)
-        grad_hidden = grad_unit.addcmul_(unit, along).mul_(scale).add_(grad).view_as(grad_result)
-        return grad_hidden, grad_norm, grad_folded.mul_(norm_weight), grad_down, None
+        grad_hidden = unit_rows_backward(product(grad_gate_up, folded.t()), unit, scale, plus=grad)
+        return grad_hidden.view_as(grad_result), grad_norm, grad_folded.mul_(norm_weight), grad_down, None

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nemotron_steps.engine.policy.family_attention import Families
 from nemotron_steps.engine.types import TrainBatch
 
 Ints = npt.NDArray[np.int64]
@@ -68,11 +67,13 @@ class RowSpans:
     suffix: Spans | None
     family: Spans | None
     """All suffixes of one prompt, run by run in the order of `prompt`."""
+    first_suffix: torch.Tensor
+    """int64 [whole rows + 1], where the suffixes of each whole row begin among all; on CPU."""
 
     def to(self, device: torch.device) -> RowSpans:
         """The same on another device."""
         prompt, suffix, family = (s and s.to(device) for s in (self.prompt, self.suffix, self.family))
-        return RowSpans(self.whole.to(device), prompt, self.prompt_tokens, suffix, family)
+        return RowSpans(self.whole.to(device), prompt, self.prompt_tokens, suffix, family, self.first_suffix)
 
 
 @dataclass
@@ -104,7 +105,6 @@ class TokenLayout:
     """(n, W)"""
     spans: RowSpans
     _mask: torch.Tensor | None = field(default=None, repr=False)
-    _families: Families | None = field(default=None, repr=False)
 
     @property
     def mask(self) -> torch.Tensor:
@@ -113,12 +113,6 @@ class TokenLayout:
             assert self.suffix is not None and self.parent is not None
             self._mask = _suffix_mask(self.whole, self.suffix, self.parent)
         return self._mask
-
-    def families(self, kv_heads: int, heads: int) -> Families | None:
-        """The layout as products of family_attention.py take it; None where it does not fit. On CPU."""
-        if self._families is None:
-            self._families = Families.of(self, kv_heads, heads)
-        return self._families
 
     def to(self, device: torch.device) -> TokenLayout:
         """The same on another device."""
@@ -177,6 +171,7 @@ def build_layout(
     whole_starts = _starts(whole_lengths)
     total_whole = int(whole_lengths.sum())
     suffix_rows = np.asarray(sorted(parent_of, key=lambda row: (parent_of[row], row)), dtype=np.int64)
+    suffix_parents = np.asarray([parent_of[row] for row in suffix_rows], dtype=np.int64)
     suffix_lengths = lengths[suffix_rows] - prompt[suffix_rows]
     suffix_starts = total_whole + _starts(suffix_lengths)
     total = total_whole + int(suffix_lengths.sum())
@@ -185,7 +180,7 @@ def build_layout(
     head, tail, split = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64), lengths.copy()
     head[alone] = whole_starts[len(parents) :]
     if len(suffix_rows):
-        head[suffix_rows] = whole_starts[[parent_of[row] for row in suffix_rows]]
+        head[suffix_rows] = whole_starts[suffix_parents]
         split[suffix_rows] = prompt[suffix_rows]
         tail[suffix_rows] = suffix_starts - prompt[suffix_rows]
     for row, carried_by in carrier.items():
@@ -201,10 +196,12 @@ def build_layout(
     )
     padding = -total % divisible_by
     flat_ids = np.pad(ids[cell_row, positions], (0, padding))
-    members = _uniform_members([parent_of[row] for row in suffix_rows], len(parents), len(alone))
+    members = _uniform_members(suffix_parents.tolist(), len(parents), len(alone))
     whole = _grid(whole_lengths)
     suffix = _grid(suffix_lengths) if len(suffix_rows) else None
-    parent = torch.tensor([parent_of[row] for row in suffix_rows]) if len(suffix_rows) else None
+    parent = torch.from_numpy(suffix_parents) if len(suffix_rows) else None
+    first_suffix = np.zeros(len(whole_rows) + 1, np.int64)
+    np.cumsum(np.bincount(suffix_parents, minlength=len(whole_rows)), out=first_suffix[1:])
     return TokenLayout(
         token_ids=torch.from_numpy(flat_ids),
         positions=torch.from_numpy(np.pad(positions, (0, padding))),
@@ -223,7 +220,8 @@ def build_layout(
             prompt=_spans(whole_lengths[: len(parents)]) if parents else None,
             prompt_tokens=int(whole_lengths[: len(parents)].sum()),
             suffix=_spans(suffix_lengths) if parents else None,
-            family=_spans(np.bincount([parent_of[row] for row in suffix_rows], suffix_lengths)) if parents else None,
+            family=_spans(np.bincount(suffix_parents, suffix_lengths)) if parents else None,
+            first_suffix=torch.from_numpy(first_suffix),
         ),
     )
 
