@@ -7,7 +7,6 @@ import torch
 from embedded_models import FAMILIES, random_model
 
 from nemotron_steps.engine.generation.embedded_batch import DecodeBatch, NewRow
-from nemotron_steps.engine.generation.embedded_decode import decode_step, scripted_step
 from nemotron_steps.engine.generation.embedded_model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded_prefix import PrefixCache
 from nemotron_steps.errors import EngineError, UnsupportedError
@@ -39,27 +38,6 @@ def test_prefill_and_decode_logits_match_transformers(family: str, share: bool) 
             tokens, positions = batch.newest()
             logits = model.decode(tokens, positions, batch.decode_view())
             batch.column += 1
-
-
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_decode_step_in_torchscript_is_bit_for_bit_the_one_in_python(family: str, share: bool) -> None:
-    reference, architecture = random_model(family)
-    prompts = [(5, 6, 7), tuple(range(10, 19))]
-    stepped = []
-    for step in (decode_step, scripted_step()):
-        with torch.inference_mode():
-            model = EmbeddedModel(architecture, max_positions=32, device=torch.device("cpu"), dtype=torch.float32)
-            model.load(reference.state_dict().items())
-            batch = DecodeBatch(model, 2, 32)
-            computed = PrefixCache(model, 32).compute(prompts)
-            batch.make_room(9)
-            batch.add([NewRow(computed[p], computed[p] if share else None, 0, 0) for p in prompts])
-            batch.tokens[:2, batch.column] = torch.tensor([3, 4])
-            logits = step(*batch.newest(), model.weights, model.layers, batch.decode_view())
-            stepped.append([logits, batch.keys, batch.values])
-    for eager, scripted in zip(*stepped, strict=True):
-        assert torch.equal(eager, scripted)
 
 
 def test_load_refuses_wrong_weights() -> None:

@@ -1,21 +1,19 @@
-"""One decoding step of a dense model, as functions that TorchScript can run without Python.
+"""One decoding step of a dense model, operator by operator: any device, any type, any way of sampling.
 
-A step of a tiny model on CPU is two hundred calls of a few microseconds, a quarter of which is Python
-(docs/decisions/embedded-generator.md). On CUDA and in 16 bits they run as they are.
-
-Not for: what a weight is called (embedded_model.py), CUDA graphs (`EmbeddedModel.decode_fused`).
+Not for: what a weight is called (embedded_model.py), the faster steps of CUDA (embedded_graph.py) and of small models
+on CPU (embedded_native.py).
 
 Shapes: B rows, H hidden, D head size, R query heads per key-value head; a lane is a row's key-value head.
 """
 
-# No postponed annotations: TorchScript reads them.
-import warnings
-from collections.abc import Callable
-from functools import cache
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+
+from nemotron_steps.engine.dense import product
 
 
 class PrefixView(NamedTuple):
@@ -83,8 +81,6 @@ class ModelWeights(NamedTuple):
     """The same"""
     queries: int
     """R"""
-    onednn: bool
-    """Whether products are oneDNN's (engine/dense.py)"""
 
 
 def decode_step(
@@ -112,7 +108,7 @@ def decode_step(
     for i, layer in enumerate(layers):
         keys = cache.keys[i].narrow(0, 0, rows).flatten(0, 1)
         values = cache.values[i].narrow(0, 0, rows).flatten(0, 1)
-        qkv = product(norm(x, layer.input_norm, model), layer.qkv, model.onednn)
+        qkv = product(norm(x, layer.input_norm, model), layer.qkv)
         qkv_bias = layer.qkv_bias
         if qkv_bias is not None:
             qkv = qkv.add_(qkv_bias)
@@ -124,7 +120,7 @@ def decode_step(
         keys, values = keys.narrow(1, cache.first, window).transpose(1, 2), values.narrow(1, cache.first, window)
         attended = _attend(rotated, keys, values, cache.bias, cache.prefix, i)
         x = finish_layer(layer, x, attended.view(rows, -1), model)
-    return product(norm(x, model.final_norm, model), model.head, model.onednn)
+    return product(norm(x, model.final_norm, model), model.head)
 
 
 def rotate(qk: torch.Tensor, qk_norm: torch.Tensor | None, rotation: torch.Tensor, model: ModelWeights) -> torch.Tensor:
@@ -137,10 +133,10 @@ def rotate(qk: torch.Tensor, qk_norm: torch.Tensor | None, rotation: torch.Tenso
 
 def finish_layer(layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, model: ModelWeights) -> torch.Tensor:
     """x [B, H] with output projection and MLP added."""
-    x = add_product(attended, layer.output, x, model.onednn)
-    gate_up = product(norm(x, layer.post_norm, model), layer.gate_up, model.onednn)
+    x = product(attended, layer.output, plus=x)
+    gate_up = product(norm(x, layer.post_norm, model), layer.gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    return add_product(F.silu(gate).mul_(up), layer.down, x, model.onednn)
+    return product(F.silu(gate).mul_(up), layer.down, plus=x)
 
 
 def _attend(
@@ -198,41 +194,3 @@ def norm(x: torch.Tensor, weight: torch.Tensor, model: ModelWeights) -> torch.Te
     length = torch.linalg.vector_norm(x, 2.0, [-1], True)
     inverse = torch.addcmul(model.epsilon, length, length, value=1.0 / x.size(-1)).rsqrt_()
     return (x * inverse).mul_(weight)
-
-
-def product(states: torch.Tensor, weight: torch.Tensor, onednn: bool) -> torch.Tensor:
-    """states Wᵀ."""
-    if onednn:
-        return torch.ops.mkldnn._linear_pointwise(states, weight, None, "none", [], "")  # type: ignore[no-any-return]
-    return F.linear(states, weight)
-
-
-def add_product(states: torch.Tensor, weight: torch.Tensor, plus: torch.Tensor, onednn: bool) -> torch.Tensor:
-    """plus + states Wᵀ."""
-    if onednn:
-        return torch.ops.mkldnn._linear_pointwise(states, plus, weight, None, "add")  # type: ignore[no-any-return]
-    return torch.addmm(plus, states, weight.t())
-
-
-Step = Callable[[torch.Tensor, torch.Tensor, ModelWeights, list[LayerWeights], CacheView], torch.Tensor]
-
-
-@cache
-def scripted_step() -> Step:
-    """decode_step in TorchScript."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        script: Step = torch.jit.script(decode_step)
-
-    def step(
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        model: ModelWeights,
-        layers: list[LayerWeights],
-        cache: CacheView,
-    ) -> torch.Tensor:
-        # Specialising to shapes is for nothing: the window grows at every step.
-        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            return script(tokens, positions, model, layers, cache)
-
-    return step

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.dense import uses_onednn
+from nemotron_steps.engine.dense import product
 from nemotron_steps.engine.generation.embedded_decode import (
     CacheView,
     LayerWeights,
@@ -30,9 +30,7 @@ from nemotron_steps.engine.generation.embedded_decode import (
     decode_step,
     finish_layer,
     norm,
-    product,
     rotate,
-    scripted_step,
 )
 from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
@@ -124,9 +122,7 @@ class EmbeddedModel:
             epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
             eps=a.norm_eps,
             queries=self.queries_per_lane,
-            onednn=uses_onednn(device, dtype),
         )
-        self._step = scripted_step() if self.weights.onednn else decode_step
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Copy a complete set of Hugging Face-named weights in place; return the bytes received.
@@ -220,7 +216,7 @@ class EmbeddedModel:
         Returns:
             Logits [B, vocabulary] in the model's dtype.
         """
-        return self._step(tokens, positions, self.weights, self.layers, cache)
+        return decode_step(tokens, positions, self.weights, self.layers, cache)
 
     def decode_fused(
         self,
@@ -289,7 +285,7 @@ class EmbeddedModel:
         x = self._embedding[tokens.to(self.device).view(-1)]
         last_layer = self.layers[-1]
         for layer, layer_keys, layer_values in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
-            flat = product(norm(x, layer.input_norm, model), layer.qkv, model.onednn)
+            flat = product(norm(x, layer.input_norm, model), layer.qkv)
             if layer.qkv_bias is not None:
                 flat.add_(layer.qkv_bias)
             qkv = flat.view(rows, length, a.num_key_value_heads, queries + 2, a.head_dim)
@@ -307,4 +303,4 @@ class EmbeddedModel:
                 enable_gqa=queries > 1,
             )
             x = finish_layer(layer, x, attended.transpose(1, 2).reshape(x.shape[0], -1), model)
-        return product(norm(x, self._final_norm, model), self._head, model.onednn).float()
+        return product(norm(x, self._final_norm, model), self._head).float()
