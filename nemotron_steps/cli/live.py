@@ -181,6 +181,9 @@ class BarDisplay:
         mark = self._terminal.style("▲", "yellow")
         self._say(f"  {mark} {record['step'].ljust(self._width)}  {printable(text)}")
 
+    def _on_warning(self, record: Record) -> None:
+        self._say(f"  {self._terminal.style('▲', 'yellow')} {printable(record['text'])}")
+
     def _finish(self, step: str, took: str, numbers: str) -> None:
         self._remove(step)
         mark = self._terminal.style("✓", "green")
@@ -206,6 +209,8 @@ def _line(record: Record) -> str | None:
         total = record["total"]
         count = f" {number(record['completed'])}/{number(total)}" if total else ""
         return f"[{record['step']}] {record['description']}{count}"
+    if record["kind"] == "warning":
+        return f"▲ {record['text']}"
     if record["kind"] == "metrics":
         numbers = headline(record["values"])
         if numbers:

@@ -9,6 +9,7 @@ Kinds of records the runner reports, beside those a step causes (see tracker):
     step_finished  outputs, seconds
     step_failed    error (StepsError.to_dict)
     hint           text, overrides, because, skill, failure (whether it is about a failure)
+    warning        text: logged by this package; log.txt has it from the logging
     run_finished   status, seconds, ran, cached, report
 
 The order in which things become durable is what makes a kill harmless: outputs are filled in the work folder, then

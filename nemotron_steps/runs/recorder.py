@@ -79,14 +79,19 @@ class Recorder:
 
     @contextmanager
     def capture_logging(self) -> Iterator[None]:
-        """Python's logging also goes to log.txt: this package's from INFO, others' from WARNING."""
+        """Python's logging also goes to log.txt: this package's from INFO, others' from WARNING.
+
+        This package's warnings are records as well, so that they are seen.
+        """
         root, own = logging.getLogger(), logging.getLogger("nemotron_steps")
-        level = own.level
+        level, warnings = own.level, _Warnings(self.run)
         own.setLevel(logging.INFO if level == logging.NOTSET else min(level, logging.INFO))
         root.addHandler(self._log)
+        own.addHandler(warnings)
         try:
             yield
         finally:
+            own.removeHandler(warnings)
             root.removeHandler(self._log)
             own.setLevel(level)
 
@@ -110,6 +115,18 @@ class Recorder:
             self._log(record)
         for listener in self._listeners:
             listener(record)
+
+
+class _Warnings(logging.Handler):
+    """Makes records of what is logged."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(logging.WARNING)
+        self._tracker = tracker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Report a message."""
+        self._tracker.record("warning", text=record.getMessage())
 
 
 def report_unwritable(error: BaseException, folder: Path) -> None:

@@ -46,6 +46,10 @@ def test_a_signal_is_a_sentence_that_says_each_number_once():
     assert lines == ["[toy] signal kl_spike at step 6: KL is 2"]
 
 
+def test_a_warning_is_shown_as_it_is():
+    assert _lines([{"kind": "warning", "text": "slow; hint: faster", "step": ""}]) == ["▲ slow; hint: faster"]
+
+
 def test_samples_and_progress_do_not_flood():
     progress = [{"kind": "progress", "description": "reading", "completed": i, "total": 10} for i in range(10)]
     lines = _lines([{"kind": "sample", "sample": {"response": "x"}}, *progress])
@@ -80,6 +84,7 @@ def test_a_terminal_gets_bars_and_is_left_tidy(workplace):
     assert re.search(r"2/3 reward 0.6667", plain)
     assert "▲ toy/train  reward_saturated" in plain
     assert re.search(r"✓ toy/train\s+\d", plain)
+    assert plain.count("▲ this toy is small; hint: steps list") == 1
     assert "0.25 → 0.75" in plain
     # The cursor is shown again after the bars are gone.
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,29 @@ def test_every_step_of_a_run_knows_when_the_run_began(store: ArtifactStore, monk
     before = time.monotonic()
     run(store, make={"delay": 0.01})
     assert len(begun) == 2 and len(set(begun)) == 1 and before <= begun[0] < time.monotonic() - 0.2
+
+
+def test_warnings_of_this_package_are_records_and_once_in_the_log(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = runner_toy_steps.make
+
+    def warning(context: Any) -> None:
+        for name in ("nemotron_steps.engine", "library"):
+            logging.getLogger(name).warning("%s of %s", context.config.api_key, name)
+        logging.getLogger("nemotron_steps.engine").info("by the way")
+        make(context)
+
+    monkeypatch.setattr(runner_toy_steps, "make", warning)
+    records: Records = []
+    result = run(store, records, make={"api_key": "a-credential"})
+    (said,) = [record for record in records if record["kind"] == "warning"]
+    assert said["text"] == "*** of nemotron_steps.engine" and said["step"] == ""
+    assert said["text"] in [event.get("text") for event in read_events(store, result.id, "events")]
+    log = (result.folder / "log.txt").read_text()
+    assert log.count("of nemotron_steps.engine") == log.count("of library") == log.count("by the way") == 1
+    logging.getLogger("nemotron_steps.engine").warning("after the run")
+    assert "after the run" not in (result.folder / "log.txt").read_text()
 
 
 def test_second_run_is_a_no_op_that_says_so(store: ArtifactStore) -> None:

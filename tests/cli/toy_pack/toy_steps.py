@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import Any, Literal
 
@@ -53,6 +54,7 @@ def make(context: StepContext[MakeConfig]) -> None:
 
 def train(context: StepContext[TrainConfig]) -> None:
     config = context.config
+    logging.getLogger("nemotron_steps.toy").warning("this toy is small; hint: steps list")
     rows = context.inputs["rows"].require_jsonl().read_text().splitlines()
     for step in range(1, config.steps + 1):
         time.sleep(config.seconds_per_step)
