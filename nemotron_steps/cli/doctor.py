@@ -6,6 +6,7 @@ its own. Exit code 0 when nothing needed is missing, 1 otherwise.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -148,6 +149,7 @@ def _torch() -> Finding:
 
 def _programs() -> Iterator[Finding]:
     yield _sandbox()
+    yield _compiler()
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         yield Finding("slurm", ABSENT, "no sbatch", 'needed only for profiles with executor = "slurm"')
@@ -177,6 +179,23 @@ def _sandbox() -> Finding:
     except StepsError as error:
         return Finding("bubblewrap", WARNING, f"{error.what}: {error.found or ''}".rstrip(": "), "\n".join(error.hints))
     return Finding("bubblewrap", OK, "the sandbox holds")
+
+
+def _compiler() -> Finding:
+    from nemotron_steps.engine.native.compiler import INSTALL, build, find_compiler, kernel_folder
+    from nemotron_steps.errors import UnsupportedError
+
+    command, name = find_compiler(), "C compiler"
+    if command is None:
+        return Finding(name, ABSENT, "none: training and generation on CPU take longer", INSTALL)
+    try:
+        build(command, kernel_folder())
+    except UnsupportedError as error:
+        return Finding(name, WARNING, f"{error.what}: {error.found}", "\n".join(error.hints))
+    except OSError as error:
+        detail = f"kernels for CPU are compiled anew at every start: {error}"
+        return Finding(name, WARNING, detail, "export XDG_CACHE_HOME=DIR")
+    return Finding(name, OK, f"{shlex.join(command)}, kernels for CPU are compiled")
 
 
 def _home(bench: Workbench) -> Iterator[Finding]:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from nemotron_steps.cli.main import steps
 
 
@@ -12,7 +14,9 @@ def test_doctor_looks_at_everything(cli, workplace):
     findings = {finding["name"]: finding for finding in result.json}
     assert result.code == 0, findings
     assert findings["torch"]["state"] == "ok"
-    assert {"python", "megatron-core", "ray", "vllm", "bubblewrap", "slurm", "home", "disk"} <= set(findings)
+    assert {"python", "megatron-core", "ray", "vllm", "bubblewrap", "C compiler", "slurm", "home", "disk"} <= set(
+        findings
+    )
     assert findings["toy_pack"]["detail"].startswith("4 steps")
     for finding in findings.values():
         assert finding["state"] == "ok" or finding["fix"] or finding["detail"], finding
@@ -30,6 +34,47 @@ def test_doctor_finds_what_is_wrong(cli, workplace, monkeypatch):
     assert "unknown key 'nodez' in [here]" in result.out
     assert "✗ home" in result.out
     assert "3 to fix" in result.out
+
+
+def compiler_finding(cli):
+    result = cli("doctor", "--json")
+    (finding,) = [finding for finding in result.json if finding["name"] == "C compiler"]
+    return result.code, finding
+
+
+@pytest.fixture
+def one_kernel(tmp_path, monkeypatch):
+    """A C file that takes no time, and nothing else to look at."""
+    monkeypatch.setattr("nemotron_steps.cli.doctor._software", lambda: iter(()))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "one.c").write_text("int one(void) { return 1; }\n")
+    monkeypatch.setattr("nemotron_steps.engine.native.compiler._SOURCES", tmp_path / "kernels")
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path / "kernels" / "one.c"
+
+
+@pytest.mark.compiler
+def test_doctor_compiles_the_kernels(cli, workplace, one_kernel):
+    code, finding = compiler_finding(cli)
+    assert (code, finding["state"]) == (0, "ok")
+    assert len(list((workplace.parent / "cache" / "nemotron_steps" / "kernels").iterdir())) == 1
+
+
+@pytest.mark.compiler
+def test_doctor_says_what_keeps_kernels_from_being_compiled(cli, workplace, one_kernel, monkeypatch):
+    one_kernel.write_text('#include "nothing.h"\n')
+    code, finding = compiler_finding(cli)
+    assert (code, finding["state"], finding["fix"]) == (0, "warning", "apt-get install gcc libc6-dev")
+    assert "nothing.h" in finding["detail"]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    code, finding = compiler_finding(cli)
+    assert (code, finding["state"], finding["fix"]) == (0, "warning", "export XDG_CACHE_HOME=DIR")
+
+
+def test_doctor_does_well_without_a_compiler(cli, workplace, one_kernel, monkeypatch):
+    monkeypatch.setenv("PATH", str(workplace))
+    code, finding = compiler_finding(cli)
+    assert (code, finding["state"], finding["fix"]) == (0, "absent", "apt-get install gcc libc6-dev")
 
 
 def test_a_new_step_works_as_it_is(cli, workplace, monkeypatch):
