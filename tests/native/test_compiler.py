@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ SOURCES = {
     "half.c": '#include "answer.h"\nint half(void) { return ANSWER / 2; }\n',
 }
 GCC = shutil.which("gcc") or ""
+KERNELS = Path(compiler.__file__).parent
 
 pytestmark = pytest.mark.compiler
 
@@ -79,6 +81,16 @@ def test_all_files_are_one_library_kept_where_caches_are(folder: Path, caplog: p
     assert kernels.half() == 21
     assert [path.suffix for path in folder.iterdir()] == [".so"]
     assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("source", sorted(KERNELS.glob("*.c")), ids=lambda path: path.name)
+@pytest.mark.parametrize("machine", ["native", "x86-64", "haswell", "skylake-avx512"])
+def test_the_kernels_compile_without_a_warning(source: Path, machine: str) -> None:
+    if machine != "native" and platform.machine() != "x86_64":
+        pytest.skip("a machine of another kind")
+    flags = [flag for flag in compiler._FLAGS if not flag.startswith(("-march", "-O"))]
+    checks = [f"-march={machine}", "-O1", "-Werror", "-c", "-o", "/dev/null"]
+    subprocess.run([GCC, *flags, *checks, str(source)], check=True)
 
 
 def test_without_a_compiler_there_are_no_kernels_and_it_is_said_once(

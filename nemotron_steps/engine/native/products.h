@@ -56,8 +56,8 @@ INLINE void tile(Strided left, const float *panel, int64_t panel_row, int64_t in
 
 /* out[rows, outputs] (+)= left[rows, inner] right[inner, outputs]. Rows are rounded up to whole blocks and outputs to
  * whole panels: left must be readable and out writable there. Every sum runs in the order of `inner`. */
-static void product(Strided left, int64_t rows, int64_t inner, Panels right, int64_t outputs, float *out,
-                    int64_t out_row, int add) {
+static __attribute__((unused)) void product(Strided left, int64_t rows, int64_t inner, Panels right, int64_t outputs,
+                                            float *out, int64_t out_row, int add) {
     for (int64_t n = 0; n * PANEL < outputs; n++)
         for (int64_t r = 0; r < rows; r += TILE) {
             Strided part = {left.data + r * left.row, left.row, left.column};
