@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+KERNELS = Path("nemotron_steps", "engine", "native")
+SOURCES = sorted(path.name for path in (ROOT / KERNELS).glob("*.[ch]"))
 
 
 def test_list_shows_the_built_in_steps_from_the_wheel(steps) -> None:
@@ -34,3 +38,17 @@ def test_the_second_command_works_too(commands: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "rl/nemo_rl/rlhf" in done.stdout
+
+
+def test_the_sources_of_the_kernels_are_in_the_wheel(commands: Path) -> None:
+    (installed,) = (commands.parent / "lib").glob(f"python*/site-packages/{KERNELS}")
+    assert sorted(path.name for path in installed.glob("*.[ch]")) == SOURCES != []
+
+
+def test_the_sources_of_the_kernels_are_in_the_sdist(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        inside = [Path(*Path(name).parts[1:]) for name in packed.getnames()]
+    assert sorted(path.name for path in inside if path.parent == KERNELS and path.suffix in (".c", ".h")) == SOURCES
