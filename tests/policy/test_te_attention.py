@@ -40,7 +40,7 @@ def test_output_and_gradients_are_as_near_to_float32_as_those_of_torch(layout, h
 
 @pytest.mark.skipif(not _installed(), reason="needs CUDA and Transformer Engine")
 def test_it_is_used_without_being_asked_for(monkeypatch):
-    layout = attention_on_gpu.layout_of("loners")
+    layout = attention_on_gpu.timing_layout(2, 2, 64, 4096).to(torch.device("cuda"))
     tensors = attention_on_gpu.tensors_of(layout, attention_on_gpu.HEADS[0], torch.bfloat16)
     called = []
     forward = te_attention.forward
@@ -70,7 +70,8 @@ def test_a_broken_transformer_engine_is_named_once_and_left_alone(error, tmp_pat
 
 def test_the_policy_can_be_imported_beside_a_broken_transformer_engine(tmp_path):
     root = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(broken_package(tmp_path, "OSError('undefined symbol')")), str(root)])
+    broken = broken_package(tmp_path, "OSError('undefined symbol')")
+    paths = os.pathsep.join([str(broken), str(root), os.environ.get("PYTHONPATH", "")])
     program = "from nemotron_steps.engine.policy import megatron; print(megatron.MegatronPolicy.__name__)"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -80,6 +81,17 @@ def test_the_policy_can_be_imported_beside_a_broken_transformer_engine(tmp_path)
         timeout=120,
     )
     assert done.stdout == "MegatronPolicy\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("groups", "members", "length", "taken"),
+    [(4, 8, 1100, True), (4, 8, 300, False), (1, 513, 600, False), (1, 512, 600, True), (1, 2, 8, False)],
+)
+def test_it_is_taken_for_long_work_in_no_more_runs_than_it_has_plans_for(groups, members, length, taken, monkeypatch):
+    monkeypatch.setattr(te_attention, "_works", lambda *_: True)
+    layout = attention_on_gpu.timing_layout(groups, members, 4, length)
+    query, key = (torch.empty(len(layout.token_ids), heads, 128, device="meta") for heads in (16, 8))
+    assert te_attention.takes(query, key, layout.spans) is taken
 
 
 def test_lengths_a_little_apart_share_a_plan():
