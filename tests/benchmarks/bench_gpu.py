@@ -53,7 +53,7 @@ def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOK
                 "backend": backend,
                 "max_new_tokens": new_tokens,
                 "max_sequences": batch,
-                "vllm_cfg": {"gpu_memory_utilization": 0.25, "max_num_seqs": batch},
+                "vllm_cfg": {"gpu_memory_utilization": 0.15, "max_num_seqs": batch},
             },
         },
         "data": {"train": {"data_path": str(folder / "train.jsonl")}},
