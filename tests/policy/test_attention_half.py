@@ -22,6 +22,7 @@ def pieces(hidden, norm, qkv, head_norm, out, cos_sin, layout):
     return hidden + linear(attended.view(*hidden.shape[:-1], -1), out)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("prompts", [((20, 3), (33, 3)), ((20, 4), (7, 1), (20, 2))])
 @pytest.mark.parametrize(
     ("groups", "queries", "divisible_by", "normed"), [(2, 2, 1, True), (2, 1, 64, True), (1, 3, 8, False)]

@@ -11,6 +11,8 @@ from nemotron_steps.engine.policy.layout import TokenLayout, build_layout
 from nemotron_steps.engine.policy.native_attention import attend, attend_backward, native_attention
 from tests.policy.batches import grouped_batch
 
+pytestmark = pytest.mark.compiler
+
 EPS = 1e-6
 LAYOUTS = {
     "families": ((20, 3), (33, 3)),
