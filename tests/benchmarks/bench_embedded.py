@@ -130,13 +130,13 @@ def main() -> None:
         engines = {"embedded": embedded(folder), "transformers": transformers_generate(folder)}
         if options.vllm:
             engines["vllm"] = vllm(folder)
-        torch.set_num_threads(options.threads)  # last: vLLM sets its own
         results: dict[str, dict[str, dict[str, float]]] = {}
         for load, batch in batches.items():
             times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
             tokens: dict[str, int] = {}
             for _ in range(options.repeats):
                 for name, run in engines.items():
+                    torch.set_num_threads(options.threads)  # each time: vLLM sets its own
                     wall, cpu = time.perf_counter(), time.process_time()
                     tokens[name] = run(load, batch)
                     times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
