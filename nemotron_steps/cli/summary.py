@@ -87,14 +87,15 @@ def _show_hints(result: RunResult, terminal: Terminal) -> None:
 
 def _show_places(result: RunResult, goals: list[StepResult], terminal: Terminal) -> None:
     rows = [(port, artifact.ref, artifact.path) for step in goals for port, artifact in step.outputs.items()]
-    width = max([len(port) for port, _, _ in rows] + [len("report")])
+    label = "run's report"  # an evaluation produces a `report` of its own
+    width = max([len(port) for port, _, _ in rows] + [len(label)])
     terminal.print()
     for port, ref, path in rows:
         terminal.print(f"  {terminal.style(port.ljust(width), 'dim')}  {ref}")
         terminal.print(f"  {' ' * width}  {terminal.style(shown_path(path), 'dim')}")
     report = result.folder / "report.html"
     if report.is_file():
-        terminal.print(f"  {terminal.style('report'.ljust(width), 'dim')}  {shown_path(report)}")
+        terminal.print(f"  {terminal.style(label.ljust(width), 'dim')}  {shown_path(report)}")
     terminal.print(f"  {terminal.style('run'.ljust(width), 'dim')}  {result.id}")
 
 
