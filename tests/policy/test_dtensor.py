@@ -8,8 +8,8 @@ import torch
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, EngineError, NonFiniteLossError, UnsupportedError
-from tests.models.checkpoints import write_checkpoint
-from tests.policy.batches import grouped_batch, policy_config, rl_loss
+from tests.models.checkpoints import SIZES, write_checkpoint, write_tokenizer
+from tests.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2_tied", "llama_rope_scaling", "qwen3_moe"])
@@ -88,4 +88,45 @@ def test_nan_stops_before_the_update(qwen3_folder, batch):
 def test_dropout_is_refused(tmp_path):
     write_checkpoint("qwen3", tmp_path, attention_dropout=0.1)
     with pytest.raises(UnsupportedError, match="dropout"):
+        DTensorPolicy(policy_config(), tmp_path, rl_loss())
+
+
+def write_family(folder, model_type, **changes):
+    """A random model of a family that has no Megatron mapping."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {**SIZES, "bos_token_id": 1, "eos_token_id": 2, **changes}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [("cohere", {"logit_scale": 0.5}), ("granite", {"logits_scaling": 4.0}), ("gemma3_text", {}), ("olmo2", {})],
+)
+def test_logprobs_are_those_of_the_model_where_it_scales_its_logits(model_type, changes, tmp_path, batch):
+    model = write_family(tmp_path, model_type, **changes)
+    policy = DTensorPolicy(policy_config(), tmp_path, rl_loss())
+    with torch.no_grad():
+        torch.testing.assert_close(policy.logprobs(batch), hf_token_logprobs(model, batch), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("gemma2", {"final_logit_softcapping": 2.0}),
+        ("gemma2", {"final_logit_softcapping": 1e4}),
+        ("phi", {}),
+    ],
+    ids=str,
+)
+def test_a_model_whose_logits_would_be_computed_wrongly_is_refused(model_type, changes, tmp_path):
+    write_family(tmp_path, model_type, **changes)
+    with pytest.raises(UnsupportedError, match="output layer"):
         DTensorPolicy(policy_config(), tmp_path, rl_loss())

@@ -21,7 +21,8 @@ class LogprobModel(torch.nn.Module):
 
     def __init__(self, hf: Any, *, chunk: int, temperature: float) -> None:
         super().__init__()
-        self.hf, self.chunk, self.temperature = hf, chunk, temperature
+        self.hf, self.chunk = hf, chunk
+        self.temperature = temperature / logit_factor(hf.config)
 
     def layers(self) -> list[torch.nn.Module]:
         """The decoder layers, in order."""
@@ -47,7 +48,7 @@ class LogprobModel(torch.nn.Module):
 
 
 def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
-    """A float32 causal LM on CPU. UnsupportedError when it has dropout or an unusual shape."""
+    """A float32 causal LM on CPU. UnsupportedError when it has dropout, or an unusual shape or output layer."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -55,7 +56,8 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
     hf: Any = AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True
     )
-    dropouts = {name: value for name, value in hf.config.to_dict().items() if "dropout" in name and value}
+    noise = ("dropout", "pdrop", "jitter")
+    dropouts = {k: v for k, v in hf.config.to_dict().items() if any(kind in k for kind in noise) and v}
     if dropouts:
         raise UnsupportedError(
             "a policy with dropout has no well-defined logprobs",
@@ -71,10 +73,39 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
             found=type(hf).__name__,
             hints=("policy.dtensor_cfg.enabled=false   # the megatron policy, for the families that it knows",),
         )
+    _check_output_layer(hf.eval(), folder)
     hf.train()
     if activation_checkpointing:
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return hf
+
+
+def logit_factor(config: Any) -> float:
+    """What the model multiplies its output layer's products with (Cohere, Granite); 1 for most."""
+    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+
+
+@torch.no_grad()
+def _check_output_layer(hf: Any, folder: Path) -> None:
+    """Refuse a model whose logits are not `logit_factor` times hidden states times the output layer's weight.
+
+    A bias (Phi) or a soft cap (Gemma 2) would be left out, and every logprob be wrong. Asked of the model itself, since
+    each family says it in keys of its own.
+    """
+    ids = torch.arange(8).remainder(hf.get_output_embeddings().weight.shape[0]).unsqueeze(0)
+    logits = hf(input_ids=ids, use_cache=False).logits
+    hidden = hf.model(input_ids=ids, use_cache=False).last_hidden_state
+    computed = hidden @ hf.get_output_embeddings().weight.t() * logit_factor(hf.config)
+    difference = float((computed - logits).abs().max())
+    capped = getattr(hf.config, "final_logit_softcapping", None)  # of small logits, a cap changes nothing yet
+    if capped or not difference <= 1e-3 * float(logits.abs().max()):
+        raise UnsupportedError(
+            "the model's logits are not the product of its hidden states and its output layer's weight",
+            where=str(folder / "config.json"),
+            expected="an output layer without a bias, a soft cap or another function after it",
+            found=f"{type(hf).__name__}, whose logits differ by up to {difference:.3g}",
+            hints=("--input policy=PATH   # a model with a plain output layer, such as Qwen, Llama or Mistral",),
+        )
 
 
 def tensor_parallel(hf: Any, mesh: DeviceMesh) -> None:
