@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.config.schema.policy import GeneratingPolicyConfig, PolicyConfig
 from nemotron_steps.engine.policy.layout import build_layout
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
 from nemotron_steps.errors import ConfigError
@@ -120,6 +120,22 @@ def test_rollouts_of_one_prompt_share_a_micro_batch():
         with pytest.raises(ConfigError, match="does not fit") as caught:
             plan_micro_batches(batch, range(12), too_small, 1, train=True)
         assert caught.value.where == f"policy.{mode}.train_mb_tokens"
+
+
+@pytest.mark.parametrize("mode", ["sequence_packing", "dynamic_batching"])
+def test_without_a_budget_the_longest_rows_fit_whatever_the_step_and_the_unit(mode):
+    settings = {"train_micro_batch_size": 1, "logprob_batch_size": 1, mode: {"enabled": True}}
+    limits = {"max_total_sequence_length": 20, "max_total_sequence_length_end": 60}
+    batch = grouped_batch(prompts=((50, 4),), width=60)
+    batch.lengths[:] = 60
+    raised = GeneratingPolicyConfig.model_validate({**settings, **limits})
+    for train in (True, False):
+        ((*parts,),) = plan_micro_batches(batch, range(4), raised, 1, train=train)
+        assert sorted(row for part in parts for row in part) == [0, 1, 2, 3]
+    pairs = PolicyConfig.model_validate({**settings, "max_total_sequence_length": 60})
+    for padded in (False, True):  # of padded rows, 60 tokens count as 64
+        ((*parts,),) = plan_micro_batches(batch, range(4), pairs, 1, train=True, unit=2, padded=padded)
+        assert sorted(row for part in parts for row in part) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("needs_advantage", [True, False])

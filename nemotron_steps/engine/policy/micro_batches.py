@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batching import fixed_micro_batches, token_budget_micro_batches
+from nemotron_steps.engine.batching import fixed_micro_batches, round_up, token_budget_micro_batches
 from nemotron_steps.engine.packing import modified_first_fit_decreasing
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError
@@ -67,6 +67,9 @@ def plan_micro_batches(
         padded: the policy pads rows to the longest of their micro-batch, so that is what the budget must bound, with
             widths rounded up to `sequence_length_round`.
 
+    Without a budget of its own, a micro-batch holds as many tokens as its number of longest rows would: those of the
+    last step, where `max_total_sequence_length_end` raises the length, and at least one unit.
+
     Raises:
         ConfigError: a row exceeds the token budget.
     """
@@ -76,8 +79,9 @@ def plan_micro_batches(
     key = f"policy.{section}.{'train' if train else 'logprob'}_mb_tokens"
     if not budgeted.enabled or not rows:
         return _by_count(rows, size, data_ranks, unit)
+    longest = max(config.max_total_sequence_length, getattr(config, "max_total_sequence_length_end", None) or 0)
     budget = (budgeted.train_mb_tokens if train else budgeted.logprob_mb_tokens) or (
-        size * config.max_total_sequence_length
+        max(size, unit) * round_up(longest, budgeted.sequence_length_round)
     )
     all_lengths = batch.lengths.tolist()
     lengths = [int(all_lengths[row]) for row in rows]
