@@ -69,6 +69,7 @@ GRPO: list[dict[str, Any]] = [
     {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.max_response_length": 64},
     {"grpo.low_effort.environments_end": ["mcqa", "reasoning_gym"]},
     {"grpo.advantage_clip_low": 5, "grpo.advantage_clip_high": -5},
+    {"grpo.epsilon_filtering.enabled": True, "grpo.reward_scaling.enabled": True, "grpo.reward_scaling.target_min": -1},
     {"grpo.num_generations_per_prompt": 1},
     {"grpo.num_generations_per_prompt": 1, **PLUS_PLUS},
     {"grpo.adv_estimator.name": "gdpo"},
@@ -94,7 +95,12 @@ RUN: list[dict[str, Any]] = [
     {"policy.generation.top_k": 20},
     {"checkpointing.checkpoint_must_save_by": "0:99:99:99"},
     {"policy.generation.temperature": 0},
-]
+    {"policy.sequence_packing.train_mb_tokens": 4000, "policy.sequence_packing.enabled": True},
+    {"policy.sequence_packing.logprob_mb_tokens": 4096, "policy.sequence_packing.enabled": True,
+     "policy.max_total_sequence_length_end": 8192},
+    {"policy.dynamic_batching.train_mb_tokens": 4096, "policy.dynamic_batching.enabled": True, **DTENSOR,
+     "policy.max_total_sequence_length": 4090, "policy.dynamic_batching.sequence_length_round": 100},
+]  # fmt: skip
 POLICY: list[dict[str, Any]] = [
     {"policy.megatron_cfg.scheduler.lr_decay_style": "cosine", "policy.megatron_cfg.scheduler.lr_decay_iters": 5,
      "policy.megatron_cfg.scheduler.lr_warmup_iters": 5},

@@ -87,6 +87,15 @@ def grpo_rules(config: GrpoConfig) -> list[Rule]:
             ),
         ),
         Rule(
+            config.epsilon_filtering.enabled
+            and config.reward_scaling.enabled
+            and (config.reward_scaling.target_min, config.reward_scaling.target_max) != (0, 1),
+            "epsilon_filtering.enabled",
+            "grpo.epsilon_filtering looks for groups whose scaled reward is near 0 or 1, and grpo.reward_scaling maps "
+            f"rewards onto [{config.reward_scaling.target_min:g}, {config.reward_scaling.target_max:g}]",
+            ("reward_scaling.target_min=0 reward_scaling.target_max=1", "epsilon_filtering.enabled=false"),
+        ),
+        Rule(
             estimator.name == "gdpo" and len(estimator.components) < 2,
             "adv_estimator.components" if estimator.components else "adv_estimator.name",
             "grpo.adv_estimator.name=gdpo needs at least two reward components to normalise apart from each other, not "
@@ -343,4 +352,28 @@ def run_rules(config: RlConfig) -> list[Rule]:
             "policy.generation.temperature=0 samples the same answer every time: a group has nothing to learn from",
             ("policy.generation.temperature=1",),
         ),
+        *_token_budget_rules(config),
     ]
+
+
+def _token_budget_rules(config: RlConfig) -> list[Rule]:
+    """The longest rollout fits into a micro-batch: else the first that is as long would end the run."""
+    policy = config.policy
+    longest = max(policy.max_total_sequence_length, policy.max_total_sequence_length_end or 0)
+    rules = []
+    for section in ("sequence_packing", "dynamic_batching"):
+        settings = getattr(policy, section)
+        rounding = settings.sequence_length_round if policy.dtensor_cfg.enabled else 1
+        needed = -(-longest // rounding) * rounding
+        for name in ("train_mb_tokens", "logprob_mb_tokens"):
+            budget, key = getattr(settings, name), f"policy.{section}.{name}"
+            rules.append(
+                Rule(
+                    settings.enabled and budget is not None and budget < needed,
+                    key,
+                    f"{key}={budget} does not hold a rollout of {longest} tokens, which policy."
+                    f"max_total_sequence_length{'_end' if longest > policy.max_total_sequence_length else ''} allows",
+                    (f"{key}={needed}", f"{key}=null"),
+                )
+            )
+    return rules
