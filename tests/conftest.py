@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,19 @@ def _cache_with_kernels(tmp_path_factory: pytest.TempPathFactory, config: pytest
     (caches / "nemotron_steps").mkdir()
     (caches / "nemotron_steps" / "kernels").symlink_to(kernels)
     return caches
+
+
+@pytest.fixture(params=[("x86-64", "sse2"), ("haswell", "avx2"), ("skylake-avx512", "avx512vl")], ids=lambda p: p[0])
+def kernels_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The kernels in C are compiled for vectors of 4, 8 and 16."""
+    from nemotron_steps.engine.native import compiler
+
+    machine, needs = request.param
+    if needs not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"this processor has no {needs}")
+    flags = tuple(f"-march={machine}" if flag.startswith("-march") else flag for flag in compiler._FLAGS)
+    assert flags != compiler._FLAGS
+    monkeypatch.setattr(compiler, "_FLAGS", flags)
+    compiler.library.cache_clear()
+    yield machine
+    compiler.library.cache_clear()

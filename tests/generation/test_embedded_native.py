@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,22 +91,9 @@ def test_it_takes_models_of_any_sizes(family: str, sizes: dict[str, int]) -> Non
     assert_close(run(native, *requests), run(plain, *requests))
 
 
-def processor_has(feature: str) -> bool:
-    return feature in Path("/proc/cpuinfo").read_text().split()
-
-
-@pytest.mark.parametrize(
-    ("machine", "needs"), [("x86-64", "sse2"), ("haswell", "avx2"), ("skylake-avx512", "avx512vl")]
-)
-def test_it_does_with_vectors_of_any_width(machine: str, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not processor_has(needs):
-        pytest.skip(f"this processor has no {needs}")
-    flags = tuple(f"-march={machine}" if flag.startswith("-march") else flag for flag in compiler._FLAGS)
-    with monkeypatch.context() as patched:
-        patched.setattr(compiler, "_FLAGS", flags)
-        compiler.library.cache_clear()
-        native, plain = both("qwen2", hidden_size=40, intermediate_size=50, num_attention_heads=2)
-    compiler.library.cache_clear()
+@pytest.mark.usefixtures("kernels_for")
+def test_it_does_with_vectors_of_any_width() -> None:
+    native, plain = both("qwen2", hidden_size=40, intermediate_size=50, num_attention_heads=2)
     requests = some_requests(1.0)
     assert_close(run(native, *requests), run(plain, *requests))
 

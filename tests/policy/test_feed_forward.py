@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -14,8 +15,19 @@ def reference(hidden, norm, up, down, eps):
 
 
 def test_value_and_every_gradient():
+    assert_near_float64(hidden=24, ffn=40)
+
+
+@pytest.mark.compiler
+@pytest.mark.usefixtures("kernels_for")
+@pytest.mark.parametrize(("hidden", "ffn"), [(3, 5), (24, 40), (20, 33)])
+def test_it_does_with_vectors_of_any_width(hidden, ffn):
+    assert_near_float64(hidden, ffn)
+
+
+def assert_near_float64(hidden, ffn):
     torch.manual_seed(0)
-    shapes = ((70, 1, 24), (24,), (2 * 40, 24), (24, 40))
+    shapes = ((70, 1, hidden), (hidden,), (2 * ffn, hidden), (hidden, ffn))
     leaves = [torch.randn(shape) for shape in shapes]
     grad = torch.randn(shapes[0])
     mine = [leaf.clone().requires_grad_() for leaf in leaves]

@@ -40,6 +40,16 @@ def inputs(layout: TokenLayout, groups: int, queries: int, width: int):
     [(2, 2, 32, 1, True), (2, 1, 16, 64, True), (1, 3, 48, 8, False), (1, 1, 64, 1, True), (2, 4, 128, 1, False)],
 )
 def test_value_and_every_gradient(prompts, groups, queries, width, divisible_by, normed):
+    assert_same(prompts, groups, queries, width, divisible_by, normed)
+
+
+@pytest.mark.usefixtures("kernels_for")
+@pytest.mark.parametrize("width", [10, 32, 48])
+def test_it_does_with_vectors_of_any_width(width):
+    assert_same(LAYOUTS["ragged"], 2, 3, width, 8, normed=True)
+
+
+def assert_same(prompts, groups, queries, width, divisible_by, normed):
     batch = grouped_batch(prompts=prompts)
     layout = build_layout(batch, range(len(batch)), divisible_by=divisible_by)
     mixed, norm, cos_sin, grad = inputs(layout, groups, queries, width)
