@@ -38,3 +38,17 @@ def assert_near_float64(hidden, ffn):
     expected.backward(grad.double())
     for found, wanted in zip(mine, theirs, strict=True):
         torch.testing.assert_close(found.grad.double(), wanted.grad, atol=2e-3, rtol=1e-4)
+
+
+def test_states_and_a_gradient_that_do_not_lie_row_by_row():
+    hidden, grad = torch.randn(24, 1, 70).transpose(0, 2), torch.ones(()).expand(70, 1, 24)
+    weights = [torch.randn(24), torch.randn(2 * 40, 24), torch.randn(24, 40)]
+    results = []
+    for order in (torch.Tensor.clone, torch.Tensor.contiguous):
+        leaf = order(hidden).requires_grad_()
+        out = feed_forward(leaf, *weights, 1e-6)
+        out.backward(grad if order is torch.Tensor.clone else grad.contiguous())
+        results.append((out.detach(), leaf.grad))
+    assert not hidden.is_contiguous()
+    for scattered, rows in zip(*results, strict=True):
+        torch.testing.assert_close(scattered, rows)

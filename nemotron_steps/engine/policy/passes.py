@@ -19,7 +19,7 @@ def unit_rows(states: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Ten
     """states / rms, and 1 / rms, over the last dimension.
 
     Args:
-        states: [T, W], contiguous.
+        states: [T, W].
 
     Returns:
         [T, W] and [T, 1].
@@ -28,6 +28,7 @@ def unit_rows(states: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Ten
     if kernels is None:
         scale = torch.linalg.vecdot(states, states).div_(states.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
         return states * scale, scale
+    states = states.contiguous()
     unit, scale = torch.empty_like(states), states.new_empty(states.shape[0], 1)
     kernels.norm_forward(_at(states), _at(unit), _at(scale), *_sizes(states), c_float(eps), _threads())
     return unit, scale
@@ -39,6 +40,7 @@ def unit_rows_backward(grad: torch.Tensor, unit: torch.Tensor, scale: torch.Tens
     if kernels is None:
         along = torch.linalg.vecdot(grad, unit).div_(-unit.shape[1]).unsqueeze(-1)
         return grad.addcmul_(unit, along).mul_(scale).add_(plus)
+    plus = plus.contiguous()  # what autograd hands on may be one number, expanded
     kernels.norm_backward(_at(grad), _at(unit), _at(scale), _at(plus), *_sizes(grad), _threads())
     return grad
 
@@ -69,7 +71,7 @@ def swiglu_backward(gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 def _at(tensor: torch.Tensor) -> c_void_p:
-    assert tensor.is_contiguous()
+    assert tensor.is_contiguous() and tensor.dtype is torch.float32
     return c_void_p(tensor.data_ptr())
 
 
