@@ -96,3 +96,23 @@ def test_any_number_of_threads_gives_the_same_bits():
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_nothing_is_read_from_scratch_before_it_is_written():
+    """Whatever the memory held, numbers that are none included, and whichever rows the thread had before."""
+    batch = grouped_batch(prompts=((150, 3), (70, 2)), width=260)
+    layout = build_layout(batch, range(len(batch)))
+    mixed, norm, cos_sin, grad = inputs(layout, 1, 3, 48)
+
+    def everything():
+        attended, lse = attend(mixed, norm, cos_sin, layout, EPS)
+        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout, EPS)
+
+    expected = everything()
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
+    try:
+        assert torch.empty(9).isnan().all()
+        found = everything()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -19,7 +19,7 @@ from nemotron_steps.engine.generation.embedded_model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded_sampling import SamplingPlan
 from nemotron_steps.engine.native.compiler import library
 
-_PANEL, _BLOCK = 32, 8  # decode.c
+_PANEL, _BLOCK = 32, 8  # products.h
 _MOST_WEIGHTS = 2**23
 """Weights of larger models come from memory, once a thread, which takes longer than what this saves."""
 

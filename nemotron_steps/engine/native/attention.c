@@ -305,7 +305,8 @@ int64_t attention_scratch(const Attention *a) {
     return reserved(a, a->longest_whole) + reserved(a, a->longest_suffix) + block_scratch(a);
 }
 
-/* Fills attended and lse; with `backward`, fills grad_mixed and grad_norm from those. scratch: finite at first. */
+/* Fills attended and lse; with `backward`, fills grad_mixed and grad_norm from those.
+ * scratch: attention_scratch of each thread, in which nothing is read before it is written. */
 void attention(const Attention *a, int64_t backward, int64_t threads, float *scratch) {
     int64_t each = attention_scratch(a);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)

@@ -52,13 +52,6 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def threads() -> int:
-    """How many threads a kernel may use: as many as torch's operators."""
-    import torch
-
-    return torch.get_num_threads()
-
-
 def find_compiler() -> list[str] | None:
     """The command of the C compiler: that of the variable CC, which may have arguments, else gcc or cc."""
     given = os.environ.get("CC", "")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.native.compiler import library, threads
+from nemotron_steps.engine.native.compiler import library
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.policy.layout import TokenLayout
@@ -145,7 +145,7 @@ def _run(layout: TokenLayout, eps: float, **tensors: torch.Tensor | None) -> Non
         longest_suffix=0 if spans.suffix is None else spans.suffix.longest,
         eps=eps,
     )
-    count = threads()
-    scratch = torch.zeros(count * kernels.attention_scratch(ctypes.byref(attention)))
+    count = torch.get_num_threads()
+    scratch = torch.empty(count * kernels.attention_scratch(ctypes.byref(attention)))
     backward = tensors.get("grad") is not None
     kernels.attention(ctypes.byref(attention), c_int64(backward), c_int64(count), ctypes.c_void_p(scratch.data_ptr()))

@@ -12,7 +12,7 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.native.compiler import library, threads
+from nemotron_steps.engine.native.compiler import library
 
 
 def unit_rows(states: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,4 +80,4 @@ def _sizes(tensor: torch.Tensor) -> tuple[c_int64, c_int64]:
 
 
 def _threads() -> c_int64:
-    return c_int64(threads())
+    return c_int64(torch.get_num_threads())
