@@ -284,7 +284,13 @@ def failures_high(m: SignalMonitor) -> Finding | None:
 
 
 def grad_norm_spike(m: SignalMonitor) -> Finding | None:
-    """The gradient norm is not finite, or 10 times the median of the steps before."""
+    """The gradient norm is not finite, or 10 times the median of the steps before.
+
+    Steps without a gradient, whose groups all had equal rewards, are no measure.
+    """
+    now, before = m.latest("grad_norm"), m.before("grad_norm")
+    if now is not None and math.isfinite(now) and before is not None and not any(before):
+        return None
     return _spike(m, "grad_norm", m.thresholds.grad_norm_factor, 0.0, "the gradient norm")
 
 
@@ -363,9 +369,9 @@ def _spike(m: SignalMonitor, name: str, factor: float, floor: float, what: str) 
     if not math.isfinite(now):
         return {name: now}, f"{what} is {now}"
     before = m.before(name)
-    if before is None or now <= floor or now <= factor * median(before):
+    typical = median([value for value in before if value != 0] or [0.0]) if before is not None else math.inf
+    if now <= floor or now <= factor * typical:
         return None
-    typical = median(before)
     return {name: now, "typical": typical}, f"{what} is {now:.3g}, typically {typical:.3g} before"
 
 

@@ -131,6 +131,17 @@ def test_kl_that_rises_from_zero_is_no_spike() -> None:
     assert run(rising) == []
 
 
+def test_a_gradient_after_steps_without_one_is_no_spike() -> None:
+    def sparse(step: int, metrics: Metrics) -> None:
+        if step % 5:
+            metrics["grad_norm"] = 0.0  # no group of the step differs in reward
+        if step == 45:
+            metrics["grad_norm"] = 30.0
+
+    (signal,) = run(sparse)
+    assert signal.name == "grad_norm_spike" and signal.step == 45 and 0.2 < signal.numbers["typical"] < 0.8
+
+
 def test_rollouts_of_older_weights_are_no_drift_unless_they_are_far_off() -> None:
     def lagging(step: int, metrics: Metrics) -> None:
         metrics.update({"policy_lag/mean": 0.9, "policy_lag/max": 1.0, "token_mult_prob_error": 1.2})
