@@ -114,8 +114,11 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
             if run.step >= run.total_steps:
                 break
             record = StepRecord()
+            tokens_before = run.sampler.generated_tokens
             with record.timer.phase("generation"):
                 groups = run_on(runner, sample_step(run, prompts, record))
+            sampled, seconds = run.sampler.generated_tokens - tokens_before, record.timer.seconds["generation"]
+            record.metrics["tokens/generated_per_s"] = sampled / max(seconds, 1e-9)
             train_on(run, groups, record)
             refit(run, record)
             rewards.append(record.metrics["reward/mean"])
@@ -271,11 +274,7 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
         updates = [run.policy.train_step(part) for part in split_batch(batch, config.policy.train_global_batch_size)]
     record.metrics.update(combine_updates(updates))
     tokens = int(batch.lengths.sum())
-    sampled = int(batch.token_mask.sum())
-    seconds = record.timer.seconds
-    record.metrics["tokens/trained_per_s"] = tokens / max(seconds["train"], 1e-9)
-    if "generation" in seconds:
-        record.metrics["tokens/generated_per_s"] = sampled / max(seconds["generation"], 1e-9)
+    record.metrics["tokens/trained_per_s"] = tokens / max(record.timer.seconds["train"], 1e-9)
     run.step += 1
 
 

@@ -63,6 +63,17 @@ def test_a_resumed_run_is_bit_identical_to_an_unbroken_one(changes, task, tmp_pa
         assert max(m["dynamic_sampling/surplus_groups"] for m in metrics) > 0
 
 
+def test_the_rate_of_generation_counts_groups_that_dynamic_sampling_leaves_out(task, tmp_path):
+    records = []
+    changes = {"grpo__use_dynamic_sampling": True, "grpo__num_generations_per_prompt": 2}
+    run = start(config_of(task, 3, environment="any_vowel", **changes), tmp_path, records)
+    train(run)
+    metrics = metrics_of(records)
+    assert max(m["dynamic_sampling/discarded_share"] for m in metrics) > 0
+    sampled = sum(m["tokens/generated_per_s"] * m["timing/generation_s"] for m in metrics)
+    assert sampled == pytest.approx(run.sampler.generated_tokens)
+
+
 def test_a_judge_that_never_answers_is_an_error_and_not_a_reward_of_zero(task, tmp_path):
     config = config_of(task, 2, environment="silent")
     with pytest.raises(JudgeUnavailableError, match="judge"):
