@@ -62,10 +62,12 @@ class FlatAttention(torch.nn.Module):
         outs = [_unpad(out.transpose(1, 2), whole)]
         if layout.suffix is not None:
             padded_q, padded_k, padded_v = (_pad(parts[1], layout.suffix) for parts in split)
+            assert layout.parent is not None
+            prompt_k, prompt_v = (states.index_select(0, layout.parent) for states in (whole_k, whole_v))
             out = F.scaled_dot_product_attention(
                 padded_q.transpose(1, 2),
-                torch.cat((_of_parents(whole_k, layout), padded_k), dim=1).transpose(1, 2),
-                torch.cat((_of_parents(whole_v, layout), padded_v), dim=1).transpose(1, 2),
+                torch.cat((prompt_k, padded_k), dim=1).transpose(1, 2),
+                torch.cat((prompt_v, padded_v), dim=1).transpose(1, 2),
                 attn_mask=layout.mask,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
@@ -146,14 +148,6 @@ def row_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
         return linear(hidden, module.weight)
     output: torch.Tensor = module(hidden)[0]
     return output
-
-
-def _of_parents(padded: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
-    """Each suffix's prompt, [suffix rows, prompt width, heads, head_dim]."""
-    if layout.members:
-        return padded.unsqueeze(1).expand(-1, layout.members, -1, -1, -1).flatten(0, 1)
-    assert layout.parent is not None
-    return padded.index_select(0, layout.parent)
 
 
 def _pad(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:

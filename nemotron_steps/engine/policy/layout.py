@@ -91,8 +91,6 @@ class TokenLayout:
     """Rows of the tokens after those; None when no prompt is shared."""
     parent: torch.Tensor | None
     """int64 [suffix rows], the whole row each continues."""
-    members: int
-    """Suffixes of every parent when that is the same number for all and they are in order, else 0."""
     padding: int
     """Tokens added at the end to make T divisible; they belong to no row."""
     source: torch.Tensor
@@ -129,7 +127,6 @@ class TokenLayout:
             whole_tokens=self.whole_tokens,
             suffix=None if self.suffix is None else self.suffix.to(device),
             parent=None if self.parent is None else move(self.parent),
-            members=self.members,
             padding=self.padding,
             source=move(self.source),
             targets=move(self.targets),
@@ -196,7 +193,6 @@ def build_layout(
     )
     padding = -total % divisible_by
     flat_ids = np.pad(ids[cell_row, positions], (0, padding))
-    members = _uniform_members(suffix_parents.tolist(), len(parents), len(alone))
     whole = _grid(whole_lengths)
     suffix = _grid(suffix_lengths) if len(suffix_rows) else None
     parent = torch.from_numpy(suffix_parents) if len(suffix_rows) else None
@@ -209,7 +205,6 @@ def build_layout(
         whole_tokens=total_whole,
         suffix=suffix,
         parent=parent,
-        members=members,
         padding=padding,
         source=torch.from_numpy(source),
         targets=torch.from_numpy(ids[row_of, column]),
@@ -251,13 +246,6 @@ def _shared_prompts(
         carries = longer[0] if longer else members[0]
         carrier.update({row: carries for row in members if row != carries and row not in longer})
     return parents, parent_of, carrier
-
-
-def _uniform_members(parent: list[int], parents: int, alone: int) -> int:
-    if not parents or alone or len(parent) % parents:
-        return 0
-    size = len(parent) // parents
-    return size if all(number == position // size for position, number in enumerate(parent)) else 0
 
 
 def _spans(lengths: npt.NDArray[Any]) -> Spans:
