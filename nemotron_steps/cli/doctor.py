@@ -32,6 +32,8 @@ _TORCH_PROBE = (
     "import torch; print(torch.__version__, torch.cuda.is_available(), torch.cuda.device_count(), "
     "torch.cuda.get_device_name(0) if torch.cuda.is_available() else '-', sep='|')"
 )
+# Beside torch, whose threads the kernels use.
+_KERNEL_PROBE = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,7 @@ def _package(package: str, needed: bool, fix: str) -> Finding:
 def _torch() -> Finding:
     fix = "pip install 'torch>=2.11,<2.14'"
     try:
-        result = subprocess.run(
-            [sys.executable, "-c", _TORCH_PROBE], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False
-        )
+        result = _probe(_TORCH_PROBE)
     except subprocess.TimeoutExpired:
         return Finding("torch", FAILED, f"does not load within {_TORCH_SECONDS} s", fix)
     if result.returncode != 0:
@@ -189,13 +189,25 @@ def _compiler() -> Finding:
     if command is None:
         return Finding(name, ABSENT, "none: training and generation on CPU take longer", INSTALL)
     try:
-        build(command, kernel_folder())
+        built = build(command, kernel_folder())
+        loaded = _probe(_KERNEL_PROBE, str(built))
+    except subprocess.TimeoutExpired:
+        return Finding(name, WARNING, f"torch does not load within {_TORCH_SECONDS} s")
     except UnsupportedError as error:
         return Finding(name, WARNING, f"{error.what}: {error.found}", "\n".join(error.hints))
     except OSError as error:
         detail = f"kernels for CPU are compiled anew at every start: {error}"
         return Finding(name, WARNING, detail, "export XDG_CACHE_HOME=DIR")
+    if loaded.returncode != 0:
+        said = (loaded.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return Finding(name, WARNING, f"what {command[0]} compiled for CPU cannot be loaded: {said}", "export CC=gcc")
     return Finding(name, OK, f"{shlex.join(command)}, kernels for CPU are compiled")
+
+
+def _probe(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a Python program says in a process of its own."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
 
 
 def _home(bench: Workbench) -> Iterator[Finding]:

@@ -71,6 +71,15 @@ def test_doctor_says_what_keeps_kernels_from_being_compiled(cli, workplace, one_
     assert (code, finding["state"], finding["fix"]) == (0, "warning", "export XDG_CACHE_HOME=DIR")
 
 
+@pytest.mark.compiler
+def test_doctor_says_that_compiled_kernels_do_not_load(cli, workplace, one_kernel):
+    """As clang's, which need an OpenMP that torch does not have."""
+    one_kernel.write_text("void of_nowhere(void);\nvoid work(void) { of_nowhere(); }\n")
+    code, finding = compiler_finding(cli)
+    assert (code, finding["state"], finding["fix"]) == (0, "warning", "export CC=gcc")
+    assert "of_nowhere" in finding["detail"]
+
+
 def test_doctor_does_well_without_a_compiler(cli, workplace, one_kernel, monkeypatch):
     monkeypatch.setenv("PATH", str(workplace))
     code, finding = compiler_finding(cli)
