@@ -63,6 +63,22 @@ def test_a_resumed_run_is_bit_identical_to_an_unbroken_one(changes, task, tmp_pa
         assert max(m["dynamic_sampling/surplus_groups"] for m in metrics) > 0
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_rollouts_grow_as_long_as_the_schedule_allows_at_their_step_and_no_longer(asynchronous, task, tmp_path):
+    rows = read_rows(task / "train.jsonl")[:16]
+    changes = {"grpo__async_grpo__enabled": asynchronous, "policy__generation__max_new_tokens": 64}
+    start_length, end_length = 40, 64
+    lengths = {"policy__max_total_sequence_length": start_length, "policy__max_total_sequence_length_end": end_length}
+    run = start(config_of(task, 5, **changes, **lengths), tmp_path, None, rows)
+    longest = []
+    train_step = run.policy.train_step
+    run.policy.train_step = lambda batch: longest.append(int(batch.lengths.max())) or train_step(batch)
+    run_loop(run)
+    allowed = [40, 46, 52, 58, 64]
+    assert len(longest) == 5 and all(length <= limit for length, limit in zip(longest, allowed, strict=True))
+    assert longest[0] == start_length and longest[-1] > 52
+
+
 def test_the_rate_of_generation_counts_groups_that_dynamic_sampling_leaves_out(task, tmp_path):
     records = []
     changes = {"grpo__use_dynamic_sampling": True, "grpo__num_generations_per_prompt": 2}
