@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -47,6 +48,32 @@ def test_it_is_used_without_being_asked_for(monkeypatch):
     monkeypatch.setattr(te_attention, "forward", lambda *a, **k: called.append(1) or forward(*a, **k))
     flat_flash_attention(*tensors[:3], layout)
     assert called
+
+
+def stand_in(mask_argument: str):
+    """What is called of a Transformer Engine, on CPU; the mask's kind is an argument of this name."""
+
+    def forward(q, k, v, cu_seqlens_q, **arguments):
+        run = torch.bucketize(torch.arange(len(q)), cu_seqlens_q[1:], right=True)
+        seen = run[:, None] == run
+        if arguments.get(mask_argument, "padding") == "padding_causal":
+            seen = seen.tril()
+        k, v = (states.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for states in (k, v))
+        scores = torch.einsum("thd,shd->hts", q, k).masked_fill(~seen, -torch.inf)
+        return torch.einsum("hts,shd->thd", scores.softmax(-1), v), (scores.logsumexp(-1).t()[..., None], None)
+
+    parameters = [*inspect.signature(forward).parameters.values()][:4]
+    named = inspect.Parameter(mask_argument, inspect.Parameter.KEYWORD_ONLY)
+    forward.__signature__ = inspect.Signature([*parameters, named])
+    return te_attention.Library(forward, lambda q, k, v: (q, k, v), None, {torch.float32: None})
+
+
+@pytest.mark.parametrize(("mask_argument", "works"), [("attn_mask_type", True), ("mask", False)])
+def test_a_version_whose_arguments_have_other_names_is_left_alone(mask_argument, works, monkeypatch, caplog, unloaded):
+    with monkeypatch.context() as patched:
+        patched.setattr(te_attention, "load", lambda: stand_in(mask_argument))
+        assert te_attention._works(torch.device("cpu"), torch.float32, 4, 16, 2) is works
+    assert ("calls its arguments otherwise" in caplog.text) is not works
 
 
 def broken_package(folder: Path, error: str) -> Path:

@@ -148,12 +148,17 @@ def _works(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, 
         return False
     spans = Spans(torch.tensor([0, 5, 8], dtype=torch.int32, device=device), 5)
     query, key = (torch.ones(8, count, head_dim, dtype=dtype, device=device) for count in (heads, kv_heads))
+    value = key * torch.arange(8, dtype=dtype, device=device).view(8, 1, 1)  # of which results are means
     try:
-        out, lse, rng = forward(query, key, key, spans, spans, causal=True)
-        # Before cuDNN 9.6, and on some GPUs since, they are padded to [runs, heads, longest].
-        if lse.shape != (heads, 8):
-            raise RuntimeError(f"softmax statistics of shape {tuple(lse.shape)}")
-        backward(out, query, key, key, out, lse, spans, spans, rng, causal=True)
+        for causal, means in ((True, (0, 0.5, 1, 1.5, 2, 5, 5.5, 6)), (False, (2, 2, 2, 2, 2, 6, 6, 6))):
+            out, lse, rng = forward(query, key, value, spans, spans, causal=causal)
+            # Before cuDNN 9.6, and on some GPUs since, they are padded to [runs, heads, longest].
+            if lse.shape != (heads, 8):
+                raise RuntimeError(f"softmax statistics of shape {tuple(lse.shape)}")
+            expected = torch.tensor(means, dtype=torch.float32, device=device).view(8, 1, 1)
+            if not torch.allclose(out.float(), expected, atol=0.05):
+                raise RuntimeError("a wrong result, as of a version that calls its arguments otherwise")
+            backward(out, query, key, value, out, lse, spans, spans, rng, causal=causal)
     except Exception as error:
         _LOG.warning(
             "Transformer Engine does not take %d heads of %d (%d of keys) in %s, torch's attention is used: %s",
