@@ -11,8 +11,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.serving.endpoint import Endpoint
+from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.errors import WorkerLostError
-from tests.serving.taught_model import CALL, GREETING, QUESTION, REPLY, RESULT, TOOL
+from tests.serving.taught_model import CALL, GREETING, MAX_LENGTH, QUESTION, REPLY, RESULT, TOOL, embedded
 
 NESTED_TOOL = {"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}
 
@@ -104,6 +107,21 @@ def test_n_choices_seeds_and_stop(endpoint):
     assert (stopped["message"]["content"], stopped["finish_reason"]) == ("", "stop")
     cut = complete(endpoint, [GREETING], max_tokens=2)["choices"][0]
     assert cut["finish_reason"] == "length"
+
+
+def test_an_answer_ends_before_the_first_of_the_runs_and_the_requests_stop_strings(taught, chat):
+    generator = embedded(taught, chat)
+    defaults = SamplingParams(max_new_tokens=120, stop_token_ids=(chat.eos_token_id,), stop_strings=(".",))
+    sampler = AsyncSampler(generator, name="stopping")
+    with Endpoint(
+        sampler, chat, name="tiny", max_total_length=MAX_LENGTH, defaults=defaults, own_loop=True
+    ) as endpoint:
+        contents = [
+            complete(endpoint, [GREETING], stop=stop)["choices"][0]["message"]["content"]
+            for stop in ([], ["i"], ["Hi."])
+        ]
+    generator.close()
+    assert contents == ["Hi", "H", ""]
 
 
 def test_equal_seeded_requests_at_a_time_get_equal_samples(endpoint):
