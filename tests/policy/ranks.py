@@ -84,6 +84,14 @@ FOUR: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Layouts of four ranks."""
+BALANCED: dict[str, dict[str, Any]] = {
+    "balanced, data": {},
+    "balanced, expert": {"expert_model_parallel_size": 2},
+    "balanced, expert, tensor, sequence": LAYOUTS["qwen3_moe"]["expert, tensor, sequence"],
+    "balanced, expert, context": LAYOUTS["qwen3_moe"]["expert, context"],
+}
+"""Layouts in which a mixture's loads are counted over ranks."""
+RATE = {"moe_router_bias_update_rate": 0.01}
 OPTIMIZER = {"lr": 1e-2, "weight_decay": 0.1}
 
 
@@ -154,6 +162,10 @@ def scenarios(folders: dict[str, Path], out: Path) -> dict[str, Any]:
         policy.train_step(nan)
     except NonFiniteLossError:
         results["nan refused"] = policy.optimizer.steps == 0
+    for name, megatron in BALANCED.items():  # fives leave one expert-parallel rank idle at the end
+        results[f"qwen3_moe: {name}"], _ = two_steps(
+            folders["qwen3_moe"], {**megatron, **RATE}, train_micro_batch_size=5
+        )
     bins = {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}}
     results["qwen3_moe: expert, packed"], _ = two_steps(
         folders["qwen3_moe"], LAYOUTS["qwen3_moe"]["expert, distributed optimizer"], **bins

@@ -7,7 +7,7 @@ import torch
 
 from tests.models.checkpoints import write_checkpoint
 from tests.policy.batches import grouped_batch
-from tests.policy.ranks import DTENSOR, LAYOUTS, RESHARDED, run_ranks, two_steps
+from tests.policy.ranks import BALANCED, DTENSOR, LAYOUTS, RATE, RESHARDED, run_ranks, two_steps
 from tests.policy.test_snapshots import content
 
 CASES = [(model, layout) for model, layouts in LAYOUTS.items() for layout in layouts]
@@ -41,6 +41,16 @@ def expected(folders):
         results[model], policy = two_steps(folder, {})
         results[f"{model} third step"] = policy.train_step(grouped_batch(2))
     return results
+
+
+@pytest.mark.parametrize("layout", BALANCED)
+def test_two_ranks_balance_experts_like_one(layout, found, folders):
+    one, _ = two_steps(folders["qwen3_moe"], RATE)
+    biases = [name for name in one["weights"] if name.endswith("e_score_correction_bias")]
+    result = found[f"qwen3_moe: {layout}"]
+    assert biases and {n: result["weights"][n] for n in biases} == pytest.approx({n: one["weights"][n] for n in biases})
+    for mine, theirs in zip(result["metrics"], one["metrics"], strict=True):
+        _assert_same_metrics(mine, theirs)
 
 
 def _assert_same_metrics(found, expected):

@@ -102,7 +102,10 @@ class TokenLayout:
     shape: tuple[int, int]
     """(n, W)"""
     spans: RowSpans
+    idle: bool = False
+    """Its rows are another micro-batch's, computed again only to keep step with other ranks."""
     _mask: torch.Tensor | None = field(default=None, repr=False)
+    _occurrences: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def mask(self) -> torch.Tensor:
@@ -111,6 +114,22 @@ class TokenLayout:
             assert self.suffix is not None and self.parent is not None
             self._mask = _suffix_mask(self.whole, self.suffix, self.parent)
         return self._mask
+
+    @property
+    def occurrences(self) -> torch.Tensor:
+        """float32 [T], in how many of the n sequences each token is: a shared prompt's in several, padding in none.
+
+        What is counted by it does not depend on how a batch is cut into micro-batches; idle ones count nothing.
+        """
+        if self._occurrences is None:
+            device, total = self.token_ids.device, self.token_ids.shape[0]
+            counts = torch.ones(total, device=device)
+            counts[total - self.padding :] = 0
+            rows = self.spans.first_suffix.diff().clamp(min=1).float().to(device)
+            lengths = self.spans.whole.offsets.diff().long()
+            counts[: self.whole_tokens] = rows.repeat_interleave(lengths, output_size=self.whole_tokens)
+            self._occurrences = counts.zero_() if self.idle else counts
+        return self._occurrences
 
     def to(self, device: torch.device) -> TokenLayout:
         """The same on another device."""
@@ -133,6 +152,7 @@ class TokenLayout:
             cells=move(self.cells),
             shape=self.shape,
             spans=self.spans.to(device),
+            idle=self.idle,
         )
 
 

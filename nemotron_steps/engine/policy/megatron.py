@@ -355,6 +355,7 @@ class _Work:
     def layout(self, number: int) -> TokenLayout:
         if number not in self._layouts:
             layout = build_layout(self._batch, self.rows(number), divisible_by=self._divisible_by)
+            layout.idle = self.is_idle(number)
             self._layouts[number] = layout.to(self._device)
         return self._layouts[number]
 

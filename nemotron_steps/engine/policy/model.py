@@ -92,16 +92,16 @@ class FlatLayer(TransformerLayer):  # type: ignore[misc]
         attended = self.self_attention(normed, layout, angles)
         hidden, normed = self.pre_mlp_layernorm.after_adding(hidden, attended)
         if isinstance(self.mlp, FlatMoe):
-            return hidden, self.mlp.forward(normed, self._without_padding(normed.shape[0], layout))
+            return hidden, self.mlp.forward(normed, self._own_occurrences(normed.shape[0], layout))
         return hidden, row_linear(self.mlp.linear_fc2, swiglu(column_linear(self.mlp.linear_fc1, normed)))
 
-    def _without_padding(self, own: int, layout: TokenLayout) -> int:
-        """How many of this rank's `own` tokens are no padding, which is at the end of all ranks' tokens."""
+    def _own_occurrences(self, own: int, layout: TokenLayout) -> torch.Tensor:
+        """Occurrences of this rank's `own` tokens, of those that all ranks share."""
         place: int = parallel_state.get_context_parallel_rank()
         if self.config.sequence_parallel:
             place = place * parallel_state.get_tensor_model_parallel_world_size()
             place += parallel_state.get_tensor_model_parallel_rank()
-        return min(max(layout.token_ids.shape[0] - layout.padding - place * own, 0), own)
+        return layout.occurrences[place * own : (place + 1) * own]
 
     def _plain(self, hidden: torch.Tensor, layout: TokenLayout, angles: torch.Tensor) -> torch.Tensor:
         hidden = self.self_attention.after_norm(hidden, self.input_layernorm, layout, angles)
