@@ -79,6 +79,16 @@ def test_rollouts_grow_as_long_as_the_schedule_allows_at_their_step_and_no_longe
     assert longest[0] == start_length and longest[-1] > 52
 
 
+def test_a_decay_without_an_end_of_its_own_ends_with_the_last_update_of_the_last_step(task, tmp_path):
+    records = []
+    decay = {"optimizer": {"lr": 1e-3, "min_lr": 1e-4}, "scheduler": {"lr_decay_style": "linear"}}
+    two_updates = {"policy__train_global_batch_size": 16, "loss_fn__force_on_policy_ratio": False}
+    train(start(config_of(task, 3, policy__megatron_cfg=decay, **two_updates), tmp_path, records))
+    rates = [1e-3 - 9e-4 * update / 6 for update in range(6)]
+    expected = [sum(rates[at : at + 2]) / 2 for at in (0, 2, 4)]
+    assert [m["lr"] for m in metrics_of(records)] == pytest.approx(expected)
+
+
 def test_the_rate_of_generation_counts_groups_that_dynamic_sampling_leaves_out(task, tmp_path):
     records = []
     changes = {"grpo__use_dynamic_sampling": True, "grpo__num_generations_per_prompt": 2}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -32,6 +33,7 @@ def test_decay_ends_at_the_minimum_and_stays_there(style: str) -> None:
     rates = [learning_rate(step, optimizer, scheduler) for step in range(20)]
     assert rates[1] == rates[2] == 1.0
     assert rates[7] == pytest.approx(0.55)
+    assert rates[4] == pytest.approx({"linear": 0.82, "cosine": 0.55 + 0.45 * math.cos(0.2 * math.pi)}[style])
     assert rates[12:] == pytest.approx([0.1] * 8)
     assert all(a >= b for a, b in pairwise(rates[2:]))
 
