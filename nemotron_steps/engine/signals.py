@@ -59,6 +59,8 @@ class SignalThresholds:
     """Share of truncated samples."""
     judge_failures: float = 0.1
     """Share of rollouts that no judge could grade."""
+    unread_comparisons: float = 0.2
+    """Share of a judge's comparisons that could not be read."""
     failure_rate: float = 0.1
     """Share of rollouts without a reward, for whatever reason."""
     grad_norm_factor: float = 10.0
@@ -278,6 +280,16 @@ def judge_unavailable(m: SignalMonitor) -> Finding | None:
     return {"share": share}, f"{share:.1%} of the rollouts could not be judged"
 
 
+def judge_unreadable(m: SignalMonitor) -> Finding | None:
+    """More than 20 % of the window's comparisons could not be read and count as ties: rewards say little."""
+    for name in m.metrics:
+        if name.startswith("reward/") and name.endswith("/parse_failure_rate"):
+            finding = _above(m, name, m.thresholds.unread_comparisons, "of the judge's comparisons could not be read")
+            if finding is not None:
+                return finding
+    return None
+
+
 def failures_high(m: SignalMonitor) -> Finding | None:
     """More than 10 % of the window's rollouts have no reward, whatever the reason."""
     return _above(m, "failure_rate", m.thresholds.failure_rate, "of the rollouts have no reward")
@@ -330,6 +342,7 @@ RULES: dict[str, Callable[[SignalMonitor], Finding | None]] = {
         logprob_drift,
         truncation_high,
         judge_unavailable,
+        judge_unreadable,
         failures_high,
         grad_norm_spike,
         sequences_masked,
