@@ -102,11 +102,18 @@ def test_a_plan_holds_every_row_once_and_keeps_units_together(prompts, data_rank
                             for offset in range(unit))  # fmt: skip
         lengths = [int(batch.lengths[row]) for row in part]
         if mode == "fixed":
-            assert len(part) <= max(size, unit)
+            assert len(part) <= size * unit
         elif padded:
             assert max(lengths) * len(lengths) <= 40
         else:
             assert len(build_layout(batch, part).token_ids) <= 40
+
+
+def test_micro_batches_of_pairs_are_counted_in_pairs():
+    batch = grouped_batch(prompts=((30, 4), (28, 4)), width=34)
+    config = PolicyConfig.model_validate({"train_micro_batch_size": 2, "logprob_batch_size": 4})
+    assert plan_micro_batches(batch, range(8), config, 1, train=True, unit=2) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
+    assert plan_micro_batches(batch, range(8), config, 1, train=False, unit=2) == [[[*range(8)]]]
 
 
 def test_rollouts_of_one_prompt_share_a_micro_batch():

@@ -50,7 +50,8 @@ class DpoDataConfig(Section):
 
 
 class DpoConfig(Section):
-    """The whole config of a DPO step. `policy.train_global_batch_size` counts pairs."""
+    """The whole config of a DPO step. `policy.train_global_batch_size` counts pairs, and so do
+    `policy.train_micro_batch_size` and `policy.logprob_batch_size`."""
 
     dpo: DpoTrainConfig = DpoTrainConfig()
     policy: PolicyConfig = PolicyConfig()

@@ -60,7 +60,8 @@ def plan_micro_batches(
     Args:
         batch: the global batch.
         rows: the rows to compute.
-        config: `train_micro_batch_size`, `logprob_batch_size`, `sequence_packing`, `dynamic_batching`.
+        config: `train_micro_batch_size` and `logprob_batch_size`, which count units, `sequence_packing`,
+            `dynamic_batching`.
         data_ranks: number of data-parallel ranks.
         train: whether gradients are kept (else the logprob settings apply).
         unit: consecutive rows that the loss reads together (2 for the pairs of DPO).
@@ -68,12 +69,12 @@ def plan_micro_batches(
             widths rounded up to `sequence_length_round`.
 
     Without a budget of its own, a micro-batch holds as many tokens as its number of longest rows would: those of the
-    last step, where `max_total_sequence_length_end` raises the length, and at least one unit.
+    last step, where `max_total_sequence_length_end` raises the length.
 
     Raises:
         ConfigError: a row exceeds the token budget.
     """
-    size = config.train_micro_batch_size if train else config.logprob_batch_size
+    size = (config.train_micro_batch_size if train else config.logprob_batch_size) * unit
     budgeted = config.sequence_packing if config.sequence_packing.enabled else config.dynamic_batching
     section = "sequence_packing" if config.sequence_packing.enabled else "dynamic_batching"
     key = f"policy.{section}.{'train' if train else 'logprob'}_mb_tokens"
@@ -81,7 +82,7 @@ def plan_micro_batches(
         return _by_count(rows, size, data_ranks, unit)
     longest = max(config.max_total_sequence_length, getattr(config, "max_total_sequence_length_end", None) or 0)
     budget = (budgeted.train_mb_tokens if train else budgeted.logprob_mb_tokens) or (
-        max(size, unit) * round_up(longest, budgeted.sequence_length_round)
+        size * round_up(longest, budgeted.sequence_length_round)
     )
     all_lengths = batch.lengths.tolist()
     lengths = [int(all_lengths[row]) for row in rows]
