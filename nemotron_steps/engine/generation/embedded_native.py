@@ -25,6 +25,8 @@ _MOST_WEIGHTS = 2**23
 
 
 class _Layer(ctypes.Structure):
+    """The four structures are those of decode.c, in the order of their fields."""
+
     _fields_ = [
         (name, c_void_p)
         for name in ("input_norm", "qkv", "qkv_bias", "qk_norm", "output", "post_norm", "gate_up", "down")

@@ -172,8 +172,8 @@ INLINE void place(Queries *q, int64_t dim, float *scratch, int64_t most_keys) {
     q->scores = q->grad + ROWS * padded(dim), q->grad_scores = q->scores + ROWS * most_keys;
 }
 
-/* Scores of the block, exponentiated and masked: exp(s − shift of the row), where shift is the largest score, and the
- * rows are divided by their sums, or the log-sum-exp where that is known. */
+/* Attention weights of the block: softmax of each row over what it sees, 0 elsewhere. The gradient knows the row's
+ * log-sum-exp (`known`), so that exp(score − lse) is the weight; else it is found here. */
 INLINE void weigh(const Attention *a, int64_t head, const Keys *far, const Keys *near, Queries *q, int known) {
     int64_t dim = a->dim, width = padded(dim), far_count = far ? far->count : 0;
     float scale = 1.0f / sqrtf((float)dim);
@@ -216,6 +216,7 @@ INLINE void weigh(const Attention *a, int64_t head, const Keys *far, const Keys 
     }
 }
 
+/* result = weights · values */
 INLINE void forward_block(const Attention *a, int64_t head, const Keys *far, const Keys *near, Queries *q) {
     int64_t dim = a->dim, width = padded(dim);
     weigh(a, head, far, near, q, 0);
@@ -231,6 +232,8 @@ INLINE void forward_block(const Attention *a, int64_t head, const Keys *far, con
     }
 }
 
+/* With P = weights, G = gradient of the result: values P' G; scores dS = P (G V' − row sums of P G V'); queries dS K; keys
+ * dS' Q. */
 INLINE void backward_block(const Attention *a, int64_t head, const Keys *far, const Keys *near, Queries *q,
                            float *grad_norm) {
     int64_t dim = a->dim, width = padded(dim), far_count = far ? far->count : 0;

@@ -31,6 +31,8 @@ _SIZES = (
 
 
 class _Attention(ctypes.Structure):
+    """`Attention` of attention.c, in the order of its fields."""
+
     _fields_ = [*((name, c_void_p) for name in _TENSORS), *((name, c_int64) for name in _SIZES), ("eps", c_float)]
 
 
