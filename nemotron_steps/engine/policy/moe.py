@@ -35,13 +35,11 @@ class Router(torch.nn.Module):
         self.load = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
         """Tokens each expert got on this rank since the last `rebalance`, while training."""
 
-    def forward(
-        self, states: torch.Tensor, occurrences: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, states: torch.Tensor, occurrences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, hidden] → weights float32 [T, k] and experts int64 [T, k].
 
         Args:
-            occurrences: float32 [T], how often each token counts for the load. None: once.
+            occurrences: float32 [T], how often each token counts for the load.
         """
         probabilities = F.linear(states.float(), self.weight.float()).softmax(-1)
         scores = probabilities if self.expert_bias is None else probabilities + self.expert_bias
@@ -50,7 +48,7 @@ class Router(torch.nn.Module):
         if self.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.expert_bias is not None and torch.is_grad_enabled():
-            often = None if occurrences is None else occurrences[:, None].expand_as(chosen).flatten()
+            often = occurrences[:, None].expand_as(chosen).flatten()
             self.load += torch.bincount(chosen.flatten(), often, minlength=self.load.numel())
         return weights, chosen
 
@@ -99,7 +97,7 @@ class FlatMoe(torch.nn.Module):
         self.experts = Experts(architecture, architecture.num_experts // layout.expert, config.params_dtype)
         self.ranks = layout.expert
 
-    def forward(self, hidden: torch.Tensor, occurrences: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, occurrences: torch.Tensor) -> torch.Tensor:
         """[T, 1, hidden] → the same shape. `occurrences` as the router takes it."""
         states = hidden.flatten(0, 1)
         weights, chosen = self.router(states, occurrences)
