@@ -48,10 +48,10 @@ def attention_half(
     Returns:
         As hidden.
     """
-    heads = out_weight.shape[1] // cos_sin.shape[-1]
-    groups = qkv_weight.shape[0] // cos_sin.shape[-1] - heads
+    keys_and_values = qkv_weight.shape[0] - out_weight.shape[1]
+    groups = keys_and_values // (2 * cos_sin.shape[-1])
     result: torch.Tensor = _AttentionHalf.apply(  # type: ignore[no-untyped-call]
-        hidden, norm_weight, qkv_weight, head_norm, out_weight, cos_sin, layout, groups // 2, eps
+        hidden, norm_weight, qkv_weight, head_norm, out_weight, cos_sin, layout, groups, eps
     )
     return result
 
