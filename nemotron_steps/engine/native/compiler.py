@@ -194,4 +194,5 @@ def _run(*command: str) -> str:
 
 
 def _refused(compiler: str, found: str) -> UnsupportedError:
-    return UnsupportedError(f"{compiler} cannot compile the kernels for CPU", found=found, hints=[INSTALL])
+    hints = ["unset CC   # gcc is taken then"] if os.environ.get("CC") and shutil.which("gcc") else [INSTALL]
+    return UnsupportedError(f"{compiler} cannot compile the kernels for CPU", found=found, hints=hints)
