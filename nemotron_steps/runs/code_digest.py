@@ -38,8 +38,11 @@ def code_digest(module: str) -> str:
     """
     digest = hashlib.sha256()
     closure = import_closure(module)
-    for folder in {path.parent for path in closure.values()}:
-        closure.update({f"{folder.name}/{path.name}": path for path in folder.glob("*.[ch]")})
+    folders = {
+        path.parent: name if path.name == "__init__.py" else name.rpartition(".")[0] for name, path in closure.items()
+    }
+    for folder, package in folders.items():
+        closure.update({f"{package}/{path.name}": path for path in folder.glob("*.[ch]")})
     for name, path in sorted(closure.items()):
         digest.update(f"{name}\0".encode())
         digest.update(_file_digest(str(path), path.stat().st_mtime_ns))

@@ -70,6 +70,20 @@ def test_code_digest_changes_with_the_c_sources_beside_what_is_imported(package:
     assert code_digest("closurepack.a") != before
 
 
+def test_code_digest_tells_c_sources_apart_that_have_one_name_in_folders_of_one_name(package: Path) -> None:
+    inner = package / "sub" / "sub"
+    inner.mkdir()
+    for file, source in (("__init__.py", ""), ("g.py", ""), ("kernel.c", "int one;")):
+        (inner / file).write_text(source)
+    (package / "sub" / "kernel.c").write_text("int one;")
+    (package / "sub" / "f.py").write_text("from .sub import g\n")
+    digests = {code_digest("closurepack.a")}
+    for changed in (inner, package / "sub"):
+        (changed / "kernel.c").write_text("int two;")
+        digests.add(code_digest("closurepack.a"))
+    assert len(digests) == 3
+
+
 def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
     closure = import_closure("nemotron_steps.steps.rl.rlhf")
     assert "nemotron_steps.engine.loss" in closure and "nemotron_steps.config.schema.rl" in closure
