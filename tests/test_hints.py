@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import nemotron_steps
-from nemotron_steps.engine.data import read_rows
+from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.errors import DataError, show_line
 
 ROOT = Path(nemotron_steps.__file__).parent

@@ -19,7 +19,7 @@ from statistics import fmean, median
 from typing import Any
 
 from nemotron_steps.environments.base import JUDGE_UNAVAILABLE
-from nemotron_steps.environments.judging import JUDGE_UNPARSEABLE
+from nemotron_steps.environments.judged.judging import JUDGE_UNPARSEABLE
 
 MAX_HISTORY = 512
 """Steps kept per metric; rules look back much less far."""

@@ -2,11 +2,11 @@
 
     Prompt --(rl loop)--> GenerationRequest --Generator--> Completion
     Completion --environment--> Rollout (tokens, logprobs, reward, components)
-    Rollouts of one prompt form a RolloutGroup (G members, one explicit group id)
+    Rollouts of one prompt form a RolloutGroup (G rollouts, one explicit group id)
     RolloutGroups --advantages--> TrainBatch --Policy.train_step--> new weights
     Policy.weights() --Generator.update_weights--> next weight version
 
-Shapes in names and docstrings: P prompts, G group members, N = P·G sequences, T tokens.
+Shapes in names and docstrings: P prompts, G rollouts a group, N = P·G sequences, T tokens.
 Token-aligned tensors follow one convention: element [n, t] belongs to token t, so the log
 probability at t is log p(token_t | tokens_<t), and column 0 is always 0.
 """
@@ -46,7 +46,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     seed: int | None = None
-    """With a seed, member i of request r samples from a stream that depends on (seed, r.request_id, i) alone,
+    """With a seed, rollout i of request r samples from a stream that depends on (seed, r.request_id, i) alone,
     never on what else is in the batch."""
 
 
@@ -102,7 +102,7 @@ class Generator(Protocol):
         """Completions not yet returned (queued or running)."""
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request; its unfinished members are never returned."""
+        """Drop a request; its unfinished rollouts are never returned."""
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSyncReport:
         """Load Hugging Face-named weights; running sequences go on under the new version; prefix cache is dropped."""

@@ -4,7 +4,7 @@
     row --seed--> Session (tools and state)        one per rollout
     policy turn --call_tool--> tool output          as often as the rollout calls tools
     policy turn --follow_up--> next user message    where an environment has several turns; None ends the rollout
-    row, Response, Session --verify--> Verdict      or verify_group for a whole cohort
+    row, Response, Session --verify--> Verdict      or verify_group for a whole group
 
 An environment is stateless between rollouts: whatever a rollout changes lives in its Session, so one object serves
 any number of concurrent rollouts, in the process, in an actor or behind HTTP. It knows nothing of tokens, tensors,
@@ -29,7 +29,7 @@ from nemotron_steps.environments.responses import Response, ToolCall
 from nemotron_steps.errors import DataError, JudgeUnavailableError, show_line
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.judges import Judge
+    from nemotron_steps.environments.judged.judges import Judge
 
 __all__ = [
     "AgentRun",
@@ -134,7 +134,7 @@ class Environment(ABC):
         reward_range: inclusive (low, high) of every reward it gives.
         required_fields: dotted paths a row must have besides the prompt.
         config_class: pydantic model of its settings.
-        cohort: verify_group must see all rollouts of a prompt at once; one alone cannot be judged.
+        judges_groups: verify_group must see all rollouts of a prompt at once; one alone cannot be judged.
         runs_agent: run_agent runs whole rollouts against the policy's endpoint; nothing else is asked.
     """
 
@@ -142,7 +142,7 @@ class Environment(ABC):
     reward_range: tuple[float, float] = (0.0, 1.0)
     required_fields: ClassVar[tuple[str, ...]] = ()
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
-    cohort: ClassVar[bool] = False
+    judges_groups: ClassVar[bool] = False
     runs_agent: ClassVar[bool] = False
 
     def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
@@ -231,7 +231,7 @@ class Environment(ABC):
         """
 
     async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
-        """Judge all rollouts of one prompt, in order. Cohort environments override this."""
+        """Judge all rollouts of one prompt, in order. Environments that judge groups override this."""
         return list(await asyncio.gather(*(self._guarded(row, r, s) for r, s in zip(responses, sessions, strict=True))))
 
     async def release(self, session: Session) -> None:  # noqa: B027  an optional hook

@@ -9,7 +9,7 @@ from nemotron_steps.environments.registry import create, environment_class, rout
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Row
-    from nemotron_steps.environments.judges import Judge
+    from nemotron_steps.environments.judged.judges import Judge
 
 
 POLICY_NAME = "policy"

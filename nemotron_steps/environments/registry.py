@@ -18,35 +18,35 @@ from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, show
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Row
-    from nemotron_steps.environments.judges import Judge
+    from nemotron_steps.environments.judged.judges import Judge
 
 ENTRY_POINT_GROUP = "nemotron_steps.environments"
 
 _PACKAGE = "nemotron_steps.environments"
 BUILT_IN: dict[str, str] = {
-    "equivalence_llm_judge": f"{_PACKAGE}.equivalence_llm_judge:EquivalenceLlmJudge",
-    "inverse_if": f"{_PACKAGE}.inverse_if:InverseIf",
-    "jailbreak_detection": f"{_PACKAGE}.jailbreak_detection:JailbreakDetection",
-    "lc_niah": f"{_PACKAGE}.lc_niah:LcNiah",
-    "multichallenge": f"{_PACKAGE}.multichallenge:Multichallenge",
-    "over_refusal_detection": f"{_PACKAGE}.over_refusal_detection:OverRefusalDetection",
-    "terminus_judge": f"{_PACKAGE}.terminus_judge:TerminusJudge",
-    "calendar": f"{_PACKAGE}.calendar_events:CalendarEvents",
-    "code_gen": f"{_PACKAGE}.code_gen:CodeGen",
-    "genrm_compare": f"{_PACKAGE}.genrm_compare:GenrmCompare",
-    "instruction_following": f"{_PACKAGE}.instruction_following:InstructionFollowing",
-    "math_with_judge": f"{_PACKAGE}.math_with_judge:MathWithJudge",
-    "math_formal_lean": f"{_PACKAGE}.math_formal_lean:MathFormalLean",
-    "ns_tools": f"{_PACKAGE}.ns_tools:NsTools",
-    "mcqa": f"{_PACKAGE}.mcqa:Mcqa",
-    "remote": f"{_PACKAGE}.remote:RemoteEnvironment",
-    "remote_agent": f"{_PACKAGE}.remote_agent:RemoteAgent",
-    "reasoning_gym": f"{_PACKAGE}.reasoning_gym:ReasoningGym",
-    "single_step_tool_use_with_argument_comparison": f"{_PACKAGE}.single_step_tool_use:SingleStepToolUse",
-    "structured_outputs": f"{_PACKAGE}.structured_outputs:StructuredOutputs",
-    "swerl_gen": f"{_PACKAGE}.swerl_gen:SwerlGen",
-    "workplace_assistant": f"{_PACKAGE}.workplace_assistant:WorkplaceAssistant",
-    "swe_pivot": f"{_PACKAGE}.swe_pivot:SwePivot",
+    "equivalence_llm_judge": f"{_PACKAGE}.judged.equivalence_llm_judge:EquivalenceLlmJudge",
+    "inverse_if": f"{_PACKAGE}.judged.inverse_if:InverseIf",
+    "jailbreak_detection": f"{_PACKAGE}.judged.jailbreak_detection:JailbreakDetection",
+    "lc_niah": f"{_PACKAGE}.text.lc_niah:LcNiah",
+    "multichallenge": f"{_PACKAGE}.judged.multichallenge:Multichallenge",
+    "over_refusal_detection": f"{_PACKAGE}.judged.over_refusal_detection:OverRefusalDetection",
+    "terminus_judge": f"{_PACKAGE}.judged.terminus_judge:TerminusJudge",
+    "calendar": f"{_PACKAGE}.text.calendar_events:CalendarEvents",
+    "code_gen": f"{_PACKAGE}.code.code_gen:CodeGen",
+    "genrm_compare": f"{_PACKAGE}.judged.genrm_compare:GenrmCompare",
+    "instruction_following": f"{_PACKAGE}.text.instruction_following:InstructionFollowing",
+    "math_with_judge": f"{_PACKAGE}.text.math_with_judge:MathWithJudge",
+    "math_formal_lean": f"{_PACKAGE}.code.math_formal_lean:MathFormalLean",
+    "ns_tools": f"{_PACKAGE}.tools.ns_tools:NsTools",
+    "mcqa": f"{_PACKAGE}.text.mcqa:Mcqa",
+    "remote": f"{_PACKAGE}.remote.remote:RemoteEnvironment",
+    "remote_agent": f"{_PACKAGE}.remote.remote_agent:RemoteAgent",
+    "reasoning_gym": f"{_PACKAGE}.text.reasoning_gym:ReasoningGym",
+    "single_step_tool_use_with_argument_comparison": f"{_PACKAGE}.tools.single_step_tool_use:SingleStepToolUse",
+    "structured_outputs": f"{_PACKAGE}.text.structured_outputs:StructuredOutputs",
+    "swerl_gen": f"{_PACKAGE}.code.swerl_gen:SwerlGen",
+    "workplace_assistant": f"{_PACKAGE}.tools.workplace_assistant:WorkplaceAssistant",
+    "swe_pivot": f"{_PACKAGE}.tools.swe_pivot:SwePivot",
 }
 """Environment name → module:class."""
 

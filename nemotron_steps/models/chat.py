@@ -1,6 +1,6 @@
 """Chats to token ids and back, through a tokenizer's own chat template.
 
-Not for: reading what an assistant said (engine/conversation.py) or training tokenizers (tokenizers.py).
+Not for: reading what an assistant said (engine/rollouts/conversation.py) or training tokenizers (tokenizers.py).
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from checkpoint_files import write_hf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.models import Edge, FileRecord, Producer, parse_ref, tree_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError, UnknownNameError
+from tests.artifacts.checkpoint_files import write_hf
 
 
 @pytest.fixture

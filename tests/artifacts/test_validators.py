@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoint_files import write_hf, write_megatron, write_safetensors
 
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header
 from nemotron_steps.artifacts.validators import sniff_type, validate
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
+from tests.artifacts.checkpoint_files import write_hf, write_megatron, write_safetensors
 
 PROMPT = {"responses_create_params": {"input": [{"role": "user", "content": "2+2?"}]}, "agent_ref": {"name": "math"}}
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}

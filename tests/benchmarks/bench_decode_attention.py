@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from triton.testing import do_bench
 
-from nemotron_steps.engine.generation import embedded_kernels
-from nemotron_steps.engine.generation.embedded_graph import PREFIX_FIELDS
+from nemotron_steps.engine.generation.embedded import kernels as embedded_kernels
+from nemotron_steps.engine.generation.embedded.graph import PREFIX_FIELDS
 
 SHAPES = ((512, 320), (128, 200), (64, 1100), (64, 2100), (8, 4096))
 """Rows, and keys of each."""

@@ -50,7 +50,7 @@ def judge_prompts() -> list[list[int]]:
 
 
 def embedded(folder: Path) -> Callable[[str, list[list[int]]], int]:
-    from nemotron_steps.engine.generation.embedded import EmbeddedGenerator
+    from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
     from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 
     generator = EmbeddedGenerator.from_hf_checkpoint(folder, max_sequences=64, max_total_length=256, eos_token_ids=[])

@@ -37,8 +37,8 @@ def measure(folder: Path, **settings: int) -> dict:
     import torch
 
     from nemotron_steps.config.schema.rl import RlConfig
-    from nemotron_steps.engine.data import read_rows
-    from nemotron_steps.engine.grpo import train
+    from nemotron_steps.engine.grpo.loop import train
+    from nemotron_steps.engine.rollouts.data import read_rows
     from nemotron_steps.environments import registry
     from nemotron_steps.runs.tracker import Tracker
     from nemotron_steps.steps.rl.training import build_run

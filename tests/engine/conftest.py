@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from grpo_runs import ENVIRONMENTS
 
 from nemotron_steps.environments import registry
 from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
+from tests.engine.grpo.grpo_runs import ENVIRONMENTS
 
 
 @pytest.fixture(scope="session")

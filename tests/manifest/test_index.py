@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from manifest.packs_on_disk import step_text, write_files
 from nemotron_steps.manifest.index import Index, build_index, load_index
 from nemotron_steps.manifest.packs import builtin_pack_root, find_packs
+from tests.manifest.packs_on_disk import step_text, write_files
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from manifest.packs_on_disk import read_packs, step_text, write_files
 from nemotron_steps.errors import ManifestError, UnknownNameError
 from nemotron_steps.manifest.packs import builtin_pack_root, find_packs
 from nemotron_steps.manifest.registry import load_pipeline_file, load_registry
+from tests.manifest.packs_on_disk import read_packs, step_text, write_files
 
 TYPES = "[a]\n[b]\n"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from manifest.packs_on_disk import read_packs, write_files
 from nemotron_steps.manifest.index import build_index
 from nemotron_steps.manifest.packs import PackSearch, find_packs, open_pack
 from nemotron_steps.manifest.registry import Registry, load_registry
+from tests.manifest.packs_on_disk import read_packs, write_files
 
 FILES = {
     "types.toml": """# compatibility graph

@@ -10,8 +10,8 @@ import pytest
 
 from nemotron_steps.errors import PlanError
 from nemotron_steps.resolver.plan import Plan, SuppliedInput
-from resolver.test_resolve import STEPS, TYPES, pipeline, tiny
-from resolver.worlds import World, world_of
+from tests.resolver.test_resolve import STEPS, TYPES, pipeline, tiny
+from tests.resolver.worlds import World, world_of
 
 GOLDEN = Path(__file__).parent / "golden"
 

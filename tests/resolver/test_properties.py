@@ -12,7 +12,7 @@ from nemotron_steps.manifest.models import Consumes, Produces, StepManifest, Ste
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
-from resolver.worlds import World
+from tests.resolver.worlds import World
 
 NAMES = "abcdef"
 

@@ -11,7 +11,7 @@ from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, PipelineManifest, Produces, StepManifest, StepTable
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.plan import SuppliedInput
-from resolver.worlds import World, types_of, wiring, world_of
+from tests.resolver.worlds import World, types_of, wiring, world_of
 
 TYPES = types_of(
     rows="",

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runner_toy_steps
-from runner_toy_plan import TRAIN, make_plan, run
 
 from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -28,6 +26,8 @@ from nemotron_steps.runs.cache import with_cached
 from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.inputs import bound_values
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
+from tests.runs import runner_toy_steps
+from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 
 Records = list[dict[str, Any]]
 

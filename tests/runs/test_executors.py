@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runner_toy_steps
 
 import nemotron_steps
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -35,6 +34,7 @@ from nemotron_steps.runs.executors.base import JobState, Launch, find_executor
 from nemotron_steps.runs.executors.detached import DetachedExecutor
 from nemotron_steps.runs.executors.slurm import SlurmExecutor, batch_script, parse_fields
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run, new_run_id, read_events
+from tests.runs import runner_toy_steps
 
 ROOT = Path(nemotron_steps.__file__).parents[1]
 HERE = Path(__file__).parent

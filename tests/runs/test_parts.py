@@ -86,7 +86,7 @@ def test_code_digest_tells_c_sources_apart_that_have_one_name_in_folders_of_one_
 
 def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
     closure = import_closure("nemotron_steps.steps.rl.rlhf")
-    assert "nemotron_steps.engine.loss" in closure and "nemotron_steps.config.schema.rl" in closure
+    assert "nemotron_steps.engine.losses.policy_gradient" in closure and "nemotron_steps.config.schema.rl" in closure
     assert not any(name.startswith(("nemotron_steps.runs", "nemotron_steps.cli")) for name in closure)
 
 
@@ -115,7 +115,7 @@ def test_plain_makes_strict_json_of_anything() -> None:
 
 
 def test_plain_context_runs_a_step_without_a_store(tmp_path: Path) -> None:
-    import runner_toy_steps
+    from tests.runs import runner_toy_steps
 
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train.jsonl").write_text('{"value": 2}\n')

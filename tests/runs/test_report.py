@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_toy_plan import run
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import NonFiniteLossError
 from nemotron_steps.runs.report import write_report
 from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned
+from tests.runs.runner_toy_plan import run
 
 VOID = {"meta", "circle", "line", "rect", "path", "br"}
 

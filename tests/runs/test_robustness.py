@@ -19,8 +19,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import runner_toy_plan
-from runner_toy_plan import run
 
 import nemotron_steps.runs.execute as execute_module
 from nemotron_steps.artifacts.backend import LocalBackend
@@ -30,6 +28,8 @@ from nemotron_steps.errors import StorageError
 from nemotron_steps.runs.locks import hold, is_held
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
 from nemotron_steps.runs.work import WorkFolder
+from tests.runs import runner_toy_plan
+from tests.runs.runner_toy_plan import run
 
 SETTINGS = ("make.delay=0.01", "train.delay=0.03")
 

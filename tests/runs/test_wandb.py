@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_toy_plan import run
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import WandbSettings
 from nemotron_steps.errors import NonFiniteLossError
+from tests.runs.runner_toy_plan import run
 
 pytest.importorskip("wandb")
 

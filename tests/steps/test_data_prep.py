@@ -24,9 +24,9 @@ from nemotron_steps.config.schema.data_prep import (
     TokenizerTrainingConfig,
 )
 from nemotron_steps.environments.base import EnvironmentConfig
-from nemotron_steps.environments.genrm_scores import parse_reply
-from nemotron_steps.environments.reasoning_gym import ReasoningGym
+from nemotron_steps.environments.judged.genrm_scores import parse_reply
 from nemotron_steps.environments.responses import split_reasoning
+from nemotron_steps.environments.text.reasoning_gym import ReasoningGym
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError
 from nemotron_steps.runs.context import StepContext, plain_context
 from nemotron_steps.steps.data_prep import rl_prep, sft_prep

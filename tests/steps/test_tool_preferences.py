@@ -16,7 +16,7 @@ from nemotron_steps.cli.main import steps
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.tool_preferences import Hallucination, ToolPreferencePrepConfig, ToolTasksSource
 from nemotron_steps.environments.base import Response, Session, ToolCall
-from nemotron_steps.environments.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
+from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
 from nemotron_steps.runs.context import plain_context

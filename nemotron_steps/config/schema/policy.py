@@ -11,9 +11,9 @@ from nemotron_steps.config.schema import policy_rules
 from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
-"""How reasoning is told from the answer: nemotron_steps/engine/parsers/reasoning.py."""
+"""How reasoning is told from the answer: nemotron_steps/engine/rollouts/parsers/reasoning.py."""
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
-"""How tool calls are written: nemotron_steps/engine/parsers/tools.py."""
+"""How tool calls are written: nemotron_steps/engine/rollouts/parsers/tools.py."""
 
 
 class OptimizerConfig(Section):

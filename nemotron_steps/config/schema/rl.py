@@ -150,7 +150,7 @@ class GrpoConfig(Section):
 
 
 class LossFnConfig(Section):
-    """`loss_fn.*`. Formulas: `nemotron_steps/engine/loss.py`."""
+    """`loss_fn.*`. Formulas: `nemotron_steps/engine/losses/policy_gradient.py`."""
 
     reference_policy_kl_penalty: float = Field(0.0, ge=0)
     reference_policy_kl_type: Literal["k1", "k2", "k3"] = "k3"

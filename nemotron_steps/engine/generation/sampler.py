@@ -51,7 +51,7 @@ class AsyncSampler:
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, request_id: str | None = None
     ) -> list[asyncio.Future[Completion]]:
-        """Queue n samples of one prompt; one future a member, resolved as each finishes.
+        """Queue n samples of one prompt; one future a rollout, resolved as each finishes.
 
         A seeded request must pass its own request_id, since the random stream depends on it.
         """

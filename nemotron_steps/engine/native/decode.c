@@ -158,7 +158,7 @@ static void draw(const Batch *b, int64_t row, float *logits, int64_t vocab) {
     for (int64_t v = 0; v < vocab; v++) total += logits[v];
     if (b->temperature != 0.0f) {
         double target = uniform(state[3], next - state[2]) * total;
-        /* Past the end only for logits that are not numbers, which are reported when the completion ends. */
+        /* Past the end only for NaN logits, which are reported when the completion ends. */
         for (; token < vocab - 1; token++) {
             passed += logits[token];
             if (passed > target) break;

@@ -1,8 +1,8 @@
 """The environments in an actor, so that grading is off the driver's event loop.
 
 Rows are checked and routed in the driver, by environments that are created but never started; what takes time runs in
-the actor. A session's state stays there. Not for: environments behind HTTP (environments/remote.py), which may be used
-from the actor as from anywhere.
+the actor. A session's state stays there. Not for: environments behind HTTP (environments/remote/remote.py), which may
+be used from the actor as from anywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nemotron_steps.engine.placement.workers import (
 )
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Response, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judges import HttpJudge, Judge
+from nemotron_steps.environments.judged.judges import HttpJudge, Judge
 
 Judges = Mapping[str, PlacedJudge | HttpJudgeRecipe]
 
@@ -96,7 +96,7 @@ class PlacedEnvironment(Environment):
     def __init__(self, local: Environment, worker: Worker) -> None:
         super().__init__(local.config, {})
         self.name = local.name  # type: ignore[misc]
-        self.cohort = local.cohort  # type: ignore[misc]
+        self.judges_groups = local.judges_groups  # type: ignore[misc]
         self.runs_agent = local.runs_agent  # type: ignore[misc]
         self.reward_range = local.reward_range
         self._local, self._worker = local, worker

@@ -18,7 +18,7 @@ from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights, ReceivingOffer
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.generation.vllm import VllmGenerator
+    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
     from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
 
@@ -112,7 +112,7 @@ class GenerationWorker(WorkerProcess):
         return received
 
     def _build(self, weights: Any) -> Generator:
-        from nemotron_steps.engine.setup import build_generator
+        from nemotron_steps.engine.build.backends import build_generator
         from nemotron_steps.models.chat import ChatFormat
 
         settings = self._settings
@@ -132,7 +132,7 @@ class GenerationWorker(WorkerProcess):
 
     def _tensor_parallel(self) -> VllmGenerator:
         """The only one with processes of its own, which is given offers instead of weights."""
-        from nemotron_steps.engine.generation.vllm import VllmGenerator
+        from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
         generator = self._built()
         assert isinstance(generator, VllmGenerator)

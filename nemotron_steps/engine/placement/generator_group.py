@@ -154,9 +154,9 @@ class RayGenerator:
         return WeightSyncReport(version, time.perf_counter() - started, moved)
 
     @property
-    def ways(self) -> list[str]:
+    def transports(self) -> list[str]:
         """How weights reach each worker; empty before the first update."""
-        return [way for way, _ in self._transfer[1].ways] if self._transfer is not None else []
+        return [transport for transport, _ in self._transfer[1].transports] if self._transfer is not None else []
 
     def close(self) -> None:
         """End the workers."""

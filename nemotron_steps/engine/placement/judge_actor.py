@@ -22,7 +22,7 @@ from nemotron_steps.engine.placement.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.environments.judges import Judge, Messages
+from nemotron_steps.environments.judged.judges import Judge, Messages
 from nemotron_steps.errors import JudgeUnavailableError
 
 
@@ -31,8 +31,8 @@ class JudgeWorker(WorkerProcess):
 
     async def build(self, role: str, config: VllmModelConfig, seed: int) -> None:
         """Load the model; arguments as engine.setup.build_judge."""
-        from nemotron_steps.engine.judges import GeneratorJudge
-        from nemotron_steps.engine.setup import build_judge
+        from nemotron_steps.engine.build.backends import build_judge
+        from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 
         judge = build_judge(role, config, defer_to=None, seed=seed)
         assert isinstance(judge, GeneratorJudge), "judges behind HTTP have a place of their own"
@@ -90,7 +90,7 @@ class HttpJudgeRecipe:
 
     def build(self) -> Judge:
         """The judge, once its server is ready; see engine.setup.build_judge."""
-        from nemotron_steps.engine.setup import build_judge
+        from nemotron_steps.engine.build.backends import build_judge
 
         return build_judge(self.role, self.config, defer_to=None, seed=self.seed)
 

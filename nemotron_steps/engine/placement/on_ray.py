@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
-from nemotron_steps.engine.grpo_step import needs_reference_logprobs
-from nemotron_steps.engine.judges import StepwiseJudge
-from nemotron_steps.engine.loss import PolicyGradientLoss
+from nemotron_steps.engine.grpo.step import needs_reference_logprobs
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, JudgesBehindHttp, PlacedEnvironmentSet
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
@@ -32,10 +31,11 @@ from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
 from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
 from nemotron_steps.engine.placement.workers import Worker, places, start_workers, stop_workers
+from nemotron_steps.engine.rollouts.judges import StepwiseJudge
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.judges import Judge
+    from nemotron_steps.environments.judged.judges import Judge
 
 _SHARED_BY_JUDGES = 0.2
 """Of a generator's GPU, as Ray counts; memory is bounded by the backends themselves."""
@@ -145,7 +145,7 @@ class PlacedRun:
         """Every worker's process and device, and how weights travel."""
         workers = [*self.policy.workers, *self.generator.workers, self.environments.worker]
         workers += [worker for judge in self.judges if isinstance(judge, PlacedJudge) for worker in judge.workers]
-        return {"backend": "ray", "workers": places(workers), "weight_sync": self.generator.ways}
+        return {"backend": "ray", "workers": places(workers), "weight_sync": self.generator.transports}
 
 
 def place(

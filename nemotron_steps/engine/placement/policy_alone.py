@@ -12,7 +12,7 @@ from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
     from nemotron_steps.config.schema.rl import ClusterConfig
-    from nemotron_steps.engine.loss import LossFn
+    from nemotron_steps.engine.losses.policy_gradient import LossFn
 
 
 def place_policy(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.loss import LossFn
+from nemotron_steps.engine.losses.policy_gradient import LossFn
 from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
 from nemotron_steps.engine.placement.workers import (
     START_SECONDS,
@@ -124,7 +124,7 @@ class RayPolicy:
         return PlacedWeights(self)
 
     def transfer_to(self, receivers: Sequence[Worker], processes: int = 1) -> WeightTransfer:
-        """Open the ways from the ranks to generation workers, or to the processes that each of them runs."""
+        """Open the transports from the ranks to generation workers, or to the processes that each of them runs."""
         return WeightTransfer(self.workers, receivers, self._address, processes=processes)
 
     def save_checkpoint(self, path: str) -> None:

@@ -16,7 +16,7 @@ from nemotron_steps.errors import StorageError
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
-    from nemotron_steps.engine.loss import LossFn
+    from nemotron_steps.engine.losses.policy_gradient import LossFn
     from nemotron_steps.engine.types import Policy, TrainBatch
     from nemotron_steps.engine.weight_sync.ends import SendingEnd
 
@@ -53,7 +53,7 @@ class PolicyWorker(WorkerProcess):
 
     def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: LossFn, reference: bool, total_steps: int) -> None:
         """Load this rank's part of the model; arguments as engine.setup.build_policy."""
-        from nemotron_steps.engine.setup import build_policy
+        from nemotron_steps.engine.build.backends import build_policy
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
 
@@ -84,7 +84,7 @@ class PolicyWorker(WorkerProcess):
             self._snapshot.write(path)
         del self._snapshot
 
-    def open_sender(self, channel: str, way: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = ()) -> Any:
+    def open_sender(self, channel: str, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = ()) -> Any:
         """See SendingEnd.open."""
         from nemotron_steps.engine.weight_sync.ends import SendingEnd
 
@@ -92,7 +92,7 @@ class PolicyWorker(WorkerProcess):
         self._sending[channel] = SendingEnd(
             channel, lambda: iter(self._policy.weights()), self._rank, lambda: join_store(*self._address)
         )
-        return self._sending[channel].open(way, ipc, broadcast)
+        return self._sending[channel].open(transport, ipc, broadcast)
 
     def hide_segment(self, channel: str) -> None:
         """See SendingEnd.hide_segment."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.parallel import all_gather, reduce_scatter
+from nemotron_steps.engine.policy.parallel_dims import all_gather, reduce_scatter
 from nemotron_steps.models.mapping import Parameter
 
 _ALIGNMENT = 64

@@ -22,13 +22,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batching import select_rows
-from nemotron_steps.engine.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.batches.batching import select_rows
+from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
-from nemotron_steps.engine.policy.layout import TokenLayout, build_layout
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
 from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
-from nemotron_steps.engine.reduction import count_normalizers
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.dense import outer_product, product
+from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
 
 KEPT_PROBABILITY_BYTES = 64 * 2**20
 """Probabilities are kept for the backward pass up to this size, and recomputed chunk by chunk above it."""
@@ -92,14 +92,14 @@ class _LinearLogprobs(torch.autograd.Function):
         local = targets if mine is None else targets.clamp(0, rows - 1)
         for start in range(0, total, chunk):
             part = slice(start, min(start + chunk, total))
-            logits = product(hidden[part], weight)
+            logits = linear_forward(hidden[part], weight)
             lse, chosen = _normalize(logits, local[part], None if mine is None else mine[part], group)
             torch.sub(chosen, lse, out=logprobs[part])
             normalizer[part] = lse
             if not (needs_grad or with_entropy):
                 continue
             probabilities = _probabilities(logits, lse)
-            expected = product(probabilities, weight.t())
+            expected = linear_forward(probabilities, weight.t())
             toward = weight.index_select(0, local[part])
             if mine is not None:
                 toward.masked_fill_(~mine[part, None], 0.0)
@@ -132,7 +132,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 if ctx.keep:
                     probabilities = kept[number]
                 else:
-                    probabilities = _probabilities(product(hidden[part], weight), normalizer[part])
+                    probabilities = _probabilities(linear_forward(hidden[part], weight), normalizer[part])
                 grad_weight -= outer_product(probabilities, scaled[part])
             chosen = scaled if mine is None else scaled.masked_fill(~mine[:, None], 0.0)
             grad_weight.index_add_(0, local, chosen.float())
@@ -150,7 +150,7 @@ def _normalize(
     Under a group, `logits` are this rank's columns, `local` the targets among them where `mine`.
     """
     if logits.is_cuda and logits.dtype is not torch.float32:
-        from nemotron_steps.engine.policy.triton_kernels import softmax_statistics
+        from nemotron_steps.engine.policy.kernels.triton_kernels import softmax_statistics
 
         largest, mass, chosen = softmax_statistics(logits, local)
         if group is None:
@@ -173,7 +173,7 @@ def _normalize(
 def _probabilities(logits: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     """exp(logits − lse) in the logits' type; may overwrite the logits."""
     if logits.is_cuda and logits.dtype is not torch.float32:
-        from nemotron_steps.engine.policy.triton_kernels import to_probabilities
+        from nemotron_steps.engine.policy.kernels.triton_kernels import to_probabilities
 
         return to_probabilities(logits, lse)
     return logits.float().sub_(lse[:, None]).exp_().to(logits.dtype)

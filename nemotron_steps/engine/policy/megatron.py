@@ -19,21 +19,22 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batching import select_rows
-from nemotron_steps.engine.dense import row_multiple
-from nemotron_steps.engine.heap import keep_freed_memory
-from nemotron_steps.engine.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
-from nemotron_steps.engine.policy import checkpoint, parallel
-from nemotron_steps.engine.policy.context import sum_parts
-from nemotron_steps.engine.policy.layout import TokenLayout, build_layout
+from nemotron_steps.engine.batches.batching import select_rows
+from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
+from nemotron_steps.engine.policy import checkpoint
+from nemotron_steps.engine.policy import parallel_dims as parallel
+from nemotron_steps.engine.policy.context_parallel import sum_parts
+from nemotron_steps.engine.policy.kernels.dense import row_multiple
 from nemotron_steps.engine.policy.logprob import linear_logprobs
+from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.pipeline import Pipeline
 from nemotron_steps.engine.policy.shards import ModelShards
 from nemotron_steps.engine.policy.snapshot import PolicySnapshot
-from nemotron_steps.engine.reduction import LossNormalizers, count_normalizers
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError, NonFiniteLossError
@@ -53,7 +54,8 @@ class MegatronPolicy:
         config: `policy.*`.
         checkpoint_path: a Megatron or Hugging Face checkpoint folder.
         loss_fn: (logprobs [n, T], micro-batch, normalizers, entropy [n, T]) → (loss, metric sums). Its optional
-            attributes `rows_per_unit`, `gradient_needs_advantage` and `temperature` are honoured (see engine/loss.py).
+            attributes `rows_per_unit`, `gradient_needs_advantage` and `temperature` are honoured (see
+            engine/losses/policy_gradient.py).
         reference: keep a frozen copy of the starting weights for `reference_logprobs`.
         seed: of torch's generator on this rank. The model itself draws nothing at random.
         total_steps: optimizer steps of the run, for decay styles without `lr_decay_iters`.
@@ -79,7 +81,7 @@ class MegatronPolicy:
         balanced = architecture.is_moe and megatron.moe_router_bias_update_rate > 0
         self.architecture = dataclasses.replace(architecture, router_bias=balanced)
         self.source_folder = hf_folder(checkpoint_path)
-        self.layout = parallel.Layout.from_config(megatron, self.architecture)
+        self.layout = parallel.ParallelDims.from_config(megatron, self.architecture)
         parallel.initialize(self.layout)
         torch.manual_seed(seed)
         self.device = parallel.device()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batching import fixed_micro_batches, round_up, token_budget_micro_batches
-from nemotron_steps.engine.packing import modified_first_fit_decreasing
+from nemotron_steps.engine.batches.batching import fixed_micro_batches, round_up, token_budget_micro_batches
+from nemotron_steps.engine.batches.packing import modified_first_fit_decreasing
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError
 

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nemotron_steps.engine.policy.attention import FlatAttention, FlatSelfAttention, column_linear, row_linear
-from nemotron_steps.engine.policy.feed_forward import feed_forward
-from nemotron_steps.engine.policy.fused import add_rms_norm, rms_norm, swiglu
-from nemotron_steps.engine.policy.layout import TokenLayout
+from nemotron_steps.engine.policy.attention.attention import FlatAttention, FlatSelfAttention, column_linear, row_linear
+from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
+from nemotron_steps.engine.policy.kernels.fused import add_rms_norm, rms_norm, swiglu
 from nemotron_steps.engine.policy.moe import FlatMoe, Router
-from nemotron_steps.engine.policy.parallel import Layout, device
+from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
+from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import load_megatron_core, on_available_device
 from nemotron_steps.models.rope import cos_sin
@@ -120,7 +120,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     def __init__(
         self,
         architecture: Architecture,
-        layout: Layout,
+        layout: ParallelDims,
         dtype: torch.dtype,
         *,
         activation_checkpointing: bool = False,
@@ -217,7 +217,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         return embedded
 
 
-def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
+def transformer_config(architecture: Architecture, layout: ParallelDims, dtype: torch.dtype) -> TransformerConfig:
     """megatron-core's config: no dropout, no biases but QKV's, no fused kernels that exist only for CUDA."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults of its own
@@ -253,7 +253,7 @@ def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.
         )
 
 
-def block_spec(architecture: Architecture, layout: Layout, *, freeze_router: bool) -> TransformerBlockSubmodules:
+def block_spec(architecture: Architecture, layout: ParallelDims, *, freeze_router: bool) -> TransformerBlockSubmodules:
     """This pipeline stage's layers: megatron-core's linears, our norm and attention."""
     if architecture.is_moe:
         mlp = ModuleSpec(

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from nemotron_steps.engine.policy.fused import swiglu
-from nemotron_steps.engine.policy.parallel import Layout, device
+from nemotron_steps.engine.policy.kernels.fused import swiglu
+from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
 from nemotron_steps.models.architecture import Architecture
 
 
@@ -91,7 +91,9 @@ class FlatMoe(torch.nn.Module):
         freeze_router: keep the router as it is, in float32.
     """
 
-    def __init__(self, config: Any, architecture: Architecture, layout: Layout, freeze_router: bool, **_: Any) -> None:
+    def __init__(
+        self, config: Any, architecture: Architecture, layout: ParallelDims, freeze_router: bool, **_: Any
+    ) -> None:
         super().__init__()
         self.router = Router(architecture, config.params_dtype, frozen=freeze_router)
         self.experts = Experts(architecture, architecture.num_experts // layout.expert, config.params_dtype)

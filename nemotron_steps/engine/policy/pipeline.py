@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.parallel import Groups
+from nemotron_steps.engine.policy.parallel_dims import Groups
 
 Forward = Callable[[int, torch.Tensor | None], torch.Tensor]
 """(micro-batch, hidden states of the previous stage or None) → hidden states to send on; on the last stage the loss."""

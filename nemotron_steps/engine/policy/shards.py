@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decayed
 from nemotron_steps.engine.policy.model import PolicyModel
-from nemotron_steps.engine.policy.parallel import Groups, device
+from nemotron_steps.engine.policy.parallel_dims import Groups, device
 from nemotron_steps.models.mapping import Parameter, megatron_shape, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
 

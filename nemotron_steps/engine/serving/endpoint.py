@@ -12,8 +12,8 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from nemotron_steps.engine.conversation import DEFAULT_FORMAT, TurnFormat
 from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, TurnFormat
 from nemotron_steps.engine.serving.api_errors import ApiError
 from nemotron_steps.engine.serving.chat_api import chat_completion, tokenize
 from nemotron_steps.engine.serving.http_server import EventStream, HttpServer, Reply, Request

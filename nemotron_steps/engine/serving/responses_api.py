@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nemotron_steps.engine.conversation import messages_of
+from nemotron_steps.engine.rollouts.conversation import messages_of
 from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
 from nemotron_steps.engine.serving.chat_api import ApiModel, SharedFields, usage_of
 from nemotron_steps.engine.serving.http_server import Reply

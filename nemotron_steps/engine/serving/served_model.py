@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from nemotron_steps.engine.conversation import AssistantTurn, TurnFormat, parse_assistant
+from nemotron_steps.engine.rollouts.conversation import AssistantTurn, TurnFormat, parse_assistant
 from nemotron_steps.engine.serving.api_errors import ApiError
 from nemotron_steps.engine.serving.sampling import SamplerBridge
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams

@@ -6,7 +6,7 @@
     objects.py         tensors that are in no policy: buckets in Ray's object store
     offers.py          what a receiver is told of a sender
     ends.py            the two ends, inside the workers
-    transfer.py        the driver's side: chooses the way of each generator by device and machine
+    transfer.py        the driver's side: chooses the transport of each generator by device and machine
 
 The tensors never pass through the driver. In one process there is nothing to transfer: the generator reads the
 policy's tensors.

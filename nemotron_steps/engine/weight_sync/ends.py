@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.engine.placement.rendezvous import join_store
-from nemotron_steps.engine.policy import parallel
+from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.weight_sync.objects import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
@@ -32,13 +32,13 @@ class SendingEnd:
         self._stream: StreamSender | None = None
         self._objects = False
 
-    def open(self, way: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = ()) -> Any:
+    def open(self, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = ()) -> Any:
         """Get ready to send; returns what the receivers need, None from a rank that only takes part."""
         self._plan = WeightPlan.of(self._weights())
-        self._objects = way == OBJECTS and self._rank == 0
-        if way == OBJECTS:
+        self._objects = transport == OBJECTS and self._rank == 0
+        if transport == OBJECTS:
             return self._plan
-        if way == SHARED_MEMORY:
+        if transport == SHARED_MEMORY:
             if self._rank != 0:
                 return None
             self._segment = SegmentWriter(self._plan)
@@ -77,9 +77,9 @@ class ReceivingEnd:
         self._plan = offered.plan
         self._segment: SegmentReader | None = None
         self._stream: StreamReceiver | None = None
-        if offered.way == SHARED_MEMORY:
+        if offered.transport == SHARED_MEMORY:
             self._segment = SegmentReader(*offered.offer)
-        elif offered.way != OBJECTS:
+        elif offered.transport != OBJECTS:
             assert offered.address is not None
             store = join_store(*offered.address)
             self._stream = StreamReceiver(offered.offer, store, offered.name, offered.place, parallel.device())
@@ -91,5 +91,5 @@ class ReceivingEnd:
         if self._stream is not None:
             return self._stream.weights()
         if references is None:
-            raise EngineError("weights were announced before their way was opened")
+            raise EngineError("weights were announced before their transport was opened")
         return get_weights(self._plan, references)

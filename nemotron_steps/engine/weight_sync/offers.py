@@ -1,4 +1,4 @@
-"""What travels from a sender, through the driver, to the processes that receive its weights: ways, never tensors."""
+"""What travels from a sender, through the driver, to the receivers of its weights: transports, never tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ReceivingOffer:
     """How one process gets a policy's weights; may travel to it.
 
     Attributes:
-        way, offer: as the sender opened it.
+        transport, offer: as the sender opened it.
         address: host and port of the policy's store; None where nothing is agreed on through it.
         name: of this receiver, for the sender.
-        place: (rank, ranks) in the sender's broadcasts; None for any other way.
+        place: (rank, ranks) in the sender's broadcasts; None for any other transport.
     """
 
-    way: str
+    transport: str
     offer: Any
     address: tuple[str, int] | None = None
     name: str = ""
@@ -34,10 +34,10 @@ class ReceivingOffer:
     @property
     def plan(self) -> WeightPlan:
         """Of the weights to come."""
-        if self.way == SHARED_MEMORY:
+        if self.transport == SHARED_MEMORY:
             plan, _ = self.offer
         else:
-            plan = self.offer if self.way == OBJECTS else self.offer.plan
+            plan = self.offer if self.transport == OBJECTS else self.offer.plan
         assert isinstance(plan, WeightPlan)
         return plan
 

@@ -1,4 +1,4 @@
-"""The driver's side of a weight transfer: which way each generator gets its weights, and one update at a time.
+"""The driver's side of a weight transfer: by which transport each generator gets its weights, and one update at a time.
 
     policy on CPU   shared memory when every generator is on rank 0's machine, else gloo broadcasts from it
     policy on GPU   CUDA IPC from the rank on the generator's own GPU, else NCCL from rank 0
@@ -41,7 +41,7 @@ class Receiver:
 
 
 class WeightTransfer:
-    """The open ways from the ranks of one policy to the workers of one generator.
+    """The open transports from the ranks of one policy to the workers of one generator.
 
     Args:
         ranks: policy workers in rank order.
@@ -56,9 +56,9 @@ class WeightTransfer:
         self._ranks, self._workers, self._processes = list(ranks), list(workers), processes
         self._channel = uuid.uuid4().hex
         receivers = [receiver for worker in workers for receiver in Receiver.of(worker, processes)]
-        self.ways = choose_ways(ranks, receivers)
-        """Each receiver's (way, sending rank)."""
-        self._streams = self.ways[0][0] != SHARED_MEMORY
+        self.transports = choose_transports(ranks, receivers)
+        """Each receiver's (transport, sending rank)."""
+        self._streams = self.transports[0][0] != SHARED_MEMORY
         if self._streams:
             self._open_streams(receivers, address)
         else:
@@ -82,15 +82,17 @@ class WeightTransfer:
 
     def _open_streams(self, receivers: Sequence[Receiver], address: tuple[str, int]) -> None:
         names = [receiver.name for receiver in receivers]
-        others = [name for name, (way, _) in zip(names, self.ways, strict=True) if way != CUDA_IPC]
+        others = [name for name, (transport, _) in zip(names, self.transports, strict=True) if transport != CUDA_IPC]
         calls = {}
         for number, rank in enumerate(self._ranks):
-            ipc = [name for name, way in zip(names, self.ways, strict=True) if way == (CUDA_IPC, number)]
+            ipc = [
+                name for name, transport in zip(names, self.transports, strict=True) if transport == (CUDA_IPC, number)
+            ]
             calls[rank.call("open_sender", self._channel, STREAM, ipc, others if number == 0 else [])] = rank
         offers = settle(calls)
         taken = []
-        for name, (way, number) in zip(names, self.ways, strict=True):
-            place = (1 + others.index(name), 1 + len(others)) if way != CUDA_IPC else None
+        for name, (transport, number) in zip(names, self.transports, strict=True):
+            place = (1 + others.index(name), 1 + len(others)) if transport != CUDA_IPC else None
             taken.append(ReceivingOffer(STREAM, offers[number], address, name, place))
         self._open_receivers(taken)
 
@@ -103,8 +105,8 @@ class WeightTransfer:
         settle(calls)
 
 
-def choose_ways(ranks: Sequence[Worker], receivers: Sequence[Receiver]) -> list[tuple[str, int]]:
-    """(way, sending rank) of every receiver, by device and machine."""
+def choose_transports(ranks: Sequence[Worker], receivers: Sequence[Receiver]) -> list[tuple[str, int]]:
+    """(transport, sending rank) of every receiver, by device and machine."""
     if ranks[0].device is None:
         together = all(receiver.node == ranks[0].node for receiver in receivers)
         return [(SHARED_MEMORY if together else GLOO, 0)] * len(receivers)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nemotron_steps.config.schema.data_prep import ComparisonConfig
 from nemotron_steps.environments.base import EnvironmentConfig
-from nemotron_steps.environments.genrm_messages import (
+from nemotron_steps.environments.judged.genrm_messages import (
     ATTACK_ANSWERS,
     EMPTY_ANSWER,
     comparison_messages,
@@ -21,7 +21,7 @@ from nemotron_steps.environments.genrm_messages import (
     neutralize,
     verdict_text,
 )
-from nemotron_steps.environments.reasoning_gym import ReasoningGym, extract_answer
+from nemotron_steps.environments.text.reasoning_gym import ReasoningGym, extract_answer
 from nemotron_steps.steps.data_prep.answers import slip, write_answer
 from nemotron_steps.steps.data_prep.gym_tasks import Question
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from nemotron_steps.config.schema.tool_preferences import Hallucination
 from nemotron_steps.environments.base import Response, Row, Session, ToolCall
-from nemotron_steps.environments.single_step_tool_use import (
+from nemotron_steps.environments.tools.single_step_tool_use import (
     SingleStepToolUse,
     SingleStepToolUseConfig,
     expected_calls,

@@ -15,9 +15,9 @@ from typing import Any
 
 from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConfig
-from nemotron_steps.engine.conversation import messages_of
+from nemotron_steps.engine.rollouts.conversation import messages_of
 from nemotron_steps.environments.responses import content_text
-from nemotron_steps.environments.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
+from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Split

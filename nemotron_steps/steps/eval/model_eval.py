@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nemotron_steps.config.schema.eval import EvalConfig
-from nemotron_steps.engine.conversation import TurnFormat
-from nemotron_steps.engine.data import read_rows
-from nemotron_steps.engine.evaluation import summarize
+from nemotron_steps.engine.build.backends import build_endpoint, build_generator, build_judges, sampling_params
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts import RolloutCollector
-from nemotron_steps.engine.setup import build_endpoint, build_generator, build_judges, sampling_params
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
+from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.rollouts.data import read_rows
+from nemotron_steps.engine.rollouts.evaluation import summarize
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import environment_class
 from nemotron_steps.environments.registry import route as route_row
@@ -72,7 +72,7 @@ def run(context: StepContext[EvalConfig]) -> None:
             await environments.start()
             try:
                 return await collector.collect(
-                    rows, group_ids=[f"eval/{i}" for i in range(len(rows))], members=settings.samples_per_prompt
+                    rows, group_ids=[f"eval/{i}" for i in range(len(rows))], num_generations=settings.samples_per_prompt
                 )
             finally:
                 await environments.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.engine.agreement import measure_agreement
-from nemotron_steps.engine.data import read_rows
+from nemotron_steps.engine.build.backends import build_generator
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.judges import GeneratorJudge
-from nemotron_steps.engine.setup import build_generator
+from nemotron_steps.engine.rollouts.agreement import measure_agreement
+from nemotron_steps.engine.rollouts.data import read_rows
+from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.sft.training import trained_on_chats

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.engine.checkpoint import CheckpointManager
-from nemotron_steps.engine.dpo import PreferencePair, optimize_preferences, read_pairs, total_steps
-from nemotron_steps.engine.dpo_loss import DpoLoss
-from nemotron_steps.engine.setup import open_policy
+from nemotron_steps.engine.build.backends import open_policy
+from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.losses.dpo import DpoLoss
+from nemotron_steps.engine.supervised.dpo import PreferencePair, optimize_preferences, read_pairs, total_steps
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
-from nemotron_steps.engine.data import PromptRow, PromptStream, read_rows
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream, read_rows
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
-from nemotron_steps.environments.judges import Messages
+from nemotron_steps.environments.judged.judges import Messages
 from nemotron_steps.environments.registry import environment_class, names
 from nemotron_steps.environments.registry import route as route_row
 from nemotron_steps.errors import ConfigError

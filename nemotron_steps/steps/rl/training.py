@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.async_grpo import train_async
-from nemotron_steps.engine.checkpoint import CheckpointManager
-from nemotron_steps.engine.conversation import TurnFormat
-from nemotron_steps.engine.data import PromptRow, PromptStream
-from nemotron_steps.engine.evaluation import EvaluationResult
+from nemotron_steps.engine.build.backends import build_endpoint, sampling_params
+from nemotron_steps.engine.build.parts import Parts, build_parts
+from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.event_loop import run_on
-from nemotron_steps.engine.grpo import GrpoRun, evaluate_heldout, train
-from nemotron_steps.engine.heap import freeze_objects
-from nemotron_steps.engine.parts import Parts, build_parts
-from nemotron_steps.engine.rollouts import RolloutCollector
-from nemotron_steps.engine.setup import build_endpoint, sampling_params
+from nemotron_steps.engine.grpo.async_loop import train_async
+from nemotron_steps.engine.grpo.loop import GrpoRun, evaluate_heldout, train
+from nemotron_steps.engine.policy.malloc_tuning import freeze_objects
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
+from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
+from nemotron_steps.engine.rollouts.evaluation import EvaluationResult
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError, StepsError

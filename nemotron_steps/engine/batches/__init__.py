@@ -1,0 +1,1 @@
+"""Training batches: rows padded, split and packed into micro-batches."""

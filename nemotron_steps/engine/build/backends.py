@@ -1,0 +1,227 @@
+"""From config to live parts: policy, generators, judges, environments. The only place that chooses backends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig, VllmConfig
+from nemotron_steps.config.schema.rl import AsyncGrpoConfig, ClusterConfig, NemoGymConfig, VllmModelConfig
+from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+from nemotron_steps.engine.losses.policy_gradient import LossFn
+from nemotron_steps.engine.types import Generator, Policy, SamplingParams
+from nemotron_steps.engine.weight_sync.offers import OfferedWeights
+from nemotron_steps.environments.environment_set import POLICY_NAME
+from nemotron_steps.environments.judged.judges import HttpJudge, Judge
+from nemotron_steps.errors import ArtifactError
+from nemotron_steps.models.chat import ChatFormat
+
+if TYPE_CHECKING:
+    import torch
+
+    from nemotron_steps.engine.serving.endpoint import Endpoint
+
+
+def build_policy(
+    config: PolicyConfig, checkpoint: Path, loss_fn: LossFn, *, reference: bool, total_steps: int
+) -> Policy:
+    """The trained model in this process (or this rank's part of it)."""
+    if config.dtensor_cfg.enabled:
+        from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+
+        fsdp: Policy = DTensorPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        return fsdp
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+
+    return MegatronPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+
+
+@contextmanager
+def open_policy(
+    cluster: ClusterConfig,
+    config: PolicyConfig,
+    checkpoint: Path,
+    loss_fn: LossFn,
+    *,
+    reference: bool,
+    total_steps: int,
+) -> Iterator[tuple[Policy, dict[str, Any]]]:
+    """A policy that trains without a generator, where `cluster` puts it, until the block ends; and where that is, for
+    the journal. Further arguments as `build_policy`."""
+    if cluster.backend == "ray":
+        from nemotron_steps.engine.placement.policy_alone import place_policy
+        from nemotron_steps.engine.placement.workers import places
+
+        placed, resources = place_policy(
+            cluster, config, checkpoint, loss_fn, reference=reference, total_steps=total_steps
+        )
+        with resources:
+            yield placed, {"backend": "ray", "workers": places(placed.workers)}
+    else:
+        policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        yield policy, {"backend": "process"}
+
+
+def build_generator(
+    hf_folder: Path,
+    config: GenerationConfig,
+    chat: ChatFormat,
+    *,
+    max_total_length: int,
+    precision: str,
+    weights: Iterable[tuple[str, torch.Tensor]] | OfferedWeights | None = None,
+    asynchronous: AsyncGrpoConfig | None = None,
+) -> Generator:
+    """The policy's generator.
+
+    Args:
+        hf_folder: has config.json (and tokenizer); weights are read from it when `weights` is None.
+        asynchronous: `grpo.async_grpo`, for a generator whose weights change while it samples.
+    """
+    if config.backend == "vllm":
+        from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
+
+        return VllmGenerator(
+            hf_folder,
+            config.vllm_cfg,
+            max_total_length=max_total_length,
+            precision=precision,
+            weights=weights,
+            # An agent's request may be running whenever the weights change.
+            in_flight_updates=config.vllm_cfg.expose_http_server or (asynchronous is not None and asynchronous.enabled),
+            recompute_kv_cache=asynchronous is not None and asynchronous.recompute_kv_cache_after_weight_updates,
+        )
+    assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"
+    import torch
+
+    from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+    from nemotron_steps.models.architecture import Architecture
+    from nemotron_steps.models.huggingface import load_hf_weights
+
+    return EmbeddedGenerator(
+        Architecture.from_folder(hf_folder),
+        weights if weights is not None else load_hf_weights(hf_folder).items(),
+        max_sequences=config.max_sequences,
+        max_total_length=max_total_length,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        dtype=getattr(torch, precision),
+        eos_token_ids=(chat.eos_token_id,),
+        decode=chat.decode,
+        recompute_kv_cache=asynchronous is not None and asynchronous.recompute_kv_cache_after_weight_updates,
+    )
+
+
+def sampling_params(config: GenerationConfig, chat: ChatFormat, seed: int | None) -> SamplingParams:
+    """How rollouts are sampled; the chat's end token always stops one."""
+    return SamplingParams(
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        stop_token_ids=tuple(dict.fromkeys((chat.eos_token_id, *config.stop_token_ids))),
+        stop_strings=config.stop_strings,
+        seed=seed,
+    )
+
+
+def build_endpoint(
+    config: GenerationConfig, sampler: AsyncSampler, chat: ChatFormat, *, max_total_length: int
+) -> Endpoint:
+    """The policy's generator as an OpenAI-compatible endpoint on loopback, sampling as rollouts do by default.
+
+    Not seeded: requests come in no fixed order. A request may bring a seed of its own.
+    """
+    from nemotron_steps.engine.serving.endpoint import Endpoint
+
+    return Endpoint(
+        sampler,
+        chat,
+        name=POLICY_NAME,
+        max_total_length=max_total_length,
+        defaults=sampling_params(config, chat, seed=None),
+        turn_format=TurnFormat.of(config),
+    )
+
+
+def build_judges(
+    config: NemoGymConfig, needed: set[str], *, defer_to: AsyncSampler | None, seed: int
+) -> dict[str, Judge]:
+    """A judge for every role in `needed`.
+
+    Raises:
+        ArtifactError: a judge's model folder does not exist.
+        JudgeUnavailableError: a judge's server is not ready in time.
+    """
+    judges: dict[str, Judge] = {}
+    for role in sorted(needed):
+        chosen = config.judge(role)
+        if chosen is not None:
+            judges[role] = build_judge(role, chosen, defer_to=defer_to, seed=seed)
+    return judges
+
+
+def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | None, seed: int) -> Judge:
+    """One judge: over HTTP, or a generator in this process.
+
+    Raises:
+        ArtifactError: its model folder does not exist.
+        JudgeUnavailableError: its server does not list its models within readiness_timeout_s.
+    """
+    if config.backend == "http":
+        assert config.base_url is not None  # the schema requires it
+        judge = HttpJudge(
+            config.base_url,
+            config.model or "default",
+            api_key_env=config.api_key_env,
+            retries=config.max_retries,
+            seed=seed,
+        )
+        judge.wait_until_ready(config.readiness_timeout_s)
+        return judge
+    folder = judge_folder(role, config)
+    chat = ChatFormat.from_folder(folder)
+    import torch
+
+    generation = GenerationConfig(
+        backend=config.backend,
+        max_sequences=config.max_sequences,
+        vllm_cfg=VllmConfig(
+            tensor_parallel_size=config.tensor_parallel_size,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_num_seqs=config.max_sequences,
+        ),
+    )
+    precision = "bfloat16" if torch.cuda.is_available() else "float32"
+    generator = build_generator(
+        folder, generation, chat, max_total_length=config.max_total_sequence_length, precision=precision
+    )
+    sampler = AsyncSampler(generator, name=role, defer_to=defer_to)
+    return GeneratorJudge(sampler, chat, max_total_length=config.max_total_sequence_length, seed=seed)
+
+
+def judge_folder(role: str, config: VllmModelConfig) -> Path:
+    """Local folder of a judge's weights; a hub name is fetched through huggingface_hub's cache."""
+    key = f"env.nemo_gym.{role}.responses_api_models.vllm_model.model"
+    if config.model is None:
+        raise ArtifactError(
+            f"the judge {role} has no model", where=key, hints=[f"{key}=PATH", "--input reward_model=PATH"]
+        )
+    if os.path.isdir(config.model):
+        return Path(config.model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(config.model))
+    except Exception as error:  # the hub client raises many unrelated classes; all mean the same here
+        raise ArtifactError(
+            f"the model of judge {role} is neither a folder nor could it be fetched from the hub",
+            where=key,
+            expected="a Hugging Face folder, or a model name the hub serves",
+            found=f"{config.model} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})",
+            hints=["--input reward_model=PATH", f"{key}=PATH"],
+        ) from error

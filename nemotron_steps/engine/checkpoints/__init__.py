@@ -1,0 +1,1 @@
+"""Training checkpoints: what they hold, and when one must be saved by."""

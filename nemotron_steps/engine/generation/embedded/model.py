@@ -1,0 +1,306 @@
+"""Forward pass of a dense decoder-only model against a column-aligned KV cache, written for few kernel launches.
+
+Weights come under Hugging Face names and are held fused: one matrix for Q, K and V, one for gate and up. Decoding a
+tiny model is bound by the number of operators, so the layout is chosen to save them:
+
+- Rows of the QKV matrix are grouped by key-value head (its queries, its key, its value), so queries, keys and values
+  of all sequences are strided views, and (sequence, key-value head) is one batch dimension, here called a lane.
+- The two halves of every query and key head are interleaved at load, which turns the rotary embedding into one complex
+  multiplication. Scores do not change: queries and keys are permuted alike.
+- Every sequence ends in the same cache column, so the new keys of a step are one slice and need no scatter.
+
+Not for: training (no gradient), scheduling or sampling (embedded.py).
+
+Shapes: B rows, T tokens, W cache columns in view, H hidden, D head size, R query heads per key-value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from nemotron_steps.engine.generation.embedded.decode import (
+    CacheView,
+    LayerWeights,
+    ModelWeights,
+    decode_step,
+    finish_layer,
+    norm,
+    rotate,
+)
+from nemotron_steps.engine.policy.kernels.dense import linear_forward
+from nemotron_steps.errors import EngineError, UnsupportedError
+from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.rope import cos_sin
+
+
+@dataclass
+class _Slot:
+    """Where one named weight goes: the shape it must have, and the view of a fused matrix it is copied into."""
+
+    shape: tuple[int, ...]
+    view: torch.Tensor
+    """[..., D, X] for head-wise weights, else of `shape`"""
+    interleave: bool = False
+
+    def write(self, source: torch.Tensor) -> None:
+        heads = source.reshape(-1, *self.view.shape[1:])  # a norm weight becomes one head, copied to all
+        if self.interleave:
+            half = self.view.shape[-2] // 2
+            halves = heads.reshape(*heads.shape[:-2], 2, half, heads.shape[-1])
+            self.view.view(*self.view.shape[:-2], half, 2, -1).copy_(halves.transpose(-2, -3))
+        else:
+            self.view.copy_(heads)
+
+
+class EmbeddedModel:
+    """Weights and forward pass of a Llama, Qwen2 or Qwen3 dense model.
+
+    Args:
+        max_positions: longest sequence that will ever be fed.
+    """
+
+    def __init__(
+        self, architecture: Architecture, *, max_positions: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        if architecture.is_moe:
+            raise UnsupportedError(
+                "the embedded generator has no mixture-of-experts layers",
+                expected="a dense llama, qwen2 or qwen3 model",
+                found=architecture.family,
+                hints=["policy.generation.backend=vllm"],
+            )
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise UnsupportedError(
+                "the embedded generator computes in 32 or 16 bits",
+                expected="float32, bfloat16 or float16",
+                found=str(dtype),
+                hints=["policy.precision=float32"],
+            )
+        self.architecture = a = architecture
+        self.queries_per_lane = a.query_heads_per_group
+        self.device, self.dtype = device, dtype
+        self.loads = 0
+        """How often weights have been loaded"""
+        # Finite, so that padding, for which everything is masked, stays finite too.
+        self.masked = torch.finfo(torch.float32).min / 2
+        self._scale = a.head_dim**-0.5
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, device=device, dtype=dtype)
+
+        fused = a.num_key_value_heads * (self.queries_per_lane + 2) * a.head_dim
+        self._embedding = empty(a.vocab_size, a.hidden_size)
+        self._head = self._embedding if a.tied_embeddings else empty(a.vocab_size, a.hidden_size)
+        self._final_norm = empty(a.hidden_size)
+        self.layers = [
+            LayerWeights(
+                input_norm=empty(a.hidden_size),
+                qkv=empty(fused, a.hidden_size),
+                qkv_bias=empty(fused) if a.qkv_bias else None,
+                qk_norm=empty(self.queries_per_lane + 1, a.head_dim) if a.qk_norm else None,
+                output=empty(a.hidden_size, a.num_attention_heads * a.head_dim),
+                post_norm=empty(a.hidden_size),
+                gate_up=empty(2 * a.ffn_hidden_size, a.hidden_size),
+                down=empty(a.hidden_size, a.ffn_hidden_size),
+            )
+            for _ in range(a.num_layers)
+        ]
+        self._slots = self._name_slots()
+        cos, sin = cos_sin(a, max_positions)
+        half = a.head_dim // 2
+        self._rotations = torch.complex(cos[:, :half], sin[:, :half]).to(device)
+        """complex64 [positions, D / 2]"""
+        self.weights = ModelWeights(
+            embedding=self._embedding,
+            head=self._head,
+            final_norm=self._final_norm,
+            rotations=self._rotations,
+            epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
+            eps=a.norm_eps,
+            queries=self.queries_per_lane,
+        )
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """Copy a complete set of Hugging Face-named weights in place; return the bytes received.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape is wrong. Weights may then be partly replaced.
+        """
+        missing = set(self._slots)
+        received = 0
+        self.loads += 1
+        for name, tensor in weights:
+            received += tensor.numel() * tensor.element_size()
+            if name == "lm_head.weight" and self.architecture.tied_embeddings:
+                continue
+            slot = self._slots.get(name)
+            if slot is None:
+                raise EngineError("a weight has a name that this architecture lacks", found=name)
+            if tuple(tensor.shape) != slot.shape:
+                raise EngineError(
+                    "a weight has the wrong shape", where=name, expected=str(slot.shape), found=str(tuple(tensor.shape))
+                )
+            slot.write(tensor.detach())
+            missing.discard(name)
+        if missing:
+            raise EngineError(
+                "weights are missing",
+                expected=f"all {len(self._slots)} of them",
+                found=f"{len(missing)} missing: {', '.join(sorted(missing)[:4])}",
+            )
+        return received
+
+    def _name_slots(self) -> dict[str, _Slot]:
+        a, queries = self.architecture, self.queries_per_lane
+        kv_heads, dim = a.num_key_value_heads, a.head_dim
+
+        def whole(tensor: torch.Tensor) -> _Slot:
+            return _Slot(tuple(tensor.shape), tensor)
+
+        slots = {"model.embed_tokens.weight": whole(self._embedding), "model.norm.weight": whole(self._final_norm)}
+        if not a.tied_embeddings:
+            slots["lm_head.weight"] = whole(self._head)
+        for i, layer in enumerate(self.layers):
+            prefix = f"model.layers.{i}."
+            gate, up = layer.gate_up.chunk(2)
+            slots |= {
+                prefix + "input_layernorm.weight": whole(layer.input_norm),
+                prefix + "post_attention_layernorm.weight": whole(layer.post_norm),
+                prefix + "self_attn.o_proj.weight": whole(layer.output),
+                prefix + "mlp.gate_proj.weight": whole(gate),
+                prefix + "mlp.up_proj.weight": whole(up),
+                prefix + "mlp.down_proj.weight": whole(layer.down),
+            }
+            for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+                if fused is None:
+                    continue
+                heads = fused.view(kv_heads, queries + 2, dim, -1)
+                tail = tuple(fused.shape[1:])
+                parts = (
+                    ("q_proj", heads[:, :queries], kv_heads * queries, True),
+                    ("k_proj", heads[:, queries], kv_heads, True),
+                    ("v_proj", heads[:, queries + 1], kv_heads, False),
+                )
+                for part, view, count, interleave in parts:
+                    slots[f"{prefix}self_attn.{part}.{kind}"] = _Slot((count * dim, *tail), view, interleave)
+            if layer.qk_norm is not None:
+                norm = layer.qk_norm.unsqueeze(-1)
+                slots[prefix + "self_attn.q_norm.weight"] = _Slot((dim,), norm[:queries], interleave=True)
+                slots[prefix + "self_attn.k_norm.weight"] = _Slot((dim,), norm[queries:], interleave=True)
+        return slots
+
+    def matrices(self) -> list[torch.Tensor]:
+        """Weights of products, [outputs, inputs]: four a layer, then the output layer's."""
+        of_layers = [w for layer in self.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return [*of_layers, self._head]
+
+    def new_cache(self, rows: int, columns: int) -> torch.Tensor:
+        """Keys or values of `rows` sequences, [layers, rows, key-value heads, columns, D].
+
+        Zeros, because what the mask hides still meets a weight of 0, and 0 times NaN is NaN.
+        """
+        a = self.architecture
+        shape = (a.num_layers, rows, a.num_key_value_heads, columns, a.head_dim)
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
+        """Feed one token per row and write its keys and values to the last column of the window.
+
+        Args:
+            tokens, positions: int64 [B]
+
+        Returns:
+            Logits [B, vocabulary] in the model's dtype.
+        """
+        return decode_step(tokens, positions, self.weights, self.layers, cache)
+
+    def decode_fused(
+        self,
+        tokens: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        column: torch.Tensor,
+        row_state: torch.Tensor,
+        prefixes: torch.Tensor,
+    ) -> torch.Tensor:
+        """`decode` for CUDA, in eight kernels a layer that depend on no number the host knows.
+
+        Args:
+            tokens: int64 [B], of rows 0 to B - 1.
+            keys, values: [layers, rows, key-value heads, columns, D]
+            column, row_state, prefixes: embedded_kernels.decode_attention
+
+        Returns:
+            Logits [B, vocabulary] in the model's dtype.
+        """
+        from nemotron_steps.engine.generation.embedded.kernels import decode_attention
+        from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_forward
+
+        a = self.architecture
+        rotations = torch.view_as_real(self._rotations)
+        x = self._embedding.index_select(0, tokens)
+        for i, layer in enumerate(self.layers):
+            normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, a.norm_eps)
+            if layer.qkv_bias is None:
+                qkv = torch.mm(normed, layer.qkv.t())
+            else:
+                qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv.t())
+            attended = decode_attention(
+                *(qkv, layer.qk_norm, rotations, keys[i], values[i], column, row_state, prefixes),
+                layer=i,
+                epsilon=a.norm_eps,
+                scale=self._scale,
+            )
+            x.addmm_(attended, layer.output.t())
+            gate_up = torch.mm(F.rms_norm(x, x.shape[-1:], layer.post_norm, a.norm_eps), layer.gate_up.t())
+            x.addmm_(swiglu_forward(gate_up), layer.down.t())
+        return torch.mm(F.rms_norm(x, x.shape[-1:], self._final_norm, a.norm_eps), self._head.t())
+
+    def prefill(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        hidden: torch.Tensor,
+    ) -> torch.Tensor:
+        """Feed T tokens per row, left-padded, and write their keys and values to the last T columns of the cache.
+
+        Args:
+            tokens, positions: int64 [B, T]
+            keys, values: [layers, B, key-value heads, W, D]
+            hidden: bool [B, T, W], True where a token must not look.
+
+        Returns:
+            float32 logits [B, vocabulary] of the last column.
+        """
+        rows, length = tokens.shape
+        a, model, queries = self.architecture, self.weights, self.queries_per_lane
+        rotation = self._rotations[positions.to(self.device)].view(rows, length, 1, 1, -1)
+        bias = (hidden.to(self.device) * (torch.finfo(self.dtype).min / 2)).to(self.dtype).unsqueeze(1)
+        x = self._embedding[tokens.to(self.device).view(-1)]
+        last_layer = self.layers[-1]
+        for layer, layer_keys, layer_values in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
+            flat = linear_forward(norm(x, layer.input_norm, model), layer.qkv)
+            if layer.qkv_bias is not None:
+                flat.add_(layer.qkv_bias)
+            qkv = flat.view(rows, length, a.num_key_value_heads, queries + 2, a.head_dim)
+            qk = rotate(qkv[..., : queries + 1, :], layer.qk_norm, rotation, model)
+            layer_keys[:, :, -length:].copy_(qk[..., queries, :].transpose(1, 2))
+            layer_values[:, :, -length:].copy_(qkv[..., queries + 1, :].transpose(1, 2))
+            q = qk[..., :queries, :]
+            if layer is last_layer:  # only the last column's output is read
+                q, bias, x = q[:, -1:], bias[:, :, -1:], x.view(rows, length, -1)[:, -1].contiguous()
+            attended = F.scaled_dot_product_attention(
+                q.reshape(rows, q.shape[1], a.num_attention_heads, a.head_dim).transpose(1, 2),
+                layer_keys,
+                layer_values,
+                attn_mask=bias,
+                enable_gqa=queries > 1,
+            )
+            x = finish_layer(layer, x, attended.transpose(1, 2).reshape(x.shape[0], -1), model)
+        return linear_forward(norm(x, self._final_norm, model), self._head).float()

@@ -1,0 +1,1 @@
+"""The generator on vLLM's asynchronous engine; weights come by its weight-transfer API."""

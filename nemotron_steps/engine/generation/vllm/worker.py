@@ -1,0 +1,142 @@
+"""What runs inside vLLM's own workers: backends of its weight-transfer API that load Hugging Face-named tensors.
+
+    InProcessTransfer   the one worker of an engine without parallelism, in the engine's process: tensors by reference
+    OfferedTransfer     a tensor-parallel worker, in a process of its own: takes up an offer of the policy's ranks
+                        itself, so that the tensors do not pass through the engine
+
+Both use vLLM's layerwise reload, which knows how each layer cuts its shard and re-packs it; `model.load_weights` alone
+does not after loading. The driver's side is vllm_transfer.py. Imports vLLM: not for any other process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED, take
+
+if TYPE_CHECKING:
+    import torch
+
+    from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
+    from nemotron_steps.engine.weight_sync.offers import ReceivingOffer
+
+
+@dataclass
+class NoInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """Nothing to agree on."""
+
+
+@dataclass
+class Ticket(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Where the weights wait."""
+
+    ticket: str
+
+
+@dataclass
+class Offers(WeightTransferInitInfo):  # type: ignore[misc]
+    """A channel to open: one offer for each worker, in rank order."""
+
+    channel: str
+    offers: Sequence[ReceivingOffer]
+
+
+@dataclass
+class Channel(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """An open channel to read from."""
+
+    channel: str
+
+
+class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
+    """What both backends share."""
+
+    def start_weight_update(self) -> None:
+        """Prepare layers to be loaded again from checkpoint-format tensors."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        from vllm.platforms import current_platform
+
+        initialize_layerwise_reload(self.model)
+        if current_platform.is_cpu():
+            self._repack_experts()
+
+    def finish_weight_update(self) -> None:
+        """Process layers that are still open."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+    @staticmethod
+    def trainer_send_weights(*_: Any, **__: Any) -> None:
+        """Abstract in older versions; the trainer's side is vllm_transfer.py."""
+        raise NotImplementedError
+
+    def _repack_experts(self) -> None:
+        """On CPU vLLM packs the experts of a mixture only while it has no kernel for them: without this, reloaded ones
+        would be read as if they were packed."""
+        for module in self.model.modules():
+            method = getattr(module, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None  # type: ignore[union-attr]
+
+    def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.model.load_weights(self._with_head(weights))  # type: ignore[operator]
+
+    def _with_head(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
+        for name, tensor in weights:
+            yield name, tensor
+            if tied and name.endswith("embed_tokens.weight"):
+                # vLLM's own head is another layer on CPU, and would keep the weights it was started with.
+                yield "lm_head.weight", tensor
+
+
+class InProcessTransfer(_LayerwiseTransfer):
+    """See the module docstring."""
+
+    init_info_cls = NoInfo
+    update_info_cls = Ticket
+
+    def init_transfer_engine(self, init_info: NoInfo) -> None:
+        """No rendezvous."""
+
+    def receive_weights(self, update_info: Ticket, *_: Any) -> None:
+        """Load every tensor that waits."""
+        self._load(take(update_info.ticket))
+
+
+class OfferedTransfer(_LayerwiseTransfer):
+    """See the module docstring."""
+
+    init_info_cls = Offers
+    update_info_cls = Channel
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ends: dict[str, ReceivingEnd] = {}
+
+    def init_transfer_engine(self, init_info: Offers) -> None:
+        """Take up this worker's offer."""
+        from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
+
+        self._ends[init_info.channel] = ReceivingEnd(init_info.offers[self.parallel_config.rank])
+
+    def receive_weights(self, update_info: Channel, *_: Any) -> None:
+        """Read one transfer to its end; every layer keeps its shard."""
+        self._load(self._ends[update_info.channel].weights(None))
+
+
+for _name, _backend in ((IN_PROCESS, InProcessTransfer), (OFFERED, OfferedTransfer)):
+    WeightTransferEngineFactory.register_engine(_name, _backend)
+
+
+class WorkerExtension:
+    """vLLM mixes this class into its workers (`worker_extension_cls`): finding it makes the backends known there."""

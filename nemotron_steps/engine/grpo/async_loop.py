@@ -1,0 +1,269 @@
+"""Asynchronous GRPO: generation never waits for training, and training never sees a token older than the age bound.
+
+One event loop drives the generator, the environments and the judges; the policy trains in a thread beside it. The
+GroupBuffer decides which prompts may start and which groups a step may take (buffer.py holds the age bound). After each
+step the new weights are pushed between two decoding steps: running rollouts go on under them.
+
+Dynamic sampling discards groups without a signal as they come; what is left over opens the next step, within the age
+bound. The numeric part of a step is `train_on`, shared with the synchronous loop (grpo.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import nullcontext
+from typing import Any
+
+from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
+from nemotron_steps.engine.grpo.dynamic_sampling import failures_of, has_signal, too_few_groups, unshaped_rewards
+from nemotron_steps.engine.grpo.judge_outage import AnswerWatch, is_ungraded
+from nemotron_steps.engine.grpo.loop import (
+    GrpoRun,
+    StepRecord,
+    begin_sampling,
+    finish_step,
+    mean,
+    prompts_used_up,
+    refit,
+    restore,
+    sample_groups,
+    save_step,
+    train_on,
+    validate,
+    validation_due,
+)
+from nemotron_steps.engine.rollouts.collector import StragglerError
+from nemotron_steps.engine.types import RolloutGroup
+from nemotron_steps.errors import DataError
+
+
+def train_async(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
+    """The asynchronous loop, from the newest checkpoint to the last step.
+
+    Args:
+        runner: as `grpo.train`'s.
+
+    Returns:
+        As `grpo.train`.
+
+    Raises:
+        WorkerLostError: the generator, an environment or a judge is dead.
+        DataError: the prompts were used up before a step was full.
+    """
+    with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
+        return runner.run(_AsyncLoop(run).train())
+
+
+class _AsyncLoop:
+    """The producer (prompts to graded groups) and the trainer, meeting at the buffer."""
+
+    def __init__(self, run: GrpoRun) -> None:
+        settings = run.config.grpo.async_grpo
+        self.run = run
+        self.settings = settings
+        self.buffer = GroupBuffer(
+            run.config.grpo.num_prompts_per_step,
+            settings.max_trajectory_age_steps,
+            straggler_deadline_s=settings.straggler_deadline_s,
+            num_positions=run.prompts.num_positions,
+        )
+        self.tasks: dict[str, asyncio.Task[RolloutGroup]] = {}
+        self.cuts: dict[str, asyncio.Event] = {}
+        self.offered = 0
+        """Groups judged since the last step was taken."""
+        self.without_signal = 0
+        """Of those, how many dynamic sampling discarded."""
+        self.ungraded = 0
+        """Groups beside them that nobody graded, whose prompts dynamic sampling tries again."""
+        self.untrained: list[str | None] = []
+        """Failure class, or None, of each rollout of all that dynamic sampling left out since."""
+        self.watch = AnswerWatch(run.config.grpo.num_prompts_per_step)
+        self.reported_drops = 0
+
+    async def train(self) -> dict[str, Any]:
+        run = self.run
+        rewards = self._restore()
+        try:
+            if run.config.grpo.val_at_start and run.step == 0:
+                await validate(run)
+            run.checkpoints.steps_begin()
+            while run.step < run.total_steps:
+                record = StepRecord()
+                tokens_before = run.sampler.generated_tokens
+                with record.timer.phase("wait_for_rollouts"):
+                    groups = await self._next_groups()
+                if groups is None:
+                    self._end_early(rewards)
+                    break
+                record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
+                record.metrics.update(self._sampling_metrics())
+                record.untrained, self.untrained = self.untrained, []
+                await self._beside_generation(groups, record)
+                with record.timer.phase("drain"):
+                    if not self.settings.in_flight_weight_updates:
+                        await self._drain()
+                refit(run, record)
+                begin_sampling(run)
+                self._issue()
+                step_s = time.perf_counter() - record.started
+                record.metrics["tokens/generated_per_s"] = (run.sampler.generated_tokens - tokens_before) / step_s
+                record.metrics.update(self.buffer.metrics())
+                rewards.append(record.metrics["reward/mean"])
+                if validation_due(run):
+                    with record.timer.phase("validation"):
+                        record.metrics["validation/reward"] = (await validate(run)).reward
+                if not finish_step(run, groups, record, rewards, self.buffer):
+                    break
+        finally:
+            for task in self.tasks.values():
+                task.cancel()
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        return {"steps": run.step, "reward_first": mean(rewards[:5]), "reward_last": mean(rewards[-5:])}
+
+    def _restore(self) -> list[float]:
+        rewards = restore(self.run, self.buffer)
+        self.buffer.next_step = self.run.step
+        self.reported_drops = len(self.buffer.dropped)
+        begin_sampling(self.run)
+        return rewards
+
+    def _end_early(self, rewards: list[float]) -> None:
+        """The prompts are used up before the last step: some were dropped, or had no signal."""
+        run = self.run
+        if run.config.grpo.use_dynamic_sampling:
+            raise prompts_used_up(run, self.buffer.ready, self.offered)
+        if run.step == 0:
+            raise DataError(
+                "no step can be filled: the rollouts of too many prompts failed",
+                expected=f"{run.config.grpo.num_prompts_per_step} groups",
+                found=f"{self.buffer.ready}; {len(self.buffer.dropped)} prompts failed {MAX_FAILURES} times each",
+                hints=["grpo.async_grpo.straggler_deadline_s=null", "policy.generation.max_new_tokens=1024"],
+            )
+        run.reporter.event("prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
+        run.checkpoints.wait()
+        latest = run.checkpoints.latest()
+        if run.config.checkpointing.enabled and (latest is None or latest.step < run.step):
+            save_step(run, StepRecord(), rewards, self.buffer)
+
+    async def _beside_generation(self, groups: list[RolloutGroup], record: StepRecord) -> None:
+        """Train in a thread while the event loop goes on generating and judging."""
+        training = asyncio.ensure_future(asyncio.to_thread(train_on, self.run, groups, record))
+        try:
+            while not training.done():
+                self._issue()
+                self._cut_stragglers()
+                waiting = {training, *self.tasks.values()}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
+                self._gather()
+        finally:
+            await asyncio.wait({training})  # a thread cannot be cancelled, and what it uses is closed next
+        training.result()
+
+    async def _next_groups(self) -> list[RolloutGroup] | None:
+        """The groups of the next step; None when the prompts are used up."""
+        while True:
+            self._gather()
+            groups = self.buffer.take(self.run.step)
+            self._report_drops()
+            if groups is not None:
+                return groups
+            if self.buffer.exhausted and not self.tasks:
+                return None
+            self._refuse_hopeless()
+            self._issue()
+            if not self.tasks:
+                return None
+            await self._wait_for_groups()
+
+    async def _wait_for_groups(self) -> None:
+        """Wait until a group finishes, or a moment; cut those that straggle. A dead worker fails its groups itself."""
+        self._cut_stragglers()
+        await asyncio.wait(self.tasks.values(), return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
+
+    def _refuse_hopeless(self) -> None:
+        """Dynamic sampling gives up after as many groups as the synchronous loop does."""
+        grpo = self.run.config.grpo
+        needed, batches = grpo.num_prompts_per_step, grpo.dynamic_sampling_max_gen_batches
+        if grpo.use_dynamic_sampling and self.buffer.ready < needed and self.offered >= batches * needed:
+            raise too_few_groups(self.buffer.ready, needed, self.offered, batches)
+
+    def _sampling_metrics(self) -> dict[str, float]:
+        """Of dynamic sampling, for the step just taken; as DynamicSampler.metrics, with the surplus kept."""
+        grpo, offered = self.run.config.grpo, self.offered
+        self.offered = 0
+        self.watch = AnswerWatch(grpo.num_prompts_per_step)
+        if not grpo.use_dynamic_sampling:
+            return {}
+        without, self.without_signal = self.without_signal, 0
+        ungraded, self.ungraded = self.ungraded, 0
+        return {
+            "dynamic_sampling/batches": offered / grpo.num_prompts_per_step,
+            "dynamic_sampling/discarded_share": without / offered if offered else 0.0,
+            "dynamic_sampling/surplus_groups": 0.0,
+            "dynamic_sampling/ungraded_groups": float(ungraded),
+        }
+
+    def _issue(self) -> None:
+        """Start as many groups as the age bound allows."""
+        version = self.run.generator.weight_version
+        while self.buffer.can_issue(version):
+            ticket = self.buffer.issue(version, time.monotonic())
+            cut = asyncio.Event()
+            self.cuts[ticket.group_id] = cut
+            self.tasks[ticket.group_id] = asyncio.ensure_future(self._generate(ticket, cut))
+
+    async def _generate(self, ticket: Ticket, cut: asyncio.Event) -> RolloutGroup:
+        prompt = self.run.prompts.at(ticket.position)
+        groups = await sample_groups(self.run, [prompt], group_ids=[ticket.group_id], cuts=[cut])
+        return groups[0]
+
+    def _gather(self) -> None:
+        """Move finished groups into the buffer; a group that straggled goes back to its prompt's queue."""
+        grpo = self.run.config.grpo
+        for group_id in [g for g, task in self.tasks.items() if task.done()]:
+            task = self.tasks.pop(group_id)
+            cut = self.cuts.pop(group_id)
+            try:
+                group = task.result()
+            except StragglerError:
+                self.buffer.withdraw(group_id, "straggler")
+                continue
+            if grpo.use_dynamic_sampling:
+                self.watch.saw([group])
+                if is_ungraded(group):
+                    self.ungraded += 1
+                    self.untrained += failures_of(group)
+                    self.buffer.withdraw(group_id, "ungraded")
+                    continue
+            self.buffer.complete(group, partial=cut.is_set())
+            self.offered += 1
+            if grpo.use_dynamic_sampling and not has_signal(unshaped_rewards(group, grpo.reward_scaling)):
+                self.buffer.discard(group_id, "no_signal")
+                self.without_signal += 1
+                self.untrained += failures_of(group)
+        self._report_drops()
+
+    def _report_drops(self) -> None:
+        for position in self.buffer.dropped[self.reported_drops :]:
+            prompt = self.run.prompts.at(position)
+            self.run.reporter.event("prompt_dropped", position=position, where=prompt.where, failures=MAX_FAILURES)
+        self.reported_drops = len(self.buffer.dropped)
+
+    def _cut_stragglers(self) -> None:
+        for ticket in [*self.buffer.overdue(time.monotonic()), *self.buffer.unreachable()]:
+            self.cuts[ticket.group_id].set()
+
+    async def _drain(self) -> None:
+        """Without in-flight updates, everything running ends under the weights it began with.
+
+        What failed or had no signal is replaced meanwhile, so that what the buffer holds afterwards does not depend
+        on how long training took.
+        """
+        while True:
+            self._refuse_hopeless()
+            self._issue()
+            if not self.tasks:
+                return
+            await self._wait_for_groups()
+            self._gather()

@@ -1,0 +1,399 @@
+"""GRPO, read top to bottom: sample groups, judge them, turn rewards into advantages, update, refit.
+
+    for prompts in data:
+        groups   = collect(prompts)                   rollouts.py: generator + environments
+        prepared = prepare_batch(groups)              grpo_step.py: rewards, baselines, masks
+        prepared.batch += prev, reference logprobs    the policy
+        batch    = finish_batch(prepared)             grpo_step.py: advantages, penalties, clip
+        policy.train_step(each global batch)          loss.py
+        generator.update_weights(policy.weights())    refit
+
+Everything numeric is a pure function elsewhere; backends are chosen in setup.py. The asynchronous loop
+(async_grpo.py) is made of the same `train_on`, `refit` and `finish_step`, with generation running beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.batches.batching import split_batch
+from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.event_loop import run_on
+from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer
+from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler
+from nemotron_steps.engine.grpo.judge_outage import AnswerWatch, refuse_ungraded
+from nemotron_steps.engine.grpo.low_effort import asks_for_low_effort
+from nemotron_steps.engine.grpo.step import (
+    finish_batch,
+    needs_prev_logprobs,
+    needs_reference_logprobs,
+    prepare_batch,
+)
+from nemotron_steps.engine.losses.metrics import combine_updates
+from nemotron_steps.engine.reporting import PhaseTimer, Reporter
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
+from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, summarize
+from nemotron_steps.engine.rollouts.judges import StepwiseJudge
+from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
+from nemotron_steps.engine.signals import SignalMonitor
+from nemotron_steps.engine.types import Generator, Policy, RolloutGroup, SamplingParams
+from nemotron_steps.errors import DataError
+
+
+@dataclass
+class GrpoRun:
+    """The live parts of one training run."""
+
+    config: RlConfig
+    policy: Policy
+    generator: Generator
+    sampler: AsyncSampler
+    collector: RolloutCollector
+    judges: Sequence[StepwiseJudge]
+    prompts: PromptStream
+    validation: Sequence[PromptRow]
+    checkpoints: CheckpointManager
+    reporter: Reporter
+    signals: SignalMonitor
+    resources: ExitStack = field(default_factory=ExitStack)
+    """What ends with the run: engines, actors, servers."""
+    step: int = 0
+    """Steps trained so far; also the weight version that the generator holds after a refit."""
+
+    def close(self) -> None:
+        """Free everything."""
+        self.resources.close()
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run: grpo.max_num_steps, or what the data gives in grpo.max_num_epochs."""
+        grpo = self.config.grpo
+        return min(grpo.max_num_steps, grpo.max_num_epochs * self.prompts.steps_per_epoch())
+
+
+@dataclass
+class StepRecord:
+    """What one step measured on its way."""
+
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+    metrics: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+    untrained: list[str | None] = field(default_factory=list)
+    """Of each rollout that was judged for the step and is not trained: why it has no reward, or None."""
+
+
+def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
+    """The synchronous loop, from the newest checkpoint to the last step.
+
+    Args:
+        runner: of the event loop that the environments belong to; None for one of the training's own.
+
+    Returns:
+        Summary: steps, reward of the first and last trained step.
+
+    Raises:
+        DataError: dynamic sampling used up the prompts before the last step was full.
+    """
+    rewards: list[float] = restore(run)
+    with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
+        if run.config.grpo.val_at_start and run.step == 0:
+            run_on(runner, validate(run))
+        run.checkpoints.steps_begin()
+        for prompts in run.prompts:
+            if run.step >= run.total_steps:
+                break
+            record = StepRecord()
+            tokens_before = run.sampler.generated_tokens
+            with record.timer.phase("generation"):
+                groups = run_on(runner, sample_step(run, prompts, record))
+            sampled, seconds = run.sampler.generated_tokens - tokens_before, record.timer.seconds["generation"]
+            record.metrics["tokens/generated_per_s"] = sampled / max(seconds, 1e-9)
+            train_on(run, groups, record)
+            refit(run, record)
+            rewards.append(record.metrics["reward/mean"])
+            if validation_due(run):
+                with record.timer.phase("validation"):
+                    record.metrics["validation/reward"] = run_on(runner, validate(run)).reward
+            if not finish_step(run, groups, record, rewards):
+                break
+        else:
+            if run.step < run.total_steps:  # dynamic sampling went through all prompts, the last step's included
+                raise prompts_used_up(run, 0, 0)
+    return {"steps": run.step, "reward_first": mean(rewards[:5]), "reward_last": mean(rewards[-5:])}
+
+
+def restore(run: GrpoRun, buffer: GroupBuffer | None = None) -> list[float]:
+    """Load the newest checkpoint, if any, and give the generator the policy's weights.
+
+    Args:
+        buffer: of the asynchronous loop, restored as well.
+
+    Returns:
+        Mean reward of every step so far.
+    """
+    rewards: list[float] = []
+    latest = run.checkpoints.latest()
+    if latest is not None:
+        state = latest.state()
+        run.policy.load_checkpoint(latest.policy_path)
+        run.prompts.load_state_dict(state["prompts"])
+        run.signals.load_state_dict(state["signals"])
+        run.step = latest.step
+        rewards = list(state["rewards"])
+        if buffer is not None:
+            buffer.load_state_dict(state["buffer"], latest.tensors())
+        run.reporter.event("resumed", step=run.step)
+    run.generator.update_weights(run.policy.weights(), run.step)
+    return rewards
+
+
+async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord) -> list[RolloutGroup]:
+    """The step's groups: one batch of prompts, or as many as dynamic sampling needs."""
+    grpo = run.config.grpo
+    begin_sampling(run)
+    if not grpo.use_dynamic_sampling:
+        return await sample_groups(run, prompts, _ids(f"{run.step}", prompts))
+    sampler = DynamicSampler(len(prompts), grpo.dynamic_sampling_max_gen_batches, grpo.reward_scaling)
+    watch = AnswerWatch(len(prompts))
+    failed: Counter[int] = Counter()
+    more = iter(run.prompts)
+    while True:
+        groups = await sample_groups(run, prompts, _ids(f"{run.step}.{sampler.batches}", prompts))
+        watch.saw(groups)
+        if not watch.answered:
+            refuse_ungraded(groups)
+        ungraded = [prompts[position] for position in sampler.offer(groups)]
+        if sampler.complete:
+            break
+        failed.update(prompt.index for prompt in ungraded)
+        for prompt in ungraded:
+            if failed[prompt.index] >= MAX_FAILURES:
+                run.reporter.event("prompt_dropped", where=prompt.where, failures=MAX_FAILURES)
+        prompts = [prompt for prompt in ungraded if failed[prompt.index] < MAX_FAILURES]
+        try:
+            prompts = prompts or next(more)
+        except StopIteration:
+            raise prompts_used_up(run, len(sampler.kept), sampler.offered) from None
+    record.metrics.update(sampler.metrics())
+    taken = sampler.take()  # the surplus is dropped: docs/decisions/dynamic-sampling-surplus.md
+    record.untrained = sampler.untrained
+    return taken
+
+
+def prompts_used_up(run: GrpoRun, kept: int, offered: int) -> DataError:
+    """What to say when dynamic sampling went through all prompts before a step was full."""
+    grpo = run.config.grpo
+    return DataError(
+        "dynamic sampling used up the prompts before the step was full",
+        expected=f"{grpo.num_prompts_per_step} groups whose rewards differ",
+        found=f"{kept} of {offered}",
+        hints=[f"grpo.max_num_epochs={grpo.max_num_epochs + 1}", "grpo.use_dynamic_sampling=false"],
+    )
+
+
+def _ids(prefix: str, prompts: Sequence[PromptRow]) -> list[str]:
+    return [f"{prefix}/{position}" for position in range(len(prompts))]
+
+
+def begin_sampling(run: GrpoRun) -> None:
+    """Set what depends on the step: sequence length, and the judges' random streams."""
+    policy = run.config.policy
+    run.collector.max_total_length = sequence_length(
+        run.step,
+        run.total_steps,
+        policy.max_total_sequence_length,
+        policy.max_total_sequence_length_end,
+        multiple=policy.make_sequence_length_divisible_by,
+    )
+    for judge in run.judges:
+        judge.start_step(str(run.step))
+
+
+async def sample_groups(
+    run: GrpoRun,
+    prompts: Sequence[PromptRow],
+    group_ids: Sequence[str],
+    cuts: Sequence[asyncio.Event] | None = None,
+) -> list[RolloutGroup]:
+    """Sample and judge prompts; some are asked for low effort.
+
+    Args:
+        group_ids: one a prompt, unique within the run.
+        cuts: setting a prompt's event ends its group with the rollouts finished by then.
+    """
+    grpo, low = run.config.grpo, run.config.grpo.low_effort
+
+    def suffix(prompt: PromptRow, group_id: str) -> str:
+        environment = run.collector.environment_of(prompt).name
+        fraction = low_effort_fraction(run.step, run.total_steps, low.fraction, low.share_at_end(environment))
+        asks = asks_for_low_effort(group_id, environment, low, fraction=fraction, seed=grpo.seed)
+        return low.instruction if asks else ""
+
+    suffixes = [suffix(prompt, group_id) for prompt, group_id in zip(prompts, group_ids, strict=True)]
+    return await run.collector.collect(
+        prompts, group_ids=group_ids, num_generations=grpo.num_generations_per_prompt, suffixes=suffixes, cuts=cuts
+    )
+
+
+def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -> None:
+    """One step's updates. Advances run.step; metrics and phase times go into `record`."""
+    config = run.config
+    refuse_ungraded(groups)
+    with record.timer.phase("prepare"):
+        prepared = prepare_batch(
+            groups,
+            config.grpo,
+            step=run.step,
+            total_steps=run.total_steps,
+            version=run.step,
+            max_response_length=config.policy.generation.max_new_tokens,
+            length_multiple=config.policy.make_sequence_length_divisible_by,
+            untrained=record.untrained,
+        )
+    with record.timer.phase("logprobs"):
+        if needs_prev_logprobs(config.grpo, config.loss_fn):
+            prepared.batch.prev_logprobs = run.policy.logprobs(prepared.batch)
+    with record.timer.phase("reference_logprobs"):
+        if needs_reference_logprobs(config.loss_fn):
+            prepared.batch.reference_logprobs = run.policy.reference_logprobs(prepared.batch)
+    with record.timer.phase("prepare"):
+        batch, metrics = finish_batch(prepared, config.grpo, config.loss_fn)
+        record.metrics.update(metrics)
+    with record.timer.phase("train"):
+        updates = [run.policy.train_step(part) for part in split_batch(batch, config.policy.train_global_batch_size)]
+    record.metrics.update(combine_updates(updates))
+    tokens = int(batch.lengths.sum())
+    record.metrics["tokens/trained_per_s"] = tokens / max(record.timer.seconds["train"], 1e-9)
+    run.step += 1
+
+
+def refit(run: GrpoRun, record: StepRecord) -> None:
+    """Give the generator the policy's weights; their version is the number of steps trained."""
+    with record.timer.phase("refit"):
+        report = run.generator.update_weights(run.policy.weights(), run.step)
+    record.metrics["weight_sync/seconds"] = report.seconds
+    record.metrics["weight_sync/bytes"] = float(report.bytes)
+
+
+def finish_step(
+    run: GrpoRun,
+    groups: Sequence[RolloutGroup],
+    record: StepRecord,
+    rewards: Sequence[float],
+    buffer: GroupBuffer | None = None,
+) -> bool:
+    """Log, raise signals, checkpoint (with the asynchronous loop's buffer). Returns whether to go on.
+
+    Raises:
+        RetryableError: checkpoint_must_save_by has come, and the step is saved.
+    """
+    record.metrics.update(record.timer.metrics())
+    record.metrics["timing/step_s"] = time.perf_counter() - record.started
+    last = run.step >= run.total_steps
+    signals = run.signals.update(run.step, record.metrics)  # before they are saved: a resumed run goes on from them
+    run.checkpoints.check()
+    saved = run.checkpoints.due(run.step, last)
+    if saved:
+        save_step(run, record, rewards, buffer)
+    run.reporter.metrics(run.step, record.metrics)
+    run.reporter.progress(f"grpo  reward {record.metrics['reward/mean']:.3f}", run.step, run.total_steps)
+    for signal in signals:
+        run.reporter.signal(signal.name, step=signal.step, message=signal.message, **signal.numbers)
+    _report_sample(run, groups)
+    if saved and not last:
+        run.checkpoints.refuse_overtime(run.step, run.total_steps, run.reporter)
+    return not last
+
+
+def save_step(run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffer: GroupBuffer | None = None) -> None:
+    """Checkpoint the step just trained; `timing/checkpoint_s` is what training waits for."""
+    started = time.perf_counter()
+    state: dict[str, Any] = {
+        "prompts": run.prompts.state_dict(),
+        "signals": run.signals.state_dict(),
+        "rewards": list(rewards),
+        "metrics": record.metrics,
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    if buffer is not None:
+        state["buffer"], tensors = buffer.state_dict()
+    grpo = run.config.grpo
+    validated = ["validation/reward"] if grpo.val_period > 0 or grpo.val_at_end else []
+    run.checkpoints.save(run.step, run.policy, state, tensors, reported=[*run.signals.metrics, *validated])
+    record.metrics["timing/checkpoint_s"] = time.perf_counter() - started
+
+
+def validation_due(run: GrpoRun) -> bool:
+    """Whether the step just trained is followed by a validation."""
+    grpo = run.config.grpo
+    last = run.step >= run.total_steps
+    return (grpo.val_period > 0 and run.step % grpo.val_period == 0) or (last and grpo.val_at_end)
+
+
+async def validate(run: GrpoRun) -> EvaluationResult:
+    """Grade the current policy on validation prompts, a whole group each (some environments judge groups)."""
+    rows = list(run.validation)[: run.config.grpo.max_val_samples]
+    groups = await run.collector.collect(
+        rows,
+        group_ids=[f"validation/{run.step}/{i}" for i in range(len(rows))],
+        num_generations=run.config.grpo.num_generations_per_prompt,
+    )
+    result = summarize(groups)
+    run.reporter.event("validation", step=run.step, **result.to_dict())
+    return result
+
+
+async def evaluate_heldout(
+    run: GrpoRun, rows: Sequence[PromptRow], params: SamplingParams, label: str
+) -> EvaluationResult:
+    """Grade the generator's current weights on held-out prompts with `heldout.environment`.
+
+    Args:
+        label: keeps the random streams of different evaluations apart ("before", "after").
+    """
+    settings = run.config.heldout
+    environment = run.collector.environment_named(settings.environment) if settings.environment else None
+    chosen = list(rows)[: settings.max_prompts]
+    groups = await run.collector.collect(
+        chosen,
+        group_ids=[f"heldout/{label}/{i}" for i in range(len(chosen))],
+        num_generations=settings.samples_per_prompt,
+        environment=environment,
+        params=replace(params, temperature=settings.temperature),
+    )
+    result = summarize(groups)
+    run.reporter.event("heldout", label=label, **result.to_dict())
+    return result
+
+
+def _report_sample(run: GrpoRun, groups: Sequence[RolloutGroup]) -> None:
+    """The best and the worst answer of the step's first group."""
+    graded = sorted((r for r in groups[0].rollouts if r.failure is None), key=lambda r: r.reward)
+    for rollout in {id(r): r for r in graded[-1:] + graded[:1]}.values():
+        run.reporter.sample(
+            {
+                "step": run.step,
+                "environment": rollout.environment,
+                "prompt": run.collector.prompt_text(rollout),
+                "response": "\n".join(rollout.metadata["turn_texts"]),
+                "reward": rollout.reward,
+                "components": rollout.components,
+            }
+        )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Mean of the values that are not NaN; NaN when there are none."""
+    finite = torch.tensor([v for v in values if v == v], dtype=torch.float64)
+    return float(finite.mean()) if len(finite) else float("nan")

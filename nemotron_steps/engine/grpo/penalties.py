@@ -1,0 +1,131 @@
+"""Message-level penalties: one assistant turn that breaks a format rule is punished as a whole.
+
+A turn's advantages are overwritten with a constant, whatever the sample's reward was, so that a rollout that ends well
+still learns not to write that turn. `find_violations` reads text; `apply_penalties` writes tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, TurnFormat, parse_assistant
+from nemotron_steps.engine.rollouts.parsers.reasoning import OPENED_BY_TEMPLATE
+from nemotron_steps.engine.rollouts.parsers.tools import TOOL_CALL_MARKERS
+from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.rl import MessagePenaltyConfig
+    from nemotron_steps.engine.types import Rollout
+
+FORMAT_KEY = "turn_format"
+"""`Rollout.metadata[FORMAT_KEY]`: names of the reasoning and the tool parser its turns are read with."""
+
+
+class Violation(StrEnum):
+    """A format rule a turn may break."""
+
+    INVALID_TOOL_CALL = "invalid_tool_call"
+    """A tool-call marker is left in the answer's text, or a call's JSON does not parse."""
+    MALFORMED_THINKING = "malformed_thinking"
+    """Thinking tags are doubled, out of order, or opened (by the turn or its template) and never closed by a turn that
+    ended by itself."""
+
+
+@dataclass(frozen=True)
+class TurnViolation:
+    """One broken rule."""
+
+    row: int
+    """Index of the sequence in the batch."""
+    start: int
+    """First token of the turn."""
+    end: int
+    """One past the last."""
+    kind: Violation
+
+
+def has_invalid_tool_call(
+    text: str, markers: Sequence[str] | None = None, turn_format: TurnFormat = DEFAULT_FORMAT
+) -> bool:
+    """Whether a decoded assistant turn tried to call a tool and failed.
+
+    Well-formed calls are taken out first, and so is the reasoning: thinking about a marker is not using it.
+
+    Args:
+        markers: what must not be left in the text; None for those of the turn's tool parser.
+    """
+    if markers is None:
+        markers = TOOL_CALL_MARKERS[turn_format.tool_parser]
+    turn = parse_assistant(text, turn_format=turn_format)
+    return bool(turn.malformed_tool_calls) or any(marker in turn.text for marker in markers)
+
+
+def has_malformed_thinking(text: str, *, truncated: bool, turn_format: TurnFormat = DEFAULT_FORMAT) -> bool:
+    """Whether thinking tags are malformed.
+
+    A lone closing tag is fine: many chat templates write the opening one into the prompt. Thinking that is never closed
+    counts only if the turn was not cut off; where the template always opens it, a turn without any tag has not closed
+    it. A format without reasoning has no tags.
+    """
+    if turn_format.reasoning_parser == "none":
+        return False
+    opened, closed = text.count(THINK_OPEN), text.count(THINK_CLOSE)
+    if opened > 1 or closed > 1:
+        return True
+    if opened and closed:
+        return text.index(THINK_OPEN) > text.index(THINK_CLOSE)
+    begun = bool(opened) or (not closed and turn_format.reasoning_parser in OPENED_BY_TEMPLATE)
+    return begun and not truncated
+
+
+def find_violations(
+    rollouts: Sequence[Rollout], texts: Sequence[Sequence[str]], config: MessagePenaltyConfig
+) -> list[TurnViolation]:
+    """Every broken rule of a batch.
+
+    Args:
+        rollouts: the batch's rows; `turns` gives each assistant turn's span.
+        texts: decoded text of each of those turns.
+        config: `grpo.message_penalty`; nothing is found when it is off.
+
+    Raises:
+        ValueError: a rollout whose texts and turns do not match.
+    """
+    found: list[TurnViolation] = []
+    if not config.enabled:
+        return found
+    for row, (rollout, turn_texts) in enumerate(zip(rollouts, texts, strict=True)):
+        if len(turn_texts) != len(rollout.turns):
+            raise ValueError(f"rollout {rollout.group_id}[{rollout.index}] has {len(rollout.turns)} turns but "
+                             f"{len(turn_texts)} texts")  # fmt: skip
+        turn_format = TurnFormat(*rollout.metadata.get(FORMAT_KEY, ()))
+        for index, ((start, end), text) in enumerate(zip(rollout.turns, turn_texts, strict=True)):
+            truncated = rollout.truncated and index == len(rollout.turns) - 1
+            if not truncated and has_invalid_tool_call(text, config.invalid_tool_call_markers, turn_format):
+                found.append(TurnViolation(row, start, end, Violation.INVALID_TOOL_CALL))
+            if config.check_thinking_tags and has_malformed_thinking(
+                text, truncated=truncated, turn_format=turn_format
+            ):
+                found.append(TurnViolation(row, start, end, Violation.MALFORMED_THINKING))
+    return found
+
+
+def apply_penalties(advantages: torch.Tensor, violations: Sequence[TurnViolation], penalty: float) -> torch.Tensor:
+    """A copy of `advantages` [N, T] with every violating turn's tokens set to `penalty`."""
+    advantages = advantages.clone()
+    for violation in violations:
+        advantages[violation.row, violation.start : violation.end] = penalty
+    return advantages
+
+
+def mask_turns(token_mask: torch.Tensor, violations: Sequence[TurnViolation]) -> torch.Tensor:
+    """A copy of `token_mask` [N, T] with every violating turn's tokens set to 0: they teach nothing, good or bad."""
+    token_mask = token_mask.clone()
+    for violation in violations:
+        token_mask[violation.row, violation.start : violation.end] = 0.0
+    return token_mask

@@ -1,0 +1,132 @@
+"""What a step's rollouts say before training: rewards per environment, truncation, failures, lengths, policy lag.
+
+Metrics of the loss are in metrics.py; warning signs over the history of both are in signals.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from nemotron_steps.engine.types import Rollout
+
+
+def oldest_version(rollouts: Sequence[Rollout], default: int) -> int:
+    """Oldest weights that sampled any token of these rollouts; `default` when none was sampled."""
+    return min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=default)
+
+
+def policy_lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
+    """Histogram of policy lag over sampled tokens, as shares: `policy_lag/share_<k>`, with mean and maximum.
+
+    Args:
+        rollouts: of one step.
+        version: weights that the step trains.
+    """
+    counts: Counter[int] = Counter()
+    for rollout in rollouts:
+        # Few distinct versions and very many tokens: count each instead of walking the list in Python.
+        for sampled in set(rollout.weight_versions):
+            counts[version - sampled] += rollout.weight_versions.count(sampled)
+    total = sum(counts.values())
+    if not total:
+        return {}
+    metrics = {f"policy_lag/share_{lag}": counts[lag] / total for lag in sorted(counts)}
+    metrics["policy_lag/mean"] = sum(lag * n for lag, n in counts.items()) / total
+    metrics["policy_lag/max"] = float(max(counts))
+    return metrics
+
+
+def reward_metrics(rollouts: Sequence[Rollout], rewards: torch.Tensor) -> dict[str, float]:
+    """Mean, std, minimum and maximum reward of graded rollouts, over the step and per environment.
+
+    Args:
+        rollouts: N of them.
+        rewards: float64 [N], aligned; entries of failed rollouts are not read.
+    """
+    by_environment: dict[str, list[float]] = defaultdict(list)
+    for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
+        if rollout.failure is None:
+            by_environment[rollout.environment].append(reward)
+    graded = [reward for values in by_environment.values() for reward in values]
+    if not graded:
+        return {}
+    metrics = {"reward/mean": _mean(graded), "reward/std": _std(graded)}
+    metrics["reward/min"], metrics["reward/max"] = min(graded), max(graded)
+    for name, values in sorted(by_environment.items()):
+        metrics[f"reward/{name}/mean"] = _mean(values)
+        metrics[f"reward/{name}/std"] = _std(values)
+    return metrics
+
+
+def component_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean of each named reward component per environment: `reward/<environment>/<component>`."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.failure is None:
+            for name, value in rollout.components.items():
+                values[f"reward/{rollout.environment}/{name}"].append(value)
+    return {name: _mean(numbers) for name, numbers in sorted(values.items())}
+
+
+def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | None] = ()) -> dict[str, float]:
+    """Truncation rate, failures by class (as shares of all rollouts), response lengths and turns.
+
+    Args:
+        rollouts: of the step's batch.
+        untrained: failure class, or None, of each further rollout that was judged for the step: dynamic sampling leaves
+            out the very groups that a judge fails on, and its failures have to show.
+    """
+    if not rollouts:
+        return {}
+    sampled = [r for r in rollouts if r.weight_versions]
+    metrics = {
+        "truncation_rate": _mean([float(r.truncated) for r in sampled]) if sampled else 0.0,
+    }
+    outcomes = [*(r.failure for r in rollouts), *untrained]
+    failures = Counter(failure for failure in outcomes if failure is not None)
+    metrics["failure_rate"] = failures.total() / len(outcomes)
+    for name, count in sorted(failures.items()):
+        metrics[f"failures/{name}"] = count / len(outcomes)
+    if sampled:
+        lengths = [float(sum(r.token_mask)) for r in sampled]
+        metrics["response_length/mean"], metrics["response_length/max"] = _mean(lengths), max(lengths)
+        metrics["turns/mean"] = _mean([float(max(len(r.turns), 1)) for r in sampled])
+    return metrics
+
+
+def group_metrics(group_std: torch.Tensor, group_index: torch.Tensor, valid_count: torch.Tensor) -> dict[str, float]:
+    """Share of groups with zero std, and with too few graded rollouts to compare.
+
+    Args:
+        group_std: [N] std of each rollout's group.
+        group_index: int64 [N].
+        valid_count: int64 [N] graded rollouts of each rollout's group.
+    """
+    groups, first = _first_of_each(group_index)
+    if groups == 0:
+        return {}
+    return {
+        "groups/count": float(groups),
+        "groups/zero_std_share": float((group_std[first] == 0).double().mean()),
+        "groups/incomparable_share": float((valid_count[first] < 2).double().mean()),
+    }
+
+
+def _first_of_each(group_index: torch.Tensor) -> tuple[int, torch.Tensor]:
+    seen: dict[int, int] = {}
+    for row, group in enumerate(group_index.tolist()):
+        seen.setdefault(group, row)
+    return len(seen), torch.tensor(list(seen.values()), dtype=torch.long)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    """Population standard deviation, two passes."""
+    mean = _mean(values)
+    return float(_mean([(value - mean) ** 2 for value in values]) ** 0.5)

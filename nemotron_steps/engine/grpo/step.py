@@ -1,0 +1,326 @@
+"""From graded groups to a batch ready to train, in the fixed order of one GRPO step.
+
+    prepare_batch:  scale rewards -> low effort -> shape rewards -> baseline and std per group -> epsilon filter
+                    -> overlong filter
+    (the loop):     prev and reference logprobs, where `needs_*` says so
+    finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
+
+Only glue: every formula is in rewards.py, advantages.py, importance.py, penalties.py. Dynamic sampling happens before,
+while groups are still being generated (dynamic_sampling.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from nemotron_steps.engine.batches.batching import pad_rows
+from nemotron_steps.engine.grpo.advantages import (
+    GroupStatistics,
+    clip_advantages,
+    gdpo_advantages,
+    group_statistics,
+    grpo_advantages,
+    reinforce_plus_plus_advantages,
+)
+from nemotron_steps.engine.grpo.dynamic_sampling import epsilon_filter
+from nemotron_steps.engine.grpo.low_effort import METADATA_KEY, low_effort_rewards
+from nemotron_steps.engine.grpo.penalties import Violation, apply_penalties, find_violations, mask_turns
+from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
+from nemotron_steps.engine.grpo.rollout_metrics import (
+    completion_metrics,
+    component_metrics,
+    group_metrics,
+    policy_lag_metrics,
+    reward_metrics,
+)
+from nemotron_steps.engine.losses.importance import sequence_logprob_error
+from nemotron_steps.engine.losses.kl import kl_divergence
+from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask, reduce_over_batch
+from nemotron_steps.engine.schedules import epsilon_limit
+from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
+from nemotron_steps.errors import EngineError
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig
+
+MISSING_MEMBER = "missing_member"
+"""Failure class of a placeholder that stands for a rollout a straggler deadline left out."""
+
+
+@dataclass
+class PreparedBatch:
+    """A padded batch whose advantages are still zero, with what is needed to compute them."""
+
+    batch: TrainBatch
+    rollouts: list[Rollout]
+    """N rollouts, rows of the batch."""
+    group_index: torch.Tensor
+    """int64 [N], position of each row's group."""
+    valid: torch.Tensor
+    """bool [N], rows that were graded."""
+    rewards: torch.Tensor
+    """float64 [N], scaled and shaped."""
+    components: dict[str, torch.Tensor]
+    """For GDPO: the named reward components, each scaled and shaped like the reward."""
+    statistics: GroupStatistics
+    metrics: dict[str, float]
+
+
+def needs_prev_logprobs(grpo: GrpoConfig, loss_fn: LossFnConfig) -> bool:
+    """Whether the loop must compute logprobs under the policy that starts the step."""
+    return not loss_fn.force_on_policy_ratio or grpo.seq_logprob_error_threshold is not None or loss_fn.use_kl_in_reward
+
+
+def needs_reference_logprobs(loss_fn: LossFnConfig) -> bool:
+    """Whether a reference model is kept and run at all."""
+    return loss_fn.reference_policy_kl_penalty != 0
+
+
+def prepare_batch(
+    groups: Sequence[RolloutGroup],
+    config: GrpoConfig,
+    *,
+    step: int,
+    total_steps: int,
+    version: int,
+    max_response_length: int,
+    pad_token_id: int = 0,
+    length_multiple: int = 1,
+    untrained: Sequence[str | None] = (),
+) -> PreparedBatch:
+    """Everything up to the logprobs.
+
+    Groups with fewer rollouts than `grpo.num_generations_per_prompt` are filled up with masked placeholders, so the
+    batch always has P x G rows; placeholders and failed rollouts have sample mask 0 and no part in any baseline.
+
+    Args:
+        groups: the step's groups, in batch order.
+        config: `grpo`.
+        step: 0-based, of the step that trains on the batch.
+        total_steps: of the run, for annealed limits.
+        version: weights that the step trains; policy lag is counted from it.
+        max_response_length: the generator's max_new_tokens, for overlong shaping.
+        pad_token_id: fills `input_ids`.
+        length_multiple: rows are padded to a multiple of it (tensor and context parallelism need one).
+        untrained: as `completion_metrics`.
+
+    Raises:
+        EngineError: no groups, a group id that occurs twice, or a group with too many rollouts.
+    """
+    rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
+    valid = torch.tensor([r.failure is None for r in rollouts])
+    truncated = torch.tensor([r.truncated for r in rollouts])
+    lengths = torch.tensor([sum(r.token_mask) for r in rollouts])
+    raw = torch.tensor([r.reward if r.failure is None else 0.0 for r in rollouts], dtype=torch.float64)
+
+    scaled = scale_rewards(raw, config.reward_scaling)
+    rewards = scaled
+    if config.low_effort.enabled:
+        asked = torch.tensor([bool(r.metadata.get(METADATA_KEY, False)) for r in rollouts])
+        last_message = torch.tensor([r.turns[-1][1] - r.turns[-1][0] if r.turns else 0 for r in rollouts])
+        rewards = low_effort_rewards(rewards, last_message, asked, config.low_effort)
+    rewards = shape_rewards(rewards, lengths, truncated, config.reward_shaping, max_response_length=max_response_length)
+    # What is *added* to a reward (overlong penalty, low effort) belongs to no component: rl_rules.py refuses those.
+    components = {
+        name: shape_rewards(
+            scale_rewards(values, config.reward_scaling),
+            lengths,
+            truncated,
+            config.reward_shaping,
+            max_response_length=max_response_length,
+        )
+        for name, values in _components(rollouts, config.adv_estimator.components).items()
+    }
+    statistics = group_statistics(rewards, group_index, valid, leave_one_out=config.use_leave_one_out_baseline)
+
+    metrics = {
+        **reward_metrics(rollouts, raw),
+        **component_metrics(rollouts),
+        **completion_metrics(rollouts, untrained),
+        **group_metrics(statistics.group_std, group_index, statistics.valid_count),
+        **policy_lag_metrics(rollouts, version),
+    }
+    if rewards is not raw and bool(valid.any()):
+        metrics["reward/shaped_mean"] = float(rewards[valid].mean())
+
+    sample_mask = valid.float()
+    if config.epsilon_filtering.enabled:
+        epsilon = config.epsilon_filtering
+        limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
+        means = torch.stack([_valid_mean(scaled, valid & (group_index == g)) for g in range(len(groups))])
+        keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
+        sample_mask = sample_mask * keep[group_index].float()
+        metrics["epsilon_filtering/limit"] = limit
+        metrics["epsilon_filtering/dropped_share"] = float((~keep).double().mean())
+    if config.overlong_filtering:
+        # The truncated samples still counted in the baseline above.
+        metrics["overlong_filtered_share"] = float((truncated & (sample_mask > 0)).double().mean())
+        sample_mask = sample_mask * (~truncated).float()
+
+    batch = pad_rows(rollouts, sample_mask, pad_token_id=pad_token_id, length_multiple=length_multiple)
+    return PreparedBatch(batch, rollouts, group_index, valid, rewards, components, statistics, metrics)
+
+
+def finish_batch(
+    prepared: PreparedBatch, config: GrpoConfig, loss_fn: LossFnConfig
+) -> tuple[TrainBatch, dict[str, float]]:
+    """Everything after the logprobs: masks, advantages, penalties, clip.
+
+    Args:
+        prepared: with `batch.prev_logprobs` and `batch.reference_logprobs` filled in where needed.
+        config: `grpo`.
+        loss_fn: `loss_fn`, for the KL penalty in the reward.
+
+    Returns:
+        (the batch to train on, metrics of this half and of `prepare_batch`).
+
+    Raises:
+        EngineError: logprobs that the config needs are missing.
+    """
+    batch = replace(prepared.batch)
+    metrics = dict(prepared.metrics)
+    if config.seq_logprob_error_threshold is not None:
+        prev = _required(batch.prev_logprobs, "prev_logprobs", "grpo.seq_logprob_error_threshold")
+        error = sequence_logprob_error(prev, batch.generation_logprobs, batch.token_mask)
+        dropped = (error > config.seq_logprob_error_threshold) & (batch.sample_mask > 0)
+        trained = batch.sample_mask > 0
+        if bool(trained.any()):
+            metrics["seq_logprob_error/max"] = float(error[trained].max())
+        metrics["seq_logprob_error/masked_share"] = float(dropped.double().mean())
+        batch.sample_mask = batch.sample_mask * (~dropped).float()
+
+    kl = _kl_in_reward(batch, loss_fn) if loss_fn.use_kl_in_reward else None
+    if kl is not None:
+        # Under the name and over the tokens that the loss would log it with: signals watch it there.
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        level = loss_fn.token_level_loss
+        metrics["kl_penalty"] = float(reduce_over_batch(kl, mask, count_normalizers(batch), token_level=level))
+    advantages = _advantages(prepared, batch, config, None if kl is None else loss_fn.reference_policy_kl_penalty * kl)
+
+    violations = find_violations(
+        prepared.rollouts, [r.metadata.get("turn_texts", ()) for r in prepared.rollouts], config.message_penalty
+    )
+    if config.message_penalty.enabled:
+        for kind in Violation:
+            count = sum(violation.kind is kind for violation in violations)
+            metrics[f"violations/{kind.value}"] = count / len(batch)
+        if config.message_penalty.action == "mask":
+            batch.token_mask = mask_turns(batch.token_mask, violations)
+        else:
+            advantages = apply_penalties(advantages, violations, config.message_penalty.penalty)
+
+    clipped = clip_advantages(advantages, config.advantage_clip_low, config.advantage_clip_high)
+    mask = loss_mask(batch.token_mask, batch.sample_mask)
+    batch.advantages = torch.where(mask > 0, clipped, torch.zeros_like(clipped)).float()
+    metrics.update(_advantage_metrics(advantages, clipped, mask))
+    return batch, metrics
+
+
+def _kl_in_reward(batch: TrainBatch, loss_fn: LossFnConfig) -> torch.Tensor:
+    """KL(policy || reference) per token, float64 [N, T]; anything where nothing is trained."""
+    prev = _required(batch.prev_logprobs, "prev_logprobs", "loss_fn.use_kl_in_reward")
+    reference = _required(batch.reference_logprobs, "reference_logprobs", "loss_fn.use_kl_in_reward")
+    return kl_divergence(
+        prev.double(),
+        reference.double(),
+        loss_fn.reference_policy_kl_type,
+        input_clamp=loss_fn.kl_input_clamp_value,
+        output_clamp=loss_fn.kl_output_clamp_value,
+    )
+
+
+def _advantages(
+    prepared: PreparedBatch, batch: TrainBatch, config: GrpoConfig, kl_penalty: torch.Tensor | None
+) -> torch.Tensor:
+    """float64 [N, T] by the configured estimator, less `kl_penalty` (beta x KL)."""
+    estimator = config.adv_estimator
+    if estimator.name == "reinforce_plus_plus":
+        return reinforce_plus_plus_advantages(
+            prepared.rewards,
+            prepared.group_index,
+            prepared.valid,
+            loss_mask(batch.token_mask, batch.sample_mask),
+            minus_baseline=estimator.minus_baseline,
+            kl_penalty=kl_penalty,
+        )
+    if estimator.name == "gdpo":
+        advantages = gdpo_advantages(
+            prepared.components,
+            prepared.group_index,
+            prepared.valid,
+            names=estimator.components,
+            leave_one_out=config.use_leave_one_out_baseline,
+            normalize=config.normalize_rewards,
+        )
+    else:
+        advantages = grpo_advantages(
+            prepared.rewards, prepared.statistics, prepared.valid, normalize=config.normalize_rewards
+        )
+    tokens = advantages.unsqueeze(-1).expand(batch.token_mask.shape)
+    return tokens if kl_penalty is None else tokens - kl_penalty
+
+
+def _flatten(groups: Sequence[RolloutGroup], num_generations: int) -> tuple[list[Rollout], torch.Tensor]:
+    """Rows of all groups and their group's position, every group filled up to `num_generations`."""
+    if not groups:
+        raise EngineError("a step has no groups to train on", where="engine/grpo/step.py")
+    ids = [group.group_id for group in groups]
+    if len(set(ids)) != len(ids):
+        raise EngineError(
+            "a group id occurs twice in one step",
+            where="engine/grpo/step.py",
+            found=", ".join(sorted({i for i in ids if ids.count(i) > 1})),
+        )
+    rollouts: list[Rollout] = []
+    for group in groups:
+        if len(group.rollouts) > num_generations:
+            raise EngineError(
+                f"group {group.group_id} has {len(group.rollouts)} rollouts",
+                where="engine/grpo/step.py",
+                expected=f"at most grpo.num_generations_per_prompt = {num_generations}",
+            )
+        environment = group.rollouts[0].environment if group.rollouts else "none"
+        rollouts.extend(group.rollouts)
+        for index in range(len(group.rollouts), num_generations):
+            rollouts.append(
+                Rollout(group.group_id, index, [0], [0], [0.0], [], float("nan"), environment, False,
+                        failure=MISSING_MEMBER)
+            )  # fmt: skip
+    return rollouts, torch.arange(len(groups)).repeat_interleave(num_generations)
+
+
+def _components(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Components that every graded rollout carries, each float64 [N]; 0 for failed rollouts."""
+    carried = [n for n in names if all(n in r.components for r in rollouts if r.failure is None)]
+    return {
+        name: torch.tensor([r.components.get(name, 0.0) for r in rollouts], dtype=torch.float64) for name in carried
+    }
+
+
+def _valid_mean(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Mean of the selected values; NaN, which no comparison calls trivial, when there are none."""
+    return values[where].mean()
+
+
+def _required(logprobs: torch.Tensor | None, name: str, key: str) -> torch.Tensor:
+    if logprobs is None:
+        raise EngineError(f"{key} needs {name}", where="engine/grpo/step.py", expected=name, found="None")
+    return logprobs
+
+
+def _advantage_metrics(before_clip: torch.Tensor, after_clip: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    trained = mask > 0
+    if not bool(trained.any()):
+        return {}
+    values = after_clip[trained].double()
+    return {
+        "advantages/mean": float(values.mean()),
+        "advantages/std": float(values.std(correction=0)),
+        "advantages/min": float(values.min()),
+        "advantages/max": float(values.max()),
+        "advantages/clipped_share": float((before_clip != after_clip)[trained].double().mean()),
+    }

@@ -1,0 +1,1 @@
+"""Pure functions of logprobs and advantages: losses, KL, importance ratios, their reduction and metrics."""

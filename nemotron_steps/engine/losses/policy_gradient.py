@@ -1,0 +1,301 @@
+"""The losses a policy worker calls per micro-batch: clipped policy gradient (GRPO and relatives) and SFT's NLL.
+
+    loss, sums = loss_fn(logprobs, batch, normalizers)    # per micro-batch
+    loss.backward()                                       # gradients add up over micro-batches
+    sums = all_reduce_metric_sums(merge_metric_sums(parts), group)
+    metrics = finalize_metrics(sums, normalizers)
+
+Because `normalizers` count the global batch, gradients are *summed* over micro-batches and data-parallel ranks. Not
+here: advantages (advantages.py), the formulas of KL (kl.py) and importance weights (importance.py), DPO (dpo_loss.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from nemotron_steps.engine.losses.importance import ImportanceWeights, importance_weights, truncate_weights
+from nemotron_steps.engine.losses.kl import kl_divergence
+from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.reduction import (
+    LossNormalizers,
+    count_normalizers,
+    loss_mask,
+    masked_sum,
+    reduce_over_batch,
+    sequence_means,
+)
+from nemotron_steps.errors import EngineError
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.rl import LossFnConfig
+    from nemotron_steps.engine.types import TrainBatch
+
+__all__ = [
+    "LossFn",
+    "LossNormalizers",
+    "NegativeLogLikelihood",
+    "PolicyGradientLoss",
+    "all_reduce_metric_sums",
+    "count_normalizers",
+    "finalize_metrics",
+    "merge_metric_sums",
+]
+
+LossFn = Callable[..., tuple[torch.Tensor, MetricSums]]
+"""(logprobs [n, T], batch, normalizers, entropy [n, T] | None) -> (scalar loss, metric sums)."""
+
+
+class NegativeLogLikelihood:
+    """SFT: sum over trained tokens of -lp, / N_tokens of the global batch."""
+
+    needs_prev_logprobs = False
+    needs_reference_logprobs = False
+
+    def __call__(
+        self,
+        logprobs: torch.Tensor,
+        batch: TrainBatch,
+        normalizers: LossNormalizers,
+        entropy: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, MetricSums]:
+        """Loss and metric sums of one micro-batch; arguments as `PolicyGradientLoss.__call__`."""
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        loss = reduce_over_batch(-logprobs.float(), mask, normalizers, token_level=True)
+        with torch.no_grad():
+            sums = {"loss": loss.detach(), "nll": masked_sum(-logprobs.float(), mask), **_counts(batch, mask)}
+            if entropy is not None:
+                sums["entropy"] = masked_sum(entropy.float(), mask)
+        return loss, sums
+
+
+@dataclass(frozen=True)
+class _Ratio:
+    """The factor that carries the gradient, before and after the clip, [n, T]."""
+
+    raw: torch.Tensor
+    clipped: torch.Tensor
+    is_ratio: bool
+    """False for REINFORCE, where the factor is the logprob itself."""
+
+
+class PolicyGradientLoss:
+    """The clipped policy-gradient loss with a KL penalty, under NeMo-RL's `loss_fn.*` keys.
+
+    Per token, with r the probability ratio, A the advantage, w the behaviour correction and beta the KL coefficient:
+
+        l = max(-A r, -A clip(r, 1 - ratio_clip_min, 1 + ratio_clip_max))          PPO, arXiv:1707.06347
+        l = min(l, -A ratio_clip_c) where A < 0                                    dual clip, arXiv:1912.09729
+        loss = reduce(w l) + beta reduce(KL(policy || reference))
+
+    r = exp(lp - lp_prev), or
+    - `force_on_policy_ratio`: exp(lp - sg(lp)), 1 with the gradient of lp; one update per batch of rollouts
+    - `disable_ppo_ratio`: lp itself (REINFORCE, arXiv:2402.14740)
+    - `sequence_level_importance_ratios`: exp(mean_t(lp - lp_prev)) per sequence (GSPO, arXiv:2507.18071)
+    and `use_cispo`: l = -A sg(clip(r)) lp (CISPO, arXiv:2506.13585).
+
+    w = exp(lp_prev - lp_gen) under `use_importance_sampling_correction`, truncated as importance.py says. The KL term
+    is weighted by exp(lp - sg(lp)), which adds the score-function gradient, or under `use_on_policy_kl_approximation`
+    by exp(lp - lp_gen).
+
+    Attributes:
+        needs_prev_logprobs: whether batch.prev_logprobs must be given. Under force_on_policy_ratio it may be None:
+            the policy has not moved since, so sg(lp) is lp_prev.
+        gradient_needs_advantage: a row whose advantages are all 0 has no gradient, so a policy need not compute it.
+        needs_reference_logprobs: whether batch.reference_logprobs must be given.
+        temperature: of the distribution that a policy's logprobs are of: the one that rollouts are sampled from.
+    """
+
+    def __init__(self, config: LossFnConfig, *, temperature: float = 1.0) -> None:
+        self.config = config
+        self.temperature = temperature
+        self.kl_coefficient = 0.0 if config.use_kl_in_reward else config.reference_policy_kl_penalty
+        self.needs_prev_logprobs = not config.force_on_policy_ratio
+        self.needs_reference_logprobs = self.kl_coefficient != 0.0
+        self.gradient_needs_advantage = self.kl_coefficient == 0.0
+
+    def __call__(
+        self,
+        logprobs: torch.Tensor,
+        batch: TrainBatch,
+        normalizers: LossNormalizers,
+        entropy: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, MetricSums]:
+        """Loss and metric sums of one micro-batch.
+
+        Args:
+            logprobs: [n, T] logprobs of batch.input_ids under the current weights, with gradient, token-aligned.
+            batch: the same n sequences, on the same device.
+            normalizers: counts over the global batch.
+            entropy: [n, T] entropy of the policy's distribution at each token, nats, for the metric only.
+
+        Returns:
+            (scalar loss, detached metric sums; see metrics.py).
+
+        Raises:
+            EngineError: the batch lacks prev or reference logprobs that this config needs.
+        """
+        config = self.config
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        # Padding may hold anything, -inf included; 0 x inf in a backward pass is NaN, so replace instead of multiply.
+        trained = mask > 0
+        logprobs = _fill(logprobs, trained)
+        generation = _fill(batch.generation_logprobs, trained)
+        prev = _fill(self._prev(logprobs, batch), trained)
+        advantages = _fill(batch.advantages, trained)
+
+        ratio = self._ratio(logprobs, prev, mask)
+        correction = self._correction(prev, generation, mask)
+        token_loss = self._token_loss(ratio, advantages, logprobs)
+        if config.use_importance_sampling_correction:
+            token_loss = token_loss * correction.weights
+        actor_loss = reduce_over_batch(token_loss, mask, normalizers, token_level=config.token_level_loss)
+        loss = actor_loss
+        sums: MetricSums = {"actor_loss": actor_loss.detach()}
+        if self.needs_reference_logprobs:
+            kl, weighted_kl = self._kl(logprobs, generation, batch, trained)
+            level = config.token_level_loss
+            loss = loss + self.kl_coefficient * reduce_over_batch(weighted_kl, mask, normalizers, token_level=level)
+            sums["kl_penalty"] = reduce_over_batch(kl.detach(), mask, normalizers, token_level=level)
+        sums["loss"] = loss.detach()
+        with torch.no_grad():
+            sums.update(_counts(batch, mask))
+            sums.update(_mismatch_sums(prev, generation, mask))
+            sums.update(_ratio_sums(ratio, mask, trained))
+            sums.update(_correction_sums(correction, mask, batch.sample_mask))
+            # Entropy over the generator's samples, reweighted to the current policy.
+            reweighting = importance_weights(logprobs, generation, mask)
+            sums["approx_entropy"] = masked_sum(-reweighting * logprobs, mask)
+            if entropy is not None:
+                sums["entropy"] = masked_sum(entropy.float(), mask)
+        return loss, sums
+
+    def _prev(self, logprobs: torch.Tensor, batch: TrainBatch) -> torch.Tensor:
+        if batch.prev_logprobs is not None:
+            return batch.prev_logprobs
+        if self.needs_prev_logprobs:
+            raise EngineError(
+                "the batch has no prev_logprobs",
+                where="engine/losses/policy_gradient.py",
+                expected="logprobs under the policy that starts the step, unless loss_fn.force_on_policy_ratio is true",
+                found="None",
+            )
+        return logprobs.detach()
+
+    def _ratio(self, logprobs: torch.Tensor, prev: torch.Tensor, mask: torch.Tensor) -> _Ratio:
+        config = self.config
+        if config.disable_ppo_ratio:
+            return _Ratio(logprobs, logprobs, is_ratio=False)
+        log_ratio = logprobs - (logprobs.detach() if config.force_on_policy_ratio else prev)
+        if config.sequence_level_importance_ratios:
+            log_ratio = sequence_means(log_ratio, mask).unsqueeze(-1).expand_as(logprobs)
+        ratio = log_ratio.exp()
+        if config.force_on_policy_ratio:
+            return _Ratio(ratio, ratio, is_ratio=True)
+        return _Ratio(ratio, ratio.clamp(1.0 - config.ratio_clip_min, 1.0 + config.ratio_clip_max), is_ratio=True)
+
+    def _token_loss(self, ratio: _Ratio, advantages: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        if config.use_cispo:
+            return -advantages * ratio.clipped.detach() * logprobs
+        loss = torch.maximum(-advantages * ratio.raw, -advantages * ratio.clipped)
+        if config.ratio_clip_c is not None:
+            bounded = torch.minimum(loss, -advantages * config.ratio_clip_c)
+            loss = torch.where(advantages < 0, bounded, loss)
+        return loss
+
+    def _correction(self, prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor) -> ImportanceWeights:
+        config = self.config
+        weights = importance_weights(prev, generation, mask, sequence_level=config.sequence_level_importance_ratios)
+        kind, upper = config.truncated_importance_sampling_type, config.truncated_importance_sampling_ratio
+        if kind is None or upper is None:
+            return ImportanceWeights(weights, None)
+        lower = config.truncated_importance_sampling_ratio_min
+        return truncate_weights(weights, prev, generation, mask, kind=kind, upper=upper, lower=lower)
+
+    def _kl(
+        self, logprobs: torch.Tensor, generation: torch.Tensor, batch: TrainBatch, trained: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """KL per token, and KL times its weight, both [n, T]."""
+        if batch.reference_logprobs is None:
+            raise EngineError(
+                "the batch has no reference_logprobs",
+                where="engine/losses/policy_gradient.py",
+                expected="logprobs under the reference, because loss_fn.reference_policy_kl_penalty is "
+                f"{self.kl_coefficient}",
+                found="None",
+            )
+        config = self.config
+        kl = kl_divergence(
+            logprobs,
+            _fill(batch.reference_logprobs, trained),
+            config.reference_policy_kl_type,
+            input_clamp=config.kl_input_clamp_value,
+            output_clamp=config.kl_output_clamp_value,
+        )
+        log_weight = logprobs - (generation if config.use_on_policy_kl_approximation else logprobs.detach())
+        # Selected before exp: the gradient of exp(inf) would be NaN even where the weight is replaced by 0.
+        finite = torch.isfinite(log_weight.detach().exp())
+        weight = torch.where(finite, log_weight, torch.zeros_like(log_weight)).exp() * finite
+        return kl, kl * weight
+
+
+def _fill(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """float32 copy of `values` with 0 where `keep` is false."""
+    values = values.float()
+    return torch.where(keep, values, torch.zeros_like(values))
+
+
+def _counts(batch: TrainBatch, mask: torch.Tensor) -> MetricSums:
+    return {"num_valid_tokens": mask.sum(), "num_valid_samples": batch.sample_mask.float().sum()}
+
+
+def _mismatch_sums(prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor) -> MetricSums:
+    """How far generator and trainer disagree on the tokens the generator sampled."""
+    log_mixture = torch.logaddexp(prev, generation) - 0.6931471805599453
+    jensen_shannon = 0.5 * (
+        kl_divergence(prev, log_mixture, input_clamp=None, output_clamp=None)
+        + kl_divergence(generation, log_mixture, input_clamp=None, output_clamp=None)
+    )
+    gen_kl = kl_divergence(generation, prev, input_clamp=None, output_clamp=None)
+    policy_kl = kl_divergence(prev, generation, input_clamp=None, output_clamp=None)
+    return {
+        "token_mult_prob_error": masked_sum((generation - prev).abs().exp(), mask),
+        "gen_kl_error": masked_sum(gen_kl, mask),
+        "policy_kl_error": masked_sum(policy_kl, mask),
+        "js_divergence_error": masked_sum(jensen_shannon, mask),
+    }
+
+
+def _ratio_sums(ratio: _Ratio, mask: torch.Tensor, trained: torch.Tensor) -> MetricSums:
+    if not ratio.is_ratio:
+        return {}
+    high = torch.full_like(ratio.raw, torch.inf)
+    nothing = ratio.raw.new_full((1,), torch.inf)  # so that a micro-batch of no rows has extrema too
+    sums = {
+        "probs_ratio": masked_sum(ratio.raw, mask),
+        "probs_ratio_clamped": masked_sum(ratio.clipped, mask),
+        "clip_fraction": masked_sum((ratio.raw != ratio.clipped).float(), mask),
+    }
+    for name, values in (("probs_ratio", ratio.raw), ("probs_ratio_clamped", ratio.clipped)):
+        sums[f"{name}_min"] = torch.cat((torch.where(trained, values, high).flatten(), nothing)).min()
+        sums[f"{name}_max"] = torch.cat((torch.where(trained, values, -high).flatten(), -nothing)).max()
+    return sums
+
+
+def _correction_sums(correction: ImportanceWeights, mask: torch.Tensor, sample_mask: torch.Tensor) -> MetricSums:
+    sequences = sample_mask.float().unsqueeze(-1)
+    sums: MetricSums = {}
+    if correction.weights.shape == mask.shape:
+        sums["sampling_importance_ratio"] = masked_sum(correction.weights, mask)
+    else:
+        sums["sequence_importance_ratio"] = masked_sum(correction.weights, sequences)
+    if correction.out_of_bounds is not None:
+        if correction.out_of_bounds.shape == mask.shape:
+            sums["is_oob_ratio"] = masked_sum(correction.out_of_bounds, mask)
+        else:
+            sums["sequence_is_oob_ratio"] = masked_sum(correction.out_of_bounds, sequences)
+    return sums

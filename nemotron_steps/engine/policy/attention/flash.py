@@ -1,0 +1,138 @@
+"""FlashAttention over flat tokens, on CUDA in half precision: no padding, and shared prompts attended to in place.
+
+A suffix attends to its prompt and to itself by two calls whose results are merged by their log-sum-exp. Their
+gradients are again two calls, each given the merged result: the attention probabilities that FlashAttention's backward
+pass recomputes from a log-sum-exp are then those of the whole row (as in ring attention, arXiv 2310.01889).
+
+The calls are torch's FlashAttention 2, or cuDNN's attention where Transformer Engine is installed (te_attention.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from nemotron_steps.engine.policy.attention import te_attention
+
+if TYPE_CHECKING:
+    from nemotron_steps.engine.policy.token_layout import RowSpans, Spans, TokenLayout
+
+
+def flat_flash_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
+) -> torch.Tensor:
+    """As attention.FlatAttention.forward: query [T, heads, head_dim] → [T, heads · head_dim]."""
+    out: torch.Tensor = _FlatFlash.apply(query, key, value, layout)  # type: ignore[no-untyped-call]
+    return out.flatten(1)
+
+
+class _FlatFlash(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
+    ) -> torch.Tensor:
+        out = torch.zeros_like(query) if layout.padding else torch.empty_like(query)
+        lses: list[torch.Tensor] = []
+        spans = layout.spans
+        attend, ctx.attend_backward = _calls(query, key, spans)
+        whole = slice(0, layout.whole_tokens)
+        out[whole], lse, rng = attend(query[whole], key[whole], value[whole], spans.whole, spans.whole, causal=True)
+        lses.append(lse)
+        if spans.suffix is not None:
+            rest, prompts = slice(layout.whole_tokens, query.shape[0] - layout.padding), slice(0, spans.prompt_tokens)
+            assert spans.family is not None and spans.prompt is not None
+            over, over_lse, _ = attend(
+                query[rest], key[prompts], value[prompts], spans.family, spans.prompt, causal=False
+            )
+            own, own_lse, _ = attend(query[rest], key[rest], value[rest], spans.suffix, spans.suffix, causal=True)
+            lses.append(_merge(over, own, over_lse, own_lse, out[rest]))
+        ctx.save_for_backward(query, key, value, out, rng, *lses)
+        ctx.layout = layout
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        query, key, value, out, rng, *lses = ctx.saved_tensors
+        layout: TokenLayout = ctx.layout
+        spans = layout.spans
+        grad = grad.contiguous()
+        grads = [torch.zeros_like(t) if layout.padding else torch.empty_like(t) for t in (query, key, value)]
+        whole = slice(0, layout.whole_tokens)
+        parts = ctx.attend_backward(
+            grad[whole], query[whole], key[whole], value[whole], out[whole], lses[0], spans.whole, spans.whole, rng,
+            causal=True,
+        )  # fmt: skip
+        for into, part in zip(grads, parts, strict=True):
+            into[whole] = part
+        if spans.suffix is not None:
+            rest, prompts = slice(layout.whole_tokens, query.shape[0] - layout.padding), slice(0, spans.prompt_tokens)
+            assert spans.family is not None and spans.prompt is not None
+            over = ctx.attend_backward(
+                grad[rest], query[rest], key[prompts], value[prompts], out[rest], lses[1], spans.family, spans.prompt,
+                rng, causal=False,
+            )  # fmt: skip
+            own = ctx.attend_backward(
+                grad[rest], query[rest], key[rest], value[rest], out[rest], lses[1], spans.suffix, spans.suffix, rng,
+                causal=True,
+            )  # fmt: skip
+            torch.add(over[0], own[0], out=grads[0][rest])
+            for into, to_prompt, to_own in zip(grads[1:], over[1:], own[1:], strict=True):
+                into[prompts] += to_prompt
+                into[rest] = to_own
+        return grads[0], grads[1], grads[2], None
+
+
+def _merge(
+    over: torch.Tensor, own: torch.Tensor, over_lse: torch.Tensor, own_lse: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """Fill `out` with the attention over both sets of keys; returns its log-sum-exp [heads, tokens]."""
+    if over.is_cuda:
+        from nemotron_steps.engine.policy.kernels.triton_kernels import merge_attention
+
+        return merge_attention(over, own, over_lse.contiguous(), own_lse.contiguous(), out)
+    lse = torch.logaddexp(over_lse, own_lse)
+    weights = [(part - lse).exp_().t().unsqueeze(-1) for part in (over_lse, own_lse)]
+    out.copy_(torch.addcmul(over * weights[0], own, weights[1]))
+    return lse
+
+
+def _calls(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Forward and backward for runs of a layout."""
+    if query.is_cuda and te_attention.takes(query, key, spans):
+        return te_attention.forward, te_attention.backward
+    return _forward, _backward
+
+
+def _forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Spans, columns: Spans, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Output [tokens, heads, head_dim], log-sum-exp float32 [heads, tokens], and the (unused) dropout state."""
+    out, lse, rng, _, _ = torch.ops.aten._flash_attention_forward(
+        query, key, value, rows.cu_seqlens, columns.cu_seqlens, rows.max_seqlen, columns.max_seqlen, 0.0, causal, False
+    )
+    return out, lse, rng
+
+
+def _backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    rows: Spans,
+    columns: Spans,
+    rng: torch.Tensor,
+    *,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    unused = torch.empty(0, device=query.device)
+    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten._flash_attention_backward(
+        grad, query, key, value, out, lse, rows.cu_seqlens, columns.cu_seqlens, rows.max_seqlen, columns.max_seqlen,
+        0.0, causal, rng, unused,
+    )  # fmt: skip
+    return grads

@@ -1,0 +1,1 @@
+"""Fused operators of the policy, on GPUs (Triton) and on CPU (C), beside plain torch."""

@@ -1,0 +1,240 @@
+"""The parallel layout of a policy: how many ranks share its tensors, layers, tokens, experts and data.
+
+megatron-core keeps its process groups in module globals, so a process has one layout at a time; a second policy with
+the same layout shares them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nemotron_steps.config.schema.policy import MegatronConfig
+from nemotron_steps.errors import ConfigError
+from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core
+
+_SPLITS = ("tensor_model", "pipeline_model", "context")
+"""What the ranks of one copy of a model are counted by, as in the names of their keys."""
+
+
+@dataclass(frozen=True)
+class ParallelDims:
+    """Parallel sizes, under Megatron's names; `data` is what is left of the world."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    sequence_parallel: bool = False
+
+    @classmethod
+    def from_config(cls, config: MegatronConfig, architecture: Architecture) -> ParallelDims:
+        """The layout `policy.megatron_cfg` asks for, checked against the model. ConfigError if they do not fit."""
+        layout = cls(
+            tensor=config.tensor_model_parallel_size,
+            pipeline=config.pipeline_model_parallel_size,
+            context=config.context_parallel_size,
+            expert=config.expert_model_parallel_size,
+            sequence_parallel=config.sequence_parallel and config.tensor_model_parallel_size > 1,
+        )
+        _check_divides("tensor_model_parallel_size", layout.tensor, "key-value heads", architecture.num_key_value_heads)
+        heads = architecture.num_key_value_heads // layout.tensor
+        _check_divides("context_parallel_size", layout.context, "key-value heads of a tensor rank", heads)
+        if not architecture.is_moe:
+            _check_divides("tensor_model_parallel_size", layout.tensor, "MLP width", architecture.ffn_hidden_size)
+        _check_divides("pipeline_model_parallel_size", layout.pipeline, "layers", architecture.num_layers)
+        if architecture.is_moe:
+            _check_divides("expert_model_parallel_size", layout.expert, "experts", architecture.num_experts)
+            if layout.tensor > 1 and not layout.sequence_parallel:
+                raise ConfigError(
+                    "a mixture of experts under tensor parallelism needs sequence parallelism",
+                    where="policy.megatron_cfg.sequence_parallel",
+                    expected="true",
+                    found="false",
+                    hints=("policy.megatron_cfg.sequence_parallel=true",),
+                )
+        elif layout.expert > 1:
+            raise ConfigError(
+                "expert parallelism needs a mixture of experts",
+                where="policy.megatron_cfg.expert_model_parallel_size",
+                expected="1",
+                found=str(layout.expert),
+                hints=("policy.megatron_cfg.expert_model_parallel_size=1",),
+            )
+        return layout
+
+
+def _check_divides(key: str, size: int, what: str, count: int) -> None:
+    if count % size:
+        raise ConfigError(
+            f"{what} do not divide evenly",
+            where=f"policy.megatron_cfg.{key}",
+            expected=f"a divisor of {count}",
+            found=str(size),
+            hints=(f"policy.megatron_cfg.{key}={math.gcd(count, size)}",),
+        )
+
+
+def initialize(layout: ParallelDims) -> None:
+    """Create megatron-core's process groups for the layout. ConfigError when the world is not a multiple of it."""
+    load_megatron_core()
+    ensure_process_group()
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import initialize_rng_tracker
+
+    size = layout.tensor * layout.pipeline * layout.context
+    if dist.get_world_size() % size:
+        raise ConfigError(
+            "the number of ranks is not a multiple of the model's parallel size",
+            where="policy.megatron_cfg",
+            expected=f"a multiple of {size}",
+            found=str(dist.get_world_size()),
+            hints=(
+                f"cluster.policy_workers={-(-dist.get_world_size() // size) * size}   # on CPU",
+                " ".join(f"policy.megatron_cfg.{part}_parallel_size=1" for part in _SPLITS),
+            ),
+        )
+    if parallel_state.model_parallel_is_initialized():
+        if _current() == (layout.tensor, layout.pipeline, layout.context, layout.expert):
+            return
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False,
+    )
+    # Nothing here draws random numbers (no dropout), and the inference tracker's forks cost nothing.
+    initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+
+
+def _current() -> tuple[int, int, int, int]:
+    from megatron.core import parallel_state as state
+
+    return (
+        state.get_tensor_model_parallel_world_size(),
+        state.get_pipeline_model_parallel_world_size(),
+        state.get_context_parallel_world_size(),
+        state.get_expert_model_parallel_world_size(),
+    )
+
+
+def device() -> torch.device:
+    """This rank's device."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def all_gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    """Fill `whole` with every rank's `part`, in rank order."""
+    collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+    collective(whole, part, group=group)
+
+
+def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    """Fill `part` with this rank's share of the sum of every rank's `whole`."""
+    collective = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
+    collective(part, whole, group=group)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """This rank's process groups and its place in them."""
+
+    rank: int
+    data: dist.ProcessGroup
+    """Ranks that compute different rows of the global batch."""
+    data_rank: int
+    data_size: int
+    gradient: dist.ProcessGroup
+    """Ranks over which gradients add up: data-parallel and context-parallel ones."""
+    tensor: dist.ProcessGroup
+    tensor_rank: int
+    tensor_size: int
+    context: dist.ProcessGroup
+    context_rank: int
+    context_size: int
+    pipeline: dist.ProcessGroup
+    stage: int
+    stages: int
+    model: dist.ProcessGroup
+    """Tensor- and pipeline-parallel ranks: together they hold the dense weights once."""
+    embedding: dist.ProcessGroup
+    """First and last pipeline stage, which both hold a tied embedding."""
+    stage_ranks: dist.ProcessGroup
+    """Every rank of this pipeline stage."""
+    expert: dist.ProcessGroup
+    """Ranks that hold different experts of the same layers."""
+    expert_rank: int
+    expert_size: int
+    expert_gradient: dist.ProcessGroup
+    """Ranks that hold the same experts."""
+    expert_gradient_rank: int
+
+    @classmethod
+    def current(cls) -> Groups:
+        """The groups of the layout megatron-core was initialised with."""
+        from megatron.core import parallel_state as state
+
+        return cls(
+            rank=dist.get_rank(),
+            data=state.get_data_parallel_group(),
+            data_rank=state.get_data_parallel_rank(),
+            data_size=state.get_data_parallel_world_size(),
+            gradient=state.get_data_parallel_group(with_context_parallel=True),
+            tensor=state.get_tensor_model_parallel_group(),
+            tensor_rank=state.get_tensor_model_parallel_rank(),
+            tensor_size=state.get_tensor_model_parallel_world_size(),
+            context=state.get_context_parallel_group(),
+            context_rank=state.get_context_parallel_rank(),
+            context_size=state.get_context_parallel_world_size(),
+            pipeline=state.get_pipeline_model_parallel_group(),
+            stage=state.get_pipeline_model_parallel_rank(),
+            stages=state.get_pipeline_model_parallel_world_size(),
+            model=state.get_model_parallel_group(),
+            embedding=state.get_embedding_group(check_initialized=False),
+            stage_ranks=state.get_tensor_and_data_parallel_group(with_context_parallel=True),
+            expert=state.get_expert_model_parallel_group(),
+            expert_rank=state.get_expert_model_parallel_rank(),
+            expert_size=state.get_expert_model_parallel_world_size(),
+            expert_gradient=state.get_expert_data_parallel_group(),
+            expert_gradient_rank=dist.get_rank(state.get_expert_data_parallel_group()),
+        )
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank embeds tokens."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes logprobs and the loss."""
+        return self.stage == self.stages - 1
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        if dist.get_world_size() > 1:
+            dist.barrier()
+
+    def from_last_stage(self, value: Any) -> Any:
+        """A JSON-serialisable value of the last pipeline stage, on every stage. Collective over the stages."""
+        if self.stages == 1:
+            return value
+        source = dist.get_process_group_ranks(self.pipeline)[-1]
+        text = json.dumps(value).encode() if self.is_last_stage else b""
+        length = torch.tensor([len(text)], device=device())
+        dist.broadcast(length, source, group=self.pipeline)
+        content = torch.zeros(int(length), dtype=torch.uint8, device=device())
+        if self.is_last_stage:
+            content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(content, source, group=self.pipeline)
+        return json.loads(content.cpu().numpy().tobytes())

@@ -1,0 +1,307 @@
+"""How the sequences of a micro-batch become one flat run of tokens, without padding and without repeated prompts.
+
+All linear layers see `[tokens, hidden]`: no padding, and the prompt of a group of rollouts once instead of G times.
+Only attention needs to know which token belongs where:
+
+    whole rows   causal attention within each row: unshared sequences, and shared prompts
+    suffixes     the rest of a sequence whose prompt is shared: attends to that prompt, then causally to itself
+
+The result is the same as for padded rows, to rounding; only the work is less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nemotron_steps.engine.types import TrainBatch
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class Grid:
+    """Rows of flat tokens laid out as [rows, width]."""
+
+    rows: int
+    width: int
+    pad: torch.Tensor | None
+    """int64 [rows · width], flat token (relative to the grid's first) of each cell; None when there is no padding."""
+    unpad: torch.Tensor | None
+    """int64 [tokens], cell of each flat token."""
+    valid: torch.Tensor | None
+    """bool [rows, width]; None when every cell is a token."""
+
+    def to(self, device: torch.device) -> Grid:
+        """The same on another device."""
+        moved = [t if t is None else t.to(device, non_blocking=True) for t in (self.pad, self.unpad, self.valid)]
+        return Grid(self.rows, self.width, *moved)
+
+
+@dataclass
+class Spans:
+    """Consecutive runs of flat tokens."""
+
+    cu_seqlens: torch.Tensor
+    """int32 [runs + 1], first token of each, relative to the first run's"""
+    max_seqlen: int
+
+    def to(self, device: torch.device) -> Spans:
+        """The same on another device."""
+        return Spans(self.cu_seqlens.to(device, non_blocking=True), self.max_seqlen)
+
+
+@dataclass
+class RowSpans:
+    """The rows of a layout as runs, for attention kernels that need no padding."""
+
+    whole: Spans
+    prompt: Spans | None
+    """Shared prompts: the first whole rows."""
+    prompt_tokens: int
+    suffix: Spans | None
+    family: Spans | None
+    """All suffixes of one prompt, run by run in the order of `prompt`."""
+    first_suffix: torch.Tensor
+    """int64 [whole rows + 1], where the suffixes of each whole row begin among all; on CPU."""
+
+    def to(self, device: torch.device) -> RowSpans:
+        """The same on another device."""
+        prompt, suffix, family = (s and s.to(device) for s in (self.prompt, self.suffix, self.family))
+        return RowSpans(self.whole.to(device), prompt, self.prompt_tokens, suffix, family, self.first_suffix)
+
+
+@dataclass
+class TokenLayout:
+    """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens."""
+
+    token_ids: torch.Tensor
+    """int64 [T]"""
+    positions: torch.Tensor
+    """int64 [T]"""
+    whole: Grid
+    """Rows of the first `whole_tokens` tokens."""
+    whole_tokens: int
+    suffix: Grid | None
+    """Rows of the tokens after those; None when no prompt is shared."""
+    parent: torch.Tensor | None
+    """int64 [suffix rows], the whole row each continues."""
+    padding: int
+    """Tokens added at the end to make T divisible; they belong to no row."""
+    source: torch.Tensor
+    """int64 [R], flat token whose hidden state predicts each trained token."""
+    targets: torch.Tensor
+    """int64 [R], the trained tokens."""
+    cells: torch.Tensor
+    """int64 [R], index of each trained token in the flattened [n, W] batch."""
+    shape: tuple[int, int]
+    """(n, W)"""
+    spans: RowSpans
+    idle: bool = False
+    """Its rows are another micro-batch's, computed again only to keep step with other ranks."""
+    _mask: torch.Tensor | None = field(default=None, repr=False)
+    _occurrences: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """bool [suffix rows, 1, suffix width, prompt width + suffix width], what a suffix's tokens see."""
+        if self._mask is None:
+            assert self.suffix is not None and self.parent is not None
+            self._mask = _suffix_mask(self.whole, self.suffix, self.parent)
+        return self._mask
+
+    @property
+    def occurrences(self) -> torch.Tensor:
+        """float32 [T], in how many of the n sequences each token is: a shared prompt's in several, padding in none.
+
+        What is counted by it does not depend on how a batch is cut into micro-batches; idle ones count nothing.
+        """
+        if self._occurrences is None:
+            device, total = self.token_ids.device, self.token_ids.shape[0]
+            counts = torch.ones(total, device=device)
+            counts[total - self.padding :] = 0
+            rows = self.spans.first_suffix.diff().clamp(min=1).float().to(device)
+            lengths = self.spans.whole.cu_seqlens.diff().long()
+            counts[: self.whole_tokens] = rows.repeat_interleave(lengths, output_size=self.whole_tokens)
+            self._occurrences = counts.zero_() if self.idle else counts
+        return self._occurrences
+
+    def to(self, device: torch.device) -> TokenLayout:
+        """The same on another device."""
+        if device.type == "cpu":
+            return self
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        return TokenLayout(
+            token_ids=move(self.token_ids),
+            positions=move(self.positions),
+            whole=self.whole.to(device),
+            whole_tokens=self.whole_tokens,
+            suffix=None if self.suffix is None else self.suffix.to(device),
+            parent=None if self.parent is None else move(self.parent),
+            padding=self.padding,
+            source=move(self.source),
+            targets=move(self.targets),
+            cells=move(self.cells),
+            shape=self.shape,
+            spans=self.spans.to(device),
+            idle=self.idle,
+        )
+
+
+def build_layout(
+    batch: TrainBatch, rows: Sequence[int], *, share_prompts: bool = True, divisible_by: int = 1
+) -> TokenLayout:
+    """Flatten some rows of a batch, on CPU.
+
+    Args:
+        batch: the global batch, on CPU.
+        rows: which of its sequences, in this order.
+        share_prompts: compute a prompt that several of the rows begin with only once. A prompt is what precedes the
+            first trained token.
+        divisible_by: pad T to a multiple of this (sequence parallelism cuts the tokens evenly).
+    """
+    index = np.asarray(rows, dtype=np.int64)
+    ids = batch.input_ids.numpy()[index]
+    lengths = np.maximum(batch.lengths.numpy()[index].astype(np.int64), 1)
+    trained = batch.token_mask.numpy()[index] > 0
+    trained[:, 0] = False
+    width = int(lengths.max())
+    ids, trained = ids[:, :width], trained[:, :width]
+    trained &= np.arange(width) < lengths[:, None]
+    # Nothing is predicted from a row's last trained token or from what follows it.
+    lengths = np.where(trained.any(axis=1), width - 1 - trained[:, ::-1].argmax(axis=1), 1)
+
+    prompt = np.where(trained.any(axis=1), trained.argmax(axis=1), lengths)
+    parents, parent_of, carrier = _shared_prompts(ids, prompt, lengths, trained) if share_prompts else ([], {}, {})
+    alone = [row for row in range(len(index)) if row not in parent_of and row not in carrier]
+    # Whole rows: each shared prompt once (from its first rollout), then every unshared sequence.
+    whole_rows = np.asarray([*parents, *alone], dtype=np.int64)
+    whole_lengths = np.concatenate([prompt[whole_rows[: len(parents)]], lengths[whole_rows[len(parents) :]]])
+    whole_starts = _starts(whole_lengths)
+    total_whole = int(whole_lengths.sum())
+    suffix_rows = np.asarray(sorted(parent_of, key=lambda row: (parent_of[row], row)), dtype=np.int64)
+    suffix_parents = np.asarray([parent_of[row] for row in suffix_rows], dtype=np.int64)
+    suffix_lengths = lengths[suffix_rows] - prompt[suffix_rows]
+    suffix_starts = total_whole + _starts(suffix_lengths)
+    total = total_whole + int(suffix_lengths.sum())
+
+    # Flat index of token t of row r: head[r] + t below split[r], tail[r] + t from there on.
+    head, tail, split = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64), lengths.copy()
+    head[alone] = whole_starts[len(parents) :]
+    if len(suffix_rows):
+        head[suffix_rows] = whole_starts[suffix_parents]
+        split[suffix_rows] = prompt[suffix_rows]
+        tail[suffix_rows] = suffix_starts - prompt[suffix_rows]
+    for row, carried_by in carrier.items():
+        head[row] = head[carried_by]
+
+    row_of, column = np.nonzero(trained)
+    before = column - 1
+    source = np.where(before < split[row_of], head[row_of], tail[row_of]) + before
+
+    cell_row = np.repeat(np.concatenate([whole_rows, suffix_rows]), np.concatenate([whole_lengths, suffix_lengths]))
+    positions = np.concatenate(
+        [_ramp(whole_lengths), _ramp(suffix_lengths) + np.repeat(prompt[suffix_rows], suffix_lengths)]
+    )
+    padding = -total % divisible_by
+    flat_ids = np.pad(ids[cell_row, positions], (0, padding))
+    whole = _grid(whole_lengths)
+    suffix = _grid(suffix_lengths) if len(suffix_rows) else None
+    parent = torch.from_numpy(suffix_parents) if len(suffix_rows) else None
+    first_suffix = np.zeros(len(whole_rows) + 1, np.int64)
+    np.cumsum(np.bincount(suffix_parents, minlength=len(whole_rows)), out=first_suffix[1:])
+    return TokenLayout(
+        token_ids=torch.from_numpy(flat_ids),
+        positions=torch.from_numpy(np.pad(positions, (0, padding))),
+        whole=whole,
+        whole_tokens=total_whole,
+        suffix=suffix,
+        parent=parent,
+        padding=padding,
+        source=torch.from_numpy(source),
+        targets=torch.from_numpy(ids[row_of, column]),
+        cells=torch.from_numpy(row_of * width + column),
+        shape=(len(index), width),
+        spans=RowSpans(
+            whole=_spans(whole_lengths),
+            prompt=_spans(whole_lengths[: len(parents)]) if parents else None,
+            prompt_tokens=int(whole_lengths[: len(parents)].sum()),
+            suffix=_spans(suffix_lengths) if parents else None,
+            family=_spans(np.bincount(suffix_parents, suffix_lengths)) if parents else None,
+            first_suffix=torch.from_numpy(first_suffix),
+        ),
+    )
+
+
+def _shared_prompts(
+    ids: Ints, prompt: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
+) -> tuple[list[int], dict[int, int], dict[int, int]]:
+    """Who computes what of the prompts that several rows begin with.
+
+    Returns:
+        (rows each shared prompt is taken from; row with a suffix → number of its prompt; row carried → row that carries
+        it). A row whose answer is one token is predicted from the prompt's end and needs nothing computed of its own
+        where another row has the same prompt.
+    """
+    by_prompt: dict[bytes, list[int]] = {}
+    for row in range(len(ids)):
+        if prompt[row] > 0 and trained[row].any():
+            by_prompt.setdefault(ids[row, : prompt[row]].tobytes(), []).append(row)
+    parents: list[int] = []
+    parent_of: dict[int, int] = {}
+    carrier: dict[int, int] = {}
+    for sharing in by_prompt.values():
+        longer = [row for row in sharing if lengths[row] > prompt[row]]
+        if len(longer) > 1:
+            parent_of.update(dict.fromkeys(longer, len(parents)))
+            parents.append(longer[0])
+        carries = longer[0] if longer else sharing[0]
+        carrier.update({row: carries for row in sharing if row != carries and row not in longer})
+    return parents, parent_of, carrier
+
+
+def _spans(lengths: npt.NDArray[Any]) -> Spans:
+    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:], dtype=np.int32)
+    return Spans(torch.from_numpy(cu_seqlens), int(lengths.max()))
+
+
+def _starts(lengths: Ints) -> Ints:
+    starts = np.zeros(len(lengths), np.int64)
+    np.cumsum(lengths[:-1], out=starts[1:])
+    return starts
+
+
+def _ramp(lengths: Ints) -> Ints:
+    """0 … length − 1 of each row, concatenated."""
+    return np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(_starts(lengths), lengths)
+
+
+def _suffix_mask(whole: Grid, suffix: Grid, parent: torch.Tensor) -> torch.Tensor:
+    """A suffix sees its whole prompt, and itself up to each token."""
+    device = parent.device
+    own = torch.ones(suffix.width, suffix.width, dtype=torch.bool, device=device).tril_().expand(suffix.rows, -1, -1)
+    if whole.valid is None:
+        prompt = torch.ones(suffix.rows, suffix.width, whole.width, dtype=torch.bool, device=device)
+    else:
+        prompt = whole.valid[parent][:, None, :].expand(suffix.rows, suffix.width, whole.width)
+    return torch.cat((prompt, own), dim=2)[:, None]
+
+
+def _grid(lengths: Ints) -> Grid:
+    rows, width = len(lengths), int(lengths.max())
+    if (lengths == width).all():
+        return Grid(rows, width, None, None, None)
+    columns = np.arange(width)
+    valid = columns < lengths[:, None]
+    pad = _starts(lengths)[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    unpad = np.flatnonzero(valid)
+    return Grid(rows, width, torch.from_numpy(pad.ravel()), torch.from_numpy(unpad), torch.from_numpy(valid))

@@ -1,0 +1,125 @@
+"""Between rows, chat messages and assistant turns.
+
+Assistant text is read by the two parsers that `policy.generation` names (engine/parsers); by default
+`<think>…</think>` before the answer and `<tool_call>{json}</tool_call>` for calls. Rendering to tokens is
+models/chat.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nemotron_steps.config.schema.policy import GenerationConfig, ReasoningParserName, ToolParserName
+from nemotron_steps.engine.rollouts.parsers.reasoning import REASONING_PARSERS
+from nemotron_steps.engine.rollouts.parsers.tools import TOOL_PARSERS
+from nemotron_steps.environments.responses import ToolCall, content_text, message_item, reasoning_item
+from nemotron_steps.errors import DataError, show_line
+
+
+@dataclass(frozen=True)
+class AssistantTurn:
+    """What one assistant turn says, taken apart."""
+
+    text: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed_tool_calls: tuple[str, ...] = ()
+
+    def output_items(self) -> list[dict[str, Any]]:
+        """The turn as OpenAI Responses output items."""
+        items: list[dict[str, Any]] = []
+        if self.reasoning:
+            items.append(reasoning_item(self.reasoning))
+        if self.text or not self.tool_calls:
+            items.append(message_item(self.text))
+        for call in self.tool_calls:
+            items.append(
+                {"type": "function_call", "name": call.name, "arguments": call.arguments, "call_id": call.call_id}
+            )
+        return items
+
+
+@dataclass(frozen=True)
+class TurnFormat:
+    """How a model writes a turn: the names of its parsers."""
+
+    reasoning_parser: ReasoningParserName = "qwen3"
+    tool_parser: ToolParserName = "hermes"
+
+    @classmethod
+    def of(cls, config: GenerationConfig) -> TurnFormat:
+        """As `policy.generation` says."""
+        return cls(config.reasoning_parser, config.tool_parser)
+
+
+DEFAULT_FORMAT = TurnFormat()
+
+
+def parse_assistant(
+    text: str,
+    call_prefix: str = "call",
+    turn_format: TurnFormat = DEFAULT_FORMAT,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> AssistantTurn:
+    """Take a decoded assistant turn apart. Calls that cannot be read stay in the text and are named, never guessed.
+
+    Args:
+        call_prefix: of the calls' ids.
+        tools: what was offered; formats that write arguments as plain text read their types from it.
+    """
+    reasoning, answer = REASONING_PARSERS[turn_format.reasoning_parser](text)
+    found = TOOL_PARSERS[turn_format.tool_parser](answer, tools)
+    calls = tuple(ToolCall(name, arguments, f"{call_prefix}_{i}") for i, (name, arguments) in enumerate(found.calls))
+    return AssistantTurn(found.text, reasoning, calls, found.malformed)
+
+
+def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, Any]]:
+    """Chat-template messages of a row's Responses API request (`instructions`, and `input` as a string or items).
+
+    Raises:
+        DataError: no prompt, an item of unknown type, or a call whose arguments are not JSON.
+    """
+    request = row.get("responses_create_params") or {}
+    items = request.get("input")
+    if not items:
+        raise DataError(
+            "the row has no prompt", where=where, expected="responses_create_params.input", hints=show_line(where)
+        )
+    messages: list[dict[str, Any]] = []
+    if request.get("instructions"):
+        messages.append({"role": "system", "content": request["instructions"]})
+    if isinstance(items, str):
+        return [*messages, {"role": "user", "content": items}]
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            role = "system" if item["role"] == "developer" else item["role"]
+            messages.append({"role": role, "content": content_text(item.get("content"))})
+        elif kind == "function_call":
+            try:
+                call = {"name": item["name"], "arguments": json.loads(item["arguments"] or "{}")}
+            except ValueError as error:
+                raise DataError(
+                    "the arguments of a function call are not JSON",
+                    where=where,
+                    expected="a JSON object",
+                    found=str(error),
+                    hints=show_line(where),
+                ) from error
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append({"type": "function", "function": call})
+        elif kind == "function_call_output":
+            messages.append({"role": "tool", "content": content_text(item.get("output"))})
+        elif kind != "reasoning":  # earlier turns' reasoning is not shown to the model again
+            raise DataError(
+                "unknown input item",
+                where=where,
+                expected="message, function_call or function_call_output",
+                found=kind,
+                hints=show_line(where),
+            )
+    return messages

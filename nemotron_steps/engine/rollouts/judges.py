@@ -1,0 +1,68 @@
+"""A judge that is a generator in this process: the `Judge` protocol of environments over an AsyncSampler.
+
+Not for: what a judge is asked (the environments) or judges behind HTTP (environments/judged/judges.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.types import SamplingParams
+from nemotron_steps.environments.judged.judges import QuestionLabels
+from nemotron_steps.errors import JudgeUnavailableError
+from nemotron_steps.models.chat import ChatFormat
+
+
+class StepwiseJudge(Protocol):
+    """A judge whose random streams follow the training step."""
+
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
+
+
+class GeneratorJudge:
+    """Chat completions of a local model, batched with whatever else asks it at the time.
+
+    Sampling is seeded by the question itself, how often it was asked in this training step, and the step, so a
+    resumed run is judged exactly as an unbroken one.
+
+    Args:
+        max_total_length: the judge's context; longer questions raise JudgeUnavailableError, which masks the sample.
+    """
+
+    def __init__(self, sampler: AsyncSampler, chat: ChatFormat, *, max_total_length: int, seed: int) -> None:
+        self._sampler = sampler
+        self._chat = chat
+        self._max_total_length = max_total_length
+        self._seed = seed
+        self._labels = QuestionLabels()
+        self.calls = 0
+
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
+        self._labels.start_step(step)
+
+    async def complete(
+        self, messages: Sequence[dict[str, Any]], *, temperature: float, top_p: float, max_tokens: int
+    ) -> str:
+        """The judge's whole answer, reasoning included."""
+        prompt_ids = self._chat.render(messages)
+        room = self._max_total_length - len(prompt_ids)
+        if room < 1:
+            raise JudgeUnavailableError(
+                f"a question of {len(prompt_ids)} tokens does not fit the judge",
+                expected=f"fewer than {self._max_total_length} tokens",
+                hints=["env.nemo_gym.genrm_model.responses_api_models.vllm_model.max_total_sequence_length=65536"],
+            )
+        self.calls += 1
+        params = SamplingParams(
+            max_new_tokens=min(max_tokens, room),
+            temperature=temperature,
+            top_p=top_p,
+            stop_token_ids=(self._chat.eos_token_id,),
+            seed=self._seed,
+        )
+        completion = await self._sampler.sample(prompt_ids, params, self._labels.next(messages))
+        return self._chat.decode(completion.token_ids)

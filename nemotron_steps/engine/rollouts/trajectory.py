@@ -1,0 +1,47 @@
+"""A rollout's tokens while it goes on: which of them the policy sampled, under which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nemotron_steps.engine.types import Completion, FinishReason
+
+
+@dataclass
+class Trajectory:
+    """One rollout's tokens so far, and what it said."""
+
+    token_ids: list[int]
+    token_mask: list[int]
+    logprobs: list[float]
+    weight_versions: list[int] = field(default_factory=list)
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    output: list[dict[str, Any]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    truncated: bool = False
+    malformed_tool_calls: int = 0
+
+    def append_sampled(self, completion: Completion) -> None:
+        """Add an assistant turn as it was sampled."""
+        start = len(self.token_ids)
+        self.token_ids.extend(completion.token_ids)
+        self.token_mask.extend([1] * len(completion.token_ids))
+        self.logprobs.extend(completion.logprobs)
+        self.weight_versions.extend(completion.weight_versions)
+        self.turns.append((start, len(self.token_ids)))
+        self.truncated = completion.finish_reason is not FinishReason.STOP
+
+    def append_context(self, token_ids: Sequence[int]) -> None:
+        """Add tokens the policy did not write (tool results); they are never trained."""
+        self.token_ids.extend(token_ids)
+        self.token_mask.extend([0] * len(token_ids))
+        self.logprobs.extend([0.0] * len(token_ids))
+
+    def cut(self, limit: int) -> None:
+        """Drop what lies past `limit` tokens: nothing after it is trained."""
+        if len(self.token_ids) > limit:
+            self.truncated = True
+        for column in (self.token_ids, self.token_mask, self.logprobs):
+            del column[limit:]  # type: ignore[attr-defined]

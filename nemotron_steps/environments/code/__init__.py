@@ -1,0 +1,1 @@
+"""Environments that run what the model wrote, in the sandbox."""

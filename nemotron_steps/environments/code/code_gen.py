@@ -1,0 +1,262 @@
+"""code_gen: the program in the answer's last code block must pass every test, in the sandbox.
+
+A test feeds standard input and compares standard output, or calls a function with JSON arguments and compares its
+JSON result. Expected outputs stay outside the sandbox, so a program that tampers with the harness beside it learns
+nothing it could answer with.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from pydantic import Field
+
+from nemotron_steps.environments.base import (
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    RowError,
+    Session,
+    Verdict,
+)
+from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
+from nemotron_steps.environments.text.extraction import fenced_blocks
+from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
+from nemotron_steps.sandbox.base import MIB
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
+CHUNK = 16
+"""Tests run in one sandbox; a failure ends the grading with its chunk."""
+OUTPUT_PER_TEST = 4 * MIB
+
+PRELUDE = """\
+import sys
+sys.setrecursionlimit(50000)
+from typing import *
+import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+"""
+"""Before function-call programs, which are written without imports on the sites they come from."""
+
+HARNESS = r"""
+import json, subprocess, sys
+job = json.loads(sys.stdin.read())
+for test in job["tests"]:
+    try:
+        ended = subprocess.run([sys.executable, "-B", job["script"]], input=test.encode(), stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, timeout=job["timeout"])
+        out = ended.stdout[: job["output"]].decode(errors="replace")
+        result = {"code": ended.returncode, "out": out, "err": ended.stderr[-500:].decode(errors="replace")}
+    except subprocess.TimeoutExpired:
+        result = {"code": None, "out": "", "err": "time-out"}
+    print(json.dumps(result), flush=True)
+    if result["code"] != 0:
+        break
+"""
+
+CALL = r"""
+import json, sys
+_arguments = [json.loads(line) for line in sys.stdin.read().split("\n") if line.strip()]
+_channel = sys.stdout
+sys.stdout = sys.stderr
+exec(compile(open("solution.py").read(), "solution.py", "exec"), globals())
+_target = globals().get("Solution")
+_function = getattr(_target(), FUNCTION) if _target is not None and hasattr(_target, FUNCTION) else globals()[FUNCTION]
+_channel.write(json.dumps(_function(*_arguments)))
+"""
+
+
+class Tests(NamedTuple):
+    """Inputs and expected outputs, and the function to call or None for standard input and output."""
+
+    inputs: list[str]
+    outputs: list[str]
+    function: str | None
+
+
+class CodeGenConfig(EnvironmentConfig):
+    """Settings."""
+
+    unit_test_timeout_secs: float = Field(10.0, gt=0.0)
+    memory_mib: int = Field(2048, gt=0)
+    reasoning_format_penalty: float = Field(0.0, le=0.0)
+    """Reward of an answer that breaks the thinking tags, whatever its tests say."""
+    num_processes: int | None = Field(None, ge=1)
+    """Sandboxes at once; null for one a core."""
+    sandbox: str = "bubblewrap"
+    sandbox_image: str | None = None
+
+
+class CodeGen(Environment):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "code_gen"
+    required_fields: ClassVar[tuple[str, ...]] = ("verifier_metadata.unit_tests",)
+    config_class = CodeGenConfig
+    config: CodeGenConfig
+
+    def __init__(self, config: CodeGenConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        self.reward_range = (config.reasoning_format_penalty, 1.0)
+        options: dict[str, Any] = {"max_concurrency": config.num_processes}
+        if config.sandbox_image is not None:
+            options["image"] = config.sandbox_image
+        self.sandbox = create_sandbox(config.sandbox, **options)
+
+    async def start(self) -> None:
+        """Probe the sandbox."""
+        await self.sandbox.start()
+
+    async def close(self) -> None:
+        """Close the sandbox."""
+        await self.sandbox.close()
+
+    def check_values(self, row: Row) -> None:
+        """As many inputs as outputs, at least one, and JSON where a function is called."""
+        where = "verifier_metadata.unit_tests"
+        try:
+            tests = unit_tests_of(row)
+        except (ValueError, KeyError, TypeError, zlib.error) as error:
+            raise RowError(where, "inputs and outputs, or packed ones", repr(error)[:120]) from error
+        if not tests.inputs or len(tests.inputs) != len(tests.outputs):
+            raise RowError(where, "as many inputs as outputs", f"{len(tests.inputs)} and {len(tests.outputs)}")
+        if tests.function is not None:
+            for index, output in enumerate(tests.outputs):
+                try:
+                    json.loads(output)
+                except ValueError as error:
+                    raise RowError(f"{where}.outputs[{index}]", "JSON", output[:80]) from error
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """1 if every test passes, 0 if not, the penalty for broken thinking tags."""
+        tests = unit_tests_of(row)
+        if breaks_thinking_tags(response):
+            return Verdict(self.config.reasoning_format_penalty, {"reasoning_format_violation": 1.0})
+        program = extract_program(response.text)
+        components = {"reasoning_format_violation": 0.0, "code_found": float(program is not None)}
+        if program is None:
+            return Verdict(0.0, components)
+        passed, problem = 0, None
+        for begin in range(0, len(tests.inputs), CHUNK):
+            part = Tests(tests.inputs[begin : begin + CHUNK], tests.outputs[begin : begin + CHUNK], tests.function)
+            right, problem = await self._run(program, part)
+            passed += right
+            if problem is not None:
+                break
+        components["tests_passed"] = passed / len(tests.inputs)
+        return Verdict(float(problem is None), components, details={"problem": problem})
+
+    async def _run(self, program: str, tests: Tests) -> tuple[int, str | None]:
+        """(tests passed, what went wrong first)."""
+        config = self.config
+        script, files = "solution.py", {"solution.py": program}
+        if tests.function is not None:
+            script = "call.py"
+            files = {"solution.py": program, "call.py": PRELUDE + f"FUNCTION = {tests.function!r}\n" + CALL}
+        job = {
+            "tests": tests.inputs,
+            "script": script,
+            "timeout": config.unit_test_timeout_secs,
+            "output": OUTPUT_PER_TEST,
+        }
+        seconds = config.unit_test_timeout_secs * len(tests.inputs) + 10.0
+        result = await self.sandbox.run(
+            code=HARNESS,
+            stdin=json.dumps(job),
+            files=files,
+            limits=Limits(
+                wall_s=seconds,
+                cpu_s=int(seconds) + 1,
+                memory_bytes=config.memory_mib * MIB,
+                output_bytes=OUTPUT_PER_TEST * 2 * len(tests.inputs),
+            ),
+        )
+        lines = result.stdout.splitlines()
+        for index, expected in enumerate(tests.outputs):
+            ended = _line(lines, index)
+            if ended is None:
+                reason = "stopped" if result.outcome is Outcome.EXITED else result.outcome.value
+                return index, f"test {index}: {reason} {result.stderr[-200:]}"
+            if ended["code"] != 0:
+                return index, f"test {index}: {'time-out' if ended['code'] is None else ended['err'][-200:]}"
+            if not _matches(ended["out"], expected, tests.function is not None):
+                return index, f"test {index}: wrong answer {ended['out'][:100]!r}, expected {expected[:100]!r}"
+        return len(tests.outputs), None
+
+
+def unit_tests_of(row: Row) -> Tests:
+    """A row's tests, plain or packed (zlib, base64)."""
+    raw = row["verifier_metadata"]["unit_tests"]
+    if "packed" in raw:
+        unpacked = zlib.decompressobj()
+        text = unpacked.decompress(base64.b64decode(raw["packed"]), 1024 * MIB)
+        raw = {**json.loads(text), "fn_name": raw.get("fn_name")}
+    return Tests(list(raw["inputs"]), list(raw["outputs"]), raw.get("fn_name") or None)
+
+
+def extract_program(text: str) -> str | None:
+    """The last Python (or untagged) fenced block, None when there is none."""
+    blocks = [content for info, content in fenced_blocks(text) if info.lower() in PYTHON_TAGS]
+    return blocks[-1] if blocks else None
+
+
+def breaks_thinking_tags(response: Response) -> bool:
+    """Thinking tags in the answer, or more than one pair in the reasoning.
+
+    Where the reasoning was taken apart upstream (a reasoning item), a tag in any message is a stray one.
+    """
+    tags = (THINK_OPEN, THINK_CLOSE)
+    answers = [response.text]
+    if any(item.get("type") == "reasoning" for item in response.output):
+        answers += [content_text(item.get("content")) for item in response.output if item.get("type") == "message"]
+    if any(tag in answer for answer in answers for tag in tags):
+        return True
+    return any(response.reasoning.count(tag) > 1 for tag in tags)
+
+
+def _line(lines: Sequence[str], index: int) -> dict[str, Any] | None:
+    if index >= len(lines):
+        return None
+    try:
+        value = json.loads(lines[index])
+    except ValueError:
+        return None
+    well_formed = isinstance(value, dict) and {"code", "out", "err"} <= set(value)
+    return value if well_formed and isinstance(value["out"], str) and isinstance(value["err"], str) else None
+
+
+def _matches(output: str, expected: str, is_json: bool) -> bool:
+    if is_json:
+        try:
+            return bool(json.loads(output) == json.loads(expected))
+        except (ValueError, RecursionError):
+            return False
+    got, want = _lines(output), _lines(expected)
+    return len(got) == len(want) and all(map(_same_line, got, want))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().split("\n")]
+
+
+def _same_line(got: str, want: str) -> bool:
+    if got == want:
+        return True
+    try:
+        return [Decimal(token) for token in got.split()] == [Decimal(token) for token in want.split()]
+    except InvalidOperation:
+        return False

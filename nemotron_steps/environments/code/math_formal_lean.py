@@ -1,0 +1,183 @@
+"""math_formal_lean: 1 if Lean 4 accepts the proof of the row's own statement, with no `sorry` and no new axiom; up to
+`max_corrections` further turns show the compiler's message.
+
+Lean and its project (Mathlib built) are not part of this package: the sandbox must have them, by default a project
+folder shown read-only, or an image.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from nemotron_steps.environments.base import (
+    CannotJudgeError,
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    RowError,
+    Session,
+    Verdict,
+)
+from nemotron_steps.environments.text.extraction import fenced_blocks
+from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
+from nemotron_steps.sandbox.base import MIB
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+LEAN_TAGS = frozenset({"lean", "lean4", "tactics", ""})
+LEAN_TIMEOUT = "lean_timeout"
+"""Failure class: Lean did not finish, so whether the proof holds is unknown."""
+
+_COMMENT = re.compile(r"/-.*?-/|--[^\n]*", re.DOTALL)
+_FORBIDDEN = re.compile(
+    r"\b(?:sorry|admit|axiom|constant|native_decide|unsafe|implemented_by|extern)\b|#eval|\brun_cmd\b"
+)
+_BY = re.compile(r":=\s*by\b")
+
+
+class MathFormalLeanConfig(EnvironmentConfig):
+    """Settings."""
+
+    max_corrections: int = Field(0, ge=0, le=2)
+    lean_project: str | None = None
+    """Folder of a built Lake project with the libraries that the rows import."""
+    lean_timeout_s: float = Field(300.0, gt=0.0)
+    lean_memory_mib: int = Field(16384, gt=0)
+    sandbox: str = "bubblewrap"
+    sandbox_image: str | None = None
+
+
+class MathFormalLean(Environment):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "math_formal_lean"
+    required_fields: ClassVar[tuple[str, ...]] = ("header", "formal_statement")
+    config_class = MathFormalLeanConfig
+    config: MathFormalLeanConfig
+
+    def __init__(self, config: MathFormalLeanConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        if config.sandbox_image is not None:
+            self.sandbox = create_sandbox(config.sandbox, image=config.sandbox_image)
+            self._lake = "lake"
+        else:
+            self._lake = shutil.which("lake") or ""
+            # A toolchain manager's `lake` is a launcher: the toolchains live beside its bin folder.
+            shown = [str(Path(os.path.realpath(self._lake)).parent.parent)] if self._lake else []
+            shown += [os.path.abspath(config.lean_project)] if config.lean_project else []
+            self.sandbox = create_sandbox(config.sandbox, read_only=tuple(shown))
+
+    async def start(self) -> None:
+        """Probe the sandbox and compile a trivial proof in it.
+
+        Raises:
+            UnsupportedError: Lean is not installed, or does not run there.
+        """
+        if not self._lake:
+            raise UnsupportedError(
+                "formal proofs need Lean 4, which is not installed",
+                expected="`lake` on PATH and a built project (or a container image with both)",
+                found="no `lake` on PATH",
+                hints=(
+                    "env.math_formal_lean.sandbox=docker env.math_formal_lean.sandbox_image=IMAGE",
+                    "https://lean-lang.org/install, then env.math_formal_lean.lean_project=FOLDER",
+                ),
+            )
+        await self.sandbox.start()
+        accepted, output = await self._compile("theorem one_is_one : 1 = 1 := by\n  rfl\n")
+        if not accepted:
+            raise UnsupportedError("Lean 4 is installed but does not run in the sandbox", found=output[-300:])
+
+    async def close(self) -> None:
+        """Close the sandbox."""
+        await self.sandbox.close()
+
+    def check_values(self, row: Row) -> None:
+        """The statement ends where its proof begins."""
+        if not _BY.search(str(row["formal_statement"])):
+            raise RowError("formal_statement", "a statement up to `:= by`", repr(row["formal_statement"])[-80:])
+
+    async def seed(self, row: Row) -> Session:
+        """No correction used yet."""
+        return Session(state={"corrections": 0, "last": None})
+
+    async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
+        """The compiler's message, while corrections are left and the proof does not compile."""
+        if session.state["corrections"] >= self.config.max_corrections:
+            return None
+        accepted, message = await self._grade(row, response.text)
+        session.state["last"] = (response.text, accepted, message)
+        if accepted:
+            return None
+        session.state["corrections"] += 1
+        return f"The proof was not accepted:\n\n{message[-4000:]}\n\nGive the complete corrected Lean 4 code."
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """1 if the last proof is accepted, else 0."""
+        state: dict[str, Any] = session.state or {"corrections": 0, "last": None}
+        last = state["last"]
+        if last is not None and last[0] == response.text:
+            _, accepted, message = last
+        else:
+            accepted, message = await self._grade(row, response.text)
+        components = {"corrections": float(state["corrections"])}
+        return Verdict(float(accepted), components, details={"compiler": message[-2000:]})
+
+    async def _grade(self, row: Row, text: str) -> tuple[bool, str]:
+        proof = extract_proof(text)
+        if proof is None:
+            return False, "The answer holds no Lean code block with a proof."
+        forbidden = _FORBIDDEN.search(_COMMENT.sub(" ", proof))
+        if forbidden:
+            return False, f"The proof uses `{forbidden.group(0)}`, which is not accepted."
+        return await self._compile(assemble(row, proof))
+
+    async def _compile(self, source: str) -> tuple[bool, str]:
+        project = os.path.abspath(self.config.lean_project) if self.config.lean_project else None
+        command = [self._lake, *(["--dir", project] if project else []), "env", "lean", "/scratch/Proof.lean"]
+        result = await self.sandbox.run(
+            command,
+            files={"Proof.lean": source},
+            limits=Limits(
+                wall_s=self.config.lean_timeout_s,
+                cpu_s=int(self.config.lean_timeout_s) * 4,
+                memory_bytes=self.config.lean_memory_mib * MIB,
+                open_files=4096,
+            ),
+        )
+        if result.outcome is not Outcome.EXITED:
+            raise CannotJudgeError(LEAN_TIMEOUT, result.outcome.value)
+        output = result.stdout + result.stderr
+        return result.exit_code == 0 and "declaration uses 'sorry'" not in output, output
+
+
+def extract_proof(text: str) -> str | None:
+    """The tactics after `:= by` of the last Lean block's last theorem, None when there are none.
+
+    Only the proof is taken: the statement is the row's, so restating an easier one gains nothing.
+    """
+    blocks = [content for info, content in fenced_blocks(text) if info.lower() in LEAN_TAGS]
+    if not blocks:
+        return None
+    starts = list(re.finditer(r"^\s*(?:theorem|lemma|example)\b", blocks[-1], re.MULTILINE))
+    theorem = blocks[-1][starts[-1].start() :] if starts else blocks[-1]
+    match = _BY.search(theorem)
+    proof = theorem[match.end() :] if match else ""
+    return proof if proof.strip() else None
+
+
+def assemble(row: Row, proof: str) -> str:
+    """The row's header and statement with a proof."""
+    statement = str(row["formal_statement"])
+    match = list(_BY.finditer(statement))[-1]
+    return f"{str(row['header']).rstrip()}\n\n{statement[: match.end()]}{proof.rstrip()}\n"

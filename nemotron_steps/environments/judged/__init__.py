@@ -1,0 +1,1 @@
+"""Environments that ask a language model for a verdict, and the judges they ask."""

@@ -1,0 +1,181 @@
+"""genrm_compare: a group's final answers, compared in pairs by a generative reward model.
+
+The group is the rollouts of one group id; nothing is aggregated before every judge call of the group is back. When
+the judge is unavailable the whole group fails, because its answers' scores depend on each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from nemotron_steps.environments.base import (
+    JUDGE_UNAVAILABLE,
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    RowError,
+    Session,
+    Verdict,
+)
+from nemotron_steps.environments.judged import genrm_scores as rule
+from nemotron_steps.environments.judged.genrm_messages import Layout, comparison_messages, is_contentless
+from nemotron_steps.environments.judged.judging import JudgeSampling
+from nemotron_steps.environments.responses import conversation, split_reasoning
+from nemotron_steps.errors import JudgeUnavailableError
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+JUDGE_ROLE = "genrm_model"
+
+DEFAULT_PRINCIPLE = (
+    "Prefer the answer that is correct, follows the request, and helps the person who asked, without needless length."
+)
+
+
+class GenrmCompareConfig(EnvironmentConfig):
+    """Settings, named as in public NeMo-Gym configs.
+
+    Lengths are characters of the stripped text, as there. Style is markdown marks per character.
+    """
+
+    comparison_strategy: rule.Strategy = "circular"
+    num_judges_per_comparison: int = Field(1, ge=1)
+    layout: Layout = "roles"
+    use_principle: bool = False
+    default_principle: str = DEFAULT_PRINCIPLE
+    aggregator_method: Literal["simple_tiebreaker"] = "simple_tiebreaker"
+    reasoning_bonus: float = Field(0.0, ge=0.0)
+    answer_bonus: float = Field(0.0, ge=0.0)
+    top_percentile: float = Field(0.2, gt=0.0, le=1.0)
+    group_reasoning_length_penalty_coeff: float = Field(0.0, ge=0.0)
+    group_answer_length_penalty_coeff: float = Field(0.0, ge=0.0)
+    group_style_penalty_coeff: float = Field(0.0, ge=0.0)
+    default_score: float = Field(3.0, ge=1.0, le=5.0)
+    default_ranking: float = Field(3.5, ge=1.0, le=6.0)
+    genrm_parse_retries: int = Field(3, ge=0)
+    genrm_responses_create_params: JudgeSampling = JudgeSampling()
+
+
+class GenrmCompare(Environment):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "genrm_compare"
+    judges_groups: ClassVar[bool] = True
+    config_class = GenrmCompareConfig
+    config: GenrmCompareConfig
+
+    def __init__(self, config: GenrmCompareConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        # Scores are in 1-5 and a tie-break moves them by at most 2.5; group weights lie within (-1, 1).
+        terms = (
+            config.group_reasoning_length_penalty_coeff
+            + config.group_answer_length_penalty_coeff
+            + config.group_style_penalty_coeff
+        )
+        self.reward_range = (-1.5 - terms, 7.5 + terms + config.reasoning_bonus + config.answer_bonus)
+
+    def needed_judges(self) -> tuple[str, ...]:
+        """The generative reward model."""
+        return (JUDGE_ROLE,)
+
+    def check_values(self, row: Row) -> None:
+        """The conversation must have text for the judge to read, and a principle must be text."""
+        if not any(message["content"].strip() for message in conversation(row)):
+            raise RowError("responses_create_params.input", "a message with text", "no text")
+        if row.get("principle") is not None and not isinstance(row["principle"], str):
+            raise RowError("principle", "a string", type(row["principle"]).__name__)
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """A group of one: the default score."""
+        return (await self.verify_group(row, [response], [session]))[0]
+
+    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+        """Compare the group's answers and turn the comparisons into rewards, in order."""
+        if len(responses) < 2:
+            return [Verdict(self.config.default_score, {"group_of_one": 1.0}) for _ in responses]
+        try:
+            comparisons = await self.compare(row, [response.text for response in responses])
+        except JudgeUnavailableError as error:
+            return [Verdict.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found) for _ in responses]
+        return self.aggregate(responses, comparisons)
+
+    async def compare(self, row: Row, answers: Sequence[str]) -> list[rule.Comparison]:
+        """Every judge call of a group; raises JudgeUnavailableError after all of them have ended."""
+        turns = conversation(row)
+        principle = (row.get("principle") or self.config.default_principle) if self.config.use_principle else None
+        shown = ["" if is_contentless(answer) else answer for answer in answers]
+        calls = [
+            self._judge(i, j, comparison_messages(turns, shown[i], shown[j], principle, self.config.layout))
+            for i, j in rule.pairs(self.config.comparison_strategy, len(answers))
+            for _ in range(self.config.num_judges_per_comparison)
+        ]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if isinstance(result, rule.Comparison)]
+
+    def aggregate(self, responses: Sequence[Response], comparisons: Sequence[rule.Comparison]) -> list[Verdict]:
+        """Base scores, bonuses and group terms of a group of at least two.
+
+        An answer without content earns no bonus and never more than any answer with content: being the shortest
+        must not pay for saying nothing.
+        """
+        config = self.config
+        n = len(responses)
+        empty = [is_contentless(response.text) for response in responses]
+        answers = [0 if void else len(r.text.strip()) for r, void in zip(responses, empty, strict=True)]
+        thoughts = [len(response.reasoning.strip()) for response in responses]
+        base = rule.base_scores(comparisons, n, config.default_score)
+        terms: dict[str, list[float]] = {
+            "reasoning_bonus": rule.shortest_bonus(base, thoughts, config.reasoning_bonus, config.top_percentile),
+            "answer_bonus": rule.shortest_bonus(base, answers, config.answer_bonus, config.top_percentile),
+        }
+        for key, coefficient, values in (
+            ("reasoning_length_term", config.group_reasoning_length_penalty_coeff, [float(v) for v in thoughts]),
+            ("answer_length_term", config.group_answer_length_penalty_coeff, [float(v) for v in answers]),
+            ("style_term", config.group_style_penalty_coeff, [rule.style_density(r.text) for r in responses]),
+        ):
+            terms[key] = [coefficient * weight for weight in rule.centred_weights(values)]
+        rewards = [base[k] + sum(term[k] for term in terms.values()) for k in range(n)]
+        ceiling = min((reward for reward, void in zip(rewards, empty, strict=True) if not void), default=None)
+        if ceiling is not None:
+            rewards = [min(reward, ceiling) if void else reward for reward, void in zip(rewards, empty, strict=True)]
+        shared = {
+            "judge_score_mean": sum(c.score_1 + c.score_2 for c in comparisons) / (2 * len(comparisons)),
+            "tiebreak_rate": sum(c.score_1 == c.score_2 for c in comparisons) / len(comparisons),
+            "parse_failure_rate": sum(not c.parsed for c in comparisons) / len(comparisons),
+        }
+        return [
+            Verdict(
+                rewards[k],
+                {
+                    "base_score": base[k],
+                    **{key: term[k] for key, term in terms.items()},
+                    "contentless": float(empty[k]),
+                    **shared,
+                },
+            )
+            for k in range(n)
+        ]
+
+    async def _judge(self, i: int, j: int, messages: list[dict[str, str]]) -> rule.Comparison:
+        config = self.config
+        sampling = config.genrm_responses_create_params
+        for _ in range(config.genrm_parse_retries + 1):
+            reply = await self.judges[JUDGE_ROLE].complete(
+                messages,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=sampling.max_output_tokens,
+            )
+            found = rule.parse_reply(split_reasoning(reply)[1], config.default_score, config.default_ranking)
+            if found is not None:
+                return rule.Comparison(i, j, *found)
+        return rule.Comparison(i, j, config.default_score, config.default_score, config.default_ranking, parsed=False)

@@ -1,0 +1,149 @@
+"""Judges: language models that environments ask for a verdict.
+
+A judge only completes messages; what is asked and how the answer is read belongs to the environment. The in-process
+judge over a generator lives in the engine layer; here are the protocol and the OpenAI-compatible HTTP judge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.responses import content_text
+from nemotron_steps.errors import ConfigError, JudgeUnavailableError
+
+Messages = Sequence[dict[str, str]]
+"""Chat messages: role and content."""
+
+
+class Judge(Protocol):
+    """Completes a conversation. Implementations are safe to call concurrently."""
+
+    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
+        """The completion's text, reasoning included when the model writes it into its text.
+
+        Raises:
+            JudgeUnavailableError: no answer within the judge's own bounded retries.
+        """
+
+
+class QuestionLabels:
+    """Names every question a judge is asked: by the question itself, how often it was asked in this training step,
+    and the step. A seeded judge samples by that name, so a resumed run is judged exactly as an unbroken one."""
+
+    def __init__(self) -> None:
+        self._step = ""
+        self._asked: Counter[str] = Counter()
+
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
+        self._step = step
+        self._asked.clear()
+
+    def next(self, messages: Messages) -> str:
+        """The name of a question that is about to be asked."""
+        digest = hashlib.sha256(json.dumps(list(messages)).encode()).hexdigest()[:24]
+        self._asked[digest] += 1
+        return f"judge/{self._step}/{digest}/{self._asked[digest]}"
+
+
+class HttpJudge:
+    """A judge behind an OpenAI-compatible `/chat/completions` endpoint (vLLM, SGLang, NIM, ...).
+
+    Args:
+        base_url: up to and including `/v1`.
+        model: name the server knows the model by.
+        api_key_env: environment variable holding the bearer token; the token itself never enters a config.
+        timeout_s: of one attempt. retries: further attempts. max_concurrency: requests in flight.
+        seed: sent with every question, whose name (QuestionLabels) goes into the X-Request-Id header: this package's
+            endpoint then answers as the same judge in the process would. None sends neither.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key_env: str | None = None,
+        timeout_s: float = 600.0,
+        retries: int = 3,
+        backoff_s: float = 0.5,
+        max_concurrency: int = 64,
+        seed: int | None = None,
+    ) -> None:
+        headers: dict[str, str] = {}
+        if api_key_env is not None:
+            key = os.environ.get(api_key_env)
+            if not key:
+                raise ConfigError(
+                    "the judge's API key is not set",
+                    where=f"environment variable {api_key_env}",
+                    hints=(f"export {api_key_env}=...",),
+                )
+            headers["Authorization"] = f"Bearer {key}"
+        self.model = model
+        self._seed = seed
+        self._labels = QuestionLabels()
+        self._client = JsonClient(
+            base_url,
+            headers=headers,
+            timeout_s=timeout_s,
+            retries=retries,
+            backoff_s=backoff_s,
+            max_concurrency=max_concurrency,
+        )
+
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
+        self._labels.start_step(step)
+
+    def wait_until_ready(self, timeout_s: float = 600.0) -> None:
+        """Return once the server lists its models; blocks.
+
+        Raises:
+            JudgeUnavailableError: it did not within timeout_s.
+        """
+        try:
+            self._client.wait_until_ready("/models", timeout_s)
+        except ServerUnreachableError as error:
+            raise self._unavailable(str(error)) from error
+
+    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
+        """See Judge.complete."""
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_tokens": max_tokens,
+        }
+        headers: dict[str, str] = {}
+        if self._seed is not None:
+            body["seed"] = self._seed
+            headers["X-Request-Id"] = self._labels.next(messages)
+        try:
+            answer, _ = await self._client.post("/chat/completions", body, headers=headers)
+        except (ServerUnreachableError, HttpStatusError) as error:
+            raise self._unavailable(str(error)) from error
+        try:
+            return content_text(answer["choices"][0]["message"].get("content"))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise self._unavailable(f"unexpected answer {str(answer)[:200]}") from error
+
+    def close(self) -> None:
+        """Stop the client's threads."""
+        self._client.close()
+
+    def _unavailable(self, cause: str) -> JudgeUnavailableError:
+        return JudgeUnavailableError(
+            f"judge `{self.model}` gave no answer",
+            where=self._client.base_url,
+            expected="a chat completion",
+            found=cause,
+            hints=(f"curl {self._client.base_url}/models",),
+        )

@@ -1,0 +1,112 @@
+"""Asking a judge for a label or a JSON verdict, safely: shared by every environment with a yes-or-no kind of judge.
+
+What a model wrote goes into tagged blocks with every delimiter, control token and label made inert, so an answer
+cannot close its block or write the verdict. A reply that holds no verdict is asked for again, then it is a failure to
+judge, never a verdict of "no".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nemotron_steps.environments.base import CannotJudgeError, Environment, EnvironmentConfig
+from nemotron_steps.environments.judged.genrm_messages import neutralize
+from nemotron_steps.environments.responses import split_reasoning
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+JUDGE_UNPARSEABLE = "judge_unparseable"
+"""Failure class: no reply of the judge held a verdict."""
+
+Value = TypeVar("Value")
+
+
+class JudgeSampling(BaseModel):
+    """How the judge samples."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float = Field(default=0.6, ge=0.0)
+    top_p: float = Field(default=0.95, gt=0.0, le=1.0)
+    max_output_tokens: int = Field(default=16384, gt=0)
+
+
+JUDGE_ROLE = "judge_model"
+"""Role of the general judge (equivalence, rubrics, mathematics)."""
+
+
+class JudgedConfig(EnvironmentConfig):
+    """Settings of an environment that asks one judge."""
+
+    judge_responses_create_params: JudgeSampling = JudgeSampling()
+    judge_parse_retries: int = Field(2, ge=0)
+
+
+class JudgedEnvironment(Environment):
+    """An environment that asks one judge; subclasses set `role` where it is not the general one."""
+
+    role: ClassVar[str] = JUDGE_ROLE
+    config_class: ClassVar[type[EnvironmentConfig]] = JudgedConfig
+    config: JudgedConfig
+
+    def needed_judges(self) -> tuple[str, ...]:
+        """The judge."""
+        return (self.role,)
+
+    async def ask(self, system: str, prompt: str, read: Callable[[str], Value | None]) -> Value:
+        """Ask the judge under the settings; see the function of the same name."""
+        config = self.config
+        judge = self.judges[self.role]
+        return await ask(judge, system, prompt, read, config.judge_responses_create_params, config.judge_parse_retries)
+
+
+def block(tag: str, text: str) -> str:
+    """An untrusted text as a tagged block of a judge prompt; see genrm_messages.neutralize. Double square brackets,
+    which mark labels, are broken up too."""
+    inert = neutralize(text).replace("[[", "[ [").replace("]]", "] ]")
+    return f"<{tag}>\n{inert}\n</{tag}>"
+
+
+async def ask(
+    judge: Judge,
+    system: str,
+    prompt: str,
+    read: Callable[[str], Value | None],
+    sampling: JudgeSampling,
+    retries: int,
+) -> Value:
+    """Ask until `read` finds a verdict in the reply's text after its reasoning.
+
+    Raises:
+        CannotJudgeError: retries + 1 replies held none. JudgeUnavailableError: from the judge.
+    """
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    reply = ""
+    for _ in range(retries + 1):
+        reply = await judge.complete(
+            messages,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_output_tokens,
+        )
+        verdict = read(split_reasoning(reply)[1])
+        if verdict is not None:
+            return verdict
+    raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")
+
+
+def last_label(labels: Sequence[str]) -> Callable[[str], str | None]:
+    """A reader: the label that occurs last in a reply, None when none does."""
+    pattern = re.compile("|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)))
+
+    def read(reply: str) -> str | None:
+        found = pattern.findall(reply)
+        return found[-1] if found else None
+
+    return read

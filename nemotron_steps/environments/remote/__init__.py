@@ -1,0 +1,1 @@
+"""Environments on other servers, and this package's environments served to others."""

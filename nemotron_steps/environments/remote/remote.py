@@ -1,0 +1,180 @@
+"""remote: any NeMo-Gym resources server, or this package's own environment server, used by URL as an environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
+
+from pydantic import Field
+
+from nemotron_steps.environments.base import (
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    RowError,
+    Session,
+    Verdict,
+    lookup,
+)
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.responses import response_object
+from nemotron_steps.errors import WorkerLostError
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
+"""Failure class: the server did not answer within the retries."""
+ENVIRONMENT_REFUSED = "environment_refused"
+"""Failure class: the server answered with an error or something that is no verdict."""
+
+
+class RemoteConfig(EnvironmentConfig):
+    """Settings."""
+
+    url: str
+    reward_low: float = 0.0
+    reward_high: float = 1.0
+    """Rewards outside of [reward_low, reward_high] are refused."""
+    row_fields: tuple[str, ...] = ()
+    """Dotted paths the server needs in every row, checked before the first rollout."""
+    judges_groups: bool = False
+    """Send a prompt's rollouts together to /verify_group (this package's servers)."""
+    timeout_s: float = Field(600.0, gt=0.0)
+    retries: int = Field(3, ge=0)
+    ready_timeout_s: float = Field(60.0, gt=0.0)
+    max_concurrency: int = Field(64, ge=1)
+    policy_base_url: str | None = None
+    """OpenAI-compatible endpoint of the policy, told to the server; by default the run's own, where it has one."""
+    policy_model_name: str = "policy"
+
+
+class RemoteEnvironment(Environment):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "remote"
+    config_class = RemoteConfig
+    config: RemoteConfig
+
+    def __init__(self, config: RemoteConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        self.reward_range = (config.reward_low, config.reward_high)
+        self._client = JsonClient(
+            config.url, timeout_s=config.timeout_s, retries=config.retries, max_concurrency=config.max_concurrency
+        )
+
+    async def start(self) -> None:
+        """Wait for the server.
+
+        Raises:
+            WorkerLostError: it does not answer.
+        """
+        try:
+            await self._client.wait_ready("/", self.config.ready_timeout_s)
+        except ServerUnreachableError as error:
+            raise self._lost(error) from error
+
+    async def close(self) -> None:
+        """Stop the client's threads."""
+        self._client.close()
+
+    def check_values(self, row: Row) -> None:
+        """The configured fields must be there."""
+        for path in self.config.row_fields:
+            if lookup(row, path) is None:
+                raise RowError(path, f"a value at `{path}`", "nothing")
+
+    async def seed(self, row: Row) -> Session:
+        """Open the server's session; its cookie is the state.
+
+        Raises:
+            WorkerLostError: the server did not open one.
+        """
+        session = await super().seed(row)
+        try:
+            answer, session.state = await self._client.post("/seed_session", {**row, **self.policy_fields()})
+        except (ServerUnreachableError, HttpStatusError) as error:
+            raise self._lost(error) from error
+        if isinstance(answer, dict) and isinstance(answer.get("tools"), list) and answer["tools"]:
+            session.tools = answer["tools"]
+        return session
+
+    def policy_fields(self) -> dict[str, str]:
+        """What the server is told of the policy's endpoint, under NeMo-Gym's names."""
+        if self.config.policy_base_url is None:
+            return {}
+        return {
+            "policy_base_url": self.config.policy_base_url,
+            "policy_model_name": self.config.policy_model_name,
+        }
+
+    async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+        """POST the arguments to /{name}. What the server refuses is the tool's output; a dead server is an error."""
+        try:
+            answer, cookie = await self._client.post(f"/{quote(name, safe='')}", arguments, cookies=session.state)
+        except HttpStatusError as error:
+            return f"error: {error}"
+        except ServerUnreachableError as error:
+            raise self._lost(error) from error
+        session.state = cookie or session.state
+        output = answer.get("output") if isinstance(answer, dict) and set(answer) == {"output"} else answer
+        return output if isinstance(output, str) else json.dumps(output)
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """The server's reward; a masked or missing one is a failure."""
+        try:
+            body = {**row, "response": response_object(response)}
+            answer, _ = await self._client.post("/verify", body, cookies=session.state)
+        except ServerUnreachableError as error:
+            return Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error))
+        except HttpStatusError as error:
+            return Verdict.failed(ENVIRONMENT_REFUSED, message=str(error))
+        return self._verdict(answer)
+
+    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+        """One by one, or together for an environment that judges groups."""
+        if not self.config.judges_groups:
+            return await super().verify_group(row, responses, sessions)
+        body = {"row": dict(row), "responses": [response_object(response) for response in responses]}
+        try:
+            answer, _ = await self._client.post("/verify_group", body)
+        except ServerUnreachableError as error:
+            return [Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)) for _ in responses]
+        except HttpStatusError as error:
+            return [Verdict.failed(ENVIRONMENT_REFUSED, message=str(error)) for _ in responses]
+        verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
+        if not isinstance(verdicts, list) or len(verdicts) != len(responses):
+            return [Verdict.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
+        return [self._verdict(item) for item in verdicts]
+
+    def _verdict(self, answer: Any) -> Verdict:
+        if not isinstance(answer, dict):
+            return Verdict.failed(ENVIRONMENT_REFUSED, message=f"no verdict: {str(answer)[:200]}")
+        masked = (answer.get("instance_config") or {}).get("mask_sample")
+        reason = answer.get("failure") or answer.get("failure_reason")
+        reward = answer.get("reward")
+        if masked or reward is None:
+            return Verdict.failed(str(reason or ENVIRONMENT_REFUSED), message=str(answer.get("details") or ""))
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)):
+            return Verdict.failed(ENVIRONMENT_REFUSED, message=f"reward {reward!r}")
+        low, high = self.reward_range
+        if not low <= reward <= high:
+            return Verdict.failed(ENVIRONMENT_REFUSED, message=f"reward {reward} outside [{low}, {high}]")
+        components = answer.get("components")
+        numbers = {
+            key: float(value)
+            for key, value in (components.items() if isinstance(components, dict) else ())
+            if isinstance(value, (int, float))
+        }
+        return Verdict(float(reward), numbers)
+
+    def _lost(self, error: Exception) -> WorkerLostError:
+        return WorkerLostError(
+            "the remote environment does not answer",
+            where=self.config.url,
+            found=str(error),
+            hints=(f"curl {self.config.url}/",),
+        )

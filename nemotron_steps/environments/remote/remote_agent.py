@@ -1,0 +1,59 @@
+"""remote_agent: an agent server that runs whole rollouts against the policy's endpoint, used by URL.
+
+The server answers POST /run as NeMo-Gym's agents do: given a row, it samples from the policy as often as it likes,
+uses whatever tools it has, and returns `{"response": {"output": [...]}, "reward": ...}`. The row it gets also names
+`policy_base_url` and `policy_model_name`: the OpenAI-compatible endpoint of the run that asks. Output items must keep
+the token fields that the endpoint put on them; they are what is trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from nemotron_steps.environments.base import AgentRun, Response, Row, Session, Verdict
+from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
+from nemotron_steps.environments.remote.remote import ENVIRONMENT_REFUSED, ENVIRONMENT_UNAVAILABLE, RemoteEnvironment
+from nemotron_steps.errors import ConfigError
+
+
+class RemoteAgent(RemoteEnvironment):
+    """See the module docstring. Settings are those of `remote`."""
+
+    name: ClassVar[str] = "remote_agent"
+    runs_agent: ClassVar[bool] = True
+
+    def check_row(self, row: Row, where: str) -> None:
+        """As every environment; and there must be an endpoint for the agent to use."""
+        if self.config.policy_base_url is None:
+            raise ConfigError(
+                "an agent needs an endpoint to sample from",
+                where="policy.generation.vllm_cfg.expose_http_server",
+                expected="true, or env.nemo_gym.environments.remote_agent.policy_base_url",
+                found="neither",
+                hints=("policy.generation.vllm_cfg.expose_http_server=true",),
+            )
+        super().check_row(row, where)
+
+    async def seed(self, row: Row) -> Session:
+        """Nothing: the agent opens its own session."""
+        return Session()
+
+    async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
+        """Have the server run one rollout. A server that fails is a failure to judge, never a reward."""
+        asked = {**row["responses_create_params"], **sampling}
+        body = {**row, "responses_create_params": asked, **self.policy_fields()}
+        try:
+            answer, _ = await self._client.post("/run", body)
+        except ServerUnreachableError as error:
+            return AgentRun([], Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)))
+        except HttpStatusError as error:
+            return AgentRun([], Verdict.failed(ENVIRONMENT_REFUSED, message=str(error)))
+        response = (answer.get("response") if isinstance(answer, dict) else None) or {}
+        output = response.get("output") if isinstance(response, dict) else None
+        if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
+            return AgentRun([], Verdict.failed(ENVIRONMENT_REFUSED, message=f"no output items: {str(answer)[:200]}"))
+        return AgentRun(output, self._verdict(answer), truncated=bool(response.get("incomplete_details")))
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """Never asked for: the verdict comes with the rollout."""
+        raise AssertionError("an agent's rollout carries its own verdict")

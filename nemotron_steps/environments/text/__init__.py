@@ -1,0 +1,1 @@
+"""Environments that grade an answer's text by rule."""

@@ -1,0 +1,76 @@
+"""instruction_following: does the answer follow every verifiable instruction of the row (`binary`), or what fraction
+of them (`fraction`)?"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import ClassVar, Literal
+
+from nemotron_steps.environments.base import (
+    CannotJudgeError,
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    RowError,
+    Session,
+    Verdict,
+)
+from nemotron_steps.environments.text.instruction_checks import CHECKS, arguments_of
+from nemotron_steps.errors import UnsupportedError
+
+LANGUAGE = "language:response_language"
+CHECK_FAILED = "check_failed"
+"""Failure class: a check raised, so whether its instruction was followed is unknown."""
+
+
+class InstructionFollowingConfig(EnvironmentConfig):
+    """Settings."""
+
+    grading_mode: Literal["binary", "fraction"] = "binary"
+    """Where the row names none."""
+
+
+class InstructionFollowing(Environment):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "instruction_following"
+    required_fields: ClassVar[tuple[str, ...]] = ("instruction_id_list", "kwargs")
+    config_class = InstructionFollowingConfig
+    config: InstructionFollowingConfig
+
+    def check_values(self, row: Row) -> None:
+        """Every instruction is known and has its arguments."""
+        ids, kwargs = row["instruction_id_list"], row["kwargs"]
+        if not isinstance(ids, list) or not ids:
+            raise RowError("instruction_id_list", "at least one instruction id", repr(ids)[:80])
+        if not isinstance(kwargs, list) or len(kwargs) != len(ids):
+            raise RowError("kwargs", f"a list of {len(ids)} objects or nulls", repr(kwargs)[:80])
+        for index, (name, given) in enumerate(zip(ids, kwargs, strict=True)):
+            if name not in CHECKS:
+                raise RowError(f"instruction_id_list[{index}]", "a known instruction id", repr(name))
+            try:
+                arguments_of(CHECKS[name], given)
+            except ValueError as error:
+                raise RowError(f"kwargs[{index}]", f"the arguments of {name}", str(error)) from error
+            if name == LANGUAGE and importlib.util.find_spec("langdetect") is None:
+                raise UnsupportedError(
+                    f"the instruction {LANGUAGE} needs the langdetect package", hints=("pip install langdetect",)
+                )
+        mode = row.get("grading_mode")
+        if mode not in (None, "binary", "fraction"):
+            raise RowError("grading_mode", "binary or fraction", repr(mode))
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """1 if all are followed, else 0; or the followed fraction. An empty answer follows nothing."""
+        followed = {}
+        for index, (name, given) in enumerate(zip(row["instruction_id_list"], row["kwargs"], strict=True)):
+            try:
+                kept = bool(response.text.strip()) and CHECKS[name](response.text, **arguments_of(CHECKS[name], given))
+            except (TypeError, ValueError, IndexError) as error:
+                raise CannotJudgeError(CHECK_FAILED, f"{name}: {error}") from error
+            followed[f"{index}:{name}"] = float(kept)
+        fraction = sum(followed.values()) / len(followed)
+        mode = row.get("grading_mode") or self.config.grading_mode
+        reward = fraction if mode == "fraction" else float(fraction == 1.0)
+        return Verdict(reward, {"followed": fraction}, details={"instructions": followed})

@@ -1,0 +1,135 @@
+"""ns_tools: mathematics with a Python tool. The tool runs in the sandbox; the final answer is graded as
+math_with_judge.
+
+The tool is stateful like a notebook: a call's program is the cells so far, replayed without output, then the new cell,
+whose last expression is shown. A cell that failed is not replayed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from nemotron_steps.environments.base import Response, Row, Session, Verdict
+from nemotron_steps.environments.text.math_with_judge import MathWithJudge, MathWithJudgeConfig
+from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
+from nemotron_steps.sandbox.base import MIB
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+TOOL = "stateful_python_code_exec"
+TOOL_SPEC: dict[str, Any] = {
+    "type": "function",
+    "name": TOOL,
+    "description": "Run Python code in a stateful notebook and return its output.",
+    "parameters": {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "Code to run"}},
+        "required": ["code"],
+    },
+    "strict": True,
+}
+SHOWN = 10_000
+"""Characters of a cell's output that the policy sees."""
+
+NOTEBOOK = r"""
+import ast, contextlib, io, json, sys, traceback
+job = json.loads(open("cells.json").read())
+space = {"__name__": "__main__"}
+
+def run(cell):
+    tree = ast.parse(cell)
+    shown = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<cell>", "exec"), space)
+    if shown is not None:
+        value = eval(compile(ast.Expression(shown.value), "<cell>", "eval"), space)
+        if value is not None:
+            print(repr(value))
+
+for cell in job["before"]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            run(cell)
+        except BaseException:
+            pass
+try:
+    run(job["cell"])
+except BaseException:
+    print("".join(traceback.format_exc(limit=-1)), end="")
+    sys.stdout.flush()
+    sys.exit(1)
+"""
+
+
+class NsToolsConfig(MathWithJudgeConfig):
+    """Settings."""
+
+    max_tool_calls: int = Field(64, ge=1)
+    tool_timeout_s: float = Field(120.0, gt=0.0)
+    tool_memory_mib: int = Field(2048, gt=0)
+    sandbox: str = "bubblewrap"
+    sandbox_image: str | None = None
+
+
+class NsTools(MathWithJudge):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "ns_tools"
+    config_class = NsToolsConfig
+    config: NsToolsConfig
+
+    def __init__(self, config: NsToolsConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        options = {} if config.sandbox_image is None else {"image": config.sandbox_image}
+        self.sandbox = create_sandbox(config.sandbox, **options)
+
+    async def start(self) -> None:
+        """Probe the sandbox."""
+        await self.sandbox.start()
+
+    async def close(self) -> None:
+        """Close the sandbox and the helper processes."""
+        await self.sandbox.close()
+        await super().close()
+
+    async def seed(self, row: Row) -> Session:
+        """The row's tools, else the Python tool; no cells yet."""
+        session = await super().seed(row)
+        return Session(tools=session.tools or [TOOL_SPEC], state={"cells": [], "calls": 0})
+
+    async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+        """Run one cell."""
+        state = session.state
+        if name != TOOL:
+            return f"error: no tool is named {name!r}; there is {TOOL}"
+        code = arguments.get("code")
+        if not isinstance(code, str):
+            return "error: the argument `code` must be a string"
+        if state["calls"] >= self.config.max_tool_calls:
+            return f"error: the limit of {self.config.max_tool_calls} tool calls is used up"
+        state["calls"] += 1
+        result = await self.sandbox.run(
+            code=NOTEBOOK,
+            files={"cells.json": json.dumps({"before": state["cells"], "cell": code})},
+            limits=Limits(
+                wall_s=self.config.tool_timeout_s,
+                cpu_s=int(self.config.tool_timeout_s) + 1,
+                memory_bytes=self.config.tool_memory_mib * MIB,
+            ),
+        )
+        if result.outcome is Outcome.EXITED and result.exit_code == 0:
+            state["cells"].append(code)
+        shown = result.stdout[:SHOWN] + ("\n[output cut]" if len(result.stdout) > SHOWN else "")
+        if result.outcome is not Outcome.EXITED:
+            return f"{shown}\nerror: stopped by {result.outcome.value.replace('_', ' ')}".strip()
+        return shown or result.stderr[-SHOWN:]
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """As math_with_judge, with the number of tool calls."""
+        verdict = await super().verify(row, response, session)
+        calls = float(session.state["calls"]) if session.state else float(len(response.tool_calls))
+        return Verdict(verdict.reward, {**verdict.components, "tool_calls": calls}, verdict.failure, verdict.details)

@@ -1,0 +1,109 @@
+"""workplace_assistant: tasks over five small databases with 26 tools. 1 if the databases end as they do after replaying
+the row's ground truth, whatever the way there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nemotron_steps.environments.base import (
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    RowError,
+    Session,
+    ToolCall,
+    Verdict,
+)
+from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, load
+from nemotron_steps.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+
+class WorkplaceConfig(EnvironmentConfig):
+    """Settings."""
+
+    databases: str
+    """Folder with the five CSV files."""
+
+
+class WorkplaceAssistant(Environment):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "workplace_assistant"
+    required_fields: ClassVar[tuple[str, ...]] = ("ground_truth",)
+    config_class = WorkplaceConfig
+    config: WorkplaceConfig
+
+    def __init__(self, config: WorkplaceConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        self._loaded: dict[str, Table] | None = None
+
+    async def start(self) -> None:
+        """Read the databases.
+
+        Raises:
+            UnsupportedError: they are not there.
+        """
+        self._tables()
+
+    def check_values(self, row: Row) -> None:
+        """The ground truth is a list of calls."""
+        truth = row["ground_truth"]
+        if not isinstance(truth, list):
+            raise RowError("ground_truth", "a list of calls", type(truth).__name__)
+        for index, call in enumerate(truth):
+            if not isinstance(call, dict) or not call.get("name") or _call(call).parsed_arguments() is None:
+                raise RowError(f"ground_truth[{index}]", "a tool name and JSON arguments", repr(call)[:80])
+
+    async def seed(self, row: Row) -> Session:
+        """The row's tools over fresh databases."""
+        session = await super().seed(row)
+        session.state = Workplace(self._tables())
+        return session
+
+    async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+        """Run one tool; its result as JSON."""
+        return json.dumps({"output": session.state.call(name, arguments)})
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """1 if both ends are the same, else 0. Without a session, the response's own calls are replayed."""
+        reached = session.state
+        if reached is None:
+            reached = self._replay(response.tool_calls)
+        wanted = self._replay([_call(call) for call in row["ground_truth"]])
+        got, want = reached.state(), wanted.state()
+        wrong = [name for name in want if got[name] != want[name]]
+        return Verdict(float(not wrong), {"tool_calls": float(len(response.tool_calls))}, details={"differs": wrong})
+
+    def _replay(self, calls: list[ToolCall]) -> Workplace:
+        workplace = Workplace(self._tables())
+        for call in calls:
+            arguments = call.parsed_arguments()
+            if arguments is not None:
+                workplace.call(call.name, arguments)
+        return workplace
+
+    def _tables(self) -> dict[str, Table]:
+        if self._loaded is None:
+            try:
+                self._loaded = load(Path(self.config.databases))
+            except OSError as error:
+                raise UnsupportedError(
+                    "the workplace databases are not there",
+                    where=self.config.databases,
+                    expected=f"a folder with {', '.join(FILES.values())}",
+                    found=str(error),
+                    hints=("env.workplace_assistant.databases=FOLDER",),
+                ) from error
+        return self._loaded
+
+
+def _call(call: dict[str, Any]) -> ToolCall:
+    arguments = call.get("arguments", "{}")
+    return ToolCall(str(call["name"]), arguments if isinstance(arguments, str) else json.dumps(arguments))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.engine.batches.batching import select_rows, token_budget_micro_batches
+from nemotron_steps.engine.batches.packing import (
+    first_fit_decreasing,
+    modified_first_fit_decreasing,
+)
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.errors import ConfigError
+from tests.engine.engine_samples import random_batch
+
+SIZES = st.lists(
+    st.one_of(st.integers(1, 100), st.integers(17, 33), st.integers(34, 50)), min_size=1, max_size=60
+)  # tiny to large, with many near a sixth, a third and a half of 100
+
+
+@settings(max_examples=200)
+@given(sizes=SIZES)
+def test_every_item_is_placed_once_fits_and_never_more_bins_than_ffd(sizes: list[int]) -> None:
+    bins = modified_first_fit_decreasing(sizes, 100)
+    assert sorted(i for b in bins for i in b) == list(range(len(sizes)))
+    assert all(sum(sizes[i] for i in b) <= 100 for b in bins)
+    assert len(bins) <= len(first_fit_decreasing(sizes, 100))
+    assert len(bins) >= math.ceil(sum(sizes) / 100)
+
+
+def test_it_beats_ffd_on_the_textbook_case() -> None:
+    sizes = [51] * 6 + [27] * 6 + [26] * 6 + [23] * 12
+    assert len(first_fit_decreasing(sizes, 100)) == 11
+    assert len(modified_first_fit_decreasing(sizes, 100)) == 10
+
+
+@pytest.mark.parametrize("plan", [modified_first_fit_decreasing, token_budget_micro_batches])
+def test_the_loss_and_gradient_do_not_depend_on_which_sequences_share_a_row(
+    plan: Callable[..., list[list[int]]],
+) -> None:
+    loss_fn = PolicyGradientLoss(LossFnConfig(reference_policy_kl_penalty=0.1))
+    batch, lp = random_batch(rows=8, width=12, seed=4)
+    normalizers = count_normalizers(batch)
+    whole, _ = loss_fn(lp, batch, normalizers)
+    whole.backward()
+    source = lp.detach().clone().requires_grad_()
+    lengths = batch.lengths.tolist()
+    total = 0.0
+    for rows in plan(lengths, 24):
+        width = max(lengths[row] for row in rows)
+        loss, _ = loss_fn(source[rows, :width], select_rows(batch, rows, width=width), normalizers)
+        loss.backward()
+        total += loss.item()
+    assert total == pytest.approx(whole.item(), rel=1e-5)
+    torch.testing.assert_close(source.grad, lp.grad, rtol=1e-5, atol=1e-7)
+
+
+@settings(max_examples=100)
+@given(lengths=st.lists(st.integers(1, 50), min_size=4, max_size=40))
+def test_dynamic_batches_stay_within_the_token_budget(lengths: list[int]) -> None:
+    batches = token_budget_micro_batches(lengths, 128, length_multiple=8)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert -(-max(lengths[i] for i in batch) // 8) * 8 * len(batch) <= 128
+    assert batches == token_budget_micro_batches(lengths, 128, length_multiple=8)
+
+
+def test_a_budget_below_one_sequence_is_refused_with_the_budget_to_set() -> None:
+    key = "policy.dynamic_batching.logprob_mb_tokens"
+    with pytest.raises(ConfigError, match="does not fit") as caught:
+        token_budget_micro_batches([60], 50, length_multiple=8, key=key)
+    assert (caught.value.where, caught.value.hints) == (key, (f"{key}=64",))

@@ -1,0 +1,48 @@
+"""When a run saves and stops so that the save is committed in time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemotron_steps.engine.checkpoints import deadline
+from nemotron_steps.engine.checkpoints.deadline import Deadline
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+SECONDS = st.integers(1, 600).map(float)
+
+
+@given(loading=SECONDS, step=SECONDS, save=SECONDS, later=st.integers(0, 36_000))
+def test_the_last_save_is_committed_in_time_and_another_step_would_not_have_been(
+    loading: float, step: float, save: float, later: int
+) -> None:
+    clock = Clock()
+    limit = loading + save + step + save + later
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deadline, "time", SimpleNamespace(monotonic=clock.monotonic))
+        watched = Deadline(limit, started=0.0)
+        clock.now = loading + save
+        watched.saved(save)  # an earlier one, so that it is known how long one takes
+        watched.step_begins()
+        while True:
+            clock.now += step
+            watched.step_ended()
+            if watched.reached:
+                break
+        committed = clock.now + save
+    assert committed <= limit <= committed + step
+
+
+def test_without_a_limit_no_time_is_too_late() -> None:
+    assert not Deadline(None, started=-1e9).reached

@@ -1,0 +1,410 @@
+"""The embedded generator: logprobs, seeds, groups, stops, cancellation, weight updates, continuous batching."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from nemotron_steps.errors import ArtifactError, EngineError
+from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
+
+shared_model = cache(random_model)
+
+
+def letters(token_ids: Sequence[int]) -> str:
+    return "".join(chr(97 + t % 26) for t in token_ids)
+
+
+def make(
+    family: str = "qwen3-tied", *, rows: int = 16, length: int = 96, **kwargs: Any
+) -> tuple[Any, EmbeddedGenerator]:
+    model, architecture = shared_model(family)
+    kwargs.setdefault("eos_token_ids", [])
+    generator = EmbeddedGenerator(
+        architecture, model.state_dict().items(), max_sequences=rows, max_total_length=length, **kwargs
+    )
+    return model, generator
+
+
+def drain(generator: EmbeddedGenerator) -> dict[tuple[str, int], Completion]:
+    done: dict[tuple[str, int], Completion] = {}
+    for _ in range(10_000):
+        if not generator.pending():
+            return done
+        for completion in generator.step():
+            key = (completion.request_id, completion.index)
+            assert key not in done
+            done[key] = completion
+    raise AssertionError("the generator never finished")
+
+
+def run(generator: EmbeddedGenerator, *requests: GenerationRequest) -> dict[tuple[str, int], Completion]:
+    for request in requests:
+        generator.submit(request)
+    return drain(generator)
+
+
+def full_logprobs(model: Any, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return torch.randint(0, 96, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_agree_with_a_full_forward(family: str) -> None:
+    model, generator = make(family)
+    prompts = {f"p{i}": prompt_of(i, 5 + 23 * i) for i in range(4)}  # the last is long enough to be shared
+    params = SamplingParams(12, temperature=1.0, seed=3)
+    done = run(generator, *(GenerationRequest(name, prompt, params, 3) for name, prompt in prompts.items()))
+    assert len(done) == 12
+    for (name, _), completion in done.items():
+        expected = full_logprobs(model, prompts[name], completion.token_ids)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_logprobs_are_of_the_distribution_at_temperature_before_truncation() -> None:
+    model, generator = make()
+    prompt = prompt_of(0, 10)
+    sampled = SamplingParams(8, temperature=0.7, top_p=0.8, top_k=20, seed=1)
+    done = run(generator, GenerationRequest("a", prompt, sampled, 4))
+    for completion in done.values():
+        expected = full_logprobs(model, prompt, completion.token_ids, 0.7)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_greedy_equals_transformers_generate(family: str) -> None:
+    model, generator = make(family)
+    for seed in range(3):
+        prompt = prompt_of(seed, 6 + seed)
+        with torch.inference_mode():
+            ids = torch.tensor([prompt])
+            mask = torch.ones_like(ids)
+            expected = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, pad_token_id=0)
+        done = run(generator, GenerationRequest("a", prompt, SamplingParams(20, temperature=0.0)))
+        assert done["a", 0].token_ids == expected[0, len(prompt) :].tolist()
+
+
+def test_group_members_sample_as_they_would_alone() -> None:
+    _, generator = make()
+    prompt, params = prompt_of(1, 80), SamplingParams(16, seed=5)
+    together = run(generator, GenerationRequest("a", prompt, params, 8))
+    _, small = make(rows=1)
+    one_at_a_time = run(small, GenerationRequest("a", prompt, params, 8))
+    assert {k: c.token_ids for k, c in together.items()} == {k: c.token_ids for k, c in one_at_a_time.items()}
+    assert len({tuple(c.token_ids) for c in together.values()}) == 8
+
+
+def test_seeded_samples_do_not_depend_on_the_batch() -> None:
+    _, generator = make()
+    target = GenerationRequest("target", prompt_of(1, 12), SamplingParams(20, seed=9), 2)
+    alone = run(generator, target)
+    noise = [
+        GenerationRequest(f"n{i}", prompt_of(50 + i, 3 + 5 * i), SamplingParams(4 * i + 3, seed=9)) for i in range(8)
+    ]
+    for request in noise[:4]:
+        generator.submit(request)
+    for _ in range(5):
+        generator.step()
+    crowded = run(generator, target, *noise[4:])
+    for index in range(2):
+        assert crowded["target", index].token_ids == alone["target", index].token_ids
+
+
+def test_other_seed_id_or_index_is_another_stream() -> None:
+    _, generator = make()
+    prompt = prompt_of(1, 12)
+    requests = [GenerationRequest("a", prompt, SamplingParams(16, seed=1), 2)]
+    requests.append(GenerationRequest("b", prompt, SamplingParams(16, seed=1)))
+    first = run(generator, *requests)
+    second = run(generator, GenerationRequest("a", prompt, SamplingParams(16, seed=2), 2))
+    outputs = [tuple(c.token_ids) for c in (*first.values(), *second.values())]
+    assert len(set(outputs)) == 5
+
+
+def test_without_a_seed_samples_differ() -> None:
+    _, generator = make()
+    prompt = prompt_of(1, 12)
+    outputs = set()
+    for _ in range(3):
+        outputs |= {
+            tuple(c.token_ids) for c in run(generator, GenerationRequest("a", prompt, SamplingParams(16), 3)).values()
+        }
+    assert len(outputs) == 9
+
+
+def test_stop_token_ends_a_completion_and_is_kept() -> None:
+    _, generator = make()
+    prompt = prompt_of(2, 9)
+    free = run(generator, GenerationRequest("a", prompt, SamplingParams(20, temperature=0.0)))["a", 0]
+    assert free.finish_reason is FinishReason.LENGTH
+    assert len(free.token_ids) == 20
+    stop = free.token_ids[7]
+    first = free.token_ids.index(stop)
+    params = SamplingParams(20, temperature=0.0, stop_token_ids=(stop,))
+    stopped = run(
+        generator, GenerationRequest("a", prompt, params), GenerationRequest("b", prompt_of(3, 4), SamplingParams(5))
+    )
+    assert stopped["a", 0].token_ids == free.token_ids[: first + 1]
+    assert stopped["a", 0].finish_reason is FinishReason.STOP
+    assert len(stopped["a", 0].logprobs) == first + 1
+    _, with_eos = make(eos_token_ids=[stop])
+    assert (
+        run(with_eos, GenerationRequest("a", prompt, SamplingParams(20, temperature=0.0)))["a", 0].token_ids
+        == (free.token_ids[: first + 1])
+    )
+
+
+def test_stop_string_ends_a_completion_at_the_token_that_completes_it() -> None:
+    _, generator = make(decode=letters)
+    prompt = prompt_of(2, 9)
+    free = run(generator, GenerationRequest("a", prompt, SamplingParams(30, temperature=0.0)))["a", 0]
+    text = letters(free.token_ids)
+    stop = text[10:13]
+    for stops in (("#never#", stop), (stop, " ")):
+        params = SamplingParams(30, temperature=0.0, stop_strings=stops)
+        stopped = run(generator, GenerationRequest("a", prompt, params))["a", 0]
+        assert stopped.finish_reason is FinishReason.STOP
+        assert letters(stopped.token_ids) == text[: text.index(stop) + 3]
+    never = run(generator, GenerationRequest("a", prompt, SamplingParams(30, temperature=0.0, stop_strings=("#",))))
+    assert never["a", 0].token_ids == free.token_ids
+
+
+def test_context_length_truncates() -> None:
+    _, generator = make(length=32)
+    done = run(
+        generator,
+        GenerationRequest("a", prompt_of(0, 30), SamplingParams(20)),
+        GenerationRequest("b", [1], SamplingParams(99)),
+    )
+    assert (len(done["a", 0].token_ids), done["a", 0].finish_reason) == (2, FinishReason.LENGTH)
+    assert (len(done["b", 0].token_ids), done["b", 0].finish_reason) == (31, FinishReason.LENGTH)
+
+
+def test_cache_grows_with_the_sequences_and_changes_nothing() -> None:
+    model, generator = make(rows=8, length=400)
+    prompts = {f"p{i}": prompt_of(i, 3 + 20 * i) for i in range(3)}
+    params = SamplingParams(150, temperature=1.0, seed=3)
+    requests = [GenerationRequest(name, prompt, params, 2) for name, prompt in prompts.items()]
+    assert generator._batch.columns == 64
+    grown = run(generator, *requests)
+    assert 64 < generator._batch.columns <= 195  # the longest row, of 43 + 150 tokens, and no more
+    for key, completion in run(generator, *requests).items():  # in a cache that is wide from the start
+        assert completion.token_ids == grown[key].token_ids
+        torch.testing.assert_close(torch.tensor(completion.logprobs), torch.tensor(grown[key].logprobs))
+    for (name, _), completion in grown.items():
+        expected = full_logprobs(model, prompts[name], completion.token_ids)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_rows_that_join_late_find_room_without_endless_shifts() -> None:
+    _, generator = make(rows=4, length=120)
+    params = SamplingParams(100, temperature=1.0, seed=3)
+    alone = {}
+    for i in range(6):
+        alone |= run(generator, GenerationRequest(f"r{i}", prompt_of(i, 4 + i), params, 1))
+    _, generator = make(rows=4, length=120)
+    together: dict[tuple[str, int], Completion] = {}
+    for i in range(6):
+        generator.submit(GenerationRequest(f"r{i}", prompt_of(i, 4 + i), params, 1))
+        for _ in range(17):
+            together |= {(c.request_id, c.index): c for c in generator.step()}
+    together |= drain(generator)
+    assert {key: c.token_ids for key, c in together.items()} == {key: c.token_ids for key, c in alone.items()}
+    assert generator._batch.columns <= 120 + 64
+
+
+def test_cancel_drops_running_and_waiting_members_and_spares_the_rest() -> None:
+    _, generator = make(rows=4)
+    kept = GenerationRequest("kept", prompt_of(1, 8), SamplingParams(24, seed=1), 2)
+    alone = run(generator, kept)
+    generator.submit(GenerationRequest("gone", prompt_of(2, 11), SamplingParams(24, seed=1), 6))
+    generator.submit(kept)
+    for _ in range(3):
+        generator.step()
+    generator.cancel("gone")
+    generator.cancel("unknown")
+    assert generator.pending() == 2
+    done = drain(generator)
+    assert {k: c.token_ids for k, c in done.items()} == {k: c.token_ids for k, c in alone.items()}
+    generator.submit(GenerationRequest("gone", [1], SamplingParams(1)))
+    assert len(drain(generator)) == 1
+
+
+def test_update_in_flight_continues_under_the_new_version() -> None:
+    model, generator = make()
+    other, _ = random_model("qwen3-tied")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    prompt = prompt_of(4, 14)
+    generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 2))
+    for _ in range(3):
+        generator.step()
+    report = generator.update_weights(other.state_dict().items(), 7)
+    assert (report.version, generator.weight_version) == (7, 7)
+    assert report.bytes >= sum(p.numel() * 4 for p in other.parameters())
+    generator.submit(GenerationRequest("b", prompt, SamplingParams(4, seed=1)))
+    done = drain(generator)
+    for index in range(2):
+        completion = done["a", index]
+        versions = completion.weight_versions
+        assert versions == sorted(versions)
+        assert len(versions) == 10
+        old = versions.count(0)
+        assert 3 <= old <= 5
+        before = full_logprobs(model, prompt, completion.token_ids)[:old]
+        torch.testing.assert_close(torch.tensor(completion.logprobs[:old]), before, atol=1e-5, rtol=0)
+    assert done["b", 0].weight_versions == [7] * 4
+    after = full_logprobs(other, prompt, done["b", 0].token_ids)  # nothing computed under version 0 was reused
+    torch.testing.assert_close(torch.tensor(done["b", 0].logprobs), after, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("length", [14, 90])
+def test_recomputed_cache_continues_exactly_as_the_new_weights_would(length: int) -> None:
+    model, generator = make(recompute_kv_cache=True)
+    other, _ = random_model("qwen3-tied")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    prompt = prompt_of(4, length)
+    generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 3))
+    generator.submit(GenerationRequest("b", prompt_of(5, 7), SamplingParams(3, seed=1)))
+    for _ in range(4):
+        generator.step()
+    generator.update_weights(other.state_dict().items(), 1)
+    done = drain(generator)
+    assert len(done) == 3
+    for completion in done.values():
+        tokens, old = completion.token_ids, completion.weight_versions.count(0)
+        assert 4 <= old <= 6
+        before, after = full_logprobs(model, prompt, tokens)[:old], full_logprobs(other, prompt, tokens)[old:]
+        torch.testing.assert_close(torch.tensor(completion.logprobs), torch.cat((before, after)), atol=1e-5, rtol=0)
+
+
+def test_members_admitted_after_an_update_use_no_old_prefix() -> None:
+    _, generator = make(rows=2)
+    other, _ = random_model("qwen3-tied")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    prompt = prompt_of(4, 14)
+    generator.submit(GenerationRequest("a", prompt, SamplingParams(5, seed=1), 4))
+    generator.step()
+    generator.update_weights(other.state_dict().items(), 1)
+    done = drain(generator)
+    late = [c for c in done.values() if c.weight_versions[0] == 1]
+    assert len(late) == 2
+    for completion in late:
+        expected = full_logprobs(other, prompt, completion.token_ids)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_bad_requests_are_refused_and_leave_nothing_pending() -> None:
+    _, generator = make(length=16)
+    good = SamplingParams(4)
+    for prompt, params, n in (
+        ([], good, 1),
+        ([1] * 16, good, 1),
+        ([97], good, 1),
+        ([-1], good, 1),
+        ([1], SamplingParams(0), 1),
+        ([1], good, 0),
+        ([1], SamplingParams(4, temperature=-1.0), 1),
+        ([1], SamplingParams(4, top_p=0.0), 1),
+        ([1], SamplingParams(4, stop_strings=("x",)), 1),
+        ([1], SamplingParams(4, top_k=-1), 1),
+    ):
+        with pytest.raises(EngineError):
+            generator.submit(GenerationRequest("a", prompt, params, n))
+    assert generator.pending() == 0
+    generator.submit(GenerationRequest("a", [1], good))
+    with pytest.raises(EngineError, match="pending"):
+        generator.submit(GenerationRequest("a", [1], good))
+
+
+def test_weights_that_are_not_numbers_stop_generation() -> None:
+    model, generator = make()
+    broken = {k: torch.full_like(v, float("nan")) for k, v in model.state_dict().items()}
+    generator.update_weights(broken.items(), 1)
+    generator.submit(GenerationRequest("a", [1, 2], SamplingParams(3)))
+    with pytest.raises(EngineError, match="NaN logits"):
+        drain(generator)
+
+
+def test_from_hf_checkpoint(tmp_path: Path) -> None:
+    model, generator = make()
+    model.save_pretrained(tmp_path)
+    loaded = EmbeddedGenerator.from_hf_checkpoint(tmp_path, max_sequences=2, max_total_length=64, eos_token_ids=[])
+    request = GenerationRequest("a", prompt_of(0, 9), SamplingParams(12, temperature=0.0))
+    assert run(loaded, request)["a", 0].token_ids == run(generator, request)["a", 0].token_ids
+    with pytest.raises(ArtifactError):
+        (tmp_path / "model.safetensors").unlink()
+        EmbeddedGenerator.from_hf_checkpoint(tmp_path, max_sequences=2, max_total_length=64, eos_token_ids=[])
+
+
+def test_rows_that_ended_do_not_disturb_long_ones() -> None:
+    """A few ended rows stay in the batch for a while, past the context length and past the last cache column."""
+    _, generator = make(rows=20, length=100)
+    _, single = make(rows=1, length=100)
+    requests = [GenerationRequest("ends", prompt_of(0, 98), SamplingParams(50, temperature=0.0))]
+    requests += [
+        GenerationRequest(f"long{i}", prompt_of(i, 3 + i), SamplingParams(200, temperature=0.0)) for i in range(1, 18)
+    ]
+    done = run(generator, *requests)
+    for request in requests[:4]:
+        alone = run(single, request)
+        assert done[request.request_id, 0].token_ids == alone[request.request_id, 0].token_ids
+    assert {len(c.token_ids) for c in done.values()} == {2, *(97 - i for i in range(1, 18))}
+
+
+@pytest.mark.parametrize("length", [9, 80])
+def test_bfloat16_stays_close_to_float32(length: int) -> None:
+    model, generator = make(dtype=torch.bfloat16)
+    prompt = prompt_of(0, length)
+    done = run(generator, GenerationRequest("a", prompt, SamplingParams(12, seed=0), 4))
+    for completion in done.values():
+        expected = full_logprobs(model, prompt, completion.token_ids)
+        assert (torch.tensor(completion.logprobs) - expected).abs().mean() < 0.1
+
+
+_requests = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 40), st.integers(1, 3), st.integers(0, 6), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(_requests, st.integers(1, 6))
+def test_random_arrivals_give_the_same_greedy_outputs_as_one_by_one(
+    shapes: list[tuple[int, int, int, int, bool]], rows: int
+) -> None:
+    """Whatever joins or leaves the batch, and however often its columns shift, greedy outputs are unchanged."""
+    _, generator = make(rows=rows, length=160, eos_token_ids=[5, 17])
+    _, single = make(rows=1, length=160, eos_token_ids=[5, 17])
+    expected: dict[tuple[str, int], list[int]] = {}
+    done: dict[tuple[str, int], Completion] = {}
+    for i, (length, new, n, delay, shared) in enumerate(shapes):
+        prompt = (prompt_of(99, 85) if shared else []) + prompt_of(i, length)
+        request = GenerationRequest(f"r{i}", prompt, SamplingParams(new, temperature=0.0), n)
+        generator.submit(request)
+        for _ in range(delay):
+            done.update({(c.request_id, c.index): c for c in generator.step()})
+        alone = run(single, GenerationRequest(f"r{i}", prompt, SamplingParams(new, temperature=0.0)))
+        expected.update({(f"r{i}", k): alone[f"r{i}", 0].token_ids for k in range(n)})
+    done.update(drain(generator))
+    assert {k: c.token_ids for k, c in done.items()} == expected

@@ -1,0 +1,100 @@
+"""Decoding with the CUDA kernels, run in Triton's interpreter: the same tokens as operator by operator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemotron_steps.engine.generation.embedded.graph import padded_rows
+
+SCRIPT = """
+import sys
+import torch
+from tests.engine.generation.embedded.embedded_models import random_model
+from nemotron_steps.engine.generation.embedded import kernels as embedded_kernels
+from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+from nemotron_steps.engine.generation.embedded.graph import GraphDecoder
+from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan
+from nemotron_steps.engine.types import GenerationRequest, SamplingParams
+
+family, length, splits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+embedded_kernels.parts_of_keys = lambda rows_and_heads, columns: splits
+
+def generate(fused):
+    model, architecture = random_model(family)
+    generator = EmbeddedGenerator(
+        architecture, model.state_dict().items(), max_sequences=5, max_total_length=length + 24, eos_token_ids=[3]
+    )
+    generator._decoder = GraphDecoder(generator._model, generator._batch, capture=False) if fused else None
+    done = {}
+    for i in range(3):
+        prompt = torch.randint(0, 96, (length + i,), generator=torch.Generator().manual_seed(i)).tolist()
+        generator.submit(GenerationRequest(f"r{i}", prompt, SamplingParams(6 + 3 * i, seed=i), 3 - i))
+    while generator.pending():
+        done.update({(c.request_id, c.index): c for c in generator.step()})
+    return done
+
+plain, fused = generate(False), generate(True)
+model, architecture = random_model(family)
+decoder = EmbeddedGenerator(
+    architecture, model.state_dict().items(), max_sequences=2, max_total_length=32, eos_token_ids=[3]
+)
+decoder = GraphDecoder(decoder._model, decoder._batch, capture=False)
+taken = [decoder.takes(SamplingPlan(temperature)) for temperature in (1.0, 0.0, 0.7, 0.8, 0.9, 1.0)]
+assert taken == [True, True, True, True, False, True]  # a graph each: not for every temperature a client thinks of
+assert len(plain) == 6
+assert {k: c.token_ids for k, c in fused.items()} == {k: c.token_ids for k, c in plain.items()}
+for key, completion in plain.items():
+    torch.testing.assert_close(
+        torch.tensor(fused[key].logprobs), torch.tensor(completion.logprobs), atol=1e-4, rtol=1e-4
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "length", "splits"),
+    [("qwen3-tied", 70, 1), ("qwen3-tied", 70, 4), ("llama-rope3", 9, 1), ("llama-rope3", 9, 2), ("qwen3-mha", 20, 1)],
+)
+def test_the_fused_step_samples_the_same_tokens(family: str, length: int, splits: int) -> None:
+    pytest.importorskip("triton")
+    root = Path(__file__).parents[4]
+    overrides = "" if family != "llama-rope3" else ", hidden_size=64"  # heads of 16, which the kernel needs
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("random_model(family", f"random_model(family{overrides}"), family,
+         str(length), str(splits)],
+        cwd=root,
+        env={
+            "TRITON_INTERPRET": "1",
+            "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
+            "PATH": "/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(root),
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+
+
+@given(st.integers(1, 8192), st.integers(1, 200_000))
+def test_keys_are_split_only_where_the_gpu_would_else_idle(rows_and_heads: int, columns: int) -> None:
+    kernels = pytest.importorskip("nemotron_steps.engine.generation.embedded.kernels")
+    parts = kernels.parts_of_keys(rows_and_heads, columns)
+    assert parts.bit_count() == 1
+    assert parts == 1 or rows_and_heads * parts <= 512
+    assert parts == 1 or columns // parts >= 256
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_padded_rows_hold_the_batch_and_waste_at_most_half(rows: int, most: int) -> None:
+    rows = min(rows, most)
+    padded = padded_rows(rows, most)
+    assert rows <= padded <= most
+    assert padded <= max(8, 1.5 * rows)

@@ -1,0 +1,63 @@
+"""The embedded generator's forward pass against transformers, for every family and rotary scaling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemotron_steps.engine.generation.embedded.batch import DecodeBatch, NewRow
+from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
+from nemotron_steps.engine.generation.embedded.prefix import PrefixCache
+from nemotron_steps.errors import EngineError, UnsupportedError
+from nemotron_steps.models.architecture import Architecture
+from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefill_and_decode_logits_match_transformers(family: str, share: bool) -> None:
+    reference, architecture = random_model(family)
+    generator = torch.Generator().manual_seed(1)
+    lengths, steps = [3, 9, 17], 6
+    rows = [torch.randint(0, architecture.vocab_size, (n + steps,), generator=generator).tolist() for n in lengths]
+    with torch.inference_mode():
+        expected = [reference(torch.tensor([row])).logits[0] for row in rows]
+        model = EmbeddedModel(architecture, max_positions=64, device=torch.device("cpu"), dtype=torch.float32)
+        model.load(reference.state_dict().items())
+        batch = DecodeBatch(model, 4, 64)
+        prompts = [tuple(row[:n]) for row, n in zip(rows, lengths, strict=True)]
+        computed = PrefixCache(model, 64).compute(prompts)
+        batch.make_room(max(lengths))
+        shared = [computed[prompts[0]] if share else None, None, None]
+        batch.add([NewRow(computed[p], s, 0, 0) for p, s in zip(prompts, shared, strict=True)])
+        logits = torch.stack([computed[p].logits for p in prompts])
+        for step in range(steps):
+            for i, n in enumerate(lengths):
+                torch.testing.assert_close(logits[i], expected[i][n - 1 + step], atol=1e-5, rtol=0)
+                batch.tokens[i, batch.column] = rows[i][n + step]
+            tokens, positions = batch.newest()
+            logits = model.decode(tokens, positions, batch.decode_view())
+            batch.column += 1
+
+
+def test_load_refuses_wrong_weights() -> None:
+    reference, architecture = random_model("qwen3-tied")
+    model = EmbeddedModel(architecture, max_positions=8, device=torch.device("cpu"), dtype=torch.float32)
+    weights = dict(reference.state_dict())
+    with pytest.raises(EngineError, match="name"):
+        model.load({**weights, "model.layers.9.mlp.up_proj.weight": torch.zeros(1)}.items())
+    with pytest.raises(EngineError, match="shape"):
+        model.load({**weights, "model.norm.weight": torch.zeros(3)}.items())
+    name = "model.layers.0.self_attn.k_norm.weight"
+    with pytest.raises(EngineError, match="missing") as missing:
+        model.load((k, v) for k, v in weights.items() if k != name)
+    assert name in str(missing.value)
+
+
+def test_mixtures_of_experts_are_refused() -> None:
+    architecture = Architecture(
+        family="qwen3_moe", hidden_size=8, num_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+        ffn_hidden_size=8, vocab_size=16, rope_theta=1e4, norm_eps=1e-6, max_position_embeddings=32, num_experts=4,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="mixture"):
+        EmbeddedModel(architecture, max_positions=8, device=torch.device("cpu"), dtype=torch.float32)

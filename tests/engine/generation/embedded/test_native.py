@@ -1,0 +1,266 @@
+"""Decoding by the kernel in C: what the operators give, and bit for bit the same in any batch, on any threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.engine.generation.embedded import native as embedded_native
+from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+from nemotron_steps.engine.generation.embedded.native import NativeDecoder
+from nemotron_steps.engine.native import compiler
+from nemotron_steps.engine.types import Completion, GenerationRequest, SamplingParams
+from nemotron_steps.errors import EngineError
+from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
+from tests.engine.generation.embedded.test_generator import drain, prompt_of, run
+
+pytestmark = pytest.mark.compiler
+
+Done = dict[tuple[str, int], Completion]
+shared_model = cache(random_model)
+SHARED = prompt_of(99, 64)
+
+
+def make(family: str = "qwen3-tied", *, rows: int = 6, length: int = 200, **overrides: Any) -> EmbeddedGenerator:
+    model, architecture = shared_model(family, **overrides)
+    return EmbeddedGenerator(
+        architecture, model.state_dict().items(), max_sequences=rows, max_total_length=length, eos_token_ids=[5]
+    )
+
+
+def both(family: str = "qwen3-tied", **kwargs: Any) -> tuple[EmbeddedGenerator, EmbeddedGenerator]:
+    """Two of the same: by the kernel, and operator by operator."""
+    native, plain = make(family, **kwargs), make(family, **kwargs)
+    assert isinstance(native._decoder, NativeDecoder)
+    plain._decoder = None
+    return native, plain
+
+
+def some_requests(temperature: float) -> list[GenerationRequest]:
+    """Prompts of one token to longer than what is shared, alone, in groups, and behind a common beginning.
+
+    More rows than fit at once, of many lengths.
+    """
+    lengths = ((1, 9, 1), (7, 20, 3), (31, 3, 2), (80, 24, 3), (33, 12, 1))
+    requests = [
+        GenerationRequest(f"r{i}", prompt_of(i, length), SamplingParams(new, temperature, seed=i), n)
+        for i, (length, new, n) in enumerate(lengths)
+    ]
+    return requests + [
+        GenerationRequest(f"s{i}", SHARED + prompt_of(i, 3 + i), SamplingParams(8, temperature, seed=i))
+        for i in range(5)
+    ]
+
+
+def assert_close(native: Done, plain: Done) -> None:
+    assert {key: c.token_ids for key, c in native.items()} == {key: c.token_ids for key, c in plain.items()}
+    for key, completion in plain.items():
+        torch.testing.assert_close(
+            torch.tensor(native[key].logprobs), torch.tensor(completion.logprobs), atol=1e-5, rtol=1e-5
+        )
+        assert native[key].weight_versions == completion.weight_versions
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_samples_what_the_operators_sample(family: str, temperature: float) -> None:
+    native, plain = both(family)
+    requests = some_requests(temperature)
+    assert_close(run(native, *requests), run(plain, *requests))
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("llama", {"hidden_size": 40, "intermediate_size": 50}),  # heads of 10, and no size that is whole panels
+        ("qwen2", {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 1}),
+        ("qwen3", {"head_dim": 64, "num_hidden_layers": 1}),
+        ("qwen3", {"head_dim": 128, "hidden_size": 96, "vocab_size": 1500}),
+        ("qwen3-tied", {"vocab_size": 97, "intermediate_size": 4}),
+    ],
+)
+def test_it_takes_models_of_any_sizes(family: str, sizes: dict[str, int]) -> None:
+    native, plain = both(family, **sizes)
+    requests = some_requests(1.0)
+    assert_close(run(native, *requests), run(plain, *requests))
+
+
+@pytest.mark.usefixtures("kernels_for")
+def test_it_does_with_vectors_of_any_width() -> None:
+    native, plain = both("qwen2", hidden_size=40, intermediate_size=50, num_attention_heads=2)
+    requests = some_requests(1.0)
+    assert_close(run(native, *requests), run(plain, *requests))
+
+
+def late_arrivals(generator: EmbeddedGenerator) -> tuple[Done, int]:
+    """Rows that join a batch in use, so that its columns shift, and grow; and how often they moved."""
+    done: Done = {}
+    moves, column = 0, 0
+    for i in range(20):
+        generator.submit(GenerationRequest(f"r{i}", prompt_of(i, 3 + 17 * (i % 4)), SamplingParams(90, seed=i), 2))
+        for _ in range(19):
+            done |= {(c.request_id, c.index): c for c in generator.step()}
+            moves += generator._batch.column <= column
+            column = generator._batch.column
+    return done | drain(generator), moves
+
+
+def test_rows_that_join_and_leave_shift_and_widen_the_cache() -> None:
+    native, plain = both(rows=6, length=150)
+    columns, allocation = native._batch.columns, native._batch.allocation
+    done, moves = late_arrivals(native)
+    assert native._batch.columns > columns
+    assert native._batch.allocation > allocation + 1
+    assert moves > 1
+    assert_close(done, late_arrivals(plain)[0])
+
+
+def scaled(family: str, factor: float) -> dict[str, torch.Tensor]:
+    return {name: weight * factor for name, weight in shared_model(family)[0].state_dict().items()}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3-tied"])
+def test_other_weights_are_used_from_the_next_step_on(family: str, recompute: bool) -> None:
+    results = []
+    for generator in both(family, rows=12):
+        generator._recompute = recompute
+        for i, length in enumerate((9, 70)):
+            generator.submit(GenerationRequest(f"r{i}", prompt_of(i, length), SamplingParams(20, seed=i), 4))
+        for version, factor in ((1, 1.1), (2, 0.9)):
+            for _ in range(4):
+                generator.step()
+            generator.update_weights(scaled(family, factor).items(), version)
+        results.append(drain(generator))
+    assert {v for c in results[0].values() for v in c.weight_versions} >= {0, 1, 2}
+    assert_close(*results)
+
+
+def exactly(done: Done) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
+    return {key: (completion.token_ids, completion.logprobs) for key, completion in done.items()}
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_threads_change_no_bit(rows: int) -> None:
+    def generate(threads: int) -> Done:
+        generator = make(rows=rows)
+        for i, length in enumerate((9, 70, 33)):
+            generator.submit(GenerationRequest(f"r{i}", prompt_of(i, length), SamplingParams(24, seed=i), rows // 3))
+        done = {(c.request_id, c.index): c for c in generator.step()}  # prompts are fed by torch, on one thread
+        torch.set_num_threads(threads)
+        return done | drain(generator)
+
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 3, 7):
+        try:
+            torch.set_num_threads(1)
+            results.append(exactly(generate(threads)))
+        finally:
+            torch.set_num_threads(before)
+    assert len(results[0]) == rows // 3 * 3
+    assert all(result == results[0] for result in results)
+
+
+TARGET = SHARED[:48] + prompt_of(7, 5)
+
+
+def among(others: Sequence[tuple[int, int, int, bool]], temperature: float) -> Done:
+    """The target's completions among others that join before and after it.
+
+    Args:
+        others: (prompt length, new tokens, steps before the next one, whether it begins as the target does); the
+            target is the third to come.
+    """
+    generator = make(rows=9, length=120)
+    with torch.inference_mode():
+        generator._prompts.compute([tuple(TARGET)])  # alone: torch's products of other sizes round differently
+    target = GenerationRequest("target", TARGET, SamplingParams(20, temperature, seed=1), 2)
+    done: Done = {}
+    requests = [
+        (GenerationRequest(f"o{i}", TARGET[:48] * begins + prompt_of(i, length), SamplingParams(new, temperature)), gap)
+        for i, (length, new, gap, begins) in enumerate(others)
+    ]
+    requests.insert(2, (target, 1))
+    for request, gap in requests:
+        generator.submit(request)
+        for _ in range(gap):
+            done |= {(c.request_id, c.index): c for c in generator.step()}
+    done |= drain(generator)
+    return {key: completion for key, completion in done.items() if key[0] == "target"}
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 50), st.integers(0, 6), st.booleans()), max_size=12),
+    st.sampled_from([0.0, 0.7, 1.0]),
+)
+@example([(3, 40, 0, True)] * 6, 1.0)  # who begins alike shares that beginning
+@example([(30, 60, 5, False)] * 12, 0.7)
+def test_other_rows_change_no_bit(others: list[tuple[int, int, int, bool]], temperature: float) -> None:
+    assert exactly(among(others, temperature)) == exactly(among([], temperature))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("share", ["one", "all"])
+def test_logits_that_are_not_numbers_are_an_error(temperature: float, share: str) -> None:
+    generator = make("qwen2")
+    generator.submit(GenerationRequest("a", [1, 2], SamplingParams(9, temperature), 3))
+    generator.step()
+    weights = scaled("qwen2", 1.0)
+    weights["lm_head.weight"][7 if share == "one" else slice(None)] = float("nan")
+    generator.update_weights(weights.items(), 1)
+    with pytest.raises(EngineError, match="NaN logits"):
+        drain(generator)
+
+
+def test_large_models_and_16_bits_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, architecture = shared_model("qwen3-tied")
+    weights = model.state_dict()
+    half = EmbeddedGenerator(
+        architecture, weights.items(), max_sequences=2, max_total_length=32, eos_token_ids=[5], dtype=torch.bfloat16
+    )
+    assert half._decoder is None
+    generator = make()
+    matrices = sum(matrix.numel() for matrix in generator._model.matrices())
+    monkeypatch.setattr(embedded_native, "_MOST_WEIGHTS", matrices)
+    assert make()._decoder is not None
+    monkeypatch.setattr(embedded_native, "_MOST_WEIGHTS", matrices - 1)
+    assert make()._decoder is None
+
+
+def test_without_a_compiler_it_generates_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = some_requests(0.7)
+    native = run(make(), *requests)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", "")
+        patched.delenv("CC", raising=False)
+        compiler.library.cache_clear()
+        plain = make()
+    compiler.library.cache_clear()
+    assert plain._decoder is None
+    assert_close(native, run(plain, *requests))
+
+
+@pytest.mark.parametrize("other", [SamplingParams(8, top_p=0.7, seed=1), SamplingParams(8, temperature=0.5, seed=1)])
+def test_batches_of_other_sampling_are_decoded_by_torch_and_then_by_the_kernel(other: SamplingParams) -> None:
+    results = []
+    for generator in both(rows=4):
+        plain = GenerationRequest("plain", prompt_of(0, 40), SamplingParams(30, seed=0), 2)
+        generator.submit(plain)
+        for request in (None, GenerationRequest("other", prompt_of(1, 9), other)):
+            if request is not None:
+                generator.submit(request)
+            generator.step()
+            if generator._decoder is not None:
+                assert generator._decoder.takes(generator._plan) is (request is None)
+        done = drain(generator)
+        assert generator._decoder is None or generator._decoder.takes(generator._plan)
+        results.append(done)
+    assert_close(*results)

@@ -1,0 +1,176 @@
+"""Prompts computed once, shared prefixes, and the grid that shares them while decoding."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+from nemotron_steps.engine.generation.embedded.grid import PrefixGrid, cells_per_row
+from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
+from nemotron_steps.engine.generation.embedded.prefix import BLOCK, Prefix, PrefixCache, block_keys
+from nemotron_steps.engine.types import Completion, GenerationRequest, SamplingParams
+from tests.engine.generation.embedded.embedded_models import random_model
+
+
+def tokens(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+@pytest.fixture(scope="module")
+def model() -> EmbeddedModel:
+    reference, architecture = random_model("qwen3-tied")
+    model = EmbeddedModel(architecture, max_positions=512, device=torch.device("cpu"), dtype=torch.float32)
+    with torch.inference_mode():
+        model.load(reference.state_dict().items())
+    return model
+
+
+def assert_same(prefix: Prefix, expected: Prefix) -> None:
+    assert prefix.tokens == expected.tokens
+    assert prefix.logits is not None
+    assert expected.logits is not None
+    for a, b in ((prefix.keys, expected.keys), (prefix.values, expected.values), (prefix.logits, expected.logits)):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_prompts_with_common_beginnings_are_computed_once_and_correctly(model: EmbeddedModel) -> None:
+    instructions = tokens(0, 90)
+    prompts = [instructions + tokens(i, 5 + i) for i in range(1, 9)] + [tokens(99, 40), instructions[:32]]
+    cache = PrefixCache(model, 10_000)
+    computed = cache.compute(prompts)
+    for prompt in prompts:
+        assert_same(computed[prompt], PrefixCache(model, 0).compute([prompt])[prompt])
+    # 80 of the 90 shared tokens are whole blocks: fed once, not eight times.
+    assert cache.fed_tokens <= sum(map(len, prompts)) - 7 * 80
+    fed = cache.fed_tokens
+    assert cache.compute(prompts).keys() == set(prompts)
+    assert cache.fed_tokens == fed
+    later = instructions + tokens(50, 7)
+    assert_same(cache.compute([later])[later], PrefixCache(model, 0).compute([later])[later])
+    assert cache.fed_tokens == fed + len(later) - 80
+
+
+@torch.inference_mode()
+def test_a_longer_conversation_continues_from_its_earlier_turn(model: EmbeddedModel) -> None:
+    cache = PrefixCache(model, 1000)
+    turn = tokens(1, 70)
+    cache.compute([turn])
+    longer = turn + tokens(2, 30)
+    assert_same(cache.compute([longer])[longer], PrefixCache(model, 0).compute([longer])[longer])
+    assert cache.fed_tokens == 70 + 100 - 64
+
+
+@torch.inference_mode()
+def test_the_cache_forgets_least_recently_used_first_and_everything_on_clear(model: EmbeddedModel) -> None:
+    cache = PrefixCache(model, 100)
+    first, second, third = tokens(1, 40), tokens(2, 40), tokens(3, 40)
+    for prompt in (first, second, first, third):
+        cache.compute([prompt])
+    assert cache.fed_tokens == 120
+    cache.compute([first])
+    assert cache.fed_tokens == 120
+    cache.compute([second])
+    assert cache.fed_tokens == 160
+    cache.clear()
+    cache.compute([second])
+    assert cache.fed_tokens == 200
+
+
+@torch.inference_mode()
+def test_equal_keys_of_different_tokens_are_not_trusted(model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def colliding(prompt: tuple[int, ...], *, proper: bool = True) -> list[int]:
+        return list(range(1, (len(prompt) - (1 if proper else 0)) // BLOCK + 1))
+
+    monkeypatch.setattr("nemotron_steps.engine.generation.embedded.prefix.block_keys", colliding)
+    cache = PrefixCache(model, 1000)
+    prompts = [tokens(i, 80) for i in range(6)]
+    computed = {p: cache.compute([p])[p] for p in prompts[:2]} | cache.compute(prompts[2:])
+    for prompt in prompts:
+        assert_same(computed[prompt], PrefixCache(model, 0).compute([prompt])[prompt])
+
+
+def test_block_keys_name_everything_up_to_their_end() -> None:
+    prompt = tokens(1, 48)
+    assert len(block_keys(prompt)) == 2
+    assert len(block_keys(prompt, proper=False)) == 3
+    assert block_keys((*prompt, 5))[:2] == block_keys(prompt)
+    changed = (prompt[0] ^ 1, *prompt[1:])
+    assert not set(block_keys(prompt)) & set(block_keys(changed))
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=12))
+def test_the_grid_is_close_to_the_cheapest(counts: list[int]) -> None:
+    def cost(width: int) -> int:
+        return sum(-(-count // width) for count in counts) * (width + 3)
+
+    width = cells_per_row(counts)
+    assert 1 <= width <= max(counts)
+    assert cost(width) <= 1.5 * min(cost(w) for w in range(1, max(counts) + 1))
+
+
+def test_grid_width_follows_the_groups() -> None:
+    assert cells_per_row([8] * 8) == 8
+    assert cells_per_row([64]) == 64
+    assert cells_per_row([1] * 5) == 1
+    assert cells_per_row([64, 1, 1, 1, 1, 1]) < 64
+
+
+@torch.inference_mode()
+def test_grid_indices_lead_each_row_to_its_prefix_and_back(model: EmbeddedModel) -> None:
+    prefixes = [PrefixCache(model, 0).compute([tokens(i, 20 + i)])[tokens(i, 20 + i)] for i in range(3)]
+    rows: list[Prefix | None] = [prefixes[i] for i in (0, 1, 0, 0, 2)] + [None, prefixes[0], prefixes[1]]
+    grid = PrefixGrid(model)
+    grid.arrange(rows)
+    view = grid.view
+    assert view is not None
+    lanes, queries = model.architecture.num_key_value_heads, model.queries_per_lane
+    cells_per_batch = view.query_of_cell.numel() // view.bias.shape[0]
+    for row, head, query in product(range(len(rows)), range(lanes), range(queries)):
+        cell = int(view.cell_of_row[(row * lanes + head) * queries + query])
+        assert int(view.row_of_cell[cell]) == (row * lanes + head) * queries + query or rows[row] is None
+        batch = cell // cells_per_batch
+        prefix = rows[row]
+        visible = view.bias[batch, 0] == 0
+        if prefix is None:
+            assert not visible.any()
+            continue
+        assert int(view.query_of_cell[cell]) == (row * lanes + head) * (queries + 1) + query
+        assert torch.equal(view.keys[0][batch][:, visible], prefix.keys[0, head].T)
+        assert torch.equal(view.values[0][batch][visible], prefix.values[0, head])
+    grid.arrange([None, None])
+    assert grid.view is None
+
+
+def test_judge_like_requests_share_their_instructions_without_changing_results() -> None:
+    reference, architecture = random_model("qwen3-tied")
+
+    def generate(rows: int, requests: list[GenerationRequest]) -> tuple[dict[str, Completion], int]:
+        generator = EmbeddedGenerator(
+            architecture, reference.state_dict().items(), max_sequences=rows, max_total_length=256, eos_token_ids=[3]
+        )
+        for request in requests:
+            generator.submit(request)
+        done: dict[str, Completion] = {}
+        while generator.pending():
+            done.update({c.request_id: c for c in generator.step()})
+        return done, generator.prompt_tokens_fed
+
+    instructions = tokens(0, 100)
+    prompts = [instructions + tokens(i // 3, 30) + tokens(i, 3 + i) for i in range(12)]
+    requests = [GenerationRequest(f"j{i}", p, SamplingParams(20, seed=i)) for i, p in enumerate(prompts)]
+    shared, fed = generate(12, requests)
+    assert fed < sum(map(len, prompts)) / 2
+    few, _ = generate(5, requests)
+    for i, request in enumerate(requests):
+        alone, _ = generate(1, [request])
+        for done in (shared, few):
+            assert done[f"j{i}"].token_ids == alone[f"j{i}"].token_ids
+            torch.testing.assert_close(
+                torch.tensor(done[f"j{i}"].logprobs), torch.tensor(alone[f"j{i}"].logprobs), atol=1e-5, rtol=0
+            )

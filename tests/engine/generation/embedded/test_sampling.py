@@ -1,0 +1,102 @@
+"""Sampling: distribution, truncation, mixed batches and random streams."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from nemotron_steps.engine.generation.embedded.sampling import make_plan, sample, stream_key, stream_uniforms
+from nemotron_steps.engine.types import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+def draw(logits: torch.Tensor, params: SamplingParams, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    uniforms = stream_uniforms(torch.tensor([stream_key(seed, "test", 0)]), torch.tensor([0]), count).squeeze(0)
+    plan = make_plan([params] * count, logits.numel(), CPU)
+    return sample(logits.repeat(count, 1), uniforms, plan)
+
+
+def chi_square(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
+    expected = probabilities * observed.sum()
+    assert expected.min() >= 5
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(("vocab", "temperature"), [(8, 1.0), (64, 0.6), (101, 1.0), (512, 1.5)])
+def test_frequencies_follow_the_distribution(vocab: int, temperature: float) -> None:
+    logits = 0.5 * torch.randn(vocab, generator=torch.Generator().manual_seed(vocab))
+    count = 100 * vocab
+    tokens, logprobs = draw(logits, SamplingParams(1, temperature=temperature), count)
+    expected = (logits / temperature).log_softmax(-1)
+    observed = torch.bincount(tokens, minlength=vocab).float()
+    degrees = vocab - 1
+    # Five standard deviations of the statistic: a wrong sampler is off by far more at this many draws.
+    assert chi_square(observed, expected.exp()) < degrees + 5 * math.sqrt(2 * degrees)
+    torch.testing.assert_close(logprobs, expected[tokens], atol=2e-6, rtol=0)
+
+
+def test_top_k_and_top_p_keep_the_right_tokens_and_renormalise() -> None:
+    probabilities = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
+    for params, kept in (
+        (SamplingParams(1, top_k=2), [1, 3]),
+        (SamplingParams(1, top_p=0.6), [1, 3]),
+        (SamplingParams(1, top_p=0.66), [1, 3, 4]),
+        (SamplingParams(1, top_k=3, top_p=0.7), [1, 3]),
+        (SamplingParams(1, top_p=1e-9), [1]),
+        (SamplingParams(1, top_k=99), [0, 1, 2, 3, 4]),
+    ):
+        tokens, logprobs = draw(probabilities.log(), params, 20_000)
+        observed = torch.bincount(tokens, minlength=5).float()
+        assert observed.nonzero().flatten().tolist() == kept
+        if len(kept) > 1:
+            share = probabilities[kept] / probabilities[kept].sum()
+            assert chi_square(observed[kept], share) < len(kept) - 1 + 5 * math.sqrt(2 * (len(kept) - 1))
+        torch.testing.assert_close(logprobs, probabilities.log()[tokens], atol=2e-6, rtol=0)
+
+
+def test_rows_of_a_mixed_batch_sample_as_in_a_uniform_one() -> None:
+    params = [
+        SamplingParams(1, temperature=0.0),
+        SamplingParams(1),
+        SamplingParams(1, temperature=0.5, top_k=3),
+        SamplingParams(1, temperature=2.0, top_p=0.5),
+        SamplingParams(1, temperature=0.0, top_k=2),
+    ]
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.tensor([0.9, 0.1, 0.7, 0.3, 0.99], dtype=torch.float64)
+    tokens, logprobs = sample(logits.clone(), uniforms, make_plan(params, 40, CPU))
+    for i, p in enumerate(params):
+        token, logprob = sample(logits[i : i + 1].clone(), uniforms[i : i + 1], make_plan([p], 40, CPU))
+        assert token.item() == tokens[i].item()
+        torch.testing.assert_close(logprob, logprobs[i : i + 1])
+
+
+@pytest.mark.parametrize("vocab", [96, 97])
+def test_impossible_tokens_are_never_drawn(vocab: int) -> None:
+    logits = torch.full((vocab,), -1e4)
+    logits[[0, 40, 41]] = 0.0
+    for u in (0.0, 1 / 3, 2 / 3, 1 - 2.0**-53, 0.999999999):
+        tokens, _ = sample(
+            logits[None].clone(), torch.tensor([u], dtype=torch.float64), make_plan([SamplingParams(1)], vocab, CPU)
+        )
+        assert tokens.item() in (0, 40, 41)
+
+
+def test_streams_are_uniform_independent_and_reproducible() -> None:
+    keys = torch.tensor([stream_key(1, "a", i) for i in range(64)])
+    uniforms = stream_uniforms(keys, torch.zeros(64, dtype=torch.int64), 4096)
+    assert uniforms.min() >= 0
+    assert uniforms.max() < 1
+    counts = torch.histc(uniforms.float(), bins=64, min=0, max=1)
+    assert chi_square(counts, torch.full((64,), 1 / 64)) < 63 + 5 * math.sqrt(2 * 63)
+    correlation = torch.corrcoef(uniforms)
+    correlation.fill_diagonal_(0)
+    assert correlation.abs().max() < 6 / math.sqrt(4096)
+    assert torch.corrcoef(torch.stack((uniforms[:, :-1].flatten(), uniforms[:, 1:].flatten())))[0, 1].abs() < 0.01
+    later = stream_uniforms(keys, torch.full((64,), 100), 50)
+    assert torch.equal(later, uniforms[:, 100:150])
+    # The streams are part of every seeded run's result: this value must not change between releases.
+    assert stream_key(1, "a", 0) == stream_key(1, "a", 0) != stream_key(1, "a", 1)

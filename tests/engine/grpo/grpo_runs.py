@@ -1,0 +1,186 @@
+"""Small GRPO runs of real parts (Megatron policy, embedded generator, environments), for the tests of the loops."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.grpo.async_loop import train_async
+from nemotron_steps.engine.grpo.loop import train
+from nemotron_steps.engine.rollouts.data import read_rows
+from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, Response, Session, Verdict
+from nemotron_steps.errors import JudgeUnavailableError
+from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.steps.rl.training import build_run
+from tests.benchmarks.grpo_task import reward_of
+
+
+class Vowels(Environment):
+    name = "vowels"
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        return Verdict(reward_of(response.text))
+
+
+class AnyVowel(Environment):
+    """1 for an answer with a vowel, else 0: a pair of rollouts is often equal."""
+
+    name = "any_vowel"
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        return Verdict(float(reward_of(response.text) > 0))
+
+
+class Indifferent(Environment):
+    """1 for any answer."""
+
+    name = "indifferent"
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        return Verdict(1.0)
+
+
+class Silent(Environment):
+    """Its judge never answers."""
+
+    name = "silent"
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        raise JudgeUnavailableError("no answer")
+
+
+class Unreliable(Environment):
+    """Its judge answers about half of the questions, always with a reward above 1."""
+
+    name = "unreliable"
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        if sum(response.text.encode()) % 2:
+            raise JudgeUnavailableError("no answer")
+        return Verdict(1 + reward_of(response.text))
+
+
+class Marked(Environment):
+    """Rewards of a group differ where its row says so; its judge answers after as many askings as the row says."""
+
+    name = "marked"
+    asked: Counter[int] = Counter()  # noqa: RUF012
+    """How often each row was asked about, by its `number`."""
+
+    async def verify_group(self, row, responses, sessions) -> list[Verdict]:
+        self.asked[row.get("number", -1)] += 1
+        if self.asked[row.get("number", -1)] <= row.get("silent", 0):
+            return [Verdict.failed(JUDGE_UNAVAILABLE) for _ in responses]
+        return [Verdict(float(i % 2) if row.get("differs") else 1.0) for i in range(len(responses))]
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        raise AssertionError
+
+
+class Hanging(Environment):
+    """Its judge neither answers nor gives up."""
+
+    name = "hanging"
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class Stuck(Vowels):
+    """Some conversations never end: those about a prompt with an `x` (with `stuck_everywhere`, all)."""
+
+    name = "stuck"
+    everywhere = False
+
+    async def follow_up(self, row, response: Response, session: Session) -> str | None:
+        if self.everywhere or "x" in row["responses_create_params"]["input"][0]["content"]:
+            await asyncio.Event().wait()
+        return None
+
+
+class StuckEverywhere(Stuck):
+    name = "stuck_everywhere"
+    everywhere = True
+
+
+ENVIRONMENTS = (Vowels, AnyVowel, Indifferent, Silent, Unreliable, Marked, Hanging, Stuck, StuckEverywhere)
+
+
+def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -> RlConfig:
+    """Four groups of eight a step; `changes` by dotted key, with `__` for the dot."""
+    values: dict = {
+        "grpo": {
+            "num_prompts_per_step": 4,
+            "num_generations_per_prompt": 8,
+            "max_num_steps": steps,
+            "max_num_epochs": 9,
+        },
+        "loss_fn": {
+            "force_on_policy_ratio": True,
+            "use_importance_sampling_correction": bool(changes.get("grpo__async_grpo__enabled")),
+        },
+        "policy": {
+            "checkpoint": str(checkpoint),
+            "precision": "float32",
+            "train_micro_batch_size": 32,
+            "logprob_batch_size": 32,
+            "max_total_sequence_length": 96,
+            "megatron_cfg": {"optimizer": {"lr": 2e-3}},
+            "generation": {"max_new_tokens": 16, "max_sequences": 32},
+        },
+        "data": {"train": {"data_path": str(checkpoint / "train.jsonl")}},
+        "checkpointing": {"save_period": 3, "keep_top_k": None},
+    }
+    if environment is not None:
+        values["env"] = {"should_use_nemo_gym": False, "environment": environment}
+    for dotted, value in changes.items():
+        node = values
+        *parents, last = dotted.split("__")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return RlConfig.model_validate(values)
+
+
+def start(config, work, records=None, rows=None, *, begun_s_ago=0.0):
+    """The run's live parts; records of its tracker go into `records`."""
+    listener = None if records is None else records.append
+    context = SimpleNamespace(
+        config=config, work=work, started=time.monotonic() - begun_s_ago, tracker=Tracker("test", None, listener)
+    )
+    run, _ = build_run(context, rows or read_rows(config.data.train.data_path), [])
+    return run
+
+
+def marked(rows, **marks):
+    """Prompts with further fields: a list of values each."""
+    return [
+        replace(row, row={**row.row, **{name: values[i] for name, values in marks.items()}})
+        for i, row in enumerate(rows)
+    ]
+
+
+def run_loop(run):
+    """The loop that the run's config asks for."""
+    return (train_async if run.config.grpo.async_grpo.enabled else train)(run)
+
+
+def metrics_of(records):
+    return [r["values"] for r in records if r["kind"] == "metrics"]
+
+
+def stop_after(run, step):
+    """Make the run end as by Ctrl-C when it logs this step."""
+    listener = run.reporter._listener
+
+    def listen(record):
+        listener(record)
+        if record["kind"] == "metrics" and record["index"] == step:
+            raise KeyboardInterrupt
+
+    run.reporter._listener = listen

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
+from nemotron_steps.config.schema.rl import MessagePenaltyConfig
+from nemotron_steps.engine.grpo.penalties import (
+    FORMAT_KEY,
+    TurnViolation,
+    Violation,
+    apply_penalties,
+    find_violations,
+    has_invalid_tool_call,
+    has_malformed_thinking,
+    mask_turns,
+)
+from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from tests.engine.engine_samples import rollout
+
+CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "invalid"),
+    [
+        ("no call at all", False),
+        (CALL, False),
+        (f"let me look {CALL}{CALL}", False),
+        ("<think>should I write <tool_call>?</think> no", False),
+        ('<tool_call>{"name": "f", "arguments": {}', True),
+        ("<tool_call>not json</tool_call>", True),
+        (f"{CALL} and </tool_call>", True),
+    ],
+)
+def test_invalid_tool_calls(text: str, invalid: bool) -> None:
+    assert has_invalid_tool_call(text) is invalid
+
+
+@pytest.mark.parametrize(
+    ("parser", "broken", "fine"),
+    [
+        ("hermes", '<tool_call>{"name": "f"', "<TOOLCALL> <function=f>"),
+        ("qwen3_coder", "<function=f><parameter=x>1</parameter></function>", "<TOOLCALL> <|python_tag|>"),
+        ("nemotron_json", '<TOOLCALL>[{"name": "f"', "<tool_call> <function=f>"),
+        ("llama3_json", "let me see <|python_tag|>f(1)", "<tool_call> <TOOLCALL>"),
+    ],
+)
+def test_an_invalid_call_is_one_in_the_markers_of_the_turns_own_format(
+    parser: ToolParserName, broken: str, fine: str
+) -> None:
+    written = TurnFormat(tool_parser=parser)
+    assert has_invalid_tool_call(broken, turn_format=written)
+    assert not has_invalid_tool_call(fine, turn_format=written)
+    assert not has_invalid_tool_call(broken, turn_format=TurnFormat(tool_parser="none"))
+    assert has_invalid_tool_call(fine, fine.split(), written)  # the config's own markers come first
+
+
+@pytest.mark.parametrize("parser", ["nano_v3", "deepseek_r1"])
+@pytest.mark.parametrize(
+    ("text", "truncated", "malformed"),
+    [
+        ("a thought, and the answer: 7", False, True),  # it ended inside the thinking that its template opened
+        ("a thought", True, False),
+        ("", False, True),
+        ("a</think>b", False, False),
+        ("<think>a</think>b", False, False),
+        ("a</think>b</think>", False, True),
+    ],
+)
+def test_a_turn_ends_the_thinking_that_its_template_began(
+    text: str, truncated: bool, malformed: bool, parser: ReasoningParserName
+) -> None:
+    written = TurnFormat(reasoning_parser=parser)
+    assert has_malformed_thinking(text, truncated=truncated, turn_format=written) is malformed
+    assert not has_malformed_thinking(text, truncated=truncated, turn_format=TurnFormat(reasoning_parser="none"))
+
+
+def test_a_rollout_is_judged_in_the_format_it_was_sampled_in() -> None:
+    rollouts = [
+        rollout(metadata={FORMAT_KEY: ["nano_v3", "nemotron_json"]}),
+        rollout(index=1, metadata={FORMAT_KEY: ["qwen3", "hermes"]}),
+    ]
+    texts = [["no end </think> <TOOLCALL>"], ["no end <TOOLCALL>"]]
+    assert [(v.row, v.kind) for v in find_violations(rollouts, texts, MessagePenaltyConfig(enabled=True))] == [
+        (0, Violation.INVALID_TOOL_CALL)
+    ]
+    unclosed = [["no end"], ["no end"]]
+    assert [(v.row, v.kind) for v in find_violations(rollouts, unclosed, MessagePenaltyConfig(enabled=True))] == [
+        (0, Violation.MALFORMED_THINKING)
+    ]
+    own = MessagePenaltyConfig(enabled=True, invalid_tool_call_markers=("end",), check_thinking_tags=False)
+    assert [v.row for v in find_violations(rollouts, texts, own)] == [1]  # the other's is in its thinking
+
+
+@pytest.mark.parametrize(
+    ("text", "truncated", "malformed"),
+    [
+        ("plain", False, False),
+        ("<think>a</think>b", False, False),
+        ("a</think>b", False, False),  # the template wrote the opening tag
+        ("<think>a", True, False),
+        ("<think>a", False, True),
+        ("</think>a<think>", False, True),
+        ("<think>a</think>b</think>", False, True),
+        ("<think><think>a</think>", True, True),
+    ],
+)
+def test_malformed_thinking(text: str, truncated: bool, malformed: bool) -> None:
+    assert has_malformed_thinking(text, truncated=truncated) is malformed
+
+
+def test_violations_name_the_turn_and_nothing_is_found_when_off() -> None:
+    two_turns = rollout(response=6, turns=[(2, 4), (5, 8)])
+    texts = [[f"{CALL}", "<tool_call>oops"], ["<think>x"]]
+    rollouts = [two_turns, rollout(index=1)]
+    found = find_violations(rollouts, texts, MessagePenaltyConfig(enabled=True))
+    assert found == [
+        TurnViolation(0, 5, 8, Violation.INVALID_TOOL_CALL),
+        TurnViolation(1, 2, 6, Violation.MALFORMED_THINKING),
+    ]
+    without_thinking = MessagePenaltyConfig(enabled=True, check_thinking_tags=False)
+    assert [v.row for v in find_violations(rollouts, texts, without_thinking)] == [0]
+    assert find_violations(rollouts, texts, MessagePenaltyConfig()) == []
+
+
+def test_a_call_cut_off_by_the_length_limit_is_not_an_invalid_call() -> None:
+    config = MessagePenaltyConfig(enabled=True)
+    cut = rollout(truncated=True)
+    assert find_violations([cut], [['<tool_call>{"name": "f", "argu']], config) == []
+    earlier = rollout(truncated=True, response=6, turns=[(2, 4), (5, 8)])
+    assert len(find_violations([earlier], [["<tool_call>", "<tool_call>"]], config)) == 1
+
+
+def test_texts_must_match_turns() -> None:
+    with pytest.raises(ValueError, match="1 turns but 0 texts"):
+        find_violations([rollout()], [[]], MessagePenaltyConfig(enabled=True))
+
+
+def test_a_penalty_overwrites_exactly_the_turn() -> None:
+    advantages = torch.tensor([[1.0], [10.0]]).expand(2, 6)
+    violation = [TurnViolation(0, 2, 4, Violation.INVALID_TOOL_CALL)]
+    assert apply_penalties(advantages, violation, -5.0).tolist() == [[1, 1, -5, -5, 1, 1], [10] * 6]
+    assert advantages.tolist() == [[1] * 6, [10] * 6]  # the broadcast original is untouched
+    assert mask_turns(torch.ones(2, 6), violation).tolist() == [[1, 1, 0, 0, 1, 1], [1] * 6]

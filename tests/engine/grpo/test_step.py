@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig
+from nemotron_steps.engine.grpo.step import (
+    MISSING_MEMBER,
+    PreparedBatch,
+    finish_batch,
+    needs_prev_logprobs,
+    needs_reference_logprobs,
+    prepare_batch,
+)
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.types import RolloutGroup, TrainBatch
+from nemotron_steps.errors import EngineError
+from tests.engine.engine_samples import group, rollout
+
+ON_POLICY = LossFnConfig(force_on_policy_ratio=True)
+
+
+def grpo(**changes: object) -> GrpoConfig:
+    return GrpoConfig.model_validate({"num_prompts_per_step": 2, "num_generations_per_prompt": 4, **changes})
+
+
+def prepare(groups: list[RolloutGroup], config: GrpoConfig, step: int = 0, total_steps: int = 11) -> PreparedBatch:
+    return prepare_batch(groups, config, step=step, total_steps=total_steps, version=3, max_response_length=6)
+
+
+def finish(
+    groups: list[RolloutGroup], config: GrpoConfig, loss_fn: LossFnConfig = ON_POLICY, step: int = 0
+) -> tuple[TrainBatch, dict[str, float]]:
+    prepared = prepare(groups, config, step)
+    prepared.batch.prev_logprobs = prepared.batch.generation_logprobs.clone()
+    prepared.batch.reference_logprobs = prepared.batch.generation_logprobs - prepared.batch.token_mask * 0.5
+    return finish_batch(prepared, config, loss_fn)
+
+
+TWO = [group("a", [1, 0, 0, 0], version=2), group("b", [1, 1, 1, 1], version=3)]
+
+
+def row_advantages(batch: TrainBatch) -> list[float]:
+    """The one advantage of each row's trained tokens; 0 where nothing is trained."""
+    values = []
+    for n in range(len(batch)):
+        trained = batch.advantages[n][(batch.token_mask[n] * batch.sample_mask[n]) > 0]
+        assert len(trained.unique()) <= 1
+        values.append(trained[0].item() if len(trained) else 0.0)
+    return values
+
+
+def test_a_step_from_groups_to_token_advantages() -> None:
+    batch, metrics = finish(TWO, grpo())
+    a = row_advantages(batch)
+    assert a[0] == 1.0 and a[1:4] == pytest.approx([-1 / 3 / (1 / math.sqrt(3) + 1e-6)] * 3)
+    assert a[4:] == [0.0] * 4
+    assert not batch.advantages[batch.token_mask == 0].any()
+    assert metrics["reward/mean"] == 5 / 8 and metrics["reward/maths/mean"] == 5 / 8
+    assert metrics["groups/zero_std_share"] == 0.5
+    assert metrics["policy_lag/share_0"] == metrics["policy_lag/share_1"] == 0.5
+    assert metrics["policy_lag/max"] == 1.0 and metrics["policy_lag/mean"] == 0.5
+    assert metrics["truncation_rate"] == metrics["failure_rate"] == 0.0
+    assert metrics["response_length/mean"] == 4.0
+    assert metrics["advantages/max"] == 1.0
+
+
+def test_equal_prompts_are_still_two_groups_but_equal_ids_are_an_error() -> None:
+    batch, _ = finish([group("a", [1, 0, 0, 0]), group("b", [0, 1, 1, 1])], grpo())
+    assert row_advantages(batch)[4] == -1.0
+    with pytest.raises(EngineError, match="twice"):
+        prepare([group("a", [1, 0]), group("a", [1, 0])], grpo())
+
+
+def test_failed_rollouts_and_missing_members_are_masked_and_not_in_the_baseline() -> None:
+    short = group("a", [1, 0, 0])
+    short.rollouts[2] = replace(short.rollouts[2], reward=math.nan, failure="judge_unavailable")
+    batch, metrics = finish([short, group("b", [1, 0, 0, 0])], grpo())
+    assert len(batch) == 8  # the global batch size holds
+    assert batch.sample_mask.tolist() == [1, 1, 0, 0, 1, 1, 1, 1]
+    assert row_advantages(batch)[:4] == [1.0, -1.0, 0.0, 0.0]
+    assert metrics["failures/judge_unavailable"] == metrics[f"failures/{MISSING_MEMBER}"] == 1 / 8
+    assert metrics["reward/mean"] == 2 / 6
+    assert torch.isfinite(batch.advantages).all()
+
+
+def test_a_group_with_one_graded_member_teaches_nothing() -> None:
+    alone = group("a", [1, 0, 0, 0])
+    alone.rollouts[1:] = [replace(r, failure="judge_unavailable") for r in alone.rollouts[1:]]
+    batch, metrics = finish([alone, group("b", [1, 0, 0, 0])], grpo())
+    assert row_advantages(batch)[:4] == [0.0] * 4
+    assert metrics["groups/incomparable_share"] == 0.5
+
+
+def test_too_many_members_or_no_groups_are_refused() -> None:
+    with pytest.raises(EngineError, match="5 members"):
+        prepare([group("a", [1, 0, 0, 0, 0])], grpo())
+    with pytest.raises(EngineError, match="no groups"):
+        prepare([], grpo())
+
+
+def test_overlong_filtering_masks_truncated_samples_that_still_count_in_the_baseline() -> None:
+    cut = group("a", [1, 0, 0, 0])
+    cut.rollouts[0] = replace(cut.rollouts[0], truncated=True)
+    batch, metrics = finish([cut, TWO[1]], grpo(overlong_filtering=True))
+    assert batch.sample_mask.tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
+    assert row_advantages(batch)[1] < 0  # 1 is still in the others' baseline
+    assert metrics["overlong_filtered_share"] == metrics["truncation_rate"] == 1 / 8
+
+
+def test_scaling_and_shaping_come_before_the_baseline() -> None:
+    config = grpo(
+        normalize_rewards=False,
+        reward_scaling={"enabled": True, "source_min": 0, "source_max": 1, "target_min": -1, "target_max": 1},
+        reward_shaping={"enabled": True, "overlong_buffer_length": 4, "overlong_buffer_penalty": 1.0},
+    )
+    groups = [group("a", [1, 0, 0, 0]), TWO[1]]
+    batch, metrics = finish(groups, config)
+    # 4 of 6 tokens, buffer from 2: penalty -.5 for all, so only the scaling shows in the difference.
+    assert row_advantages(batch)[0] == pytest.approx(2.0)
+    assert metrics["reward/mean"] == 5 / 8  # what the environment said
+    assert metrics["reward/shaped_mean"] == pytest.approx(5 / 8 * 2 - 1 - 0.5)
+
+
+def test_low_effort_members_are_rewarded_by_the_length_of_their_last_message() -> None:
+    config = grpo(normalize_rewards=False, low_effort={"enabled": True, "weight": 1.0, "upper_bound_tokens": 8})
+    asked = group("a", [1, 1, 1, 1], metadata={"low_effort": True, "turn_texts": ["x"]})
+    asked.rollouts[0] = replace(asked.rollouts[0], turns=[(2, 4)])
+    batch, _ = finish([asked, TWO[1]], config)
+    # Last messages of 2 and 4 tokens: 1 + (1 - 2/8) against 1 + (1 - 4/8).
+    assert row_advantages(batch)[0] == pytest.approx(0.25)
+    assert row_advantages(batch)[4:] == [0.0] * 4
+
+
+def test_epsilon_filtering_masks_trivial_groups_beyond_the_annealed_limit() -> None:
+    config = grpo(num_prompts_per_step=3, epsilon_filtering={"enabled": True, "limit_start": 1.0, "limit_end": 0.04})
+    groups = [group("a", [1, 1, 1, 1]), group("b", [1, 0, 1, 0]), group("c", [0, 0, 0, 0])]
+    first, metrics = finish(groups, config, step=0)
+    assert metrics["epsilon_filtering/limit"] == 1.0 and first.sample_mask.sum() == 12
+    middle, _ = finish(groups, config, step=5)
+    assert middle.sample_mask.tolist() == [1] * 8 + [0] * 4  # limit .52 of 3 groups: one
+    last, metrics = finish(groups, config, step=10)
+    assert last.sample_mask.tolist() == [0] * 4 + [1] * 4 + [0] * 4
+    assert metrics["epsilon_filtering/dropped_share"] == pytest.approx(2 / 3)
+
+
+def test_message_penalties_overwrite_the_turn_whatever_the_reward_and_the_clip_comes_last() -> None:
+    bad = group("a", [1, 0, 0, 0])
+    bad.rollouts[0] = replace(bad.rollouts[0], metadata={"turn_texts": ["<tool_call>oops"]})
+    config = grpo(message_penalty={"enabled": True})
+    batch, metrics = finish([bad, TWO[1]], config)
+    assert row_advantages(batch)[0] == -5.0
+    assert metrics["violations/invalid_tool_call"] == 1 / 8 and metrics["violations/malformed_thinking"] == 0.0
+    clipped, metrics = finish([bad, TWO[1]], config.model_copy(update={"advantage_clip_low": -2.0}))
+    assert row_advantages(clipped)[0] == -2.0 and metrics["advantages/clipped_share"] == 1 / 8
+    masked, _ = finish([bad, TWO[1]], grpo(message_penalty={"enabled": True, "action": "mask"}))
+    assert not masked.token_mask[0].any() and row_advantages(masked)[1] < 0
+
+
+def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the_baseline() -> None:
+    config = grpo(seq_logprob_error_threshold=2.0)
+    prepared = prepare(TWO, config)
+    prepared.batch.prev_logprobs = prepared.batch.generation_logprobs.clone()
+    prepared.batch.prev_logprobs[0, 2:] -= 1.0  # e > 2
+    batch, metrics = finish_batch(prepared, config, ON_POLICY)
+    assert batch.sample_mask.tolist() == [0] + [1] * 7
+    assert row_advantages(batch)[1] < 0
+    assert metrics["seq_logprob_error/masked_share"] == 1 / 8
+    assert metrics["seq_logprob_error/max"] == pytest.approx(math.e, rel=1e-5)
+    assert prepared.batch.sample_mask.tolist() == [1] * 8  # the prepared batch is left alone
+    prepared.batch.prev_logprobs = None
+    with pytest.raises(EngineError, match="seq_logprob_error_threshold needs prev_logprobs"):
+        finish_batch(prepared, config, ON_POLICY)
+
+
+def test_reinforce_plus_plus_and_kl_in_the_reward() -> None:
+    config = grpo(adv_estimator={"name": "reinforce_plus_plus"})
+    batch, _ = finish(TWO, config)
+    trained = batch.advantages[batch.token_mask > 0]
+    assert trained.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert trained.std(correction=0).item() == pytest.approx(1.0, rel=1e-5)
+    in_reward = LossFnConfig(
+        reference_policy_kl_penalty=0.1, use_kl_in_reward=True, reference_policy_kl_type="k1",
+        force_on_policy_ratio=True,
+    )  # fmt: skip
+    plain, _ = finish(TWO, grpo())
+    penalised, _ = finish(TWO, grpo(), in_reward)
+    difference = (penalised.advantages - plain.advantages)[batch.token_mask > 0]
+    assert difference.tolist() == pytest.approx([-0.05] * len(difference), rel=1e-4)  # k1 = .5 nats everywhere
+
+
+@pytest.mark.parametrize("token_level", [True, False])
+def test_kl_in_the_reward_is_logged_as_the_loss_would_log_it(token_level: bool) -> None:
+    kl = {"reference_policy_kl_penalty": 0.1, "token_level_loss": token_level}
+    prepared = prepare([group("a", [1, 0, 0, 0]), group("b", [1, 0], response=2)], grpo())
+    batch = prepared.batch
+    batch.prev_logprobs = batch.generation_logprobs.clone()
+    batch.reference_logprobs = batch.prev_logprobs - 0.5
+    batch.reference_logprobs[:, -1] += 0.3  # so that long sequences differ from short ones in their mean
+    _, metrics = finish_batch(prepared, grpo(), LossFnConfig.model_validate({**kl, "use_kl_in_reward": True}))
+    in_loss = PolicyGradientLoss(LossFnConfig.model_validate(kl))
+    _, sums = in_loss(batch.prev_logprobs, batch, count_normalizers(batch))
+    assert metrics["kl_penalty"] == pytest.approx(float(sums["kl_penalty"]), rel=1e-5)
+    assert metrics["kl_penalty"] > 0.05
+    assert "kl_penalty" not in finish(TWO, grpo(), LossFnConfig.model_validate(kl))[1]  # the loss logs it
+
+
+def test_gdpo_reads_components() -> None:
+    config = grpo(adv_estimator={"name": "gdpo", "components": ["right", "format"]})
+    parts = [{"right": float(i == 0), "format": float(i < 2)} for i in range(4)]
+    groups = [group("a", [0, 0, 0, 0]), group("b", [0, 0, 0, 0])]
+    for g in groups:
+        g.rollouts = [replace(r, components=p) for r, p in zip(g.rollouts, parts, strict=True)]
+    groups[1].rollouts[3] = replace(groups[1].rollouts[3], components={}, failure="judge_unavailable")
+    batch, metrics = finish(groups, config)
+    a = row_advantages(batch)
+    assert a[0] > a[1] > a[2] and a[7] == 0.0
+    assert metrics["reward/maths/right"] == pytest.approx(2 / 7)
+    groups[0].rollouts[0] = rollout("a", 0)
+    with pytest.raises(EngineError, match="every rollout carries"):
+        finish(groups, config)
+
+
+def test_gdpo_scales_and_shapes_every_component_like_the_reward() -> None:
+    estimator = {"name": "gdpo", "components": ["right", "format"]}
+    plain = grpo(adv_estimator=estimator, normalize_rewards=False, num_prompts_per_step=1)
+    right, form = [1.0, 0.0, 3.0, 0.0], [1.0, 1.0, 0.0, 0.0]
+
+    def advantages(config: GrpoConfig, right: list[float], form: list[float]) -> list[float]:
+        made = group("a", [0] * 4)
+        parts = [{"right": a, "format": b} for a, b in zip(right, form, strict=True)]
+        made.rollouts = [replace(r, components=p) for r, p in zip(made.rollouts, parts, strict=True)]
+        made.rollouts[0] = replace(made.rollouts[0], truncated=True)
+        return row_advantages(finish([made], config)[0])
+
+    scaling = {"enabled": True, "source_min": 0, "source_max": 2, "target_min": 0, "target_max": 8}
+    scaled = advantages(plain.model_validate({**plain.model_dump(), "reward_scaling": scaling}), right, form)
+    assert scaled == pytest.approx(advantages(plain, [4.0, 0.0, 8.0, 0.0], [4.0, 4.0, 0.0, 0.0]))
+    assert scaled != pytest.approx(advantages(plain, right, form))
+    shaping = {"enabled": True, "stop_properly_penalty_coef": 0.5}
+    shaped = advantages(plain.model_validate({**plain.model_dump(), "reward_shaping": shaping}), right, form)
+    assert shaped == pytest.approx(advantages(plain, [0.5, 0.0, 3.0, 0.0], [0.5, 1.0, 0.0, 0.0]))
+
+
+def test_which_logprobs_a_config_needs() -> None:
+    assert not needs_prev_logprobs(grpo(), ON_POLICY)
+    assert needs_prev_logprobs(grpo(), LossFnConfig())
+    assert needs_prev_logprobs(grpo(seq_logprob_error_threshold=2.0), ON_POLICY)
+    assert not needs_reference_logprobs(LossFnConfig())
+    assert needs_reference_logprobs(LossFnConfig(reference_policy_kl_penalty=1e-4))

@@ -1,0 +1,80 @@
+"""What the GRPO steps put around the loop: environments from start to end, held-out prompts graded beside training."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nemotron_steps.environments import registry
+from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.errors import DataError, WorkerLostError
+from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.steps.rl import training
+from tests.engine.grpo.grpo_runs import Vowels, config_of
+
+
+class Noted(Vowels):
+    """Notes what happens to it, and on which event loop."""
+
+    name = "noted"
+    notes: list[tuple[str, asyncio.AbstractEventLoop]] = []  # noqa: RUF012
+
+    def note(self, what: str) -> None:
+        self.notes.append((what, asyncio.get_running_loop()))
+
+    async def start(self) -> None:
+        self.note("start")
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        self.note("verify")
+        return await super().verify(row, response, session)
+
+    async def close(self) -> None:
+        self.note("close")
+
+
+@pytest.fixture
+def context(task, tmp_path, monkeypatch):
+    """A step of four prompts; one held-out prompt graded by another environment."""
+    monkeypatch.setitem(registry.BUILT_IN, "noted", f"{__name__}:Noted")
+    monkeypatch.setattr(Noted, "notes", [])
+    config = config_of(
+        task,
+        1,
+        data__heldout__data_path=str(task / "train.jsonl"),
+        heldout__environment="noted",
+        heldout__max_prompts=1,
+        heldout__samples_per_prompt=1,
+    )
+    outputs = {"model": SimpleNamespace(path=tmp_path / "model")}
+    (tmp_path / "model").mkdir()
+    tracker = Tracker("test", None, None)
+    return SimpleNamespace(config=config, work=tmp_path, started=time.monotonic(), outputs=outputs, tracker=tracker)
+
+
+def test_an_environment_of_heldout_prompts_alone_is_started_and_lives_on_one_event_loop(context):
+    training.run_grpo(context)
+    assert [what for what, _ in Noted.notes] == ["start", "verify", "verify", "close"]
+    assert len({loop for _, loop in Noted.notes}) == 1
+
+
+def test_environments_are_closed_when_training_fails(context, monkeypatch):
+    def lose_the_generator(run, runner):
+        raise WorkerLostError("the generator is lost")
+
+    monkeypatch.setattr(training, "train", lose_the_generator)
+    with pytest.raises(WorkerLostError, match="generator"):
+        training.run_grpo(context)
+    assert [what for what, _ in Noted.notes] == ["start", "verify", "close"]
+
+
+def test_a_row_that_cannot_be_scored_is_refused_before_anything_is_loaded(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "build_parts", None)
+    config = config_of(task, 1, environment="mcqa")
+    context = SimpleNamespace(config=config, work=tmp_path, tracker=Tracker("test", None, None))
+    with pytest.raises(DataError, match="lacks the field `options`") as caught:
+        training.run_grpo(context)
+    assert "train.jsonl:1" in str(caught.value.where)

@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.engine.losses.metrics import finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.policy_gradient import NegativeLogLikelihood, PolicyGradientLoss
+from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers, loss_mask
+from nemotron_steps.engine.types import TrainBatch
+from nemotron_steps.errors import EngineError
+from tests.engine.engine_samples import random_batch, rows_of
+
+TIS = {
+    "use_importance_sampling_correction": True,
+    "truncated_importance_sampling_type": "tis",
+    "truncated_importance_sampling_ratio": 1.2,
+}
+CONFIGS: dict[str, dict[str, object]] = {
+    "ppo": {},
+    "ppo_sequence_loss": {"token_level_loss": False},
+    "dual_clip": {"ratio_clip_c": 1.5},
+    "on_policy_tis_as_super3": {"force_on_policy_ratio": True, **TIS},
+    "reinforce": {"disable_ppo_ratio": True},
+    "cispo": {"use_cispo": True},
+    "gspo": {"sequence_level_importance_ratios": True, "token_level_loss": False},
+    "gspo_corrected": {
+        "sequence_level_importance_ratios": True,
+        "token_level_loss": False,
+        **TIS,
+        "truncated_importance_sampling_ratio": 2.0,
+    },
+    "correction_without_truncation": {"use_importance_sampling_correction": True},
+    "icepop": {
+        "use_importance_sampling_correction": True,
+        "truncated_importance_sampling_type": "icepop",
+        "truncated_importance_sampling_ratio": 1.3,
+        "truncated_importance_sampling_ratio_min": 0.8,
+    },
+    "seq_mask_tis": {
+        "use_importance_sampling_correction": True,
+        "truncated_importance_sampling_type": "seq-mask-tis",
+        "truncated_importance_sampling_ratio": 1.05,
+        "truncated_importance_sampling_ratio_min": 0.9,
+    },
+    "k1": {"reference_policy_kl_penalty": 0.1, "reference_policy_kl_type": "k1"},
+    "k2_sequence": {
+        "reference_policy_kl_penalty": 0.1,
+        "reference_policy_kl_type": "k2",
+        "token_level_loss": False,
+    },
+    "k3": {"reference_policy_kl_penalty": 0.1},
+    "k3_clamped": {"reference_policy_kl_penalty": 0.1, "kl_input_clamp_value": 0.3, "kl_output_clamp_value": 0.02},
+    "k3_on_policy_weight": {"reference_policy_kl_penalty": 0.1, "use_on_policy_kl_approximation": True},
+    "kl_in_reward": {"reference_policy_kl_penalty": 0.1, "use_kl_in_reward": True},
+}
+
+
+def reference(lp: np.ndarray, batch: TrainBatch, c: LossFnConfig) -> float:
+    """The contract, sequence by sequence and token by token, in float64 loops: nothing shared with the engine."""
+    token_terms: list[float] = []
+    sequence_terms: list[float] = []
+    beta = 0.0 if c.use_kl_in_reward else c.reference_policy_kl_penalty
+    mask = batch.token_mask.numpy() * batch.sample_mask.numpy()[:, None]
+    for n in range(len(batch)):
+        ts = [t for t in range(1, mask.shape[1]) if mask[n, t] > 0]
+        if batch.sample_mask[n] == 0:
+            continue
+        gen = batch.generation_logprobs.numpy().astype(float)[n]
+        prev = batch.prev_logprobs.numpy().astype(float)[n]  # type: ignore[union-attr]
+        ref = batch.reference_logprobs.numpy().astype(float)[n]  # type: ignore[union-attr]
+        adv = batch.advantages.numpy().astype(float)[n]
+        sequence_ratio = math.exp(sum(lp[n, t] - prev[t] for t in ts) / len(ts))
+        sequence_weight = math.exp(sum(prev[t] - gen[t] for t in ts))
+        geometric = math.exp(sum(prev[t] - gen[t] for t in ts) / len(ts))
+        terms = []
+        for t in ts:
+            a = adv[t]
+            if c.force_on_policy_ratio:
+                r = 1.0
+            elif c.sequence_level_importance_ratios:
+                r = sequence_ratio
+            else:
+                r = math.exp(lp[n, t] - prev[t])
+            clipped = min(max(r, 1 - c.ratio_clip_min), 1 + c.ratio_clip_max)
+            if c.disable_ppo_ratio:
+                term = -a * lp[n, t]
+            elif c.use_cispo:
+                term = -a * clipped * lp[n, t]
+            elif c.force_on_policy_ratio:
+                term = -a * r
+            else:
+                term = max(-a * r, -a * clipped)
+            if c.ratio_clip_c is not None and a < 0:
+                term = min(term, -a * c.ratio_clip_c)
+            w = sequence_weight if c.sequence_level_importance_ratios else math.exp(prev[t] - gen[t])
+            if not math.isfinite(w):
+                w = 0.0
+            high, low = c.truncated_importance_sampling_ratio, c.truncated_importance_sampling_ratio_min
+            if c.truncated_importance_sampling_type == "tis":
+                w = min(max(w, low or 0.0), high)  # type: ignore[type-var]
+            elif c.truncated_importance_sampling_type == "icepop":
+                w = w if low <= w <= high else 0.0  # type: ignore[operator]
+            elif c.truncated_importance_sampling_type == "seq-mask-tis":
+                w = w if low <= geometric <= high else 0.0  # type: ignore[operator]
+            if c.use_importance_sampling_correction:
+                term *= w
+            if beta:
+                logr = ref[t] - lp[n, t]
+                if c.kl_input_clamp_value is not None:
+                    logr = min(max(logr, -c.kl_input_clamp_value), c.kl_input_clamp_value)
+                kl = {"k1": -logr, "k2": logr**2 / 2, "k3": math.exp(logr) - 1 - logr}[c.reference_policy_kl_type]
+                if c.kl_output_clamp_value is not None:
+                    kl = min(max(kl, -c.kl_output_clamp_value), c.kl_output_clamp_value)
+                weight = math.exp(lp[n, t] - gen[t]) if c.use_on_policy_kl_approximation else 1.0
+                term += beta * weight * kl
+            terms.append(term)
+        token_terms += terms
+        sequence_terms.append(sum(terms) / len(terms))
+    return sum(token_terms) / len(token_terms) if c.token_level_loss else sum(sequence_terms) / len(sequence_terms)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_loss_equals_the_contract_written_as_loops(name: str, seed: int) -> None:
+    config = LossFnConfig.model_validate(CONFIGS[name])
+    batch, lp = random_batch(seed=seed)
+    loss, _ = PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))
+    assert loss.item() == pytest.approx(reference(lp.detach().numpy().astype(float), batch, config), rel=2e-5)
+    loss.backward()
+    assert lp.grad is not None and torch.isfinite(lp.grad).all()
+    outside = loss_mask(batch.token_mask, batch.sample_mask) == 0
+    assert (lp.grad[outside] == 0).all()
+
+
+NUMERIC = [n for n in CONFIGS if n not in ("on_policy_tis_as_super3", "cispo", "k1", "k2_sequence", "k3", "k3_clamped")]
+"""Configs whose gradient is the gradient of their value: no stop-gradient in the formula."""
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_gradient_equals_finite_differences(name: str) -> None:
+    config = LossFnConfig.model_validate(CONFIGS[name])
+    batch, lp = random_batch(rows=3, width=6, seed=3)
+    PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))[0].backward()
+    point = lp.detach().numpy().astype(float)
+    for n, t in itertools.product(range(3), range(6)):
+        if batch.token_mask[n, t] * batch.sample_mask[n] == 0:
+            continue
+        up, down = point.copy(), point.copy()
+        up[n, t] += 1e-6
+        down[n, t] -= 1e-6
+        slope = (reference(up, batch, config) - reference(down, batch, config)) / 2e-6
+        assert lp.grad[n, t].item() == pytest.approx(slope, rel=1e-3, abs=1e-6)  # type: ignore[index]
+
+
+def one_token(adv: float, lp: float, prev: float, gen: float, ref: float = -1.0) -> tuple[TrainBatch, torch.Tensor]:
+    def row(x: float) -> torch.Tensor:
+        return torch.tensor([[0.0, x]])
+
+    batch = TrainBatch(
+        torch.zeros(1, 2, dtype=torch.long), torch.tensor([2]), row(1.0), torch.ones(1), row(gen), row(adv), row(prev),
+        row(ref),
+    )  # fmt: skip
+    return batch, row(lp).requires_grad_()
+
+
+ONE = LossNormalizers(1.0, 1.0)
+
+
+def grad_of(config: dict[str, object], batch: TrainBatch, lp: torch.Tensor) -> float:
+    loss, _ = PolicyGradientLoss(LossFnConfig.model_validate(config))(lp, batch, ONE)
+    loss.backward()
+    assert lp.grad is not None
+    return lp.grad[0, 1].item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        (1.0, 1.0, -1.0), (1.27, 1.0, -1.27), (1.5, 1.0, 0.0), (0.5, 1.0, -0.5),
+        (0.81, -1.0, 0.81), (0.5, -1.0, 0.0), (1.5, -1.0, 1.5),
+    ],
+)  # fmt: skip
+def test_the_clip_stops_the_gradient_only_where_it_is_pessimistic(
+    ratio: float, advantage: float, expected: float
+) -> None:
+    batch, lp = one_token(advantage, math.log(ratio) - 1.0, -1.0, -1.0)
+    assert grad_of({}, batch, lp) == pytest.approx(expected, abs=1e-6)
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages_only() -> None:
+    batch, lp = one_token(-2.0, math.log(5.0) - 1.0, -1.0, -1.0)
+    loss, _ = PolicyGradientLoss(LossFnConfig(ratio_clip_c=3.0))(lp, batch, ONE)
+    assert loss.item() == pytest.approx(6.0, rel=1e-6)
+    batch, lp = one_token(2.0, math.log(5.0) - 1.0, -1.0, -1.0)
+    loss, _ = PolicyGradientLoss(LossFnConfig(ratio_clip_c=3.0))(lp, batch, ONE)
+    assert loss.item() == pytest.approx(-2.56, rel=1e-6)
+
+
+def test_gradients_with_stop_gradient_terms_are_the_closed_forms() -> None:
+    # On policy: d/dlp of -A exp(lp - sg(lp)) w is -A w, whatever lp_prev is.
+    batch, lp = one_token(1.5, -0.7, -1.0, -1.2)
+    assert grad_of({"force_on_policy_ratio": True, **TIS}, batch, lp) == pytest.approx(-1.5 * 1.2, rel=1e-6)
+    # CISPO: -A sg(clip(r)), where PPO's gradient would have vanished.
+    batch, lp = one_token(1.5, -0.2, -1.2, -1.2)
+    assert grad_of({"use_cispo": True}, batch, lp) == pytest.approx(-1.5 * 1.28, rel=1e-6)
+    assert grad_of({}, *one_token(1.5, -0.2, -1.2, -1.2)) == 0.0
+    # KL with the score term: d/dlp (exp(lp - sg lp) k3) = k3 + dk3/dlp = k3 + 1 - exp(lp_ref - lp).
+    batch, lp = one_token(0.0, -0.5, -0.5, -0.5, ref=-0.9)
+    logr = -0.4
+    expected = (math.exp(logr) - 1 - logr) + (1 - math.exp(logr))
+    got = grad_of({"reference_policy_kl_penalty": 1.0}, batch, lp)
+    assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_expected_gradient_of_the_kl_term_is_the_gradient_of_the_true_kl() -> None:
+    """Over a whole vocabulary, samples weighted by their probability: this is why the score term is there."""
+    logits = torch.tensor([0.3, -0.2, 0.9, 0.1], dtype=torch.float64, requires_grad=True)
+    ref = torch.log_softmax(torch.tensor([0.0, 0.5, 0.2, -0.6], dtype=torch.float64), -1)
+    lp = torch.log_softmax(logits, -1)
+    true = (lp.exp() * (lp - ref)).sum()
+    (expected,) = torch.autograd.grad(true, logits, retain_graph=True)
+    probabilities = lp.detach().exp()
+    for kind in ("k1", "k3"):
+        loss_fn = PolicyGradientLoss(
+            LossFnConfig(reference_policy_kl_penalty=1.0, reference_policy_kl_type=kind, force_on_policy_ratio=True)  # type: ignore[arg-type]
+        )
+        total = torch.zeros(4, dtype=torch.float64)
+        for token in range(4):
+            batch, _ = one_token(0.0, 0.0, 0.0, lp[token].item(), ref[token].item())
+            row = torch.stack([torch.zeros((), dtype=torch.float64), lp[token]]).unsqueeze(0)
+            loss, _ = loss_fn(row, batch, ONE)
+            (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+            total += probabilities[token] * gradient
+        assert torch.allclose(total, expected, atol=1e-6)
+
+
+SPLITS = st.lists(st.integers(0, 2), min_size=6, max_size=6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(name=st.sampled_from(sorted(CONFIGS)), parts=SPLITS, seed=st.integers(0, 1000))
+def test_loss_gradient_and_metrics_do_not_depend_on_the_micro_batches(name: str, parts: list[int], seed: int) -> None:
+    config = LossFnConfig.model_validate(CONFIGS[name])
+    loss_fn = PolicyGradientLoss(config)
+    batch, lp = random_batch(seed=seed)
+    normalizers = count_normalizers(batch)
+    whole, sums = loss_fn(lp, batch, normalizers)
+    whole.backward()
+    again = lp.detach().clone().requires_grad_()
+    losses, collected = [], []
+    for part in sorted(set(parts)):
+        rows = [row for row in range(6) if parts[row] == part]
+        loss, partial = loss_fn(again[rows], rows_of(batch, rows), normalizers)
+        loss.backward()
+        losses.append(loss.item())
+        collected.append(partial)
+    assert sum(losses) == pytest.approx(whole.item(), rel=1e-5, abs=1e-6)
+    assert lp.grad is not None and again.grad is not None
+    torch.testing.assert_close(again.grad, lp.grad, rtol=1e-5, atol=1e-7)
+    split = finalize_metrics(merge_metric_sums(collected), normalizers)
+    assert split == pytest.approx(finalize_metrics(sums, normalizers), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_padding_wider_changes_nothing(name: str) -> None:
+    config = LossFnConfig.model_validate(CONFIGS[name])
+    batch, lp = random_batch(seed=5)
+    wide = TrainBatch(
+        **{
+            k: torch.nn.functional.pad(v, (0, 7), value=0 if k in ("token_mask", "input_ids") else float("nan"))
+            if v is not None and v.dim() == 2
+            else v
+            for k, v in vars(batch).items()
+        }
+    )
+    normalizers = count_normalizers(batch)
+    assert count_normalizers(wide) == normalizers
+    padded = torch.nn.functional.pad(lp, (0, 7), value=-float("inf"))
+    narrow_loss, _ = PolicyGradientLoss(config)(lp, batch, normalizers)
+    wide_loss, _ = PolicyGradientLoss(config)(padded, wide, normalizers)
+    assert wide_loss.item() == pytest.approx(narrow_loss.item(), rel=1e-6)
+
+
+def test_a_batch_without_trained_tokens_has_loss_zero_and_gradient_zero() -> None:
+    batch, lp = random_batch()
+    batch.sample_mask.zero_()
+    normalizers = count_normalizers(batch)
+    assert normalizers == LossNormalizers(0.0, 0.0)
+    config = LossFnConfig(reference_policy_kl_penalty=0.1, **TIS)  # type: ignore[arg-type]
+    loss, sums = PolicyGradientLoss(config)(lp, batch, normalizers)
+    loss.backward()
+    assert loss.item() == 0.0 and lp.grad is not None and not lp.grad.any()
+    assert all(math.isfinite(v) for v in finalize_metrics(sums, normalizers).values())
+
+
+def test_generator_logprobs_that_are_not_finite_drop_the_token_not_the_run() -> None:
+    for bad in (-math.inf, math.nan):
+        batch, lp = random_batch(noise_in_padding=False)
+        batch.generation_logprobs[1, 3] = bad
+        config = LossFnConfig(reference_policy_kl_penalty=0.1, use_on_policy_kl_approximation=True, **TIS)  # type: ignore[arg-type]
+        loss, _ = PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))
+        loss.backward()
+        assert torch.isfinite(loss) and lp.grad is not None and torch.isfinite(lp.grad).all()
+        assert lp.grad[1, 3] == 0.0
+        assert math.isfinite(PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))[1]["approx_entropy"])
+
+
+def test_a_rank_without_rows_still_names_every_metric() -> None:
+    batch, lp = random_batch()
+    config = LossFnConfig(reference_policy_kl_penalty=0.1, **TIS)  # type: ignore[arg-type]
+    normalizers = count_normalizers(batch)
+    _, sums = PolicyGradientLoss(config)(lp, batch, normalizers)
+    empty, nothing = PolicyGradientLoss(config)(lp[[]], rows_of(batch, []), normalizers)
+    assert empty.item() == 0.0 and set(nothing) == set(sums)
+    assert finalize_metrics(merge_metric_sums([sums, nothing]), normalizers) == finalize_metrics(sums, normalizers)
+
+
+def test_on_policy_training_needs_no_prev_logprobs_and_others_do() -> None:
+    batch, lp = random_batch()
+    on_policy = LossFnConfig(force_on_policy_ratio=True, **TIS)  # type: ignore[arg-type]
+    batch.prev_logprobs = lp.detach().clone()
+    with_prev, _ = PolicyGradientLoss(on_policy)(lp, batch, count_normalizers(batch))
+    batch.prev_logprobs = None
+    without, sums = PolicyGradientLoss(on_policy)(lp, batch, count_normalizers(batch))
+    assert without.item() == with_prev.item()
+    assert finalize_metrics(sums, count_normalizers(batch))["probs_ratio_max"] == 1.0
+    with pytest.raises(EngineError, match="prev_logprobs"):
+        PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
+
+
+def test_a_kl_penalty_needs_reference_logprobs_and_zero_never_reads_them() -> None:
+    batch, lp = random_batch()
+    batch.reference_logprobs = None
+    PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
+    loss_fn = PolicyGradientLoss(LossFnConfig(reference_policy_kl_penalty=1e-4))
+    assert loss_fn.needs_reference_logprobs
+    with pytest.raises(EngineError, match="reference_logprobs"):
+        loss_fn(lp, batch, count_normalizers(batch))
+
+
+def test_metrics_have_their_textbook_values() -> None:
+    batch, lp = one_token(1.0, -1.0, -1.0, -1.2)
+    _, sums = PolicyGradientLoss(LossFnConfig())(lp, batch, ONE, torch.tensor([[9.0, 0.75]]))
+    metrics = finalize_metrics(sums, ONE)
+    assert metrics["token_mult_prob_error"] == pytest.approx(math.exp(0.2), rel=1e-6)
+    assert metrics["gen_kl_error"] == pytest.approx(math.exp(0.2) - 1.2, rel=1e-4)
+    assert metrics["policy_kl_error"] == pytest.approx(math.exp(-0.2) - 0.8, rel=1e-4)
+    assert metrics["sampling_importance_ratio"] == pytest.approx(math.exp(0.2), rel=1e-6)
+    assert metrics["approx_entropy"] == pytest.approx(math.exp(0.2), rel=1e-6)
+    assert metrics["entropy"] == 0.75
+    assert metrics["num_valid_tokens"] == metrics["num_valid_samples"] == 1.0
+    p, q = math.exp(-1.0), math.exp(-1.2)
+    m = (p + q) / 2
+    expected = 0.5 * sum(m / x - 1 - math.log(m / x) for x in (p, q))
+    assert metrics["js_divergence_error"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_nll_is_the_mean_over_all_trained_tokens_of_the_global_batch() -> None:
+    batch, lp = random_batch()
+    normalizers = count_normalizers(batch)
+    loss, sums = NegativeLogLikelihood()(lp, batch, normalizers)
+    mask = loss_mask(batch.token_mask, batch.sample_mask).bool()
+    assert loss.item() == pytest.approx(-lp.detach()[mask].double().mean().item(), rel=1e-6)
+    assert finalize_metrics(sums, normalizers)["nll"] == pytest.approx(loss.item(), rel=1e-6)
+    loss.backward()
+    torch.testing.assert_close(lp.grad, -mask.float() / mask.sum())

@@ -1,0 +1,112 @@
+"""One Ray cluster for all placement tests, a tiny checkpoint, and runs of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from nemotron_steps.config.schema.rl import ClusterConfig
+from nemotron_steps.engine.rollouts.data import read_rows
+from nemotron_steps.environments import registry
+from nemotron_steps.environments.base import Environment, Response, Session, Verdict
+from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.steps.rl.training import build_run
+from tests.benchmarks.grpo_task import make_checkpoint, prompts, reward_of, write_rows
+from tests.engine.grpo import grpo_runs
+from tests.engine.grpo.grpo_runs import Vowels
+
+
+class Judged(Environment):
+    """The judge's answer to the policy's, graded."""
+
+    name = "judged"
+
+    def needed_judges(self):
+        return ("judge_model",)
+
+    async def seed(self, row):  # state, so that sessions live in the actor
+        return Session(state={"asked": 0})
+
+    async def verify(self, row, response: Response, session: Session) -> Verdict:
+        session.state["asked"] += 1
+        judge = self.judges["judge_model"]
+        messages = [{"role": "user", "content": f"say {response.text[:12]}"}]
+        text = await judge.complete(messages, temperature=1.0, top_p=1.0, max_tokens=6)
+        return Verdict(reward_of(text), {"asked": float(session.state["asked"])})
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    from nemotron_steps.engine.placement.cluster import RayCluster
+
+    with mock.patch("os.cpu_count", return_value=2):  # what `second_node` counts on
+        cluster = RayCluster(ClusterConfig(backend="ray"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def second_node(cluster, request):
+    """Another Ray node of two CPUs joins, as one would by hand on another machine; gives the cluster's address.
+
+    A parameter is how many GPUs the node says it has: nothing looks for them on a machine without CUDA.
+    """
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    command = [str(Path(sys.executable).with_name("ray")), "start", f"--address={address}", "--num-cpus=2", "--block"]
+    node = subprocess.Popen(
+        [*command, f"--num-gpus={getattr(request, 'param', 0)}", "--disable-usage-stats"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    )
+    deadline = time.monotonic() + 60
+    while len([n for n in ray.nodes() if n["Alive"]]) < 2:
+        assert node.poll() is None and time.monotonic() < deadline, "the second node did not join"
+        time.sleep(0.1)
+    yield address
+    node.terminate()
+    node.wait(30)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_checkpoint(folder)
+    write_rows(folder / "train.jsonl", prompts(128))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _environments(monkeypatch):
+    for environment in (Vowels, Judged):
+        place = f"{environment.__module__}:{environment.__name__}"
+        monkeypatch.setitem(registry.BUILT_IN, environment.name, place)
+
+
+def config_of(checkpoint, steps, **changes):
+    """Four groups of four a step, without checkpoints; `a__b=value` changes one key."""
+    smaller = {
+        "grpo__num_generations_per_prompt": 4,
+        "policy__train_micro_batch_size": 4,
+        "policy__logprob_batch_size": 16,
+        "policy__generation__max_sequences": 16,
+        "checkpointing": {"enabled": False},
+    }
+    return grpo_runs.config_of(checkpoint, steps, **{**smaller, **changes})
+
+
+def start(config, work, records=None):
+    """A run's parts; `records` receives what it reports."""
+    listener = None if records is None else records.append
+    context = SimpleNamespace(
+        config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, listener)
+    )
+    run, environments = build_run(context, read_rows(config.data.train.data_path), [])
+    return run, environments

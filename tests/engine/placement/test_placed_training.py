@@ -1,0 +1,152 @@
+"""SFT, the judge's training and DPO with policy ranks in actors: the figures of one process, in any layout."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.genrm import GenRmConfig
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.engine.build.backends import build_policy
+from nemotron_steps.engine.losses.policy_gradient import NegativeLogLikelihood
+from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.steps.reward_model import genrm
+from nemotron_steps.steps.rl import dpo
+from nemotron_steps.steps.sft import megatron_bridge
+from tests.benchmarks.grpo_task import prompts
+from tests.engine.grpo.grpo_runs import metrics_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+TWO_RANKS = {"backend": "ray", "policy_workers": 2}
+TENSOR = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Chats and preference pairs about the tiny policy's prompts, of unequal lengths."""
+    folder, rng = tmp_path_factory.mktemp("chats"), random.Random(0)
+    chats, pairs = [], []
+    for question in prompts(24):
+        good, bad = ("".join(rng.choice(letters) for _ in range(rng.randint(2, 30))) for letters in ("aeiou", "bcdfg"))
+        asked = {"role": "user", "content": question}
+        chats.append({"messages": [asked, {"role": "assistant", "content": good}]})
+        pairs.append({"prompt": question, "chosen": good, "rejected": bad})
+    for name, rows in (("chats", chats), ("pairs", pairs)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def policy_of(checkpoint, **changes):
+    return {
+        "checkpoint": str(checkpoint),
+        "precision": "float32",
+        "train_global_batch_size": 6,
+        "train_micro_batch_size": 2,
+        "logprob_batch_size": 4,
+        "max_total_sequence_length": 96,
+        **changes,
+        "megatron_cfg": {"optimizer": {"lr": 2e-3}, **changes.get("megatron_cfg", {})},
+    }
+
+
+def sft(checkpoint, data, steps, schema=SftConfig, **changes):
+    file = {"data_path": str(data / "chats.jsonl")}
+    files = ["train", "validation", *(["heldout"] if schema is GenRmConfig else [])]
+    return schema.model_validate(
+        {
+            "sft": {"max_num_steps": steps, "max_num_epochs": 5, "val_batches": 1},
+            "data": dict.fromkeys(files, file),
+            "checkpointing": {"save_period": 2, "save_async": True},
+            **changes,
+            "policy": policy_of(checkpoint, **changes.get("policy", {})),
+        }
+    )
+
+
+def run(step, config, work, output="output"):
+    """Metrics of each step, the summary, where the policy was, and the folder written."""
+    records: list[dict] = []
+    slot = SimpleNamespace(path=work / output, attributes={})
+    tracker = Tracker("test", None, records.append)
+    outputs = {"model": slot, "reward_model": slot}
+    step.run(SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=tracker, outputs=outputs))
+    (placement,) = [r["fields"] for r in records if r["kind"] == "event" and r["name"] == "placement"]
+    (summary,) = [r["values"] for r in records if r["kind"] == "summary"]
+    return SimpleNamespace(metrics=metrics_of(records), summary=summary, placement=placement, output=slot.path)
+
+
+def assert_same(there, here, names=("loss", "grad_norm", "lr")):
+    assert there.placement["backend"] == "ray" and len(there.placement["workers"]) == 2
+    assert here.placement == {"backend": "process"}
+    for name in names:
+        assert [m[name] for m in there.metrics] == pytest.approx([m[name] for m in here.metrics], rel=1e-4), name
+
+
+def weights_of(folder, config):
+    """Weights of a checkpoint, whatever its format, in this process."""
+    policy = build_policy(config.policy, folder, NegativeLogLikelihood(), reference=False, total_steps=1)
+    return dict(policy.weights())
+
+
+def assert_same_weights(there, here, config):
+    found, expected = weights_of(there.output, config), weights_of(here.output, config)
+    assert found.keys() == expected.keys()
+    # Steps are of size 2e-3; a gradient near zero may make Adam's first ones differ by a little of that.
+    assert all((found[name] - expected[name]).abs().max() < 1e-4 for name in expected)
+
+
+def test_sft_on_two_data_ranks_goes_on_as_two_tensor_ranks_and_equals_one_process(cluster, checkpoint, data, tmp_path):
+    config = sft(checkpoint, data, 4)
+    here = run(megatron_bridge, config, tmp_path / "process")
+    first = run(megatron_bridge, sft(checkpoint, data, 2, cluster=TWO_RANKS), tmp_path / "ray", "of two steps")
+    tensor = sft(checkpoint, data, 4, cluster=TWO_RANKS, policy={"megatron_cfg": TENSOR})
+    then = run(megatron_bridge, tensor, tmp_path / "ray")
+    assert (len(first.metrics), len(then.metrics)) == (2, 2)
+    then.metrics = first.metrics + then.metrics
+    assert_same(then, here)
+    for name in ("validation_loss_before", "validation_loss"):
+        assert then.summary[name] == pytest.approx(here.summary[name], rel=1e-4)
+    for written in (first, then):  # also by ranks that only hold replicas
+        assert validate("checkpoint_megatron", written.output) == validate("checkpoint_megatron", here.output)
+    assert_same_weights(then, here, config)
+
+
+def test_dpo_on_two_ranks_keeps_pairs_together_and_equals_one_process(cluster, checkpoint, data, tmp_path):
+    def config(**changes):
+        file = {"data_path": str(data / "pairs.jsonl")}
+        values = {
+            "dpo": {"max_num_steps": 3, "reference_policy_kl_penalty": 0.5, "val_batches": 1, "sft_loss_weight": 0.1},
+            "data": {"train": file, "validation": file},
+            "checkpointing": {"enabled": False},
+            **changes,
+        }
+        # Five pairs: the ranks get three and two.
+        values["policy"] = policy_of(checkpoint, train_global_batch_size=5, **changes.get("policy", {}))
+        return DpoConfig.model_validate(values)
+
+    here = run(dpo, config(), tmp_path / "process")
+    packed = {"sequence_packing": {"enabled": True, "train_mb_tokens": 170, "logprob_mb_tokens": 170}}
+    there = run(dpo, config(cluster=TWO_RANKS, policy=packed), tmp_path / "ray")
+    assert here.metrics[0]["preference_loss"] == pytest.approx(0.693147, abs=1e-6)
+    assert_same(there, here, ("loss", "preference_loss", "grad_norm", "rewards_chosen", "rewards_rejected"))
+    assert there.summary == pytest.approx(here.summary, rel=1e-4)
+    assert_same_weights(there, here, config())
+
+
+def test_a_judge_trained_under_fsdp_on_two_ranks_is_the_one_of_one_process(cluster, checkpoint, data, tmp_path):
+    def config(**changes):
+        changes["policy"] = {"dtensor_cfg": {"enabled": True}}
+        return sft(checkpoint, data, 2, GenRmConfig, agreement={"max_pairs": 1}, **changes)
+
+    here = run(genrm, config(), tmp_path / "process")
+    there = run(genrm, config(cluster=TWO_RANKS), tmp_path / "ray")
+    assert_same(there, here)
+    assert there.summary == pytest.approx(here.summary, rel=1e-4)
+    assert validate("checkpoint_hf", there.output) == validate("checkpoint_hf", here.output)
+    assert_same_weights(there, here, config())

@@ -1,0 +1,172 @@
+"""Attention in half precision on a GPU, by torch's FlashAttention and by Transformer Engine's, against float32.
+
+python3 -m tests.engine.policy.attention.attention_on_gpu [--time]
+
+Prints a JSON object a case; ends with 1 when one is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import torch
+
+from nemotron_steps.engine.policy.attention import te_attention
+from nemotron_steps.engine.policy.attention.attention import FlatAttention
+from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
+from nemotron_steps.engine.types import TrainBatch
+from tests.engine.policy.batches import grouped_batch
+
+KERNELS = ("torch", "transformer engine")
+LAYOUTS = {
+    "suffixes and loners": {"prompts": ((70, 5), (133, 3), (5, 1), (40, 1), (1, 2)), "width": 300, "divisible_by": 1},
+    "suffixes, padded": {"prompts": ((64, 4), (9, 4)), "width": 130, "divisible_by": 8},
+    "loners": {"prompts": ((30, 1), (200, 1), (17, 1), (1, 1)), "width": 257, "divisible_by": 1},
+}
+HEADS = ((16, 8, 128), (4, 4, 64), (6, 1, 128))
+"""Heads, key-value heads, size of each."""
+NAMES = ("output", "query's gradient", "key's", "value's")
+
+
+@contextlib.contextmanager
+def attention_by(kernels: str) -> Iterator[None]:
+    """Choose the kernels, whatever is installed."""
+    chosen = kernels == "transformer engine"
+    with mock.patch.object(te_attention, "takes", lambda *_: chosen):
+        yield
+
+
+def layout_of(name: str) -> TokenLayout:
+    case = LAYOUTS[name]
+    batch = grouped_batch(prompts=case["prompts"], width=case["width"])
+    return build_layout(batch, range(len(batch)), divisible_by=case["divisible_by"]).to(torch.device("cuda"))
+
+
+def tensors_of(layout: TokenLayout, heads: tuple[int, int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Query, key, value and the output's gradient."""
+    query_heads, kv_heads, width = heads
+    tokens = len(layout.token_ids)
+    generator = torch.Generator("cuda").manual_seed(1)
+    shapes = (query_heads, width), (kv_heads, width), (kv_heads, width), (query_heads * width,)
+    made = [torch.randn(tokens, *shape, generator=generator, device="cuda").to(dtype) for shape in shapes]
+    made[3][tokens - layout.padding :] = 0
+    return made
+
+
+def run(attend: Callable, tensors: list[torch.Tensor], layout: TokenLayout, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Output and gradients in float32, computed in `dtype`."""
+    leaves = [tensor.to(dtype, copy=True).requires_grad_() for tensor in tensors[:3]]
+    out = attend(*leaves, layout)
+    out.backward(tensors[3].to(dtype))
+    return [found.detach().float() for found in (out, *(leaf.grad for leaf in leaves))]
+
+
+def errors(layout: TokenLayout, heads: tuple[int, int, int], dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """Of either kernels: norm of the difference from float32 over the norm of that, of the output and gradients."""
+    tensors = tensors_of(layout, heads, dtype)
+    expected = run(FlatAttention(None), tensors, layout, torch.float32)
+    found = {}
+    for kernels in KERNELS:
+        with attention_by(kernels):
+            mine = run(flat_flash_attention, tensors, layout, dtype)
+        found[kernels] = {
+            name: ((a - b).norm() / b.norm()).item() for name, a, b in zip(NAMES, mine, expected, strict=True)
+        }
+    return found
+
+
+def wrong(found: dict[str, dict[str, float]]) -> list[str]:
+    """Where Transformer Engine's errors are not those of rounding, which torch's kernel has as well."""
+    mine, theirs = (found[kernels] for kernels in reversed(KERNELS))
+    return [
+        f"{name}: {mine[name]:.2e}, torch's {theirs[name]:.2e}"
+        for name in NAMES
+        if not mine[name] <= 1.5 * theirs[name]
+    ]
+
+
+def timing_layout(prompts: int, members: int, prompt: int, length: int) -> TokenLayout:
+    """`prompts` groups of `members` sequences of `length` tokens, of which `prompt` are shared in a group. On CPU."""
+    rows = prompts * members
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 200, (rows, length), generator=generator)
+    ids[:, :prompt] = ids[::members, :prompt].repeat_interleave(members, dim=0)
+    mask = torch.zeros(rows, length)
+    mask[:, prompt:] = 1
+    batch = TrainBatch(
+        input_ids=ids,
+        lengths=torch.full((rows,), length),
+        token_mask=mask,
+        sample_mask=torch.ones(rows),
+        generation_logprobs=torch.zeros(rows, length),
+        advantages=torch.zeros(rows, length),
+    )
+    return build_layout(batch, range(rows))
+
+
+def timing(layout: TokenLayout, heads: tuple[int, int, int] = (16, 8, 128)) -> dict[str, dict[str, float]]:
+    """Of either kernels, bfloat16: milliseconds forward and backward, of a first call, and GiB that a pass takes."""
+    from triton.testing import do_bench
+
+    tensors = tensors_of(layout, heads, torch.bfloat16)
+    leaves = [tensor.requires_grad_() for tensor in tensors[:3]]
+    found = {}
+    for kernels in KERNELS:
+        with attention_by(kernels):
+            torch.cuda.synchronize()
+            before, started = torch.cuda.memory_allocated(), time.perf_counter()
+            torch.cuda.reset_peak_memory_stats()
+            out = flat_flash_attention(*leaves, layout)
+            torch.autograd.grad(out, leaves, tensors[3])
+            torch.cuda.synchronize()
+            first, peak = time.perf_counter() - started, torch.cuda.max_memory_allocated() - before
+            out = flat_flash_attention(*leaves, layout)
+            found[kernels] = {
+                "forward_ms": do_bench(lambda: flat_flash_attention(*leaves, layout)),
+                "backward_ms": do_bench(
+                    lambda out=out: torch.autograd.grad(out, leaves, tensors[3], retain_graph=True)
+                ),
+                "first_ms": 1e3 * first,
+                "gib": peak / 2**30,
+            }
+    return found
+
+
+TIMED = {
+    "512 x 300, prompts of 44 shared by 8": (64, 8, 44, 300),
+    "512 x 300, nothing shared": (512, 1, 44, 300),
+    "48 x 300, prompts of 44 shared by 8": (6, 8, 44, 300),
+    "64 x 1,024, prompts of 64 shared by 8": (8, 8, 64, 1024),
+    "64 x 4,096, prompts of 64 shared by 8": (8, 8, 64, 4096),
+    "64 x 4,096, nothing shared": (64, 1, 64, 4096),
+}
+"""Groups, sequences of each, tokens shared, tokens of a sequence."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--time", action="store_true", help="and how long both take")
+    arguments = parser.parse_args()
+    failures = []
+    for name in LAYOUTS:
+        for heads in HEADS:
+            for dtype in (torch.bfloat16, torch.float16):
+                found = errors(layout_of(name), heads, dtype)
+                case = f"{name}, heads {heads}, {dtype}"
+                failures += [f"{case}: {what}" for what in wrong(found)]
+                print(json.dumps({case: found}), flush=True)
+    for name, shape in TIMED.items() if arguments.time else ():
+        print(json.dumps({name: timing(timing_layout(*shape).to(torch.device("cuda")))}), flush=True)
+    if failures:
+        sys.exit("\n".join(failures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Batches with the shapes RL produces: groups with one prompt each, of unequal lengths, and some loners."""
+
+from __future__ import annotations
+
+import torch
+
+from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.types import TrainBatch
+
+
+def grouped_batch(seed: int = 0, prompts=((20, 3), (33, 3), (5, 1), (7, 1), (12, 4)), width: int = 60) -> TrainBatch:
+    """(prompt length, rollouts) of each group; lengths vary within a group, one row trains nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = sum(count for _, count in prompts)
+    ids = torch.randint(3, 200, (rows, width), generator=generator)
+    lengths = torch.zeros(rows, dtype=torch.int64)
+    mask = torch.zeros(rows, width)
+    row = 0
+    for prompt, count in prompts:
+        first = row
+        for _ in range(count):
+            ids[row, :prompt] = ids[first, :prompt]
+            lengths[row] = int(torch.randint(prompt + 1, width + 1, (), generator=generator))
+            mask[row, prompt : lengths[row]] = 1
+            row += 1
+    mask[1, int(lengths[1]) - 2] = 0  # a tool's token inside a response
+    sample_mask = torch.ones(rows)
+    sample_mask[3] = 0
+    noise = torch.randn(rows, width, generator=generator)
+    return TrainBatch(
+        input_ids=ids,
+        lengths=lengths,
+        token_mask=mask,
+        sample_mask=sample_mask,
+        generation_logprobs=(-5.0 + 0.1 * noise) * mask,
+        advantages=torch.randn(rows, 1, generator=generator).expand(rows, width) * mask,
+    )
+
+
+def policy_config(**changes) -> PolicyConfig:
+    """float32, everything in one micro-batch unless changed."""
+    settings = {"precision": "float32", "train_micro_batch_size": 64, "logprob_batch_size": 64, **changes}
+    settings.setdefault("megatron_cfg", {"optimizer": {"lr": 1e-2, "weight_decay": 0.1}})
+    return PolicyConfig.model_validate(settings)
+
+
+def rl_loss(**changes) -> PolicyGradientLoss:
+    """On-policy ratio, truncated importance sampling: what the Super3 stages run."""
+    settings = {"force_on_policy_ratio": True, "use_importance_sampling_correction": True, **changes}
+    return PolicyGradientLoss(LossFnConfig.model_validate(settings))
+
+
+def hf_token_logprobs(model, batch: TrainBatch) -> torch.Tensor:
+    """Reference: logprobs of trained tokens from a transformers model, row by row, with gradient."""
+    rows = []
+    for row in range(len(batch)):
+        length = int(batch.lengths[row])
+        ids = batch.input_ids[row : row + 1, :length]
+        logprobs = model(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+        rows.append(torch.nn.functional.pad(logprobs, (1, batch.input_ids.shape[1] - length)))
+    return torch.stack(rows) * batch.token_mask

@@ -1,0 +1,254 @@
+"""Scenarios that every rank of a group runs (gloo, or NCCL where there are GPUs), answered as JSON.
+
+A process takes seconds to import torch and megatron-core, so one group of ranks runs all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "qwen3": {
+        "data": {},
+        "data, distributed optimizer": {"optimizer": {"use_distributed_optimizer": True}},
+        "tensor": {"tensor_model_parallel_size": 2},
+        "tensor, sequence": {
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+            "activation_checkpointing": True,
+        },
+        "pipeline": {"pipeline_model_parallel_size": 2},
+        "context": {"context_parallel_size": 2},
+    },
+    "qwen2_tied": {
+        "tensor": {"tensor_model_parallel_size": 2},
+        "pipeline": {"pipeline_model_parallel_size": 2, "optimizer": {"use_distributed_optimizer": True}},
+    },
+    "qwen3_moe": {
+        "data": {},
+        "expert, distributed optimizer": {
+            "expert_model_parallel_size": 2,
+            "optimizer": {"use_distributed_optimizer": True},
+        },
+        "expert, tensor, sequence": {
+            "expert_model_parallel_size": 2,
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+        },
+        "pipeline": {"pipeline_model_parallel_size": 2},
+        "expert, context": {"expert_model_parallel_size": 2, "context_parallel_size": 2},
+    },
+}
+RESHARDED = [
+    ("qwen3", "data, distributed optimizer", "tensor"),
+    ("qwen3", "data, distributed optimizer", "pipeline"),
+    ("qwen3", "tensor", "data"),
+    ("qwen3", "tensor", "context"),
+    ("qwen3", "pipeline", "tensor, sequence"),
+    ("qwen2_tied", "pipeline", "tensor"),
+    ("qwen3_moe", "data", "expert, tensor, sequence"),
+    ("qwen3_moe", "expert, distributed optimizer", "pipeline"),
+    ("qwen3_moe", "pipeline", "expert, distributed optimizer"),
+]
+"""(model, layout a checkpoint is saved in, layout it is loaded in)"""
+DTENSOR: dict[str, dict[str, Any]] = {
+    "dtensor, data": {"enabled": True},
+    "dtensor, tensor": {"enabled": True, "tensor_parallel_size": 2},
+}
+FOUR: dict[str, dict[str, dict[str, Any]]] = {
+    "qwen3": {
+        "data, distributed optimizer": {"optimizer": {"use_distributed_optimizer": True}},
+        "tensor, data": {"tensor_model_parallel_size": 2},
+        "tensor, pipeline": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+        "context, data": {"context_parallel_size": 2},
+        "context, pipeline": {"context_parallel_size": 2, "pipeline_model_parallel_size": 2},
+        "pipeline": {"pipeline_model_parallel_size": 4},
+        "dtensor, data": {"dtensor_cfg": {"enabled": True}},
+        "dtensor, data, tensor": {"dtensor_cfg": {"enabled": True, "tensor_parallel_size": 2}},
+    },
+    "qwen3_moe": {
+        "expert, data": {"expert_model_parallel_size": 2},
+        "expert, pipeline": {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+        "expert, tensor, sequence, data": {
+            "expert_model_parallel_size": 2,
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+            "optimizer": {"use_distributed_optimizer": True},
+        },
+    },
+}
+"""Layouts of four ranks."""
+BALANCED: dict[str, dict[str, Any]] = {
+    "balanced, data": {},
+    "balanced, expert": {"expert_model_parallel_size": 2},
+    "balanced, expert, tensor, sequence": LAYOUTS["qwen3_moe"]["expert, tensor, sequence"],
+    "balanced, expert, context": LAYOUTS["qwen3_moe"]["expert, context"],
+}
+"""Layouts in which a mixture's loads are counted over ranks."""
+RATE = {"moe_router_bias_update_rate": 0.01}
+OPTIMIZER = {"lr": 1e-2, "weight_decay": 0.1}
+
+
+def config_for(megatron: dict[str, Any], **changes: Any):
+    from tests.engine.policy.batches import policy_config
+
+    optimizer = {**OPTIMIZER, **megatron.get("optimizer", {})}
+    return policy_config(megatron_cfg={**megatron, "optimizer": optimizer}, **changes)
+
+
+def two_steps(folder: Path, megatron: dict[str, Any], **changes: Any):
+    """Metrics of two optimizer steps, logprobs before and after, and the weights."""
+    from nemotron_steps.engine.build.backends import build_policy
+    from tests.engine.policy.batches import grouped_batch, rl_loss
+
+    policy: Any = build_policy(config_for(megatron, **changes), folder, rl_loss(), reference=True, total_steps=10)
+    batches = [grouped_batch(seed) for seed in (0, 1)]
+    before = policy.logprobs(batches[0])
+    metrics = [policy.train_step(batch) for batch in batches]
+    assert torch.equal(policy.reference_logprobs(batches[0]), before)
+    return {
+        "metrics": metrics,
+        "before": before.tolist(),
+        "after": policy.logprobs(batches[0]).tolist(),
+        "weights": {name: tensor.double().sum().item() for name, tensor in policy.weights()},
+    }, policy
+
+
+def scenarios(folders: dict[str, Path], out: Path) -> dict[str, Any]:
+    from nemotron_steps.engine.build.backends import build_policy
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+    from nemotron_steps.errors import NonFiniteLossError
+    from tests.engine.policy.batches import grouped_batch, rl_loss
+
+    results: dict[str, Any] = {}
+    saved = {(model, layout) for model, layout, _ in RESHARDED}
+    for model, layouts in LAYOUTS.items():
+        for name, megatron in layouts.items():
+            # Several micro-batches a rank, so that schedules have something to schedule.
+            results[f"{model}: {name}"], policy = two_steps(folders[model], megatron, train_micro_batch_size=3)
+            if (model, name) in saved:
+                policy.save_checkpoint(str(out / f"{model} {name}"))
+    for model, before, after in RESHARDED:
+        policy = MegatronPolicy(config_for(LAYOUTS[model][after]), folders[model], rl_loss())
+        policy.load_checkpoint(str(out / f"{model} {before}"))
+        results[f"{model}: {before} → {after}"] = policy.train_step(grouped_batch(2))
+    for model in ("qwen3", "qwen2_tied"):
+        for name, dtensor in DTENSOR.items():
+            results[f"{model}: {name}"], policy = two_steps(folders[model], {}, dtensor_cfg=dtensor)
+            policy.save_checkpoint(str(out / f"{model} {name}"))
+            policy.save_model(out / f"{model} {name} as megatron")
+        for before, after in (tuple(DTENSOR), tuple(DTENSOR)[::-1]):
+            policy = build_policy(
+                config_for({}, dtensor_cfg=DTENSOR[after]), folders[model], rl_loss(), reference=False, total_steps=10
+            )
+            policy.load_checkpoint(str(out / f"{model} {before}"))
+            results[f"{model}: {before} → {after}"] = policy.train_step(grouped_batch(2))
+        opened = MegatronPolicy(
+            config_for({"tensor_model_parallel_size": 2}), out / f"{model} dtensor, tensor as megatron", rl_loss()
+        )
+        results[f"{model}: dtensor as megatron"] = opened.logprobs(grouped_batch(0)).tolist()
+    written_behind(folders["qwen3"], out)
+    nan = grouped_batch(0)
+    nan.advantages = nan.advantages.clone()
+    nan.advantages[-1, 12] = float("nan")  # only the last data-parallel rank sees it
+    policy = MegatronPolicy(config_for({}), folders["qwen3"], rl_loss())
+    try:
+        policy.train_step(nan)
+    except NonFiniteLossError:
+        results["nan refused"] = policy.optimizer.steps == 0
+    for name, megatron in BALANCED.items():  # fives leave one expert-parallel rank idle at the end
+        results[f"qwen3_moe: {name}"], _ = two_steps(
+            folders["qwen3_moe"], {**megatron, **RATE}, train_micro_batch_size=5
+        )
+    bins = {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}}
+    results["qwen3_moe: expert, packed"], _ = two_steps(
+        folders["qwen3_moe"], LAYOUTS["qwen3_moe"]["expert, distributed optimizer"], **bins
+    )
+    return results
+
+
+def scenarios_of_four(folders: dict[str, Path]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for model, layouts in FOUR.items():
+        for name, layout in layouts.items():
+            changes = {key: value for key, value in layout.items() if key == "dtensor_cfg"}
+            megatron = {key: value for key, value in layout.items() if key != "dtensor_cfg"}
+            results[f"{model}: {name}"], _ = two_steps(folders[model], megatron, train_micro_batch_size=3, **changes)
+    return results
+
+
+def written_behind(folder: Path, out: Path) -> None:
+    """Checkpoints of one step: saved, and written by a thread from a snapshot while all ranks train on."""
+    from threading import Thread
+
+    from nemotron_steps.engine.build.backends import build_policy
+    from nemotron_steps.errors import StorageError
+    from tests.engine.policy.batches import grouped_batch, rl_loss
+
+    narrow = {"use_distributed_optimizer": True, "use_precision_aware_optimizer": True, "exp_avg_dtype": "bfloat16"}
+    for name, megatron, changes in (
+        ("tensor", LAYOUTS["qwen3"]["tensor"], {}),
+        ("narrow", {"optimizer": narrow}, {"precision": "bfloat16"}),
+        ("dtensor", {}, {"dtensor_cfg": DTENSOR["dtensor, data"]}),
+    ):
+        config = config_for(megatron, **changes)
+        first, second = (build_policy(config, folder, rl_loss(), reference=False, total_steps=10) for _ in range(2))
+        first.train_step(grouped_batch(0))
+        first.save_checkpoint(str(out / f"{name} saved"))
+        writer = Thread(target=first.snapshot().write, args=[str(out / f"{name} behind")])
+        writer.start()
+        expected = [first.train_step(grouped_batch(seed)) for seed in range(1, 4)]
+        writer.join()
+        second.load_checkpoint(str(out / f"{name} behind"))
+        assert [second.train_step(grouped_batch(seed)) for seed in range(1, 4)] == expected
+        try:  # rank 0 alone meets a file where it wants a folder
+            (out / f"{name} refused").mkdir(exist_ok=True)
+            (out / f"{name} refused" / "hf").touch()
+            first.snapshot().write(str(out / f"{name} refused"))
+            raise AssertionError("written over a file")
+        except StorageError:
+            first.train_step(grouped_batch(4))  # no rank hangs, and all go on
+
+
+def main(rank: int, ranks: int, store: str, out: str, folders: dict[str, str]) -> None:
+    torch.set_num_threads(1)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    models = {name: Path(folder) for name, folder in folders.items()}
+    results = scenarios_of_four(models) if ranks == 4 else scenarios(models, Path(out))
+    Path(out, f"rank{rank}.json").write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_ranks(ranks: int, out: Path, folders: dict[str, Path]) -> list[dict[str, Any]]:
+    """Start the ranks, wait, and read what each found."""
+    import subprocess
+
+    arguments = [str(out / "store"), str(out), json.dumps({name: str(folder) for name, folder in folders.items()})]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.policy.ranks", str(rank), str(ranks), *arguments],
+            cwd=Path(__file__).parents[3],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    outputs = [process.communicate(timeout=280)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), outputs[0][-3000:] + outputs[-1][-3000:]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], json.loads(sys.argv[5]))

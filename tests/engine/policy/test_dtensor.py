@@ -1,0 +1,132 @@
+"""The dtensor policy gives what the megatron policy gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.errors import ArtifactError, EngineError, NonFiniteLossError, UnsupportedError
+from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
+from tests.models.checkpoints import SIZES, write_checkpoint, write_tokenizer
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_tied", "llama_rope_scaling", "qwen3_moe"])
+@pytest.mark.parametrize("loss", [{}, {"force_on_policy_ratio": False, "reference_policy_kl_penalty": 0.1}], ids=str)
+def test_it_trains_like_megatron(name, loss, tmp_path, batch):
+    write_checkpoint(name, tmp_path, initializer_range=0.1)
+    config = policy_config(train_micro_batch_size=4, logprob_batch_size=5)
+    policies = [kind(config, tmp_path, rl_loss(**loss), reference=True) for kind in (MegatronPolicy, DTensorPolicy)]
+    before = [policy.logprobs(batch) for policy in policies]
+    torch.testing.assert_close(before[1], before[0], atol=1e-5, rtol=0)
+    batch.prev_logprobs = before[0] + 0.05 * batch.token_mask
+    batch.reference_logprobs = before[0] - 0.1 * batch.token_mask
+    for _ in range(2):
+        expected, found = (policy.train_step(batch) for policy in policies)
+        assert set(expected) == set(found)
+        for metric, value in expected.items():
+            assert found[metric] == pytest.approx(value, rel=2e-4, abs=1e-5), metric
+    for policy, old in zip(policies, before, strict=True):
+        assert torch.equal(policy.reference_logprobs(batch), old)
+    theirs = dict(policies[0].weights())
+    mine = dict(policies[1].weights())
+    assert set(mine) == set(theirs)
+    for tensor_name, tensor in mine.items():
+        # Adam's first steps turn gradients near 0 into updates of full size and either sign.
+        assert float((tensor - theirs[tensor_name]).abs().median()) < 1e-4, tensor_name
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_resuming_equals_an_unbroken_run_bit_for_bit(precision, qwen3_folder, tmp_path):
+    config = policy_config(precision=precision)
+    batches = [grouped_batch(seed=number) for number in range(4)]
+    unbroken = DTensorPolicy(config, qwen3_folder, rl_loss())
+    expected = [unbroken.train_step(batch) for batch in batches]
+    first = DTensorPolicy(config, qwen3_folder, rl_loss())
+    for batch in batches[:2]:
+        first.train_step(batch)
+    first.save_checkpoint(str(tmp_path / "step"))
+    second = DTensorPolicy(config, qwen3_folder, rl_loss())
+    second.load_checkpoint(str(tmp_path / "step"))
+    assert [second.train_step(batch) for batch in batches[2:]] == expected[2:]
+    with pytest.raises(ArtifactError):
+        second.load_checkpoint(str(tmp_path / "nothing"))
+
+
+def test_its_models_open_in_the_other_policy(qwen3_folder, tmp_path, batch):
+    policy = DTensorPolicy(policy_config(), qwen3_folder, rl_loss())
+    policy.train_step(batch)
+    expected = policy.logprobs(batch)
+    policy.save_model(tmp_path / "megatron")
+    policy.save_hf(tmp_path / "hf")
+    for folder in ("megatron", "hf"):
+        for kind in (MegatronPolicy, DTensorPolicy):
+            found = kind(policy_config(), tmp_path / folder, rl_loss()).logprobs(batch)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_activation_checkpointing_changes_nothing(qwen3_folder, batch):
+    plain = DTensorPolicy(policy_config(), qwen3_folder, rl_loss()).train_step(batch)
+    config = policy_config(dtensor_cfg={"enabled": True, "activation_checkpointing": True})
+    assert DTensorPolicy(config, qwen3_folder, rl_loss()).train_step(batch) == pytest.approx(plain, rel=1e-5, abs=1e-7)
+
+
+def test_nan_stops_before_the_update(qwen3_folder, batch):
+    policy = DTensorPolicy(policy_config(), qwen3_folder, rl_loss())
+    before = {name: tensor.clone() for name, tensor in policy.weights()}
+    bad = grouped_batch()
+    bad.advantages = bad.advantages.clone()
+    bad.advantages[0, 25] = float("nan")
+    with pytest.raises(NonFiniteLossError):
+        policy.train_step(bad)
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.weights())
+    with pytest.raises(EngineError, match="reference"):
+        policy.reference_logprobs(batch)
+
+
+def test_dropout_is_refused(tmp_path):
+    write_checkpoint("qwen3", tmp_path, attention_dropout=0.1)
+    with pytest.raises(UnsupportedError, match="dropout"):
+        DTensorPolicy(policy_config(), tmp_path, rl_loss())
+
+
+def write_family(folder, model_type, **changes):
+    """A random model of a family that has no Megatron mapping."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {**SIZES, "bos_token_id": 1, "eos_token_id": 2, **changes}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [("cohere", {"logit_scale": 0.5}), ("granite", {"logits_scaling": 4.0}), ("gemma3_text", {}), ("olmo2", {})],
+)
+def test_logprobs_are_those_of_the_model_where_it_scales_its_logits(model_type, changes, tmp_path, batch):
+    model = write_family(tmp_path, model_type, **changes)
+    policy = DTensorPolicy(policy_config(), tmp_path, rl_loss())
+    with torch.no_grad():
+        torch.testing.assert_close(policy.logprobs(batch), hf_token_logprobs(model, batch), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("gemma2", {"final_logit_softcapping": 2.0}),
+        ("gemma2", {"final_logit_softcapping": 1e4}),
+        ("phi", {}),
+    ],
+    ids=str,
+)
+def test_a_model_whose_logits_would_be_computed_wrongly_is_refused(model_type, changes, tmp_path):
+    write_family(tmp_path, model_type, **changes)
+    with pytest.raises(UnsupportedError, match="output layer"):
+        DTensorPolicy(policy_config(), tmp_path, rl_loss())

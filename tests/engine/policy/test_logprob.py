@@ -1,0 +1,92 @@
+"""Logprobs from hidden states: values, gradients and memory against plain log-softmax."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.engine.policy import logprob
+from nemotron_steps.engine.policy.kernels.fused import rms_norm, rotate, swiglu
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.integers(0, 40),
+    vocab=st.integers(2, 50),
+    padding=st.integers(0, 5),
+    chunk=st.integers(1, 50),
+    keep=st.booleans(),
+    temperature=st.sampled_from([1.0, 0.4, 1.5]),
+    seed=st.integers(0, 1000),
+)
+def test_values_and_gradients_equal_log_softmax(tokens, vocab, padding, chunk, keep, temperature, seed):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, 8, generator=generator, dtype=torch.float32, requires_grad=True)
+    weight = torch.randn(vocab + padding, 8, generator=generator, requires_grad=True)
+    targets = torch.randint(0, vocab, (tokens,), generator=generator)
+    factors = torch.randn(tokens, generator=generator)
+    full = (hidden @ weight[:vocab].T / temperature).log_softmax(-1)
+    expected = full.gather(1, targets[:, None]).squeeze(1)
+    gradients = torch.autograd.grad((expected * factors).sum(), (hidden, weight))
+    kept, logprob.KEPT_PROBABILITY_BYTES = logprob.KEPT_PROBABILITY_BYTES, 10**9 if keep else 0
+    try:
+        found, entropy = logprob.linear_logprobs(
+            hidden, weight, targets, chunk=chunk, vocab_size=vocab, temperature=temperature
+        )
+        (found * factors).sum().backward()
+    finally:
+        logprob.KEPT_PROBABILITY_BYTES = kept
+    rounding = 1e-5 * max(1.0, temperature**-2)  # differences of logits, which are larger at low temperatures
+    torch.testing.assert_close(found, expected, atol=rounding, rtol=1e-5)
+    torch.testing.assert_close(entropy, -(full.exp() * full).sum(-1).detach(), atol=2 * rounding, rtol=1e-4)
+    assert not entropy.requires_grad
+    for mine, theirs in zip((hidden.grad, weight.grad), gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2 * rounding, rtol=1e-4)
+
+
+def test_memory_does_not_grow_with_tokens_times_vocabulary():
+    tokens, vocab, width, chunk = 3000, 7000, 16, 250
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    weight = torch.randn(vocab, width, requires_grad=True)
+    assert tokens * vocab * 4 > logprob.KEPT_PROBABILITY_BYTES
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logprob.linear_logprobs(hidden, weight, torch.randint(0, vocab, (tokens,)), chunk=chunk)
+    assert sum(kept) < 4 * (2 * tokens * width + vocab * width + 4 * tokens) + 1
+
+
+def test_a_huge_logit_does_not_overflow():
+    hidden = torch.tensor([[100.0, 0.0], [-100.0, 50.0]], requires_grad=True)
+    weight = torch.tensor([[10.0, 0.0], [-10.0, 0.0], [0.0, 10.0]])
+    found, entropy = logprob.linear_logprobs(hidden, weight, torch.tensor([0, 2]), chunk=8)
+    assert bool(found.isfinite().all()) and bool(entropy.isfinite().all())
+    assert found[0] == 0.0 and found[1] == -500.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64])
+def test_written_out_gradients(dtype):
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype, requires_grad=True)
+
+    angles = torch.rand(4, 1, 1, 3, generator=generator, dtype=dtype).repeat(1, 1, 1, 2)
+    cos_sin = torch.stack((angles.cos(), angles.sin()))
+    assert torch.autograd.gradcheck(swiglu, (random(3, 8),))
+    assert torch.autograd.gradcheck(lambda states: rotate(states, cos_sin), (random(4, 2, 2, 6),))
+    from nemotron_steps.engine.policy.kernels.fused import _RmsNorm
+
+    for shape in ((6,), (2, 6)):
+        assert torch.autograd.gradcheck(lambda s, w: _RmsNorm.apply(s, w, 1e-6), (random(4, 3, 2, 6), random(*shape)))
+    states, weight = random(5, 6), random(6)
+    torch.testing.assert_close(
+        rms_norm(states.float(), weight.float(), 1e-6),
+        torch.nn.functional.rms_norm(states.float(), (6,), weight.float(), 1e-6),
+    )

@@ -1,0 +1,240 @@
+"""The megatron policy against transformers, and the invariances training must have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemotron_steps.engine.losses.policy_gradient import count_normalizers
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.policy.token_layout import build_layout
+from nemotron_steps.engine.types import TrainBatch
+from nemotron_steps.errors import ArtifactError, EngineError, NonFiniteLossError
+from nemotron_steps.models.huggingface import load_hf_weights
+from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
+from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
+from tests.models.checkpoints import SHAPES, hf_model, write_checkpoint
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_logprobs_and_gradients_equal_transformers(name, tmp_path, batch):
+    write_checkpoint(name, tmp_path)
+    model = hf_model(name)
+    policy = MegatronPolicy(policy_config(), tmp_path, rl_loss())
+    expected = hf_token_logprobs(model, batch)
+    torch.testing.assert_close(policy.logprobs(batch), expected.detach(), atol=2e-5, rtol=0)
+
+    loss, _ = rl_loss()(expected, batch, count_normalizers(batch))
+    loss.backward()
+    policy.config = policy.config.model_copy(update={"max_grad_norm": 1e9})
+    metrics = policy.train_step(batch)
+    assert metrics["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
+    gradients = dict(_hf_gradients(policy))
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    for name, expected_gradient in _checkpoint_gradients(model):
+        torch.testing.assert_close(gradients.pop(name), expected_gradient, atol=3e-5 * float(norm), rtol=1e-3)
+    assert not gradients
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_logits_equal_transformers_to_1e_5(name, tmp_path):
+    write_checkpoint(name, tmp_path, initializer_range=0.05)
+    policy = MegatronPolicy(policy_config(), tmp_path, rl_loss())
+    ids = torch.randint(3, 200, (1, 120), generator=torch.Generator().manual_seed(0))
+    everything = TrainBatch(ids, torch.tensor([120]), torch.ones(1, 120), torch.ones(1), *(torch.zeros(1, 120),) * 2)
+    layout = build_layout(everything, [0])
+    with torch.no_grad():
+        hidden = policy.model.predictors(policy.model(layout), layout.source)
+        logits = hidden @ policy.model.output_weight().T
+        expected = hf_model(name, initializer_range=0.05)(ids).logits[0, :-1]
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+def _checkpoint_gradients(model):
+    """Gradients of a transformers model under the names it saves (it fuses experts in memory)."""
+    for name, parameter in model.named_parameters():
+        stem, _, kind = name.rpartition(".")
+        if kind not in ("gate_up_proj", "down_proj"):
+            yield name, parameter.grad
+            continue
+        for expert, gradient in enumerate(parameter.grad):
+            if kind == "down_proj":
+                yield f"{stem}.{expert}.down_proj.weight", gradient
+            else:
+                for part, half in zip(("gate", "up"), gradient.chunk(2), strict=True):
+                    yield f"{stem}.{expert}.{part}_proj.weight", half
+
+
+def _hf_gradients(policy):
+    from nemotron_steps.models.mapping import split
+
+    for buffer in policy.buffers:
+        for slot in buffer.slots:
+            gradient = buffer.grads[slot.start : slot.end].view(slot.tensor.shape)
+            yield from split(slot.parameter, gradient, policy.architecture)
+
+
+def test_one_step_equals_torch_adamw(qwen3_folder, batch):
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    before = {name: tensor.clone() for name, tensor in policy.weights()}
+    metrics = policy.train_step(batch)
+    gradients = dict(_hf_gradients(policy))  # clipped in place
+    scale = min(1.0, 1.0 / metrics["grad_norm"])
+    assert scale < 1
+    for name, tensor in policy.weights():
+        parameter = torch.nn.Parameter(before[name].clone())
+        parameter.grad = gradients[name]
+        decay = 0.1 if parameter.dim() > 1 else 0.0
+        torch.optim.AdamW([parameter], lr=1e-2, weight_decay=decay).step()
+        torch.testing.assert_close(tensor, parameter.detach(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_micro_batch_size": 1},
+        {"train_micro_batch_size": 5},
+        {"logprob_chunk_size": 7},
+        {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}},
+        {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 96}},
+        {"dynamic_batching": {"enabled": True, "train_mb_tokens": 200, "sequence_length_round": 1}},
+        {"megatron_cfg": {"activation_checkpointing": True}},
+        {"megatron_cfg": {"optimizer": {"use_distributed_optimizer": True}}},
+    ],
+    ids=str,
+)
+def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(change, qwen3_folder, batch):
+    expected = MegatronPolicy(policy_config(), qwen3_folder, rl_loss()).train_step(batch)
+    found = MegatronPolicy(policy_config(**change), qwen3_folder, rl_loss()).train_step(batch)
+    for name in ("loss", "grad_norm", "entropy", "num_valid_tokens"):
+        assert found[name] == pytest.approx(expected[name], rel=2e-5, abs=1e-6), name
+
+
+def test_a_masked_sequence_and_padding_change_nothing(qwen3_folder, batch):
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    before = policy.logprobs(batch)
+    garbage = grouped_batch(seed=5).input_ids
+    dirty = TrainBatch(**{**vars(batch), "input_ids": batch.input_ids.clone()})
+    for row in range(len(batch)):
+        dirty.input_ids[row, int(batch.lengths[row]) :] = garbage[row, int(batch.lengths[row]) :]
+    assert torch.equal(policy.logprobs(dirty), before)
+    assert bool((before[batch.token_mask == 0] == 0).all())
+
+
+@pytest.mark.parametrize(
+    "loss", [{}, {"force_on_policy_ratio": False, "reference_policy_kl_penalty": 0.1}], ids=["no KL", "KL"]
+)
+def test_rows_without_gradient_are_not_trained_but_measured(loss, qwen3_folder, batch):
+    batch.advantages = batch.advantages.clone()
+    batch.advantages[3:6] = 0
+    batch.advantages[9] = 0
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss(**loss), reference=True)
+    batch.prev_logprobs = policy.logprobs(batch) + 0.05 * batch.token_mask
+    batch.reference_logprobs = policy.reference_logprobs(batch) - 0.1 * batch.token_mask
+    whole = rl_loss(**loss)
+    whole.gradient_needs_advantage = False
+    expected = MegatronPolicy(policy_config(), qwen3_folder, whole).train_step(batch)
+    found = policy.train_step(batch)
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=2e-5, abs=1e-6), name
+
+
+def test_a_batch_without_any_gradient_leaves_the_weights(qwen3_folder, batch):
+    policy = MegatronPolicy(policy_config(megatron_cfg={"optimizer": {"lr": 1e-2}}), qwen3_folder, rl_loss())
+    before = {name: tensor.clone() for name, tensor in policy.weights()}
+    batch.advantages = torch.zeros_like(batch.advantages)
+    metrics = policy.train_step(batch)
+    assert metrics["grad_norm"] == 0 and metrics["num_valid_tokens"] > 0 and metrics["entropy"] > 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.weights())
+
+
+def test_nan_stops_before_the_update(qwen3_folder, batch):
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    policy.train_step(batch)
+    before = {name: tensor.clone() for name, tensor in policy.weights()}
+    moments = policy.optimizer.moments[0]["exp_avg"].clone()
+    bad = grouped_batch()
+    bad.advantages = bad.advantages.clone()
+    bad.advantages[0, 25] = float("nan")
+    with pytest.raises(NonFiniteLossError):
+        policy.train_step(bad)
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.weights())
+    assert torch.equal(policy.optimizer.moments[0]["exp_avg"], moments) and policy.optimizer.steps == 1
+    assert policy.train_step(batch)["grad_norm"] > 0
+
+
+def test_the_reference_stays_and_the_policy_moves(qwen3_folder, batch):
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss(), reference=True)
+    before = policy.logprobs(batch)
+    for _ in range(3):
+        policy.train_step(batch)
+    after = policy.logprobs(batch)
+    assert torch.equal(policy.reference_logprobs(batch), before)
+    assert float((after - before).abs().max()) > 0.01
+    assert torch.equal(policy.logprobs(batch), after)
+    with pytest.raises(EngineError, match="reference"):
+        MegatronPolicy(policy_config(), qwen3_folder, rl_loss()).reference_logprobs(batch)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_resuming_equals_an_unbroken_run_bit_for_bit(precision, qwen3_folder, tmp_path):
+    config = policy_config(
+        precision=precision,
+        megatron_cfg={
+            "optimizer": {"lr": 1e-2, "weight_decay": 0.1},
+            "scheduler": {"lr_warmup_iters": 3, "lr_decay_style": "cosine"},
+        },
+    )
+    batches = [grouped_batch(seed=number) for number in range(4)]
+    unbroken = MegatronPolicy(config, qwen3_folder, rl_loss(), total_steps=6)
+    expected = [unbroken.train_step(batch) for batch in batches]
+
+    first = MegatronPolicy(config, qwen3_folder, rl_loss(), total_steps=6)
+    for batch in batches[:2]:
+        first.train_step(batch)
+    first.save_checkpoint(str(tmp_path / "step"))
+    second = MegatronPolicy(config, qwen3_folder, rl_loss(), total_steps=6)
+    second.load_checkpoint(str(tmp_path / "step"))
+    assert [second.train_step(batch) for batch in batches[2:]] == expected[2:]
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(unbroken.weights(), second.weights(), strict=True))
+
+
+def test_saved_models_load_everywhere(qwen3_folder, tmp_path, batch):
+    from transformers import AutoModelForCausalLM
+
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    policy.train_step(batch)
+    expected = policy.logprobs(batch)
+    live = {name: tensor.clone() for name, tensor in policy.weights()}
+    policy.save_model(tmp_path / "megatron")
+    policy.save_hf(tmp_path / "hf")
+    convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "converted")
+    for folder in ("hf", "converted"):
+        stored = load_hf_weights(tmp_path / folder)
+        assert set(stored) == set(live) and all(torch.equal(stored[name], live[name]) for name in live)
+    reloaded = MegatronPolicy(policy_config(), tmp_path / "megatron", rl_loss())
+    assert torch.equal(reloaded.logprobs(batch), expected)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "converted", dtype=torch.float32)
+    torch.testing.assert_close(hf_token_logprobs(model, batch).detach(), expected, atol=2e-5, rtol=0)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(qwen3_folder, tmp_path):
+    write_checkpoint("qwen3", tmp_path / "other", hidden_size=32)
+    other = MegatronPolicy(policy_config(), tmp_path / "other", rl_loss())
+    other.save_checkpoint(str(tmp_path / "step"))
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    with pytest.raises(ArtifactError):
+        policy.load_checkpoint(str(tmp_path / "step"))
+    with pytest.raises(ArtifactError, match="training checkpoint"):
+        policy.load_checkpoint(str(tmp_path / "nothing"))
+
+
+def test_weights_are_views_of_the_live_model(qwen3_folder):
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    (buffer,) = policy.buffers
+    base = buffer.values.untyped_storage().data_ptr()
+    shared = {name for name, tensor in policy.weights() if tensor.untyped_storage().data_ptr() == base}
+    copied = {name.rsplit(".", 2)[-2] for name, _ in policy.weights() if name not in shared}
+    assert copied <= {"q_proj", "k_proj", "v_proj"}

@@ -1,0 +1,108 @@
+"""What becomes of a group's sessions, and of rows that cannot be sampled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nemotron_steps.engine.grpo.low_effort import with_instruction
+from nemotron_steps.engine.rollouts.agent_rollouts import agent_row
+from nemotron_steps.engine.rollouts.collector import StragglerError
+from nemotron_steps.engine.rollouts.conversation import messages_of
+from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.environments import registry
+from nemotron_steps.environments.base import Session
+from nemotron_steps.errors import DataError, SandboxError
+from tests.engine.engine_samples import ends_in_a_tool_result
+from tests.engine.grpo.grpo_runs import Vowels, config_of, start
+
+
+class ThreeSessions(Vowels):
+    """Has room for three sessions at a time."""
+
+    name = "three_sessions"
+    open: set[int] = set()  # noqa: RUF012
+
+    async def seed(self, row) -> Session:
+        if len(self.open) == 3:
+            raise SandboxError("no room")
+        session = Session()
+        self.open.add(id(session))
+        return session
+
+    async def release(self, session: Session) -> None:
+        self.open.remove(id(session))
+
+
+def test_sessions_are_released_when_one_of_their_group_cannot_be_opened(task, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN, "three_sessions", f"{__name__}:ThreeSessions")
+    run = start(config_of(task, 1, environment="three_sessions"), tmp_path)
+    prompts = read_rows(task / "train.jsonl")[:1]
+    (group,) = asyncio.run(run.collector.collect(prompts, group_ids=["a"], num_generations=3))
+    assert len(group.rollouts) == 3 and not ThreeSessions.open
+    with pytest.raises(SandboxError, match="no room"):
+        asyncio.run(run.collector.collect(prompts, group_ids=["b"], num_generations=4))
+    assert not ThreeSessions.open
+
+
+def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task, tmp_path, monkeypatch):
+    class NeverJudged(ThreeSessions):
+        async def verify(self, row, response, session):
+            asked.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setitem(registry.BUILT_IN, "three_sessions", f"{__name__}:ThreeSessions")
+    run = start(config_of(task, 1, environment="three_sessions"), tmp_path)
+    environment = NeverJudged(run.collector.environment_named("three_sessions").config, {})
+    prompt = read_rows(task / "train.jsonl")[0]
+
+    asked = asyncio.Event()
+
+    async def collect():
+        cut = asyncio.Event()
+        judging = asyncio.ensure_future(
+            run.collector.collect_group(prompt, group_id="a", num_generations=3, environment=environment, cut=cut)
+        )
+        await asked.wait()
+        assert len(ThreeSessions.open) == 3
+        cut.set()
+        await judging
+
+    with pytest.raises(StragglerError):
+        asyncio.run(collect())
+    assert not ThreeSessions.open
+
+
+def test_low_effort_is_asked_for_in_the_last_user_message_whatever_comes_after_it(task, tmp_path):
+    run = start(config_of(task, 1, policy__max_total_sequence_length=512), tmp_path)
+    row = {**read_rows(task / "train.jsonl")[0].row, "responses_create_params": {"input": ends_in_a_tool_result("3+4")}}
+    prompt = PromptRow(0, row, "row")
+    (group,) = asyncio.run(run.collector.collect([prompt], group_ids=["a"], num_generations=2, suffixes=["Be brief."]))
+    text = run.collector.prompt_text(group.rollouts[0])
+    assert text.count("Be brief.") == 1 and text.index("3+4") < text.index("Be brief.") < text.index("seven")
+
+
+def test_a_prompt_keeps_its_parts_and_gets_a_user_message_if_it_has_none():
+    parts = [{"type": "input_text", "text": "3+4"}]
+    items = [{"role": "user", "content": parts}, {"role": "assistant", "content": "7"}]
+    longer = [*parts, {"type": "input_text", "text": "Be brief."}]
+    assert with_instruction(items, "Be brief.") == [{"role": "user", "content": longer}, items[1]]
+    assert items[0]["content"] == parts  # the row is shared by every epoch
+    assert with_instruction(items[1:], "Be brief.") == [items[1], {"role": "user", "content": "Be brief."}]
+    assert with_instruction(items, "") == items
+
+
+def test_an_agent_is_asked_for_low_effort_in_the_last_user_message():
+    row = {"responses_create_params": {"input": ends_in_a_tool_result("3+4"), "tools": []}}
+    request = agent_row(row, "Be brief.")["responses_create_params"]
+    assert request == {"input": ends_in_a_tool_result("3+4\n\nBe brief."), "tools": []}
+    alone = agent_row({"responses_create_params": {"input": "3+4"}}, "Be brief.")
+    assert alone["responses_create_params"]["input"] == [{"role": "user", "content": "3+4\n\nBe brief."}]
+
+
+def test_a_row_with_a_call_that_is_no_json_is_named():
+    call = {"type": "function_call", "name": "add", "arguments": '{"by": '}
+    with pytest.raises(DataError, match="not JSON") as caught:
+        messages_of({"responses_create_params": {"input": [call]}}, "rows.jsonl:3")
+    assert caught.value.where == "rows.jsonl:3"

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.config.schema.dpo import DpoConfig, DpoTrainConfig
+from nemotron_steps.config.schema.rl import CheckpointingConfig
+from nemotron_steps.engine.batches.batching import fixed_micro_batches, select_rows, token_budget_micro_batches
+from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.losses.dpo import DpoLoss
+from nemotron_steps.engine.losses.metrics import finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.supervised.chat_data import ChatSequence
+from nemotron_steps.engine.supervised.dpo import (
+    PreferencePair,
+    encode_pair,
+    optimize_preferences,
+    pair_batch,
+    read_pairs,
+)
+from nemotron_steps.errors import DataError, EngineError
+from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.models.tokenizers import train_tokenizer
+from tests.models.checkpoints import write_checkpoint
+
+
+def random_pairs(count: int, seed: int = 0, prefer: int | None = None) -> list[PreferencePair]:
+    """Pairs over a 200-token vocabulary; with `prefer`, chosen answers repeat that token and rejected ones never do."""
+    g = torch.Generator().manual_seed(seed)
+
+    def tokens(low: int, high: int) -> list[int]:
+        return torch.randint(3, 150, (int(torch.randint(low, high, (), generator=g)),), generator=g).tolist()
+
+    def side(prompt: list[int], answer: list[int]) -> ChatSequence:
+        return ChatSequence(prompt + answer, [0] * len(prompt) + [1] * len(answer))
+
+    pairs = []
+    for _ in range(count):
+        prompt = tokens(3, 12)
+        chosen, rejected = tokens(2, 9), tokens(2, 9)
+        if prefer is not None:
+            chosen = [prefer] * len(chosen)
+        pairs.append(PreferencePair(side(prompt, chosen), side(prompt, rejected)))
+    return pairs
+
+
+def scored_batch(count: int = 4, seed: int = 0) -> tuple[Any, torch.Tensor]:
+    batch = pair_batch(random_pairs(count, seed))
+    g = torch.Generator().manual_seed(seed)
+    batch.reference_logprobs = -torch.rand(batch.input_ids.shape, generator=g) * 3
+    lp = (-torch.rand(batch.input_ids.shape, generator=g) * 3).requires_grad_()
+    return batch, lp
+
+
+def by_hand(lp: torch.Tensor, batch: Any, c: DpoTrainConfig) -> float:
+    total = 0.0
+    for k in range(len(batch) // 2):
+        delta, nll = [], []
+        for row in (2 * k, 2 * k + 1):
+            ts = [t for t in range(1, batch.input_ids.shape[1]) if batch.token_mask[row, t] > 0]
+            d = sum(lp[row, t].item() - batch.reference_logprobs[row, t].item() for t in ts)
+            delta.append(d / len(ts) if c.preference_average_log_probs else d)
+            s = -sum(lp[row, t].item() for t in ts)
+            nll.append(s / len(ts) if c.sft_average_log_probs else s)
+        margin = c.reference_policy_kl_penalty * (delta[0] - delta[1])
+        total += c.preference_loss_weight * -math.log(1 / (1 + math.exp(-margin))) + c.sft_loss_weight * nll[0]
+    return total / (len(batch) // 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"reference_policy_kl_penalty": 2.0},
+        {"preference_average_log_probs": True, "reference_policy_kl_penalty": 1.0},
+        {"sft_loss_weight": 0.3},
+        {"sft_loss_weight": 0.3, "sft_average_log_probs": False, "preference_loss_weight": 0.5},
+    ],
+)
+def test_the_loss_equals_the_formula_and_its_slope(changes: dict[str, Any]) -> None:
+    config = DpoTrainConfig.model_validate(changes)
+    batch, lp = scored_batch()
+    loss, _ = DpoLoss(config)(lp, batch, count_normalizers(batch))
+    assert loss.item() == pytest.approx(by_hand(lp, batch, config), rel=1e-5)
+    loss.backward()
+    row, t = 1, int(batch.lengths[1]) - 1
+    moved = [lp.detach().clone().double() for _ in range(2)]
+    moved[0][row, t] += 1e-5
+    moved[1][row, t] -= 1e-5
+    slope = (by_hand(moved[0], batch, config) - by_hand(moved[1], batch, config)) / 2e-5
+    assert lp.grad is not None and lp.grad[row, t].item() == pytest.approx(slope, rel=1e-3, abs=1e-7)
+    assert not lp.grad[batch.token_mask == 0].any()
+
+
+def test_on_the_reference_itself_the_loss_is_ln_2() -> None:
+    batch, lp = scored_batch(5)
+    batch.reference_logprobs = lp.detach().clone()
+    loss, sums = DpoLoss(DpoTrainConfig())(lp, batch, count_normalizers(batch))
+    assert loss.item() == pytest.approx(0.693147, abs=5e-7)
+    metrics = finalize_metrics(sums, count_normalizers(batch))
+    assert metrics["rewards_margin"] == metrics["accuracy"] == 0.0
+
+
+def test_metrics_are_means_over_pairs_and_masked_pairs_do_not_count() -> None:
+    batch, lp = scored_batch(3)
+    batch.sample_mask[2:4] = 0.0
+    normalizers = count_normalizers(batch)
+    loss, sums = DpoLoss(DpoTrainConfig())(lp, batch, normalizers)
+    kept = select_rows(batch, [0, 1, 4, 5])
+    again, kept_sums = DpoLoss(DpoTrainConfig())(lp[[0, 1, 4, 5]], kept, count_normalizers(kept))
+    assert loss.item() == pytest.approx(again.item())
+    metrics = finalize_metrics(sums, normalizers)
+    assert metrics == pytest.approx(finalize_metrics(kept_sums, count_normalizers(kept)))
+    assert metrics["rewards_margin"] == pytest.approx(metrics["rewards_chosen"] - metrics["rewards_rejected"], abs=1e-6)
+    assert metrics["accuracy"] in (0.0, 0.5, 1.0)
+
+
+def test_torn_or_half_masked_pairs_and_missing_references_are_refused() -> None:
+    batch, lp = scored_batch(2)
+    normalizers = count_normalizers(batch)
+    loss_fn = DpoLoss(DpoTrainConfig())
+    with pytest.raises(EngineError, match="whole units"):
+        loss_fn(lp[:3], select_rows(batch, [0, 1, 2]), normalizers)
+    batch.sample_mask[1] = 0.0
+    with pytest.raises(EngineError, match="one side"):
+        loss_fn(lp, batch, normalizers)
+    batch.sample_mask[1] = 1.0
+    batch.reference_logprobs = None
+    with pytest.raises(EngineError, match="reference_logprobs"):
+        loss_fn(lp, batch, normalizers)
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 12), seed=st.integers(0, 99))
+def test_pairs_are_never_parted_and_the_loss_does_not_depend_on_the_cut(count: int, seed: int) -> None:
+    batch, lp = scored_batch(count, seed)
+    lengths = batch.lengths.tolist()
+    normalizers = count_normalizers(batch)
+    whole, sums = DpoLoss(DpoTrainConfig())(lp, batch, normalizers)
+    for plan in (
+        fixed_micro_batches(len(lengths), 3, unit=2),
+        token_budget_micro_batches(lengths, 60, unit=2),
+    ):
+        assert sorted(row for rows in plan for row in rows) == list(range(len(lengths)))
+        parts = []
+        for rows in plan:
+            assert [row ^ 1 for row in rows] == [r for k in range(0, len(rows), 2) for r in (rows[k + 1], rows[k])]
+            parts.append(DpoLoss(DpoTrainConfig())(lp[rows], select_rows(batch, rows), normalizers))
+        assert sum(loss.item() for loss, _ in parts) == pytest.approx(whole.item(), rel=1e-5)
+        merged = finalize_metrics(merge_metric_sums(part for _, part in parts), normalizers)
+        assert merged == pytest.approx(finalize_metrics(sums, normalizers), rel=1e-4, abs=1e-5)
+
+
+# -- data -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(["Which tool? ", "none needed"]).save_pretrained(folder)
+    return ChatFormat.from_folder(folder)
+
+
+def trained_text(chat: ChatFormat, sequence: ChatSequence) -> str:
+    return chat.decode([t for t, m in zip(sequence.token_ids, sequence.token_mask, strict=True) if m])
+
+
+def test_only_the_answers_are_trained_whatever_form_they_come_in(chat: ChatFormat) -> None:
+    prompt = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "Which tool? "},
+    ]
+    rejected = {"role": "assistant", "content": "", "tool_calls": [{"name": "made_up", "arguments": {}}]}
+    forms = ["none needed", {"role": "assistant", "content": "none needed"}, [*prompt, {"role": "assistant", "content": "none needed"}]]  # fmt: skip  # noqa: E501
+    encoded = [encode_pair(chat, {"prompt": prompt, "chosen": c, "rejected": rejected}, "row") for c in forms]
+    assert encoded[0] == encoded[1] == encoded[2]
+    assert trained_text(chat, encoded[0].chosen) == "none needed"
+    assert trained_text(chat, encoded[0].rejected).startswith("<tool_call>")
+    pair = encode_pair(chat, {"prompt": "Which tool? ", "chosen": "a", "rejected": "b"}, "row")
+    shared = pair.chosen.token_mask.index(1)
+    assert pair.chosen.token_ids[:shared] == pair.rejected.token_ids[:shared]
+
+
+def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, tmp_path: Path) -> None:
+    good = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    for broken, field in (({"prompt": ""}, "prompt"), ({"chosen": ""}, "chosen"), ({"rejected": None}, "rejected")):
+        file = tmp_path / "pairs.jsonl"
+        file.write_text("\n".join(json.dumps(row) for row in (good, {**good, **broken})))
+        with pytest.raises(DataError) as caught:
+            read_pairs(file, chat, 100)
+        assert caught.value.where == f"{file}:2 field {field}"
+    with pytest.raises(DataError, match="same tokens"):
+        encode_pair(chat, {**good, "rejected": "a"}, "row")
+
+
+def test_pairs_that_are_too_long_are_counted(chat: ChatFormat, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": "q", "chosen": "a", "rejected": "b" * n} for n in (1, 50)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs, too_long = read_pairs(file, chat, 20)
+    assert (len(pairs), too_long) == (1, 1)
+    with pytest.raises(DataError, match="all 2 pairs"):
+        read_pairs(file, chat, 3)
+
+
+# -- the loop on a real policy --------------------------------------------------------------------------------------
+
+
+class Record:
+    """A Reporter that remembers."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.events: list[str] = []
+
+    def metrics(self, step: int, values: Any) -> None:
+        self.steps.append(dict(values))
+
+    def sample(self, sample: Any) -> None: ...
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events.append(name)
+
+    def signal(self, name: str, **numbers: Any) -> None: ...
+
+    def progress(self, description: str, completed: float, total: float | None = None) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dpo") / "qwen3"
+    write_checkpoint("qwen3", folder, initializer_range=0.1)
+    return folder
+
+
+def dpo_config(max_num_steps: int = 4, **policy: Any) -> DpoConfig:
+    settings: dict[str, Any] = {
+        "precision": "float32",
+        "train_global_batch_size": 4,
+        "train_micro_batch_size": 2,
+        "megatron_cfg": {"optimizer": {"lr": 3e-3}},
+        **policy,
+    }
+    return DpoConfig.model_validate(
+        {
+            "dpo": {"max_num_steps": max_num_steps, "max_num_epochs": 5, "reference_policy_kl_penalty": 0.5},
+            "policy": settings,
+            "checkpointing": {"save_period": 2},
+        }
+    )
+
+
+def run(config: DpoConfig, checkpoint: Path, work: Path, validation: int = 4) -> tuple[dict[str, Any], Record]:
+    policy = MegatronPolicy(config.policy, checkpoint, DpoLoss(config.dpo), reference=True)
+    record = Record()
+    manager = CheckpointManager(work, CheckpointingConfig(save_period=2))
+    summary = optimize_preferences(
+        policy, random_pairs(12, prefer=7), random_pairs(validation, 1, prefer=7), config, manager, record
+    )
+    return summary, record
+
+
+def test_a_policy_learns_the_preference_starting_from_ln_2(checkpoint: Path, tmp_path: Path) -> None:
+    summary, record = run(dpo_config(10), checkpoint, tmp_path)
+    assert record.steps[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert summary["validation_loss_before"] == pytest.approx(math.log(2), abs=1e-6)
+    assert summary["validation_accuracy"] == 1.0
+    assert summary["validation_loss"] < 0.4
+    assert record.steps[-1]["rewards_margin"] > 0.5
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"train_micro_batch_size": 8},
+        {"train_micro_batch_size": 1},
+        {"sequence_packing": {"enabled": True, "train_mb_tokens": 50, "sequence_length_round": 4}},
+        {"dynamic_batching": {"enabled": True, "train_mb_tokens": 100, "sequence_length_round": 4}},
+    ],
+    ids=["one_micro_batch", "a_pair_each", "packed", "dynamic"],
+)
+def test_packed_or_not_the_training_is_the_same(policy: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
+    _, expected = run(dpo_config(3), checkpoint, tmp_path / "a", validation=0)
+    _, found = run(dpo_config(3, **policy), checkpoint, tmp_path / "b", validation=0)
+    for a, b in zip(expected.steps, found.steps, strict=True):
+        for name in ("loss", "grad_norm", "rewards_margin"):
+            assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-5), name
+
+
+def test_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tmp_path: Path) -> None:
+    whole, expected = run(dpo_config(4), checkpoint, tmp_path / "whole")
+    run(dpo_config(2), checkpoint, tmp_path / "broken")
+    resumed, found = run(dpo_config(4), checkpoint, tmp_path / "broken")
+    assert found.events == ["resumed"]
+    assert [s["loss"] for s in found.steps] == [s["loss"] for s in expected.steps[2:]]
+    assert resumed == whole
+
+
+def test_a_run_resumed_after_its_last_step_still_says_how_training_ended(checkpoint: Path, tmp_path: Path) -> None:
+    first, _ = run(dpo_config(2), checkpoint, tmp_path)
+    again, found = run(dpo_config(2), checkpoint, tmp_path)
+    assert found.steps == [] and again == first and first["train_loss"] > 0

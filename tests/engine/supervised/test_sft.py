@@ -1,0 +1,63 @@
+"""The supervised loop on a real policy: it learns, and a resumed run ends like an unbroken one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.losses.policy_gradient import NegativeLogLikelihood
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.supervised.sft import finetune
+from nemotron_steps.runs.tracker import Tracker
+from tests.engine.supervised.test_dpo import random_pairs
+from tests.models.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sft") / "qwen3"
+    write_checkpoint("qwen3", folder, initializer_range=0.1)
+    return folder
+
+
+def run(steps: int, checkpoint: Path, work: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary, and each trained step's metrics."""
+    config = SftConfig.model_validate(
+        {
+            "sft": {"max_num_steps": steps, "max_num_epochs": 5},
+            "policy": {
+                "precision": "float32",
+                "train_global_batch_size": 4,
+                "train_micro_batch_size": 4,
+                "megatron_cfg": {"optimizer": {"lr": 3e-3}},
+            },
+            "checkpointing": {"save_period": 2},
+        }
+    )
+    policy = MegatronPolicy(config.policy, checkpoint, NegativeLogLikelihood())
+    chats, unseen = ([pair.chosen for pair in random_pairs(n, seed, prefer=7)] for n, seed in ((12, 0), (4, 1)))
+    records: list[dict[str, Any]] = []
+    with CheckpointManager(work, config.checkpointing) as manager:
+        summary = finetune(policy, chats, unseen, config, manager, Tracker("test", None, records.append))
+    return summary, [r["values"] for r in records if r["kind"] == "metrics"]
+
+
+def test_it_learns_and_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tmp_path: Path) -> None:
+    whole, expected = run(4, checkpoint, tmp_path / "whole")
+    assert whole["validation_loss"] < whole["validation_loss_before"]
+    run(2, checkpoint, tmp_path / "broken")
+    resumed, found = run(4, checkpoint, tmp_path / "broken")
+    assert [m["loss"] for m in found] == [m["loss"] for m in expected[2:]]
+    assert resumed == whole
+
+
+def test_a_run_resumed_after_its_last_step_still_says_what_the_training_loss_was(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    first, _ = run(2, checkpoint, tmp_path)
+    again, trained = run(2, checkpoint, tmp_path)
+    assert trained == [] and again == first

@@ -1,0 +1,146 @@
+"""Weights between processes: what arrives is what was sent, bucket by bucket, every transport that this machine has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemotron_steps.engine.placement.rendezvous import bind_port, join_store, serve_store
+from nemotron_steps.engine.placement.workers import Worker
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
+from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
+from nemotron_steps.engine.weight_sync.transfer import Receiver, choose_transports
+from nemotron_steps.errors import EngineError
+from tests.engine.weight_sync.transfers import transfer
+
+
+def weights(seed: int, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"a": (7, 5), "b": (300,), "c": (40, 40), "d": (1,), "e": (3, 2, 2)}
+    found = [(name, torch.randn(shape, generator=generator).to(dtype)) for name, shape in shapes.items()]
+    return [*found, ("bias", torch.randn(9, generator=generator).bfloat16())]
+
+
+def same(received, sent):
+    received = list(received)
+    assert [name for name, _ in received] == [name for name, _ in sent]
+    return all(a.dtype is b.dtype and torch.equal(a, b) for (_, a), (_, b) in zip(received, sent, strict=True))
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 2000, 10**9])
+def test_shared_memory_carries_every_weight_and_leaves_no_file(bucket_bytes):
+    plan = WeightPlan.of(weights(0), bucket_bytes)
+    assert len(plan.buckets) == {1: 6, 2000: 3, 10**9: 1}[bucket_bytes]
+    writer = SegmentWriter(plan)
+    reader = SegmentReader(plan, writer.path)
+    writer.unlink()
+    assert not os.path.exists(writer.path)
+    for seed in (1, 2):
+        writer.write(iter(weights(seed)))
+        assert same(reader.weights(), weights(seed))
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_and_a_live_one_stays():
+    plan = WeightPlan.of(weights(0))
+    live = SegmentWriter(plan)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(tell, SegmentWriter(plan).path.encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    left = os.read(told, 4096).decode()
+    assert os.path.exists(left)
+    SegmentWriter(plan).unlink()
+    assert not os.path.exists(left) and os.path.exists(live.path)
+    live.unlink()
+
+
+def test_weights_that_changed_their_type_are_refused():
+    plan = WeightPlan.of(weights(0))
+    writer = SegmentWriter(plan)
+    with pytest.raises(EngineError, match="changed"):
+        writer.write(iter(weights(0, torch.bfloat16)))
+    writer.unlink()
+
+
+@pytest.mark.parametrize("receivers", [1, 2])
+def test_a_broadcast_stream_carries_every_bucket_to_every_receiver(receivers):
+    served, port = serve_store("127.0.0.1")
+    names = [f"generator {number}" for number in range(receivers)]
+    device = torch.device("cpu")
+    plan = WeightPlan.of(weights(0), 2000)
+    sender = StreamSender(plan, served, "rank 0", ipc=[], broadcast=names, device=device)
+    received = {name: [] for name in names}
+
+    def receive(number, name):
+        stream = StreamReceiver(
+            sender.offer(), join_store("127.0.0.1", port), name, (1 + number, 1 + receivers), device
+        )
+        for _ in range(3):
+            received[name].append([(weight, tensor.clone()) for weight, tensor in stream.weights()])
+
+    threads = [threading.Thread(target=receive, args=item) for item in enumerate(names)]
+    for thread in threads:
+        thread.start()
+    for seed in range(3):
+        sender.send(iter(weights(seed)))
+    for thread in threads:
+        thread.join(30)
+    for name in names:
+        assert [same(got, weights(seed)) for seed, got in enumerate(received[name])] == [True] * 3
+
+
+@pytest.mark.ray
+def test_a_placed_policy_sends_its_weights_to_two_receivers_bit_for_bit(cluster, tmp_path):
+    # gloo as if the receivers were on another machine
+    found = transfer(tmp_path, gpus=0, layers=1, hidden=128, receivers=2, forced=("", "gloo"))
+    assert [one["transports"] for one in found] == [[("shared_memory", 0)] * 2, [("gloo", 0)] * 2]
+    assert all(one["equal"] and one["bytes"] > 2 * 8e6 for one in found)
+
+
+def worker(name, node, *devices):
+    return Worker(name, None, node=node, devices=devices)
+
+
+def transports(ranks, generators, processes=1):
+    return choose_transports(ranks, [receiver for one in generators for receiver in Receiver.of(one, processes)])
+
+
+def test_the_way_follows_device_and_machine():
+    ranks = [worker("r0", "n0"), worker("r1", "n0")]
+    assert transports(ranks, [worker("g0", "n0")]) == [("shared_memory", 0)]
+    assert transports(ranks, [worker("g0", "n0"), worker("g1", "n1")]) == [("gloo", 0)] * 2
+    assert transports(ranks, [worker("g0", "n1")], processes=2) == [("gloo", 0)] * 2
+    ranks = [worker("r0", "n0", "GPU-a"), worker("r1", "n0", "GPU-b")]
+    generators = [worker("g0", "n0", "GPU-b"), worker("g1", "n0", "GPU-c"), worker("g2", "n0", "GPU-a")]
+    assert transports(ranks, generators) == [("cuda_ipc", 1), ("nccl", 0), ("cuda_ipc", 0)]
+
+
+def test_every_process_of_a_tensor_parallel_generator_receives_on_its_own_gpu():
+    ranks = [worker(f"r{number}", "n0", f"GPU-{number}") for number in range(4)]
+    colocated = [worker("g0", "n0", "GPU-0", "GPU-1"), worker("g1", "n0", "GPU-2", "GPU-3")]
+    assert transports(ranks, colocated, processes=2) == [("cuda_ipc", number) for number in range(4)]
+    separate = worker("g0", "n1", "GPU-8", "GPU-9")
+    assert transports(ranks, [separate], processes=2) == [("nccl", 0)] * 2
+    assert [receiver.name for receiver in Receiver.of(separate, 2)] == ["g0/0", "g0/1"]
+
+
+def test_a_bound_port_cannot_be_taken_and_a_store_listens_where_it_was_told():
+    first = bind_port("127.0.0.1")
+    with pytest.raises(OSError):
+        type(first)(first.family, first.type).bind(first.getsockname())
+    store, port = serve_store("127.0.0.1")
+    store.set("key", "value")
+    assert join_store("127.0.0.1", port).get("key") == b"value"
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    addresses = [line.split()[1] for table in tables for line in table.splitlines()[1:]]
+    ours = [address.split(":")[0] for address in addresses if address.endswith(f":{port:04X}")]
+    assert "00000000" not in ours and "0" * 32 not in ours  # not on every interface
+    first.close()

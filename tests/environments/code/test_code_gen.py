@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+import zlib
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.code.code_gen import breaks_thinking_tags, extract_program, unit_tests_of
+from nemotron_steps.environments.registry import create
+from nemotron_steps.errors import DataError
+
+needs_sandbox = [
+    pytest.mark.sandbox,
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
+]
+
+
+def row(inputs: list[str], outputs: list[str], function: str | None = None) -> dict[str, Any]:
+    tests = {"inputs": inputs, "outputs": outputs, "fn_name": function}
+    return {"responses_create_params": {"input": "Write."}, "verifier_metadata": {"unit_tests": tests}}
+
+
+def grade(program: str, task: dict[str, Any], **config: Any) -> Verdict:
+    environment = create("code_gen", config)
+    environment.check_row(task, "f:1")
+
+    async def run() -> Verdict:
+        await environment.start()
+        return (await environment.verify_group(task, [Response(f"```python\n{program}\n```")], [Session()]))[0]
+
+    return asyncio.run(run())
+
+
+ADD = row(["1 2\n", "3 4\n"], ["3\n", "7\n"])
+
+
+class TestInTheSandbox:
+    pytestmark = needs_sandbox
+
+    def test_every_test_must_pass(self) -> None:
+        assert grade("print(sum(map(int, input().split())))", ADD).reward == 1.0
+        wrong = grade("print(3)", ADD)
+        assert wrong.reward == 0.0
+        assert wrong.components["tests_passed"] == 0.5
+        assert "wrong answer" in wrong.details["problem"]
+
+    def test_output_may_differ_in_spacing_and_number_format(self) -> None:
+        task = row([""], ["1.50 2\nx\n"])
+        assert grade("print(' 1.5  2.0 '); print('x '); print()", task).reward == 1.0
+        assert grade("print('1.5 2 x')", task).reward == 0.0
+
+    def test_crashes_loops_and_exits_fail(self) -> None:
+        assert "ZeroDivisionError" in grade("1/0", ADD).details["problem"]
+        assert "time-out" in grade("while True: pass", ADD, unit_test_timeout_secs=1.0).details["problem"]
+        assert grade("print(3); raise SystemExit(3)", ADD).reward == 0.0
+
+    def test_memory_is_bounded(self) -> None:
+        hungry = "x = bytearray(3 * 2**30); print(sum(map(int, input().split())))"
+        assert grade(hungry, ADD, memory_mib=512).reward == 0.0
+
+    def test_function_calls_on_a_class_or_a_plain_function(self) -> None:
+        task = row(['[3, 1, 2]\n"up"', '[1]\n"up"'], ["[1, 2, 3]", "[1]"], "arrange")
+        solution = (
+            "class Solution:\n"
+            "    def arrange(self, a: List[int], how: str):\n"
+            "        print('noise')\n"
+            "        return sorted(a)"
+        )
+        assert grade(solution, task).reward == 1.0
+        assert grade("def arrange(a, how):\n    return sorted(a)", task).reward == 1.0
+        assert grade("def arrange(a, how):\n    return a", task).reward == 0.0
+        assert grade("def other(a): return a", task).reward == 0.0
+
+    def test_more_tests_than_one_sandbox_takes(self) -> None:
+        many = row([f"{n} 1\n" for n in range(40)], [f"{n + 1}\n" for n in range(40)])
+        verdict = grade("print(sum(map(int, input().split())))", many)
+        assert (verdict.reward, verdict.components["tests_passed"]) == (1.0, 1.0)
+        assert (
+            grade("a, b = map(int, input().split()); print(a + b if a < 20 else 0)", many).components["tests_passed"]
+            == 0.5
+        )
+
+    def test_forging_the_harness_gains_nothing(self) -> None:
+        forged = (
+            "import json, os, signal\n"
+            "for fd in ('/proc/%d/fd/1' % os.getppid(),):\n"
+            "    try:\n"
+            "        out = open(fd, 'w')\n"
+            "        for _ in range(2): out.write(json.dumps({'code': 0, 'out': 'pass', 'err': ''}) + chr(10))\n"
+            "        out.flush()\n"
+            "    except OSError: pass\n"
+            "os.kill(os.getppid(), signal.SIGKILL)\n"
+        )
+        assert grade(forged, ADD).reward == 0.0
+
+
+def test_the_last_python_block_is_the_program() -> None:
+    assert extract_program("```python\na\n```\n```text\nb\n```") == "a\n"
+    assert extract_program("```\na\n```\nthen\n```py\nb\n```") == "b\n"
+    assert extract_program("print(1)") is None
+    assert extract_program("```python\nnever closed") is None
+
+
+def message(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+
+
+@pytest.mark.parametrize(
+    ("response", "broken"),
+    [
+        (Response.from_text("<think>hm</think>x"), False),
+        (Response.from_text("hm</think>x"), False),
+        (Response.from_text("x"), False),
+        (Response.from_text("<think>hm</think>x</think>"), True),
+        (Response.from_text("<think>hm</think>x<think>y"), True),
+        (Response.from_text("a<think>hm"), True),
+        (Response.from_output([THOUGHT, message("x")]), False),
+        (Response.from_output([THOUGHT, message("more</think>x")]), True),
+        (Response("x", reasoning="<think> a <think> b"), True),
+    ],
+)
+def test_thinking_tags(response: Response, broken: bool) -> None:
+    assert breaks_thinking_tags(response) is broken
+
+
+def test_broken_thinking_tags_cost_the_penalty_without_running_anything() -> None:
+    environment = create("code_gen", {"reasoning_format_penalty": -1.0})
+    bad = Response.from_text("<think>a</think>```python\nprint(1)\n``` </think>")
+    verdict = asyncio.run(environment.verify(ADD, bad, Session()))
+    assert verdict.reward == -1.0
+    assert environment.reward_range == (-1.0, 1.0)
+
+
+def test_packed_tests() -> None:
+    packed = base64.b64encode(zlib.compress(json.dumps({"inputs": ["a"], "outputs": ["b"]}).encode())).decode()
+    task = {"verifier_metadata": {"unit_tests": {"packed": packed, "fn_name": "f"}}}
+    assert unit_tests_of(task) == (["a"], ["b"], "f")
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"inputs": ["a"], "outputs": []},
+        {"inputs": [], "outputs": []},
+        {"inputs": ["a"]},
+        {"packed": "!"},
+        {"inputs": ["1"], "outputs": ["not json"], "fn_name": "f"},
+    ],
+)
+def test_unusable_rows_are_refused(tests: dict[str, Any]) -> None:
+    task = {"responses_create_params": {"input": "Write."}, "verifier_metadata": {"unit_tests": tests}}
+    with pytest.raises(DataError, match=r"unit_tests"):
+        create("code_gen").check_row(task, "f:1")

@@ -1,0 +1,300 @@
+"""Serving environments, using remote ones, and the HTTP judge: real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+
+from nemotron_steps.environments.base import (
+    CannotJudgeError,
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    Session,
+    Verdict,
+)
+from nemotron_steps.environments.judged.genrm_messages import verdict_text
+from nemotron_steps.environments.judged.judges import HttpJudge
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.remote.serving import EnvironmentServer
+from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
+
+
+class Counter(Environment):
+    """Counts its tool's calls; the reward is whether the answer names the count."""
+
+    name: ClassVar[str] = "counter"
+    required_fields: ClassVar[tuple[str, ...]] = ("target",)
+    released: ClassVar[list[int]] = []
+
+    async def seed(self, row: Row) -> Session:
+        return Session(tools=[{"type": "function", "name": "add", "parameters": {}}], state=0)
+
+    async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+        session.state += arguments.get("by", 1)
+        return f"{name} -> {session.state}"
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        if response.text == "?":
+            raise CannotJudgeError("riddle", "no idea")
+        return Verdict(float(response.text == str(session.state) == row["target"]), {"count": float(session.state)})
+
+    async def release(self, session: Session) -> None:
+        self.released.append(session.state)
+
+
+ROW = {"responses_create_params": {"input": "Count."}, "target": "5"}
+
+
+def remote(url: str, **config: Any) -> Environment:
+    return create("remote", {"url": url, "retries": 0, "ready_timeout_s": 5.0, "timeout_s": 10.0, **config})
+
+
+def test_a_served_environment_behaves_like_the_local_one() -> None:
+    async def rollout(environment: Environment) -> tuple[list[str], Verdict, Verdict]:
+        await environment.start()
+        session, other = await environment.seed(ROW), await environment.seed(ROW)
+        assert session.tools[0]["name"] == "add"
+        outputs = [
+            await environment.call_tool(session, "add", {"by": 2}),
+            await environment.call_tool(session, "add", {"by": 3}),
+        ]
+        await environment.call_tool(other, "add", {"by": 9})
+        verdicts = await environment.verify_group(ROW, [Response("5"), Response("5")], [session, other])
+        await environment.close()
+        return outputs, verdicts[0], verdicts[1]
+
+    with EnvironmentServer(Counter(EnvironmentConfig(), {})) as server:
+        served = asyncio.run(rollout(remote(server.url)))
+    local = asyncio.run(rollout(Counter(EnvironmentConfig(), {})))
+    assert served == local
+    assert served[0] == ["add -> 2", "add -> 5"]
+    assert (served[1].reward, served[2].reward) == (1.0, 0.0)
+    assert served[1].components == {"count": 5.0}
+
+
+def test_sessions_are_released_after_the_verdict_and_at_the_end() -> None:
+    Counter.released.clear()
+    with EnvironmentServer(Counter(EnvironmentConfig(), {})) as server:
+
+        async def leave_one_open() -> None:
+            environment = remote(server.url)
+            first = await environment.seed(ROW)
+            await environment.call_tool(first, "add", {})
+            await environment.seed(ROW)
+            await environment.verify(ROW, Response("x"), first)
+
+        asyncio.run(leave_one_open())
+        assert Counter.released == [1]
+    assert sorted(Counter.released) == [0, 1]
+
+
+def test_a_failure_to_judge_stays_a_failure_over_http() -> None:
+    with EnvironmentServer(Counter(EnvironmentConfig(), {})) as server:
+        environment = remote(server.url)
+
+        async def ask() -> Verdict:
+            return await environment.verify(ROW, Response("?"), await environment.seed(ROW))
+
+        verdict = asyncio.run(ask())
+    assert (verdict.reward, verdict.failure) == (None, "riddle")
+
+
+def test_a_group_is_judged_together(scripted: Any) -> None:
+    judge = scripted(lambda m: verdict_text(5, 1, 1) if m[-2]["content"] == "good" else verdict_text(1, 5, 6))
+    row = {"responses_create_params": {"input": "Hi."}}
+    answers = [Response("good"), Response("bad"), Response("bad")]
+    with EnvironmentServer(create("genrm_compare", {}, {"genrm_model": judge})) as server:
+
+        async def ask() -> tuple[list[Verdict], Verdict]:
+            together = remote(server.url, judges_groups=True, reward_low=-1.5, reward_high=7.5)
+            verdicts = await together.verify_group(row, answers, [Session() for _ in answers])
+            return verdicts, await remote(server.url).verify(row, answers[0], Session())
+
+        verdicts, alone = asyncio.run(ask())
+    assert [verdict.reward for verdict in verdicts] == [5.0, 1.0, 3.0]
+    assert alone.failure == "environment_refused"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/seed_session", {"responses_create_params": {"input": "x"}}, 422),
+        ("/verify", {**ROW}, 422),
+        ("/verify", {**ROW, "response": {"output": "text"}}, 422),
+        ("/add", {}, 404),
+    ],
+)
+def test_malformed_requests_are_refused_not_scored(path: str, body: dict[str, Any], status: int) -> None:
+    with EnvironmentServer(Counter(EnvironmentConfig(), {})) as server:
+        client = JsonClient(server.url, retries=0)
+        with pytest.raises(HttpStatusError) as caught:
+            asyncio.run(client.post(path, body))
+    assert caught.value.status == status
+
+
+def test_the_server_listens_on_loopback() -> None:
+    with EnvironmentServer(Counter(EnvironmentConfig(), {})) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+
+
+@contextmanager
+def scripted_server(answer: Callable[[str, dict[str, Any]], tuple[int, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    seen: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply(200, {})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append((self.path, body, dict(self.headers)))
+            self._reply(*answer(self.path, body))
+
+        def _reply(self, status: int, payload: Any) -> None:
+            data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_verify_sends_a_complete_responses_object() -> None:
+    output = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "function_call", "name": "f", "arguments": "{}"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": []}]},
+    ]
+    with scripted_server(lambda path, body: (200, {"reward": 0.25})) as (url, seen):
+        verdict = asyncio.run(remote(url).verify(ROW, Response.from_output(output), Session()))
+    assert verdict.reward == 0.25
+    sent = seen[0][1]["response"]
+    assert {"id", "created_at", "model", "object", "output", "parallel_tool_calls", "tool_choice", "tools"} <= set(sent)
+    assert all("id" in item for item in sent["output"])
+    assert sent["output"][1]["call_id"] and sent["output"][2]["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "failure"),
+    [
+        (
+            200,
+            {"reward": 0.0, "instance_config": {"mask_sample": True}, "failure_reason": "judge_failed"},
+            "judge_failed",
+        ),
+        (200, {"reward": None}, "environment_refused"),
+        (200, {"reward": 7}, "environment_refused"),
+        (200, {"reward": "high"}, "environment_refused"),
+        (200, [], "environment_refused"),
+        (422, {"detail": "no"}, "environment_refused"),
+        (503, {}, "environment_unavailable"),
+        (200, b"not json", "environment_unavailable"),
+    ],
+)
+def test_what_is_no_verdict_is_a_failure(status: int, answer: Any, failure: str) -> None:
+    with scripted_server(lambda path, body: (status, answer)) as (url, _):
+        verdict = asyncio.run(remote(url).verify(ROW, Response("x"), Session()))
+    assert (verdict.reward, verdict.failure) == (None, failure)
+
+
+def test_a_dead_server_is_a_named_error_within_its_time_out() -> None:
+    with scripted_server(lambda path, body: (200, {})) as (url, _):
+        pass
+    with pytest.raises(WorkerLostError):
+        asyncio.run(remote(url, ready_timeout_s=0.2).start())
+
+
+def completion(text: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def ask(judge: HttpJudge) -> str:
+    return asyncio.run(judge.complete([{"role": "user", "content": "q"}], temperature=0.6, top_p=0.95, max_tokens=9))
+
+
+def test_the_judge_asks_and_retries() -> None:
+    statuses = [503, 429, 200]
+    with scripted_server(lambda path, body: (statuses.pop(0), completion("yes"))) as (url, seen):
+        judge = HttpJudge(f"{url}/v1", "judge", backoff_s=0.01)
+        judge.wait_until_ready(5.0)
+        assert ask(judge) == "yes"
+    assert len(seen) == 3
+    assert seen[0][0] == "/v1/chat/completions"
+    assert seen[0][1] == {
+        "model": "judge",
+        "messages": [{"role": "user", "content": "q"}],
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "max_tokens": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"), [(500, {}), (400, {"error": "x"}), (200, {"choices": []}), (200, b"<html>")]
+)
+def test_a_judge_without_an_answer_is_unavailable(status: int, answer: Any) -> None:
+    with (
+        scripted_server(lambda path, body: (status, answer)) as (url, seen),
+        pytest.raises(JudgeUnavailableError) as caught,
+    ):
+        ask(HttpJudge(f"{url}/v1", "judge", retries=1, backoff_s=0.01))
+    assert len(seen) <= 2
+    assert caught.value.hints == (f"curl {url}/v1/models",)
+
+
+def test_a_judge_that_answers_nothing_answers_empty_text() -> None:
+    with scripted_server(lambda path, body: (200, completion(None))) as (url, _):
+        assert ask(HttpJudge(f"{url}/v1", "judge")) == ""
+
+
+def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError):
+        HttpJudge("http://127.0.0.1:1", "judge", api_key_env="NO_SUCH_KEY_HERE")
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    with scripted_server(lambda path, body: (200, completion("x"))) as (url, seen):
+        ask(HttpJudge(url, "judge", api_key_env="JUDGE_KEY"))
+    assert seen[0][2]["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://x", "http://"])
+def test_malformed_urls_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        JsonClient(url)
+
+
+def test_closing_a_client_breaks_off_a_request_that_would_keep_the_process_from_ending() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = JsonClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=60.0, retries=0)
+
+        async def ask() -> None:
+            asking = asyncio.ensure_future(client.post("/", {}))
+            connection, _ = await asyncio.to_thread(silent.accept)
+            with connection:
+                await asyncio.to_thread(connection.recv, 4096)
+                client.close()
+                with pytest.raises(ServerUnreachableError):
+                    await asyncio.wait_for(asking, 5.0)
+
+        asyncio.run(ask())

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.text.instruction_checks import CHECKS, arguments_of, sentences, words
+from nemotron_steps.errors import DataError
+
+PROMPT = {"prompt_to_repeat": "Say hi."}
+
+# instruction id, its arguments, a text that follows it, a text that does not
+CASES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("keywords:existence", {"keywords": ["cat", "dog"]}, "A Cat and a dog.", "A cat."),
+    ("keywords:frequency", {"keyword": "a.b", "frequency": 2, "relation": "at least"}, "a.b A.B", "a.b axb"),
+    ("keywords:frequency", {"keyword": "x", "frequency": 2, "relation": "less than"}, "x", "x x"),
+    ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "concatenate", "a Cat!"),
+    ("keywords:letter_frequency", {"letter": "Z", "let_frequency": 2, "let_relation": "at least"}, "zZ", "z"),
+    ("keywords:no_adjacent_consecutive", {}, "apple cat", "apple banana"),
+    ("keywords:word_once", {"keyword": "once"}, "once", "once once"),
+    ("keywords:exclude_word_harder", {"keyword": "so"}, "also", "is so good"),
+    ("keywords:palindrome", {}, "see level here", "see here a"),
+    ("keywords:keyword_specific_position", {"keyword": "red", "n": 2, "m": 3}, "One. It is red.", "It is red. No."),
+    ("keywords:start_end", {}, "Home is my home", "Home is my home."),
+    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"}, "A b. C d!", "Dr. No ran."),
+    ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "two words", "three words here"),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a\n\nb"),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Go"},
+        "a\n\n'Go, now",
+        "Go\n\nnow",
+    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[a] [b]", "[a]"),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "x\nP.S. y", "x"),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n- b", "* a\n** b **"),
+    ("detectable_format:constrained_response", {}, "My answer is no.", "No."),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and *b*", "*a* and **"),
+    (
+        "detectable_format:multiple_sections",
+        {"section_spliter": "SECTION", "num_sections": 2},
+        "SECTION 1 a SECTION 2 b",
+        "SECTION 1",
+    ),
+    ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', "{a: 1}"),
+    ("detectable_format:title", {}, "<<Poem>>\nx", "<<>> x"),
+    ("detectable_format:square_brackets", {}, "[so] [it]", "[so] it"),
+    ("detectable_format:bigram_wrapping", {}, "<<I am>> <<at home>>", "I am at home"),
+    ("detectable_format:sentence_hyphens", {}, "One two.-Three four.", "One two. - Three four."),
+    ("combination:two_responses", {}, "a\n******\nb", "a\n******\na"),
+    ("combination:repeat_prompt", PROMPT, "say HI. Hi!", "Hi! Say hi."),
+    ("startend:end_checker", {"end_phrase": "The end."}, 'x "the END."', "The end. No."),
+    ("startend:quotation", {}, '"x"', '"x'),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}, "AB CD e", "AB c"),
+    ("change_case:english_capital", {}, "ALL CAPS 1.", "Not CAPS"),
+    ("change_case:english_lowercase", {}, "all low.", "Not low"),
+    ("punctuation:no_comma", {}, "a b", "a, b"),
+    ("punctuation:punctuation_dot", {}, "a!", "a."),
+    ("punctuation:punctuation_exclamation", {}, "a.", "a!"),
+    ("copy:repeat_phrase", {"phrase": "one two three", "small_n": 2}, "one 2 three one X three", "one 2 three"),
+    ("copy:copy", PROMPT, " say hi. ", "hi"),
+    ("copy:copying_simple", PROMPT, "Say hi.", "Say hi. ok"),
+    ("copy:copying_multiple", {**PROMPT, "N": 2}, "Say hi.\n******\nSay hi.", "Say hi."),
+    ("new:copy_span_idx", {**PROMPT, "n_start": 4, "n_end": 6}, "hi", "say"),
+    ("paragraphs:paragraphs", {}, "a\n***\nb", "a"),
+    ("paragraphs:paragraphs2", {}, "a\n\nb", "a\n\nb\n\nc"),
+    ("first_word:first_word_sent", {"first_word": "so"}, "So it is. So be it.", "So it is. Be it."),
+    ("first_word:first_word_answer", {"first_word": "so"}, "So it is.", "It is so."),
+    ("last_word:last_word_sent", {"last_word": "it"}, "Do it. Be it!", "Do it. Be good."),
+    ("last_word:last_word_answer", {"last_word": "it"}, "Do it.", "It is."),
+    ("count:lowercase_counting", {"N": 2}, "Two low WORDS here", "all these are low"),
+    ("count:counting_composition", {"n_sent": 1, "n_words": 2}, "A b.\n***\nC d.\n***\nE f.", "A b.\n***\nC d."),
+    ("count:count_unique", {}, "each word once", "each word word"),
+    ("count:count_increment_word", {"keyword1": "aa", "keyword2": "bb"}, "aa bb bb", "aa bb"),
+    ("letters:letter_counting", {"N": 3, "relation": "at least"}, "abc", "a1b"),
+    ("letters:letter_counting2", {"letter": "a", "let_frequency": 1, "let_relation": "less than"}, "b", "a"),
+    ("keywords:word_count_different_numbers", {"keyword": "x", "frequency": 1, "relation": "at least"}, "x", "y"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "good", "bad"), CASES)
+def test_each_check_tells_following_from_not(name: str, arguments: dict[str, Any], good: str, bad: str) -> None:
+    assert CHECKS[name](good, **arguments) is True
+    assert CHECKS[name](bad, **arguments) is False
+
+
+def test_every_check_has_a_case() -> None:
+    assert {case[0] for case in CASES} == set(CHECKS) - {"language:response_language"}
+
+
+@given(text=st.text(max_size=80), case=st.sampled_from(CASES))
+@settings(max_examples=400)
+def test_checks_answer_on_any_text(text: str, case: tuple[str, dict[str, Any], str, str]) -> None:
+    assert CHECKS[case[0]](text, **case[1]) in (True, False)
+
+
+def test_words_and_sentences() -> None:
+    assert words("Don't split well-known, 3.5 words_x") == ["Don't", "split", "well-known", "3", "5", "words", "x"]
+    assert sentences('Mr. Smith paid 3.50. Why? "Yes." ok\nnew') == [
+        "Mr. Smith paid 3.50.",
+        "Why?",
+        '"Yes."',
+        "ok",
+        "new",
+    ]
+
+
+def row(ids: list[str], kwargs: list[Any], **more: Any) -> dict[str, Any]:
+    return {
+        "responses_create_params": {"input": "Write."},
+        "instruction_id_list": ids,
+        "kwargs": kwargs,
+        **more,
+    }
+
+
+TWO = (["punctuation:no_comma", "count:lowercase_counting"], [None, {"N": 2, "num_words": None}])
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "reward"),
+    [
+        ("Two low WORDS here", None, 1.0),
+        ("Two, low WORDS here", None, 0.0),
+        ("Two, low WORDS here", "fraction", 0.5),
+        ("", None, 0.0),
+        ("  ", "fraction", 0.0),
+    ],
+)
+def test_all_or_the_fraction(text: str, mode: str | None, reward: float) -> None:
+    environment = create("instruction_following")
+    both = row(*TWO, **({"grading_mode": mode} if mode else {}))
+    environment.check_row(both, "f:1")
+    assert asyncio.run(environment.verify(both, Response(text), Session())).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (row([], []), "instruction_id_list"),
+        (row(["punctuation:no_comma"], []), "kwargs"),
+        (row(["punctuation:no_semicolon"], [None]), "instruction_id_list[0]"),
+        (row(["count:lowercase_counting"], [None]), "kwargs[0]"),
+        (row(*TWO, grading_mode="half"), "grading_mode"),
+    ],
+)
+def test_unusable_rows_are_refused(bad: dict[str, Any], field: str) -> None:
+    with pytest.raises(DataError) as caught:
+        create("instruction_following").check_row(bad, "f:4")
+    assert caught.value.where == f"f:4 field {field}"
+
+
+def test_a_check_that_cannot_run_is_a_failure_not_a_zero() -> None:
+    environment = create("instruction_following")
+    broken = row(["count:lowercase_counting"], [{"N": "two"}])
+    (verdict,) = asyncio.run(environment.verify_group(broken, [Response("a b")], [Session()]))
+    assert (verdict.reward, verdict.failure) == (None, "check_failed")
+
+
+def test_arguments_are_picked_by_name() -> None:
+    check = CHECKS["length_constraints:number_words"]
+    assert arguments_of(check, {"num_words": 3, "relation": "at least", "N": 7}) == {
+        "num_words": 3,
+        "relation": "at least",
+    }

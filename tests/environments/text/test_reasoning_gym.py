@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.environments.base import Environment, Response, Session, Verdict
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.text import expression_guard as guard
+from nemotron_steps.environments.text import reasoning_gym as module
+from nemotron_steps.errors import DataError
+
+library = pytest.importorskip("reasoning_gym")
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    return create("reasoning_gym")
+
+
+def rows_of(name: str, size: int = 3, seed: int = 5) -> list[dict[str, Any]]:
+    """Rows as they come out of JSON Lines: tuples became lists."""
+    items = [json.loads(json.dumps(item)) for item in library.create_dataset(name, size=size, seed=seed)]
+    return [{"responses_create_params": {"input": item["question"]}, **item} for item in items]
+
+
+def score(environment: Environment, row: dict[str, Any], text: str) -> Verdict:
+    return asyncio.run(environment.verify(row, Response.from_text(text), Session()))
+
+
+@pytest.mark.parametrize(
+    "name", ["chain_sum", "basic_arithmetic", "knights_knaves", "letter_counting", "countdown", "arc_agi", "n_queens"]
+)
+def test_reference_answers_score_one_and_wrong_ones_less(environment: Environment, name: str) -> None:
+    for row in rows_of(name):
+        environment.check_row(row, "train.jsonl:1")
+        assert score(environment, row, f"<answer>{row['answer']}</answer>").reward == 1.0
+        wrong = score(environment, row, "<answer>surely not this</answer>")
+        assert wrong.reward is not None and wrong.reward < 0.2
+
+
+def test_answer_comes_from_the_tag_then_the_box_then_the_text() -> None:
+    assert module.extract_answer(r"<answer>1</answer> \boxed{3} <answer> 2 </answer>") == "2"
+    assert module.extract_answer(r"so \boxed{1} or \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+    assert module.extract_answer("  7\n") == "7"
+    assert module.extract_answer(r"\boxed{never closed") == r"\boxed{never closed"
+
+
+def test_thinking_is_not_the_answer(environment: Environment) -> None:
+    row = rows_of("chain_sum", 1)[0]
+    good = f"<think><answer>0</answer></think><answer>{row['answer']}</answer>"
+    assert score(environment, row, good).reward == 1.0
+    assert score(environment, row, f"<think><answer>{row['answer']}</answer></think>no").reward != 1.0
+    cut = Response.from_text(f"<think>so <answer>{row['answer']}</answer>", truncated=True)
+    assert asyncio.run(environment.verify(row, cut, Session())).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"metadata": None}, "metadata.source_dataset"),
+        ({"metadata": {"source_dataset": "no_such_task"}}, "metadata.source_dataset"),
+        ({"question": None}, "question"),
+        ({"responses_create_params": {}}, "responses_create_params.input"),
+        ({"responses_create_params": {"input": 3}}, "responses_create_params.input"),
+    ],
+)
+def test_unusable_rows_are_refused_with_file_line_and_field(
+    environment: Environment, change: dict[str, Any], field: str
+) -> None:
+    row = {**rows_of("chain_sum", 1)[0], **change}
+    with pytest.raises(DataError) as caught:
+        environment.check_row(row, "data/train.jsonl:12")
+    assert caught.value.where == f"data/train.jsonl:12 field {field}"
+
+
+def test_a_row_without_the_answer_key_is_refused_but_null_is_fine(environment: Environment) -> None:
+    row = rows_of("chain_sum", 1)[0]
+    environment.check_row({**row, "answer": None}, "f:1")
+    del row["answer"]
+    with pytest.raises(DataError, match="answer"):
+        environment.check_row(row, "f:1")
+
+
+def test_rows_whose_fields_the_scorer_would_execute_are_refused(environment: Environment) -> None:
+    poisoned = {**rows_of("number_sorting", 1)[0], "answer": "__import__('os').getpid()"}
+    with pytest.raises(DataError, match="answer"):
+        environment.check_row(poisoned, "f:1")
+    row = rows_of("bitwise_arithmetic", 1)[0]
+    environment.check_row(row, "f:1")
+    row["metadata"]["problem"] = "__import__('os').getpid()"
+    with pytest.raises(DataError, match=r"metadata\.problem"):
+        environment.check_row(row, "f:1")
+
+
+def test_a_row_that_breaks_the_scorer_is_a_failure_not_a_zero(environment: Environment) -> None:
+    row = rows_of("complex_arithmetic", 1)[0]
+    verdict = score(environment, {**row, "metadata": {"source_dataset": "complex_arithmetic"}}, "<answer>12</answer>")
+    assert verdict.reward is None
+    assert verdict.failure == "scorer_failed"
+
+
+def test_an_answer_that_breaks_the_scorer_is_wrong(environment: Environment) -> None:
+    row = rows_of("game_of_life", 1)[0]
+    assert score(environment, row, f"<answer>{row['answer']}</answer>").reward == 1.0
+    assert score(environment, row, "<answer>12</answer>").reward == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(module.EVALUATED_AS_LITERAL | module.EVALUATED_AS_EXPRESSION))
+def test_answers_that_are_code_are_never_executed(environment: Environment, name: str, tmp_path: Path) -> None:
+    row = rows_of(name, 1)[0]
+    witness = tmp_path / "executed"
+    for attack in (
+        f"open({str(witness)!r}, 'w').write('x')",
+        f"[open({str(witness)!r}, 'w').write(c) for c in 'x']",
+        f"(lambda: open({str(witness)!r}, 'w'))()",
+        f"S({f'open({str(witness)!r}, 1)'!r})",
+        "().__class__.__base__.__subclasses__()",
+        "9**9**9**9",
+        "(((9**99)**99)**99)**99",
+        "[0] * 10**10",
+    ):
+        verdict = score(environment, row, f"<answer>{attack}</answer>")
+        assert verdict.reward is not None and verdict.reward <= 0.05
+        assert verdict.components["answer_refused"] == 1.0
+    assert not witness.exists()
+
+
+def test_the_lists_of_evaluating_scorers_match_the_installed_library() -> None:
+    root = Path(library.__file__).parent
+    evaluating = set()
+    for path in root.rglob("*.py"):
+        text = path.read_text()
+        body = re.search(r"def score_answer\(.*?(?=\n    def |\nclass |\Z)", text, re.DOTALL)
+        if body and re.search(r"(?<!_)\beval\(|parse_expr\(|sympify\(|\bexec\(", body.group(0)):
+            evaluating.add(path.stem)
+    assert evaluating == module.EVALUATED_AS_LITERAL | module.EVALUATED_AS_EXPRESSION | {"number_sorting"}
+
+
+@pytest.mark.parametrize(
+    "text", ["(1+2)*3/4-5", "x**3/3 + C", "sin(2*x)*exp(-x)", "-3*x**2*cos(3*x)/2 + C", "x**(n+1)"]
+)
+def test_arithmetic_is_let_through(text: str) -> None:
+    assert guard.is_bounded_arithmetic(text)
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=300)
+def test_guards_accept_or_refuse_any_text_without_raising(text: str) -> None:
+    for check in (guard.is_bounded_arithmetic, guard.is_inert_literal, guard.is_plain_number_text):
+        assert check(text) in (True, False)
+
+
+@given(
+    st.lists(st.sampled_from(["9", "99", "**", "*", "(", ")", "x", "1e9", "+", "sin", "C"]), max_size=14).map("".join)
+)
+@settings(max_examples=200, deadline=5000)
+def test_whatever_passes_as_arithmetic_evaluates_at_once(text: str) -> None:
+    import sympy
+
+    if guard.is_bounded_arithmetic(text):
+        try:
+            sympy.parse_expr(text)
+        except (TypeError, ZeroDivisionError, ValueError, AttributeError, SyntaxError):
+            return

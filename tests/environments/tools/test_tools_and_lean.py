@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.code import math_formal_lean as lean
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.tools.ns_tools import TOOL
+from nemotron_steps.errors import DataError, UnsupportedError
+
+MATH = {"responses_create_params": {"input": "How many?"}, "question": "How many?", "expected_answer": "70"}
+
+
+def cells(*codes: Any, **config: Any) -> list[str]:
+    environment = create("ns_tools", {"should_use_judge": False, **config})
+
+    async def run() -> list[str]:
+        await environment.start()
+        session = await environment.seed(MATH)
+        outputs = [await environment.call_tool(session, TOOL, {"code": code}) for code in codes]
+        await environment.close()
+        return outputs
+
+    return asyncio.run(run())
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+class TestPythonTool:
+    def test_state_lasts_and_the_last_expression_is_shown(self) -> None:
+        assert cells("x = 3\nprint('once')", "x += 1\nx", "x * 10", "print(x)") == ["once\n", "4\n", "40\n", "4\n"]
+
+    def test_a_failed_cell_shows_its_error_and_leaves_no_state(self) -> None:
+        outputs = cells("x = 1", "x = 2\n1/0", "x", "this is not python!")
+        assert "ZeroDivisionError" in outputs[1]
+        assert outputs[2] == "1\n"
+        assert "SyntaxError" in outputs[3]
+
+    def test_loops_output_and_calls_are_bounded(self) -> None:
+        outputs = cells("while True: pass", "print('x' * 50_000)", "1", tool_timeout_s=2.0, max_tool_calls=2)
+        assert "stopped by timeout" in outputs[0]
+        assert outputs[1].endswith("[output cut]") and len(outputs[1]) < 11_000
+        assert "limit of 2" in outputs[2]
+
+    def test_bad_calls_are_answered_not_raised(self) -> None:
+        environment = create("ns_tools", {"should_use_judge": False})
+
+        async def run() -> list[str]:
+            session = await environment.seed(MATH)
+            return [
+                await environment.call_tool(session, "shell", {}),
+                await environment.call_tool(session, TOOL, {"code": 3}),
+            ]
+
+        assert all(output.startswith("error:") for output in asyncio.run(run()))
+
+    def test_the_final_box_is_the_grade(self) -> None:
+        environment = create("ns_tools", {"should_use_judge": False})
+
+        async def run() -> list[float | None]:
+            session = await environment.seed(MATH)
+            assert session.tools[0]["name"] == TOOL
+            await environment.call_tool(session, TOOL, {"code": "21 + 49"})
+            right = await environment.verify(MATH, Response(r"\boxed{70}"), session)
+            wrong = await environment.verify(MATH, Response("70"), session)
+            await environment.close()
+            assert right.components["tool_calls"] == 1.0
+            return [right.reward, wrong.reward]
+
+        assert asyncio.run(run()) == [1.0, 0.0]
+
+
+ROW: dict[str, Any] = {
+    "responses_create_params": {"input": "Prove."},
+    "header": "import Mathlib\n\n",
+    "formal_statement": "theorem t (a : ℕ) : a = a := by\n",
+}
+
+
+def test_only_the_proof_is_taken_from_the_answer() -> None:
+    answer = (
+        "Plan := by hand\n```lean4\ntheorem easier : 1 = 1 := by\n  rfl\n```\n"
+        "then\n```lean\nlemma t : True := by\n  trivial\n```"
+    )
+    proof = lean.extract_proof(answer)
+    assert proof == "\n  trivial\n"
+    assert lean.assemble(ROW, proof) == "import Mathlib\n\ntheorem t (a : ℕ) : a = a := by\n  trivial\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["no code", "```python\nx := by y\n```", "```lean\ntheorem t : True\n```", "```lean\nx := by\n```"]
+)
+def test_an_answer_without_a_proof(text: str) -> None:
+    assert lean.extract_proof(text) is None
+
+
+FAKE_LAKE = """#!/bin/sh
+for last; do :; done
+if grep -q 'loop' "$last"; then sleep 60; fi
+if grep -q -e 'rfl' -e 'omega' "$last"; then exit 0; fi
+echo 'Proof.lean:3:2: error: unsolved goals'
+exit 1
+"""
+
+
+@pytest.fixture
+def fake_lean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stand-in compiler that accepts proofs by rfl or omega: the real one is gigabytes."""
+    program = tmp_path / "toolchain" / "bin" / "lake"
+    program.parent.mkdir(parents=True)
+    program.write_text(FAKE_LAKE)
+    for path in (program, program.parent, program.parent.parent):
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/local/bin:/usr/bin:/bin")
+
+
+def block(proof: str) -> str:
+    return f"```lean4\ntheorem t (a : ℕ) : a = a := by\n{proof}\n```"
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+class TestWithACompiler:
+    def run(self, *turns: str, **config: Any) -> tuple[list[str | None], Any]:
+        environment = create("math_formal_lean", config)
+        environment.check_row(ROW, "f:1")
+
+        async def rollout() -> tuple[list[str | None], Any]:
+            await environment.start()
+            session = await environment.seed(ROW)
+            messages = [await environment.follow_up(ROW, Response(turn), session) for turn in turns]
+            (verdict,) = await environment.verify_group(ROW, [Response(turns[-1])], [session])
+            return messages, verdict
+
+        return asyncio.run(rollout())
+
+    def test_accepted_and_refused_proofs(self, fake_lean: None) -> None:
+        assert self.run(block("  rfl"))[1].reward == 1.0
+        refused = self.run(block("  ring"))[1]
+        assert refused.reward == 0.0 and "unsolved goals" in refused.details["compiler"]
+
+    @pytest.mark.parametrize("trick", ["sorry", "exact foo\naxiom foo : False -- rfl", "native_decide -- rfl", "admit"])
+    def test_ways_around_a_proof_are_refused(self, fake_lean: None, trick: str) -> None:
+        assert self.run(block(f"  rfl\n  {trick}"))[1].reward == 0.0
+
+    def test_a_comment_may_say_sorry(self, fake_lean: None) -> None:
+        assert self.run(block("  -- no sorry here\n  rfl"))[1].reward == 1.0
+
+    def test_corrections_show_the_message_and_are_counted(self, fake_lean: None) -> None:
+        messages, verdict = self.run(block("  ring"), block("  omega"), max_corrections=2)
+        assert messages[0] is not None and "unsolved goals" in messages[0]
+        assert messages[1] is None
+        assert (verdict.reward, verdict.components["corrections"]) == (1.0, 1.0)
+        messages, verdict = self.run(*[block("  ring")] * 4, max_corrections=2)
+        assert [message is None for message in messages] == [False, False, True, True]
+
+    def test_a_compiler_that_does_not_finish_is_a_failure(self, fake_lean: None) -> None:
+        verdict = self.run(block("  loop"), lean_timeout_s=2.0)[1]
+        assert (verdict.reward, verdict.failure) == (None, "lean_timeout")
+
+
+def test_without_lean_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedError, match="Lean 4"):
+        asyncio.run(create("math_formal_lean").start())
+
+
+def test_a_statement_must_end_where_its_proof_begins() -> None:
+    with pytest.raises(DataError, match="formal_statement"):
+        create("math_formal_lean").check_row({**ROW, "formal_statement": "theorem t : True"}, "f:1")
+
+
+def test_sessions_are_optional_for_a_single_proof() -> None:
+    environment = create("math_formal_lean")
+    verdict = asyncio.run(environment.verify(ROW, Response("nothing"), Session()))
+    assert verdict.reward == 0.0

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import Environment, Response, Session, ToolCall, Verdict
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.tools.workplace_tables import FILES
+from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
+
+TABLES = {
+    "email": "email_id,inbox/outbox,sender/recipient,subject,sent_datetime,body\n"
+    "00000007,inbox,carlos@x.com,Task update,2023-11-29 10:00:00,Please reply\n"
+    "00000009,inbox,nadia@x.com,Lunch,2023-11-28 09:00:00,Friday?\n",
+    "calendar": "event_id,event_name,participant_email,event_start,duration\n"
+    "00000001,Review,nadia@x.com,2023-11-30 10:00:00,30\n",
+    "analytics": "date_of_visit,visitor_id,page_views,session_duration_seconds,traffic_source,user_engaged\n"
+    "2023-11-29,11,3,10,direct,True\n2023-11-29,12,1,20,referral,False\n2023-11-30,13,1,5,direct,True\n",
+    "project_management": "task_id,task_name,assigned_to_email,list_name,due_date,board\n"
+    "00000003,Fix login,carlos@x.com,Backlog,2023-12-01,Back end\n",
+    "customer_relationship_manager": "customer_id,assigned_to_email,customer_name,customer_email,customer_phone,"
+    "last_contact_date,product_interest,status,follow_up_by,notes\n"
+    "00000005,nadia@x.com,Ann Lee,ann@y.com,,2023-10-01,Consulting,Proposal,2023-12-01,\n",
+}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    for name, text in TABLES.items():
+        (tmp_path / FILES[name]).write_text(text)
+    return create("workplace_assistant", {"databases": str(tmp_path)})
+
+
+def call(tool: str, /, **arguments: Any) -> dict[str, Any]:
+    return {"name": tool, "arguments": json.dumps(arguments)}
+
+
+def row(*truth: dict[str, Any]) -> dict[str, Any]:
+    return {"responses_create_params": {"input": "Do it."}, "ground_truth": list(truth)}
+
+
+def grade(environment: Environment, truth: list[dict[str, Any]], made: list[dict[str, Any]]) -> Verdict:
+    task = row(*truth)
+    environment.check_row(task, "f:1")
+
+    async def rollout() -> Verdict:
+        await environment.start()
+        session = await environment.seed(task)
+        for item in made:
+            await environment.call_tool(session, item["name"], json.loads(item["arguments"]))
+        return (await environment.verify_group(task, [Response("done")], [session]))[0]
+
+    return asyncio.run(rollout())
+
+
+REPLY = call("email_reply_email", email_id="00000007", body="Thanks")
+
+
+@pytest.mark.parametrize(
+    ("made", "reward"),
+    [
+        ([REPLY], 1.0),
+        ([call("email_search_emails", query="task carlos"), REPLY], 1.0),
+        ([call("email_reply_email", email_id="00000007", body="THANKS")], 1.0),
+        ([call("email_send_email", recipient="carlos@x.com", subject="Task update", body="Thanks")], 1.0),
+        ([call("email_reply_email", email_id="00000009", body="Thanks")], 0.0),
+        ([REPLY, REPLY], 0.0),
+        ([REPLY, call("calendar_delete_event", event_id="00000001")], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_the_final_state_decides_not_the_way(
+    environment: Environment, made: list[dict[str, Any]], reward: float
+) -> None:
+    assert grade(environment, [REPLY], made).reward == reward
+
+
+def test_nothing_to_do_is_right_when_nothing_changed(environment: Environment) -> None:
+    assert grade(environment, [], [call("company_directory_find_email_address", name="carlos")]).reward == 1.0
+
+
+CHANGES = [
+    call("email_delete_email", email_id="00000009"),
+    call("email_forward_email", email_id="00000009", recipient="sam@x.com"),
+    call(
+        "calendar_create_event",
+        event_name="Call",
+        participant_email="a@x.com",
+        event_start="2023-12-01 09:00:00",
+        duration="30",
+    ),
+    call("calendar_update_event", event_id="00000001", field="duration", new_value="60"),
+    call(
+        "analytics_create_plot",
+        time_min="2023-11-29",
+        time_max="2023-11-30",
+        value_to_plot="total_visits",
+        plot_type="bar",
+    ),
+    call("project_management_update_task", task_id="00000003", field="list_name", new_value="Completed"),
+    call("project_management_delete_task", task_id="00000003"),
+    call("customer_relationship_manager_update_customer", customer_id="00000005", field="status", new_value="Lost"),
+    call("customer_relationship_manager_add_customer", customer_name="Bo", assigned_to_email="a@x.com", status="Lead"),
+    call("customer_relationship_manager_delete_customer", customer_id="00000005"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[change["name"] for change in CHANGES])
+def test_every_writing_tool_changes_the_state(environment: Environment, change: dict[str, Any]) -> None:
+    assert grade(environment, [change], [change]).reward == 1.0
+    assert grade(environment, [], [change]).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (call("email_get_email_information_by_id", email_id="00000007", field="subject"), {"subject": "Task update"}),
+        (call("analytics_total_visits_count", time_min="2023-11-29"), {"2023-11-29": 2.0, "2023-11-30": 1.0}),
+        (call("analytics_engaged_users_count", time_max="2023-11-29"), {"2023-11-29": 1.0}),
+        (call("analytics_get_average_session_duration", time_max="2023-11-29"), {"2023-11-29": 15.0}),
+        (call("analytics_traffic_source_count", traffic_source="direct"), {"2023-11-29": 1.0, "2023-11-30": 1.0}),
+        (call("customer_relationship_manager_search_customers", last_contact_date_min="2023-11-01"), "Nothing found."),
+        (call("calendar_search_events", query="nothing like it"), "Nothing found."),
+    ],
+)
+def test_reading_tools(environment: Environment, asked: dict[str, Any], expected: Any) -> None:
+    async def read() -> Any:
+        session = await environment.seed(row())
+        return json.loads(await environment.call_tool(session, asked["name"], json.loads(asked["arguments"])))
+
+    assert asyncio.run(read()) == {"output": expected}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        call("rm_rf"),
+        call("email_reply_email"),
+        call("email_reply_email", email_id="404", body="x"),
+        call("calendar_update_event", event_id="00000001", field="color", new_value="red"),
+        call("email_send_email", recipient="nobody", subject="s", body="b"),
+        call("project_management_create_task", colour="red"),
+        call("email_search_emails", page="many"),
+    ],
+)
+def test_a_models_mistake_is_an_output_and_changes_nothing(environment: Environment, wrong: dict[str, Any]) -> None:
+    assert grade(environment, [], [wrong]).reward == 1.0
+
+    async def run() -> str:
+        return await environment.call_tool(await environment.seed(row()), wrong["name"], json.loads(wrong["arguments"]))
+
+    assert "Error" in asyncio.run(run())
+
+
+def test_rollouts_do_not_share_databases_and_recorded_calls_are_replayed(environment: Environment) -> None:
+    assert grade(environment, [REPLY], [REPLY]).reward == 1.0
+    assert grade(environment, [REPLY], [REPLY]).reward == 1.0
+    recorded = Response("done", tool_calls=[ToolCall(REPLY["name"], REPLY["arguments"])])
+    assert asyncio.run(environment.verify(row(REPLY), recorded, Session())).reward == 1.0
+
+
+def test_missing_databases_and_broken_rows_are_refused(environment: Environment, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="databases"):
+        asyncio.run(create("workplace_assistant", {"databases": str(tmp_path / "no")}).start())
+    with pytest.raises(ConfigError, match="databases"):
+        create("workplace_assistant")
+    with pytest.raises(DataError, match=r"ground_truth\[0\]"):
+        environment.check_row(row({"name": "x", "arguments": "{"}), "f:1")
