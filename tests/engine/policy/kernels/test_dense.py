@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.kernels.dense import linear, outer_product
+from nemotron_steps.engine.policy.kernels.dense import linear, linear_forward, outer_product
 
 
 def exact(tensor: torch.Tensor) -> torch.Tensor:
