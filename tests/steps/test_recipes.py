@@ -9,8 +9,8 @@ import pytest
 
 from nemotron_steps.cli.request import Asked, Workbench
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
-from nemotron_steps.engine.grpo.low_effort import asks_for_low_effort
 from nemotron_steps.engine.placement.on_ray import DevicePlan
+from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort
 from nemotron_steps.manifest.packs import builtin_pack_root
 
 CONFIGS = sorted(

@@ -55,7 +55,7 @@ def open_policy(
     the journal. Further arguments as `build_policy`."""
     if cluster.backend == "ray":
         from nemotron_steps.engine.placement.policy_alone import place_policy
-        from nemotron_steps.engine.placement.workers import places
+        from nemotron_steps.engine.workers.workers import places
 
         placed, resources = place_policy(
             cluster, config, checkpoint, loss_fn, reference=reference, total_steps=total_steps

@@ -32,7 +32,6 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer
 from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler
 from nemotron_steps.engine.grpo.judge_outage import AnswerWatch, refuse_ungraded
-from nemotron_steps.engine.grpo.low_effort import asks_for_low_effort
 from nemotron_steps.engine.grpo.step import (
     finish_batch,
     needs_prev_logprobs,
@@ -45,6 +44,7 @@ from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, summarize
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
+from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort
 from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup, SamplingParams

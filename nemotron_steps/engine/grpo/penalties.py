@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, TurnFormat, parse_assistant
+from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, FORMAT_KEY, TurnFormat, parse_assistant
 from nemotron_steps.engine.rollouts.parsers.reasoning import OPENED_BY_TEMPLATE
 from nemotron_steps.engine.rollouts.parsers.tools import TOOL_CALL_MARKERS
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
@@ -21,9 +21,6 @@ from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import MessagePenaltyConfig
     from nemotron_steps.engine.types import Rollout
-
-FORMAT_KEY = "turn_format"
-"""`Rollout.metadata[FORMAT_KEY]`: names of the reasoning and the tool parser its turns are read with."""
 
 
 class Violation(StrEnum):

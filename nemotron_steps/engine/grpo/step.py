@@ -27,7 +27,6 @@ from nemotron_steps.engine.grpo.advantages import (
     reinforce_plus_plus_advantages,
 )
 from nemotron_steps.engine.grpo.dynamic_sampling import epsilon_filter
-from nemotron_steps.engine.grpo.low_effort import METADATA_KEY, low_effort_rewards
 from nemotron_steps.engine.grpo.penalties import Violation, apply_penalties, find_violations, mask_turns
 from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
 from nemotron_steps.engine.grpo.rollout_metrics import (
@@ -40,6 +39,7 @@ from nemotron_steps.engine.grpo.rollout_metrics import (
 from nemotron_steps.engine.losses.importance import sequence_logprob_error
 from nemotron_steps.engine.losses.kl import kl_divergence
 from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask, reduce_over_batch
+from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_rewards
 from nemotron_steps.engine.schedules import epsilon_limit
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
 from nemotron_steps.errors import EngineError

@@ -1,12 +1,11 @@
 """Where the parts of a run live: Ray actors for policy ranks, generators, environments and judges.
 
     cluster.py            connect to Ray or start it; reserve devices
-    workers.py            an actor with a name, and what its failures mean
-    rendezvous.py         ports that are bound before they are announced
     policy_group.py       Policy over ranks in actors          policy_worker.py       one rank
     generator_group.py    Generator over actors                generation_worker.py   one generator, always stepping
     judge_actor.py        a judge in an actor                  environment_actor.py   the environments in an actor
     on_ray.py             a whole GRPO run, placed               policy_alone.py        a policy without generators
 
-The classes inside the actors are those of the one-process run. Weights travel in engine/weight_sync.
+The classes inside the actors are those of the one-process run. Actors are made by engine/workers; weights travel in
+engine/weight_sync.
 """

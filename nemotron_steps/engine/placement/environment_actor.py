@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge
-from nemotron_steps.engine.placement.workers import (
+from nemotron_steps.engine.workers.workers import (
     SILENT_SECONDS,
     START_SECONDS,
     Worker,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import AsyncGrpoConfig
-from nemotron_steps.engine.placement.workers import WorkerProcess
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights, ReceivingOffer
+from nemotron_steps.engine.workers.workers import WorkerProcess
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator

@@ -14,7 +14,11 @@ import torch
 
 from nemotron_steps.engine.placement.generation_worker import GenerationWorker, GeneratorSettings
 from nemotron_steps.engine.placement.policy_group import PlacedWeights, RayPolicy
-from nemotron_steps.engine.placement.workers import (
+from nemotron_steps.engine.types import Completion, GenerationRequest, WeightSyncReport
+from nemotron_steps.engine.weight_sync.objects import put_plain
+from nemotron_steps.engine.weight_sync.offers import OBJECTS, ReceivingOffer
+from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
+from nemotron_steps.engine.workers.workers import (
     SILENT_SECONDS,
     Worker,
     result_of,
@@ -22,10 +26,6 @@ from nemotron_steps.engine.placement.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.engine.types import Completion, GenerationRequest, WeightSyncReport
-from nemotron_steps.engine.weight_sync.objects import put_plain
-from nemotron_steps.engine.weight_sync.offers import OBJECTS, ReceivingOffer
-from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.errors import EngineError
 
 COLLECT_SECONDS = 1.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
-from nemotron_steps.engine.placement.workers import (
+from nemotron_steps.engine.workers.workers import (
     SILENT_SECONDS,
     Worker,
     WorkerProcess,

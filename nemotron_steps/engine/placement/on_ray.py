@@ -30,8 +30,8 @@ from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
 from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
-from nemotron_steps.engine.placement.workers import Worker, places, start_workers, stop_workers
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
+from nemotron_steps.engine.workers.workers import Worker, places, start_workers, stop_workers
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:

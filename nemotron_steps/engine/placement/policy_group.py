@@ -11,7 +11,11 @@ import torch
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.policy_gradient import LossFn
 from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
-from nemotron_steps.engine.placement.workers import (
+from nemotron_steps.engine.types import TrainBatch
+from nemotron_steps.engine.weight_sync.objects import get_weights
+from nemotron_steps.engine.weight_sync.offers import OBJECTS
+from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
+from nemotron_steps.engine.workers.workers import (
     START_SECONDS,
     Worker,
     result_of,
@@ -19,10 +23,6 @@ from nemotron_steps.engine.placement.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.engine.weight_sync.objects import get_weights
-from nemotron_steps.engine.weight_sync.offers import OBJECTS
-from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:

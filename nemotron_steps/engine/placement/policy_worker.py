@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nemotron_steps.engine.placement.rendezvous import join_store, serve_store
-from nemotron_steps.engine.placement.workers import WorkerProcess
+from nemotron_steps.engine.workers.rendezvous import join_store, serve_store
+from nemotron_steps.engine.workers.workers import WorkerProcess
 from nemotron_steps.errors import StorageError
 
 if TYPE_CHECKING:

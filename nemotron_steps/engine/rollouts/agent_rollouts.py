@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nemotron_steps.engine.grpo.low_effort import with_instruction
+from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason
 from nemotron_steps.environments.base import AgentRun, Row

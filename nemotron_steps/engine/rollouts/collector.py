@@ -12,12 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.grpo.low_effort import METADATA_KEY as LOW_EFFORT_KEY
-from nemotron_steps.engine.grpo.low_effort import with_instruction
-from nemotron_steps.engine.grpo.penalties import FORMAT_KEY
 from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, agent_row, trajectory_of
-from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, TurnFormat, messages_of, parse_assistant
+from nemotron_steps.engine.rollouts.conversation import (
+    DEFAULT_FORMAT,
+    FORMAT_KEY,
+    TurnFormat,
+    messages_of,
+    parse_assistant,
+)
 from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY as LOW_EFFORT_KEY
+from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.timeouts import call_with_timeout
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
 from nemotron_steps.engine.types import Completion, Rollout, RolloutGroup, SamplingParams

@@ -56,6 +56,8 @@ class TurnFormat:
 
 
 DEFAULT_FORMAT = TurnFormat()
+FORMAT_KEY = "turn_format"
+"""`Rollout.metadata[FORMAT_KEY]`: names of the reasoning and the tool parser its turns are read with."""
 
 
 def parse_assistant(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.engine.placement.rendezvous import join_store
 from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.weight_sync.objects import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
+from nemotron_steps.engine.workers.rendezvous import join_store
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:

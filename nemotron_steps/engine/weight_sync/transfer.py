@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nemotron_steps.engine.placement.workers import Worker, settle
 from nemotron_steps.engine.weight_sync.offers import (
     CUDA_IPC,
     GLOO,
@@ -22,6 +21,7 @@ from nemotron_steps.engine.weight_sync.offers import (
     STREAM,
     ReceivingOffer,
 )
+from nemotron_steps.engine.workers.workers import Worker, settle
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import torch
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
 from nemotron_steps.config.schema.rl import MessagePenaltyConfig
 from nemotron_steps.engine.grpo.penalties import (
-    FORMAT_KEY,
     TurnViolation,
     Violation,
     apply_penalties,
@@ -15,7 +14,7 @@ from nemotron_steps.engine.grpo.penalties import (
     has_malformed_thinking,
     mask_turns,
 )
-from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY, TurnFormat
 from tests.engine.engine_samples import rollout
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.rl import LowEffortConfig, RewardScalingConfig, RewardShapingConfig
-from nemotron_steps.engine.grpo.low_effort import asks_for_low_effort, low_effort_rewards
 from nemotron_steps.engine.grpo.rewards import overlong_penalty, scale_rewards, shape_rewards
+from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort, low_effort_rewards
 from nemotron_steps.engine.schedules import low_effort_fraction
 
 

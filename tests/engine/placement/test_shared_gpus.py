@@ -10,7 +10,7 @@ from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig, VllmModelCo
 from nemotron_steps.engine.placement import on_ray
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.on_ray import DevicePlan
-from nemotron_steps.engine.placement.workers import result_of, start_workers, stop_workers
+from nemotron_steps.engine.workers.workers import result_of, start_workers, stop_workers
 from tests.engine.placement.visible_gpus import VisibleGpus
 
 pytestmark = pytest.mark.ray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from nemotron_steps.engine.placement.workers import WorkerProcess
+from nemotron_steps.engine.workers.workers import WorkerProcess
 
 
 class VisibleGpus(WorkerProcess):

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from nemotron_steps.engine.grpo.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.agent_rollouts import agent_row
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.conversation import messages_of
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Session
 from nemotron_steps.errors import DataError, SandboxError

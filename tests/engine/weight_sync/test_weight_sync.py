@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron_steps.engine.placement.rendezvous import bind_port, join_store, serve_store
-from nemotron_steps.engine.placement.workers import Worker
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
 from nemotron_steps.engine.weight_sync.transfer import Receiver, choose_transports
+from nemotron_steps.engine.workers.rendezvous import bind_port, join_store, serve_store
+from nemotron_steps.engine.workers.workers import Worker
 from nemotron_steps.errors import EngineError
 from tests.engine.weight_sync.transfers import transfer
 

@@ -14,10 +14,10 @@ import torch
 
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.generation.vllm import transfer as vllm_transfer
-from nemotron_steps.engine.placement.rendezvous import serve_store
 from nemotron_steps.engine.weight_sync.offers import STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamSender
+from nemotron_steps.engine.workers.rendezvous import serve_store
 from nemotron_steps.errors import UnsupportedError, WorkerLostError
 from tests.engine.generation.vllm.test_generator import EOS, MAX_LENGTH, PROMPTS, sample, token_mult_prob_error
 

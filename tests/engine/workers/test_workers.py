@@ -10,9 +10,9 @@ import time
 import pytest
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
-from nemotron_steps.engine.placement import workers as module
 from nemotron_steps.engine.placement.judge_actor import start_judge
-from nemotron_steps.engine.placement.workers import (
+from nemotron_steps.engine.workers import workers as module
+from nemotron_steps.engine.workers.workers import (
     WorkerProcess,
     answer,
     result_of,
