@@ -21,4 +21,4 @@ def task(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def environments(monkeypatch):
     for environment in ENVIRONMENTS:
-        monkeypatch.setitem(registry.BUILT_IN, environment.name, f"grpo_runs:{environment.__name__}")
+        monkeypatch.setitem(registry.BUILT_IN, environment.name, f"{environment.__module__}:{environment.__name__}")

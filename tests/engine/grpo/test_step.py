@@ -76,7 +76,7 @@ def test_equal_prompts_are_still_two_groups_but_equal_ids_are_an_error() -> None
         prepare([group("a", [1, 0]), group("a", [1, 0])], grpo())
 
 
-def test_failed_rollouts_and_missing_members_are_masked_and_not_in_the_baseline() -> None:
+def test_failed_rollouts_and_missing_rollouts_are_masked_and_not_in_the_baseline() -> None:
     short = group("a", [1, 0, 0])
     short.rollouts[2] = replace(short.rollouts[2], reward=math.nan, failure="judge_unavailable")
     batch, metrics = finish([short, group("b", [1, 0, 0, 0])], grpo())
@@ -96,8 +96,8 @@ def test_a_group_with_one_graded_member_teaches_nothing() -> None:
     assert metrics["groups/incomparable_share"] == 0.5
 
 
-def test_too_many_members_or_no_groups_are_refused() -> None:
-    with pytest.raises(EngineError, match="5 members"):
+def test_too_many_rollouts_or_no_groups_are_refused() -> None:
+    with pytest.raises(EngineError, match="5 rollouts"):
         prepare([group("a", [1, 0, 0, 0, 0])], grpo())
     with pytest.raises(EngineError, match="no groups"):
         prepare([], grpo())
@@ -126,7 +126,7 @@ def test_scaling_and_shaping_come_before_the_baseline() -> None:
     assert metrics["reward/shaped_mean"] == pytest.approx(5 / 8 * 2 - 1 - 0.5)
 
 
-def test_low_effort_members_are_rewarded_by_the_length_of_their_last_message() -> None:
+def test_low_effort_rollouts_are_rewarded_by_the_length_of_their_last_message() -> None:
     config = grpo(normalize_rewards=False, low_effort={"enabled": True, "weight": 1.0, "upper_bound_tokens": 8})
     asked = group("a", [1, 1, 1, 1], metadata={"low_effort": True, "turn_texts": ["x"]})
     asked.rollouts[0] = replace(asked.rollouts[0], turns=[(2, 4)])
