@@ -262,7 +262,9 @@ def _packs(bench: Workbench) -> Iterator[Finding]:
 def _environment() -> Iterator[Finding]:
     from nemotron_steps.config.locations import environment_files
     from nemotron_steps.errors import StepsError
+    from nemotron_steps.runs.executors.base import executor_names, profile_model
 
+    yield Finding("executors", OK, ", ".join(executor_names()))
     files = [file for file in environment_files() if file.is_file()]
     if not files:
         yield Finding("env.toml", ABSENT, "no profiles", "needed only for -r and -b")
@@ -272,7 +274,7 @@ def _environment() -> Iterator[Finding]:
     try:
         environment = load_environment()
         for name in environment.names:
-            environment.profile(name)
+            environment.profile(name, profile_model)
         names = ", ".join(environment.names) or "no profiles"
         yield Finding("env.toml", OK, f"{names}{', W&B' if environment.wandb else ''}")
     except StepsError as error:

@@ -75,6 +75,7 @@ def runs(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> int:
     """`steps status RUN`."""
+    from nemotron_steps.runs.launch import error_of
     from nemotron_steps.runs.run_folder import get_run, read_events
 
     store = Workbench(arguments.home).store
@@ -104,17 +105,19 @@ def status(arguments: argparse.Namespace) -> int:
         terminal.print()
         terminal.print(f"  {terminal.style(key, 'bold')}")
         terminal.table(summary_rows(values, terminal), indent=4)
+    never_started = False
     if info.job and info.status in ("running", "submitted"):
-        from nemotron_steps.runs.launch import job_status
-
-        job = job_status(info)
-        assert job is not None  # the run has a job
-        detail = f" ({job.detail})" if job.detail else ""
-        terminal.print(f"  {info.executor} job {printable(info.job)}: {job.state.value}{printable(detail)}")
-    if info.error is not None:
+        try:
+            never_started = _never_started(info)
+            said = _job_says(info)
+        except StepsError as error:  # its executor is not here: what the run itself says is still worth showing
+            said = error.what
+        terminal.print(f"  {info.executor} job {printable(info.job)}: {printable(said)}")
+    failure = error_of(info)
+    if failure is not None:
         terminal.print()
-        render(_error(info), terminal)
-    if _never_started(info):
+        render(failure, terminal)
+    if never_started:
         raise _not_started(store, info)
     terminal.print()
     for hint in _advice(info):
@@ -124,14 +127,18 @@ def status(arguments: argparse.Namespace) -> int:
 
 def logs(arguments: argparse.Namespace) -> int:
     """`steps logs RUN [-f]`."""
+    from nemotron_steps.runs.launch import error_of
     from nemotron_steps.runs.run_folder import get_run, run_file
 
     store = Workbench(arguments.home).store
     info = get_run(store, arguments.run)
+    path = store.backend.scratch / "runs" / info.id / "log.txt"
+    refused = error_of(info)
+    if refused is not None and info.attempts == 0 and not path.is_file():
+        raise refused  # the run never began: why is all there is to say
     if not arguments.follow:
         _copy(run_file(store, info.id, "log.txt"), 0)
         return 0
-    path = store.backend.scratch / "runs" / info.id / "log.txt"
     offset = 0
     try:
         while True:
@@ -223,6 +230,14 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _job_says(info: RunInfo) -> str:
+    from nemotron_steps.runs.launch import job_status
+
+    job = job_status(info)
+    assert job is not None  # the run has a job
+    return f"{job.state.value} ({job.detail})" if job.detail else job.state.value
+
+
 def _never_started(info: RunInfo) -> bool:
     """Whether a submitted run's job ended before the run began (its request turned out to be wrong)."""
     if info.status != "submitted" or not info.job:
@@ -279,19 +294,6 @@ def _ago(created: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:.0f} {name} ago"
     return "just now"
-
-
-def _error(info: RunInfo) -> StepsError:
-    fields = info.error or {}
-    error = StepsError(
-        str(fields.get("what", "the run failed")),
-        where=fields.get("where"),
-        expected=fields.get("expected"),
-        found=fields.get("found"),
-        hints=tuple(fields.get("hints", ())),
-    )
-    error.code = str(fields.get("code", error.code))  # type: ignore[misc]
-    return error
 
 
 def _advice(info: RunInfo) -> tuple[str, ...]:

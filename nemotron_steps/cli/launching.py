@@ -49,9 +49,7 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
         show_plan(plan, terminal, asked)
         terminal.print()
     if arguments.resume:
-        info = get_run(bench.store, arguments.resume)
-        run_id = info.id
-        RunFolder(bench.store, run_id).update(info, request=redacted.to_dict())
+        run_id = get_run(bench.store, arguments.resume).id
     else:
         run_id = new_run_id(plan.name or plan.goals[-1])
         RunFolder(bench.store, run_id).create(plan.name, redacted.to_dict(), executor=profile.executor)
@@ -61,6 +59,8 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
         run_id=run_id,
         arguments=["--force"] if arguments.force else [],
         environment={JOB_VARIABLE: run_id},
+        request=redacted.to_dict(),
+        attached=arguments.batch is None,
         force_squash=arguments.force_squash,
     )
     if not arguments.as_json:

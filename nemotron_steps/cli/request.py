@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError
+from nemotron_steps.errors import ArtifactError, RequestError, StepsError, UnknownNameError
 
 if TYPE_CHECKING:
     import argparse
@@ -146,18 +146,30 @@ class Workbench:
         """Resolve a request.
 
         Raises:
-            PlanError: everything wrong with the chain.
+            PlanError: everything wrong with the chain, and with the profile it is to run on.
             RequestError: the request itself makes no sense.
         """
+        from nemotron_steps.resolver.problems import raise_all
         from nemotron_steps.resolver.resolve import resolve
 
-        profile = self.profile(asked.profile)
+        profile, known = None, []
+        try:
+            profile = self.profile(asked.profile)
+        except StepsError as error:
+            known.append(error)
+        try:
+            request = self.request(asked)
+        except StepsError as error:
+            if known:
+                raise_all([*known, error], f"cannot plan '{asked.command}'")
+            raise
         return resolve(
-            self.request(asked),
+            request,
             self.registry,
             compose=self.compose,
             describe_input=self.describe_input,
             profile=profile.model_dump() if profile is not None else None,
+            known=known,
         )
 
     def request(self, asked: Asked) -> Request:
@@ -245,12 +257,13 @@ class Workbench:
         )
 
     def profile(self, name: str | None) -> Profile | None:
-        """An env.toml profile by name; None for no name."""
+        """An env.toml profile by name, as its executor reads it; None for no name."""
         if name is None:
             return None
         from nemotron_steps.config.profiles import load_environment
+        from nemotron_steps.runs.executors.base import profile_model
 
-        return load_environment().profile(name)
+        return load_environment().profile(name, profile_model)
 
     def wandb(self) -> WandbSettings | None:
         """`[wandb]` of env.toml, if there is one."""

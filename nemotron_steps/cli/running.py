@@ -34,7 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     """`steps run`."""
     bench = Workbench(arguments.home)
     asked = _asked(arguments, bench)
-    profile = bench.profile(asked.profile)
+    try:
+        profile = bench.profile(asked.profile)
+    except StepsError:
+        bench.plan(asked)  # says this with everything else that is wrong
+        raise
     _check_squash(arguments, profile)
     if profile is not None and profile.executor == "local":
         os.environ.update(profile.env_vars)

@@ -11,28 +11,29 @@
     extends = "base"
     nodes = 16
 
-`./env.toml` first, then `env.toml` in the user's config folder; a profile may extend one of either file. What a
-profile's keys do is the executors' business (`runs/executors`); here they are read, checked and merged.
+`./env.toml` first, then `env.toml` in the user's config folder; a profile may extend one of either file. Which keys
+there are, and what they do, is the executor's business (`runs/executors`); here they are read, merged and checked
+against the model it gives.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictBool, StrictStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import environment_files
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import mask
-from nemotron_steps.errors import ConfigError, UnknownNameError
+from nemotron_steps.config.redaction import mask, redact
+from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError
 
-_Count = Annotated[PositiveInt, Field(strict=True)]
+Count = Annotated[PositiveInt, Field(strict=True)]
 
 
 class _Table(BaseModel):
@@ -52,59 +53,47 @@ class WandbSettings(_Table):
 
 
 class Profile(_Table):
-    """One `[PROFILE]`, with what it extends merged in."""
+    """One `[PROFILE]`, with what it extends merged in: the keys that mean the same to every executor.
 
-    executor: Literal["local", "slurm", "ray", "lepton", "dgxcloud", "docker", "skypilot"] = "local"
+    An executor's own keys are the fields of its subclass (`profile_model`, see `runs/executors`).
+    """
+
+    executor: StrictStr = "local"
+    """local, slurm, or the name of an executor that an installed package brings."""
     extends: StrictStr | None = None
-    account: StrictStr | None = None
-    partition: StrictStr | None = None
-    run_partition: StrictStr | None = None
-    """Partition of an attached run (`-r`); default: `partition`."""
-    batch_partition: StrictStr | None = None
-    """Partition of a detached run (`-b`); default: `partition`."""
-    nodes: _Count = 1
-    ntasks_per_node: _Count = 1
-    nproc_per_node: _Count | None = None
+    nodes: Count = 1
     gpus_per_node: Annotated[int, Field(strict=True, ge=0)] | None = None
-    cpus_per_task: _Count | None = None
-    mem: StrictStr | None = None
-    exclusive: StrictBool = False
-    time: Annotated[StrictStr, Field(pattern=r"^(\d+-)?\d+(:\d{2}){1,2}$")] | None = None
-    """Time limit: [DD-]HH:MM[:SS]."""
-    mounts: tuple[StrictStr, ...] = ()
-    """HOST:CONTAINER pairs."""
-    container_image: StrictStr | None = None
     env_vars: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     setup_lines: tuple[StrictStr, ...] = ()
     """Shell lines run before the job."""
-    tunnel: Literal["local", "ssh"] = "local"
-    host: StrictStr | None = None
-    user: StrictStr | None = None
-    identity: StrictStr | None = None
-    """Path of the private key of an ssh tunnel."""
-    remote_job_dir: StrictStr | None = None
-    ray_address: StrictStr | None = None
-    node_group: StrictStr | None = None
-    resource_shape: StrictStr | None = None
-    project: StrictStr | None = None
-    cloud: StrictStr | None = None
-    accelerators: StrictStr | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> Profile:
-        if self.tunnel == "ssh" and self.host is None:
-            raise ValueError('tunnel = "ssh" needs host')
-        for mount in self.mounts:
-            if ":" not in mount:
-                raise ValueError(f"mount {mount!r} is not HOST:CONTAINER")
-        return self
 
     def shown(self) -> dict[str, Any]:
         """The keys that are set, secrets masked, as they may be printed."""
         values = self.model_dump(exclude_defaults=True, exclude={"extends", "env_vars"})
         if self.env_vars:
             values["env_vars"] = {name: mask(name, value) for name, value in self.env_vars.items()}
-        return values
+        return {"executor": self.executor, **redact(values)}
+
+
+class OpenProfile(Profile):
+    """A profile of an executor that declares no keys of its own: any key is accepted and passed on."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+ProfileModels = Callable[[str], type[Profile]]
+"""Executor name → the model of its profiles. UnsupportedError for an executor that is not there."""
+
+_SSH = "no executor here submits through ssh: run steps on a machine that has sbatch"
+_NO_EXECUTOR: Mapping[str, str] = {
+    **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), _SSH),
+    "nproc_per_node": "the step's cluster.* keys say how many processes work on a node",
+    "ray_address": 'a Ray cluster that is there already is named by env_vars = { RAY_ADDRESS = "HOST:PORT" }',
+    **dict.fromkeys(("node_group", "resource_shape"), "it is Lepton's, for which no executor is here"),
+    "project": "it is DGX Cloud's, for which no executor is here",
+    **dict.fromkeys(("cloud", "accelerators"), "it is SkyPilot's, for which no executor is here"),
+}
+"""Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +125,12 @@ class Environment:
             return None
         return _validated(WandbSettings, self.wandb_table, "wandb", self.lines)
 
-    def profile(self, name: str) -> Profile:
-        """A profile with everything it extends merged in, nearest last.
+    def profile(self, name: str, models: ProfileModels) -> Profile:
+        """A profile with everything it extends merged in, nearest last, as its executor's model.
 
         Raises:
             UnknownNameError: no such profile, with the nearest names.
+            UnsupportedError: nothing here provides its executor.
             ConfigError: a key or value is wrong, or `extends` goes in a circle.
         """
         chain: list[str] = []
@@ -163,7 +153,16 @@ class Environment:
             chain.append(current)
             parent = source.values.get("extends")
             current = parent if isinstance(parent, str) else None
-        return _validated(Profile, merged, name, lines)
+        executor = merged.get("executor", "local")
+        # A value that is no string is the general model's to refuse.
+        model = Profile
+        if isinstance(executor, str):
+            try:
+                model = models(executor)
+            except StepsError as error:
+                error.where = lines.get((name, "executor"), error.where)
+                raise
+        return _validated(model, merged, name, lines)
 
     def _unknown(self, name: str, where: str | None) -> UnknownNameError:
         close = nearest(name, self.profiles)
@@ -247,11 +246,12 @@ def _validated(
             where = lines.get((table, key)) or lines.get((table, ""))
             if detail["type"] == "extra_forbidden":
                 close = nearest(key, model.model_fields)
+                reason = f": {_NO_EXECUTOR[key]}" if key in _NO_EXECUTOR else ""
                 problems.append(
                     ConfigError(
-                        f"unknown key '{key}' in [{table}]",
+                        f"unknown key '{key}' in [{table}]{_of_executor(values, model)}{reason}",
                         where=where,
-                        expected=" or ".join(close) if close else ", ".join(model.model_fields),
+                        expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
                         found=key,
                     )
                 )
@@ -267,3 +267,8 @@ def _validated(
                 )
         raise_problems(problems, f"[{table}]")
         raise AssertionError("a ValidationError without an error") from error
+
+
+def _of_executor(values: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """Whose keys are meant, where keys differ between executors."""
+    return f", whose executor is {values.get('executor', 'local')}" if issubclass(model, Profile) else ""

@@ -32,6 +32,7 @@ def resolve(
     describe_input: DescribeInput,
     checks: Sequence[Check] = CHECKS,
     profile: Mapping[str, Any] | None = None,
+    known: Sequence[StepsError] = (),
 ) -> Plan:
     """Type-check a request and return its plan.
 
@@ -40,11 +41,12 @@ def resolve(
         describe_input: says what a user-supplied reference is; called once per reference and wanted type.
         checks: arithmetic to check each config with.
         profile: the env.toml profile the run will use, for those checks.
+        known: what was found wrong before, to be told with the rest.
 
     Raises:
         PlanError: with every problem found, each with its code, chain, place and hints.
     """
-    problems: list[StepsError] = []
+    problems: list[StepsError] = [problem for error in known for problem in getattr(error, "problems", ()) or (error,)]
     graph = Graph(registry, compose, problems)
     goals = _goal_nodes(request, graph)
     sources = Sources(request, graph, describe_input, goals, assign_bare_inputs(request, graph, goals))

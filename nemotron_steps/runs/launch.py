@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nemotron_steps import errors
 from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import Profile
+from nemotron_steps.config.redaction import redact
 from nemotron_steps.errors import (
     InterruptedRunError,
     RequestError,
@@ -23,7 +26,18 @@ from nemotron_steps.errors import (
     WorkerLostError,
 )
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch, find_executor
-from nemotron_steps.runs.run_folder import JOB_FILE, KILLED, RUNNING, SUBMITTED, RunFolder, RunInfo, get_run
+from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.run_folder import (
+    FAILED,
+    INTERRUPTED,
+    JOB_FILE,
+    KILLED,
+    RUNNING,
+    SUBMITTED,
+    RunFolder,
+    RunInfo,
+    get_run,
+)
 
 _POLL_S = 0.5
 _LAG_S = 20.0
@@ -37,6 +51,8 @@ def submit(
     run_id: str,
     arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
+    request: Mapping[str, Any] | None = None,
+    attached: bool = False,
     force_squash: bool = False,
 ) -> RunInfo:
     """Start a run under a profile's executor.
@@ -44,40 +60,82 @@ def submit(
     Args:
         run_id: a run whose folder exists (`RunFolder.create`).
         arguments: the words after `steps run`, without `--resume` and `--home`.
+        request: what the job is to do, redacted, where it is not what the run was asked for before.
+        attached: somebody waits for it.
 
-    Raises UnsupportedError if the executor is not available or the home cannot be seen by the job.
+    Raises UnsupportedError if the executor is not available or the home cannot be seen by the job. Whatever is
+    raised, a run that was new says that it failed, and one that was there before is as it was.
     """
-    executor = find_executor(profile.executor)
     folder = RunFolder(store, run_id)
+    with hold(folder.submit_lock, {"run": run_id}, lambda holder: _refuse_submitting(run_id, holder)):
+        before = get_run(store, run_id)
+        if before.status == RUNNING:
+            raise RequestError(
+                f"run '{run_id}' is still being worked on",
+                found=f"process {before.pid} on {before.host}",
+                hints=(f"steps cancel {run_id}",),
+            )
+        try:
+            folder_says = before if request is None else replace(before, request=dict(request))
+            job = _start(store, folder, folder_says, profile, arguments, environment or {}, attached, force_squash)
+        except BaseException as error:
+            _undo(folder, before, error)
+            raise
+        record = {"executor": profile.executor, "job": job, "submitted": time.time()}
+        write_atomic(folder.path / JOB_FILE, to_json_bytes(record))
+    return get_run(store, run_id)
+
+
+def _start(
+    store: ArtifactStore,
+    folder: RunFolder,
+    info: RunInfo,
+    profile: Profile,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    attached: bool,
+    force_squash: bool,
+) -> str:
+    """Hand a run to its executor; returns the job's name."""
+    executor = find_executor(profile.executor)
     if profile.executor != "local" and "://" in store.backend.url:
         raise UnsupportedError(
             "a job follows its run folder, which must be on a file system both sides see",
             where=store.backend.url,
             expected="--home FOLDER on a shared file system",
         )
-    words = (*_before_passthrough(arguments, ("--resume", run_id, "--home", store.backend.url)),)
+    words = (*_before_passthrough(arguments, ("--resume", folder.id, "--home", store.backend.url)),)
     launch = Launch(
-        run_id=run_id,
+        run_id=folder.id,
         folder=folder.path,
         arguments=words,
         profile=profile,
         working_dir=Path.cwd(),
-        environment=environment or {},
+        environment=environment,
+        attached=attached,
         force_squash=force_squash,
     )
-    info = get_run(store, run_id)
-    if info.status == RUNNING:
-        raise RequestError(
-            f"run '{run_id}' is still being worked on",
-            found=f"process {info.pid} on {info.host}",
-            hints=(f"steps cancel {run_id}",),
-        )
     # Before it starts: whoever follows the run must not take its last attempt's end for this one's.
     folder.update(info, status=SUBMITTED, error=None, pid=0)
-    job = executor.submit(launch)
-    record = {"executor": profile.executor, "job": job, "submitted": time.time()}
-    write_atomic(folder.path / JOB_FILE, to_json_bytes(record))
-    return get_run(store, run_id)
+    return executor.submit(launch)
+
+
+def _undo(folder: RunFolder, before: RunInfo, error: BaseException) -> None:
+    """What run.json says after a submission that failed."""
+    if before.attempts:
+        folder.update(before)
+        return
+    interrupted = isinstance(error, KeyboardInterrupt)
+    told = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
+    folder.update(before, status=INTERRUPTED if interrupted else FAILED, error=redact(told.to_dict()))
+
+
+def _refuse_submitting(run_id: str, holder: Mapping[str, Any]) -> None:
+    raise RequestError(
+        f"run '{run_id}' is being submitted already",
+        found=f"process {holder.get('pid', '?')} on {holder.get('host', '?')}",
+        hints=(f"steps status {run_id}",),
+    )
 
 
 def job_status(info: RunInfo) -> JobStatus | None:
@@ -86,10 +144,18 @@ def job_status(info: RunInfo) -> JobStatus | None:
 
 
 def cancel(store: ArtifactStore, info: RunInfo) -> None:
-    """Ask a submitted run's job to stop. RequestError for a run that no executor started."""
+    """Ask a submitted run's job to stop. RequestError for a run that no executor started.
+
+    A job that never began has nobody else to write down how its run ended.
+    """
     if not info.job:
         raise RequestError(f"run '{info.id}' was not submitted to an executor", hints=(f"steps status {info.id}",))
-    find_executor(info.executor).cancel(info.job)
+    executor = find_executor(info.executor)
+    queued = executor.status(info.job).state is JobState.PENDING
+    executor.cancel(info.job)
+    if queued and executor.status(info.job).state is JobState.CANCELLED:
+        told = InterruptedRunError("the job was cancelled before it began", where=f"run {info.id}")
+        RunFolder(store, info.id).update(info, status=INTERRUPTED, error=told.to_dict())
 
 
 def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> RunInfo:
@@ -111,7 +177,9 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
                 write(text.decode(errors="replace"))
         # A killed run could not say why: that is the executor's to tell.
         if info.status not in (SUBMITTED, RUNNING, KILLED):
-            _raise_failure(info)
+            failure = error_of(info)
+            if failure is not None:
+                raise failure
             return info
         status = job_status(info)
         if status is not None and status.state.over:
@@ -121,20 +189,24 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
         time.sleep(_POLL_S)
 
 
-def _raise_failure(info: RunInfo) -> None:
+def error_of(info: RunInfo) -> StepsError | None:
+    """What a run ended with, as its run.json says it; None where it says nothing."""
     if info.error is None:
-        return
+        return None
     # The class by its name, if it is one of ours: its exit code is what this command returns.
     cls = getattr(errors, str(info.error.get("class")), StepFailedError)
     if not (isinstance(cls, type) and issubclass(cls, StepsError)):
         cls = StepFailedError
-    raise cls(
-        str(info.error["what"]),
+    error: StepsError = cls(
+        str(info.error.get("what", "the run failed")),
         where=info.error.get("where"),
         expected=info.error.get("expected"),
         found=info.error.get("found"),
         hints=info.error.get("hints", ()),
     )
+    # A class of another package keeps its own code.
+    error.code = str(info.error.get("code", error.code))  # type: ignore[misc]
+    return error
 
 
 def _job_error(info: RunInfo, status: JobStatus) -> StepsError:

@@ -6,6 +6,7 @@ runs/<id>/run.json       what was asked, its state, process or job, and each ste
           events.jsonl   everything that happened, in order
           metrics.jsonl  samples.jsonl  log.txt  report.html
           lock           held by the process that works on it, so that a killed run is known to be dead
+          submit.lock    held by the process that hands it to an executor, for the same reason
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ SUBMITTED, RUNNING, DONE, FAILED, INTERRUPTED, KILLED = (
     "interrupted",
     "killed",
 )
-"""States of a run. `killed` is never written: it is a run that says `running` whose process is gone."""
+"""States of a run. `killed` is never written: it is a run that says `running` whose process is gone, or `submitted`
+whose job was never recorded and that nobody is submitting any more."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class RunFolder:
     def lock(self) -> Path:
         """The file whose lock the working process holds."""
         return self.path / "lock"
+
+    @property
+    def submit_lock(self) -> Path:
+        """The file whose lock is held while the run is handed to an executor."""
+        return self.path / "submit.lock"
 
     def create(self, name: str, request: Mapping[str, Any], *, executor: str = "local") -> RunInfo:
         """Make the folder, with a run.json in state `submitted`. StorageError where nothing can be written."""
@@ -224,6 +231,9 @@ def _load(store: ArtifactStore, run_id: str) -> RunInfo | None:
     if info is None:
         return None
     info = _with_job(info, folder.path)
+    if info.status == SUBMITTED and not info.job:
+        abandoned = not is_held(folder.submit_lock) and not is_held(folder.lock)
+        return replace(info, status=KILLED) if abandoned else info
     if info.status != RUNNING or is_held(folder.lock):
         return info
     # A process on another machine cannot be seen from here; a shared file system shows its lock.

@@ -4,6 +4,7 @@ import pytest
 
 from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.errors import ConfigError, UnknownNameError
+from nemotron_steps.runs.executors.base import profile_model
 
 ENV = """\
 [wandb]
@@ -19,6 +20,7 @@ env_vars = { HF_TOKEN = "hf_abcdefgh", OMP_NUM_THREADS = "4" }
 extends = "base"
 nodes = 16
 time = "04:00:00"
+container_image = "nemo.sqsh"
 mounts = ["/data:/data"]
 """
 
@@ -39,9 +41,9 @@ def write(tmp_path, monkeypatch):
 def test_a_profile_inherits_what_it_extends(write):
     write(ENV)
     environment = load_environment()
-    big = environment.profile("big")
+    big = environment.profile("big", profile_model)
     assert (big.executor, big.account, big.nodes, big.time) == ("slurm", "research", 16, "04:00:00")
-    assert environment.profile("base").nodes == 1
+    assert environment.profile("base", profile_model).nodes == 1
     assert environment.names == ("base", "big")
     assert environment.wandb is not None
     assert environment.wandb.project == "alignment"
@@ -49,7 +51,7 @@ def test_a_profile_inherits_what_it_extends(write):
 
 def test_secrets_of_a_profile_are_not_shown(write):
     write(ENV)
-    shown = load_environment().profile("big").shown()
+    shown = load_environment().profile("big", profile_model).shown()
     assert shown["env_vars"] == {"HF_TOKEN": "***", "OMP_NUM_THREADS": "4"}
     assert "hf_abcdefgh" not in repr(shown)
 
@@ -58,20 +60,20 @@ def test_the_working_directory_hides_the_users_file(write):
     write('[base]\nexecutor = "local"\n[mine]\n', user=True)
     write(ENV)
     environment = load_environment()
-    assert environment.profile("base").executor == "slurm"
-    assert environment.profile("mine").executor == "local"
+    assert environment.profile("base", profile_model).executor == "slurm"
+    assert environment.profile("mine", profile_model).executor == "local"
 
 
 def test_no_file_means_no_profiles(write):
     with pytest.raises(UnknownNameError) as caught:
-        load_environment().profile("big")
+        load_environment().profile("big", profile_model)
     assert "env.toml" in caught.value.expected
 
 
 def test_an_unknown_profile_names_the_nearest(write):
     write(ENV)
     with pytest.raises(UnknownNameError) as caught:
-        load_environment().profile("bgi")
+        load_environment().profile("bgi", profile_model)
     assert caught.value.hints == ("-r big",)
 
 
@@ -79,20 +81,20 @@ def test_every_mistake_of_a_profile_with_its_line(write):
     write(ENV + 'nodez = 3\nexclusive = "yes"\ntime_limit = "1"\n[loop]\nextends = "loop"\n[lost]\nextends = "bsae"\n')
     environment = load_environment()
     with pytest.raises(ConfigError) as caught:
-        environment.profile("big")
+        environment.profile("big", profile_model)
     problems = {p.what: p for p in caught.value.problems}
     assert set(problems) == {
-        "unknown key 'nodez' in [big]",
+        "unknown key 'nodez' in [big], whose executor is slurm",
         "'exclusive' in [big] is wrong",
-        "unknown key 'time_limit' in [big]",
+        "unknown key 'time_limit' in [big], whose executor is slurm",
     }
-    assert problems["unknown key 'nodez' in [big]"].expected == "nodes"
-    assert problems["unknown key 'nodez' in [big]"].where.endswith("env.toml:15")
+    assert problems["unknown key 'nodez' in [big], whose executor is slurm"].expected == "nodes"
+    assert problems["unknown key 'nodez' in [big], whose executor is slurm"].where.endswith("env.toml:16")
     with pytest.raises(ConfigError, match="circle: loop → loop"):
-        environment.profile("loop")
+        environment.profile("loop", profile_model)
     with pytest.raises(UnknownNameError) as lost:
-        environment.profile("lost")
-    assert lost.value.where.endswith("env.toml:21")
+        environment.profile("lost", profile_model)
+    assert lost.value.where.endswith("env.toml:22")
 
 
 @pytest.mark.parametrize(("text", "line"), [("[a\n", 1), ("x = 1\n", 1), ("[a]\nb = = 1\n", 2)])
@@ -101,9 +103,3 @@ def test_a_malformed_file_is_named_with_its_line(write, text, line):
     with pytest.raises(ConfigError) as caught:
         load_environment()
     assert caught.value.where.endswith(f"env.toml:{line}")
-
-
-def test_ssh_needs_a_host(write):
-    write('[far]\nexecutor = "slurm"\ntunnel = "ssh"\n')
-    with pytest.raises(ConfigError, match="needs host"):
-        load_environment().profile("far")

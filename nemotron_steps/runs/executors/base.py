@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from nemotron_steps.config.profiles import Profile
+from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.errors import UnsupportedError
 
 ENTRY_POINT_GROUP = "nemotron_steps.executors"
@@ -58,9 +58,10 @@ class Launch:
         run_id: its folder exists, in state `submitted`.
         folder: that folder, as seen from here and from where the run will work.
         arguments: the words after `steps run`, with `--resume RUN` and `--home`.
-        profile: where to run.
+        profile: where to run, as the executor's own model of a profile.
         working_dir: the directory the command is run in.
         environment: variables to set beside the profile's.
+        attached: somebody waits for the run (`-r`), rather than not (`-b`).
         force_squash: rebuild the container image file.
     """
 
@@ -70,17 +71,21 @@ class Launch:
     profile: Profile
     working_dir: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    attached: bool = False
     force_squash: bool = False
 
-    def command(self) -> list[str]:
+    def command(self, *, in_container: bool = False) -> list[str]:
         """The whole command: this Python for a plain process, the image's `steps` in a container."""
-        if self.profile.container_image is not None:
+        if in_container:
             return ["steps", "run", *self.arguments]
         return [sys.executable, "-m", "nemotron_steps.cli.main", "run", *self.arguments]
 
 
 class Executor(Protocol):
-    """Starts jobs and answers for them. A job is named by the string `submit` returns."""
+    """Starts jobs and answers for them. A job is named by the string `submit` returns.
+
+    An attribute `profile_model` may name the model of its profiles; without one any key is passed on (OpenProfile).
+    """
 
     def submit(self, launch: Launch) -> str:
         """Start a run and return its job's name. UnsupportedError if this machine cannot; RequestError if the
@@ -94,33 +99,74 @@ class Executor(Protocol):
 
 
 def find_executor(name: str) -> Executor:
-    """The executor a profile names. UnsupportedError if nothing here provides it."""
-    from nemotron_steps.runs.executors.detached import DetachedExecutor
-    from nemotron_steps.runs.executors.slurm import SlurmExecutor
-
-    built_in: dict[str, Any] = {"local": DetachedExecutor, "slurm": SlurmExecutor}
+    """The executor a profile names. UnsupportedError if nothing here provides it, or what provides it is none."""
+    built_in = _built_in()
     if name in built_in:
         executor: Executor = built_in[name]()
         return executor
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    if name not in found:
+    points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
+    if not points:
         raise UnsupportedError(
             f"no executor '{name}' is installed",
-            expected=" or ".join(sorted({*built_in, *found})),
+            expected=" or ".join(executor_names()),
             found=name,
-            hints=("steps doctor",),
+            hints=(
+                f"pip install PACKAGE   # one whose entry points of the group {ENTRY_POINT_GROUP} have '{name}'",
+                "steps doctor",
+            ),
         )
+    # An entry point seen twice on the path is one; two different ones are for the user to choose between.
+    if len({point.value for point in points}) > 1:
+        raise UnsupportedError(
+            f"several installed packages provide an executor '{name}'",
+            found=", ".join(sorted({_package(point) for point in points})),
+            hints=tuple(f"pip uninstall {package}" for package in sorted({_package(point) for point in points})),
+        )
+    return _loaded(points[0])
+
+
+def executor_names() -> tuple[str, ...]:
+    """What `executor = ` may say here, sorted: the built-in ones, and those that installed packages announce."""
+    return tuple(sorted({*_built_in(), *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+
+
+def profile_model(executor: str) -> type[Profile]:
+    """The model of an executor's profiles. UnsupportedError as `find_executor`."""
+    model: type[Profile] = getattr(find_executor(executor), "profile_model", OpenProfile)
+    return model
+
+
+def _built_in() -> dict[str, Any]:
+    from nemotron_steps.runs.executors.detached import DetachedExecutor
+    from nemotron_steps.runs.executors.slurm import SlurmExecutor
+
+    return {"local": DetachedExecutor, "slurm": SlurmExecutor}
+
+
+def _loaded(point: EntryPoint) -> Executor:
+    """What an entry point names, checked to be an executor."""
+    where = f"entry point '{point.name}' of {_package(point)}: {point.value}"
     try:
-        provided: Executor = found[name].load()()
+        provided: Executor = point.load()()
     except Exception as error:
         raise UnsupportedError(
-            f"executor '{name}' cannot be loaded: {type(error).__name__}: {error}",
-            where=f"entry point {found[name].value}",
+            f"executor '{point.name}' cannot be loaded: {type(error).__name__}: {error}", where=where
         ) from error
     missing = [method for method in ("submit", "status", "cancel") if not callable(getattr(provided, method, None))]
     if missing:
         raise UnsupportedError(
-            f"executor '{name}' is not an executor: it lacks {', '.join(missing)}",
-            where=f"entry point {found[name].value}",
+            f"executor '{point.name}' is not an executor: it lacks {', '.join(missing)}", where=where
+        )
+    model = getattr(provided, "profile_model", OpenProfile)
+    if not (isinstance(model, type) and issubclass(model, Profile)):
+        raise UnsupportedError(
+            f"executor '{point.name}' has a profile_model that is none",
+            where=where,
+            expected="a subclass of nemotron_steps.config.profiles.Profile",
+            found=repr(model),
         )
     return provided
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unnamed package"

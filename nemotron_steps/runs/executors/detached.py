@@ -6,15 +6,25 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Literal
 
+from nemotron_steps.config.profiles import Profile
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 
 CONSOLE = "console.txt"
 """What the process printed, in the run folder; log.txt is the run's own log."""
 
 
+class LocalProfile(Profile):
+    """Keys of `executor = "local"`: those of every executor, on this one machine."""
+
+    nodes: Literal[1] = 1
+
+
 class DetachedExecutor:
     """Jobs are `PID@START`: a process id and its start time, so that a reused id is not taken for the job."""
+
+    profile_model = LocalProfile
 
     def submit(self, launch: Launch) -> str:
         """See Executor."""

@@ -13,8 +13,12 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field, StrictBool, StrictStr, model_validator
 
 from nemotron_steps.artifacts.files import write_atomic
+from nemotron_steps.config.profiles import Count, Profile
 from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 
@@ -35,17 +39,53 @@ _WARN_S = 120
 _RAY_PORT = 26379
 
 
+class SlurmProfile(Profile):
+    """Keys of `executor = "slurm"`, named as sbatch names them."""
+
+    account: StrictStr | None = None
+    partition: StrictStr | None = None
+    run_partition: StrictStr | None = None
+    """Partition of an attached run (`-r`); default: `partition`."""
+    batch_partition: StrictStr | None = None
+    """Partition of a detached run (`-b`); default: `partition`."""
+    ntasks_per_node: Count = 1
+    cpus_per_task: Count | None = None
+    mem: StrictStr | None = None
+    exclusive: StrictBool = False
+    time: Annotated[StrictStr, Field(pattern=r"^(\d+-)?\d+(:\d{2}){1,2}$")] | None = None
+    """Time limit: [DD-]HH:MM[:SS]."""
+    container_image: StrictStr | None = None
+    """A squash file, or an image that the job imports as one with enroot."""
+    mounts: tuple[StrictStr, ...] = ()
+    """HOST:CONTAINER pairs."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> SlurmProfile:
+        for mount in self.mounts:
+            if ":" not in mount:
+                raise ValueError(f"mount {mount!r} is not HOST:CONTAINER")
+        if self.mounts and self.container_image is None:
+            raise ValueError("mounts are for a container: container_image is not set")
+        return self
+
+    def partition_of(self, *, attached: bool) -> str | None:
+        """The partition of a run that somebody waits for, or of one that nobody does; None for the cluster's own."""
+        return (self.run_partition if attached else self.batch_partition) or self.partition
+
+    @property
+    def ready_image(self) -> bool:
+        """Whether the image is a squash file already, which nothing has to be imported for."""
+        image = self.container_image or ""
+        return image.endswith((".sqsh", ".squashfs")) or image.startswith(("/", "./"))
+
+
 class SlurmExecutor:
     """Jobs are Slurm job ids."""
 
+    profile_model = SlurmProfile
+
     def submit(self, launch: Launch) -> str:
         """See Executor."""
-        if launch.profile.tunnel == "ssh":
-            raise UnsupportedError(
-                "the slurm executor submits from a machine that has sbatch, not through ssh",
-                where='tunnel = "ssh"',
-                hints=(f"ssh {launch.profile.host}   # and run steps there",),
-            )
         script = launch.folder / SCRIPT
         write_atomic(script, batch_script(launch).encode())
         environment = {**os.environ, **launch.profile.env_vars, **launch.environment}
@@ -92,7 +132,12 @@ class SlurmExecutor:
 
 def batch_script(launch: Launch) -> str:
     """The sbatch script of a run. Every value is quoted; nothing secret is in it."""
-    profile = launch.profile
+    profile = _profile(launch)
+    if launch.force_squash and (profile.container_image is None or profile.ready_image):
+        raise RequestError(
+            "--force-squash rebuilds a squash file that the job imports, and this profile imports none",
+            found=f"container_image = {profile.container_image}" if profile.container_image else "no container_image",
+        )
     limit = _limit_seconds(profile.time) if profile.time else 0
     options: list[tuple[str, object]] = [
         ("job-name", f"steps-{launch.run_id}"),
@@ -102,7 +147,7 @@ def batch_script(launch: Launch) -> str:
         ("nodes", profile.nodes),
         ("ntasks-per-node", profile.ntasks_per_node),
         ("account", profile.account),
-        ("partition", profile.partition),
+        ("partition", profile.partition_of(attached=launch.attached)),
         ("time", _time(limit) if limit else None),
         ("signal", f"B:TERM@{min(_WARN_S, limit // 10) if limit else _WARN_S}"),
         ("gpus-per-node", profile.gpus_per_node or None),
@@ -124,7 +169,7 @@ def batch_script(launch: Launch) -> str:
         container += f" --container-workdir={shlex.quote(str(launch.working_dir))}"
     if profile.nodes > 1:
         lines += _ray_lines(container)
-    command = shlex.join(launch.command())
+    command = shlex.join(launch.command(in_container=bool(container)))
     where = f"srun --overlap --nodes=1 --ntasks=1 {container} " if container or profile.nodes > 1 else ""
     # bash handles a signal only between commands: the run goes to the background and the signal is handed on.
     # The trap comes first and remembers, so that a signal is not lost while the run is being started.
@@ -147,9 +192,15 @@ def parse_fields(text: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)", text))
 
 
+def _profile(launch: Launch) -> SlurmProfile:
+    assert isinstance(launch.profile, SlurmProfile)  # profile_model is what the profile was read with
+    return launch.profile
+
+
 def _container_lines(launch: Launch) -> list[str]:
-    image = launch.profile.container_image or ""
-    if image.endswith((".sqsh", ".squashfs")) or image.startswith(("/", "./")):
+    profile = _profile(launch)
+    image = profile.container_image or ""
+    if profile.ready_image:
         return [f"image={shlex.quote(image)}"]
     name = re.sub(r"[^\w.-]+", "+", image) + ".sqsh"
     file = launch.folder.parent.parent / "containers" / name
