@@ -11,6 +11,7 @@ here: advantages (advantages.py), the formulas of KL (kl.py) and importance weig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nemotron_steps.engine.losses.importance import ImportanceWeights, importance_weights, truncate_weights
-from nemotron_steps.engine.losses.kl import kl_divergence
+from nemotron_steps.engine.losses.kl import KlType, kl_divergence
 from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.reduction import (
     LossNormalizers,
@@ -94,16 +95,17 @@ class PolicyGradientLoss:
     r = exp(lp - lp_prev), or
     - `force_on_policy_ratio`: exp(lp - sg(lp)), 1 with the gradient of lp; one update per batch of rollouts
     - `disable_ppo_ratio`: lp itself (REINFORCE, arXiv:2402.14740)
-    - `sequence_level_importance_ratios`: exp(mean_t(lp - lp_prev)) per sequence (GSPO, arXiv:2507.18071)
+    - `sequence_level_importance_ratios`: exp(mean_t(lp - lp_prev)) per sequence (GSPO, arXiv:2507.18071), unless
+      `force_on_policy_ratio` is set
     and `use_cispo`: l = -A sg(clip(r)) lp (CISPO, arXiv:2506.13585).
 
-    w = exp(lp_prev - lp_gen) under `use_importance_sampling_correction`, truncated as importance.py says. The KL term
-    is weighted by exp(lp - sg(lp)), which adds the score-function gradient, or under `use_on_policy_kl_approximation`
-    by exp(lp - lp_gen).
+    w = exp(lp_prev - lp_gen) under `use_importance_sampling_correction`, truncated as importance.py says. Under
+    `force_on_policy_ratio` lp_prev is sg(lp) here and in the metrics, also where the batch holds prev logprobs that
+    were computed for something else: the policy has not moved since. The KL term is weighted by exp(lp - sg(lp)), which
+    adds the score-function gradient, or under `use_on_policy_kl_approximation` by exp(lp - lp_gen).
 
     Attributes:
-        needs_prev_logprobs: whether batch.prev_logprobs must be given. Under force_on_policy_ratio it may be None:
-            the policy has not moved since, so sg(lp) is lp_prev.
+        needs_prev_logprobs: whether batch.prev_logprobs is read.
         gradient_needs_advantage: a row whose advantages are all 0 has no gradient, so a policy need not compute it.
         needs_reference_logprobs: whether batch.reference_logprobs must be given.
         temperature: of the distribution that a policy's logprobs are of: the one that rollouts are sampled from.
@@ -156,14 +158,14 @@ class PolicyGradientLoss:
         loss = actor_loss
         sums: MetricSums = {"actor_loss": actor_loss.detach()}
         if self.needs_reference_logprobs:
-            kl, weighted_kl = self._kl(logprobs, generation, batch, trained)
-            level = config.token_level_loss
-            loss = loss + self.kl_coefficient * reduce_over_batch(weighted_kl, mask, normalizers, token_level=level)
-            sums["kl_penalty"] = reduce_over_batch(kl.detach(), mask, normalizers, token_level=level)
+            kl = self._kl(logprobs, generation, batch, trained)
+            kl_penalty = reduce_over_batch(kl, mask, normalizers, token_level=config.token_level_loss)
+            loss = loss + self.kl_coefficient * kl_penalty
+            sums["kl_penalty"] = kl_penalty.detach()
         sums["loss"] = loss.detach()
         with torch.no_grad():
             sums.update(_counts(batch, mask))
-            sums.update(_mismatch_sums(prev, generation, mask))
+            sums.update(_mismatch_sums(prev, generation, mask, config.reference_policy_kl_type))
             sums.update(_ratio_sums(ratio, mask, trained))
             sums.update(_correction_sums(correction, mask, batch.sample_mask))
             # Entropy over the generator's samples, reweighted to the current policy.
@@ -174,27 +176,28 @@ class PolicyGradientLoss:
         return loss, sums
 
     def _prev(self, logprobs: torch.Tensor, batch: TrainBatch) -> torch.Tensor:
-        if batch.prev_logprobs is not None:
-            return batch.prev_logprobs
-        if self.needs_prev_logprobs:
+        if not self.needs_prev_logprobs:
+            return logprobs.detach()
+        if batch.prev_logprobs is None:
             raise EngineError(
                 "the batch has no prev_logprobs",
                 where="engine/losses/policy_gradient.py",
                 expected="logprobs under the policy that starts the step, unless loss_fn.force_on_policy_ratio is true",
                 found="None",
             )
-        return logprobs.detach()
+        return batch.prev_logprobs
 
     def _ratio(self, logprobs: torch.Tensor, prev: torch.Tensor, mask: torch.Tensor) -> _Ratio:
         config = self.config
         if config.disable_ppo_ratio:
             return _Ratio(logprobs, logprobs, is_ratio=False)
-        log_ratio = logprobs - (logprobs.detach() if config.force_on_policy_ratio else prev)
+        log_ratio = logprobs - prev
+        if config.force_on_policy_ratio:
+            ratio = log_ratio.exp()
+            return _Ratio(ratio, ratio, is_ratio=True)
         if config.sequence_level_importance_ratios:
             log_ratio = sequence_means(log_ratio, mask).unsqueeze(-1).expand_as(logprobs)
         ratio = log_ratio.exp()
-        if config.force_on_policy_ratio:
-            return _Ratio(ratio, ratio, is_ratio=True)
         return _Ratio(ratio, ratio.clamp(1.0 - config.ratio_clip_min, 1.0 + config.ratio_clip_max), is_ratio=True)
 
     def _token_loss(self, ratio: _Ratio, advantages: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
@@ -218,8 +221,8 @@ class PolicyGradientLoss:
 
     def _kl(
         self, logprobs: torch.Tensor, generation: torch.Tensor, batch: TrainBatch, trained: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """KL per token, and KL times its weight, both [n, T]."""
+    ) -> torch.Tensor:
+        """Weighted KL per token, [n, T]."""
         if batch.reference_logprobs is None:
             raise EngineError(
                 "the batch has no reference_logprobs",
@@ -229,18 +232,18 @@ class PolicyGradientLoss:
                 found="None",
             )
         config = self.config
-        kl = kl_divergence(
+        log_weight = logprobs - (generation if config.use_on_policy_kl_approximation else logprobs.detach())
+        # Selected before exp: the gradient of exp(inf) would be NaN even where the weight is replaced by 0.
+        finite = torch.isfinite(log_weight.detach().exp())
+        weights = torch.where(finite, log_weight, torch.zeros_like(log_weight)).exp() * finite
+        return kl_divergence(
             logprobs,
             _fill(batch.reference_logprobs, trained),
             config.reference_policy_kl_type,
             input_clamp=config.kl_input_clamp_value,
             output_clamp=config.kl_output_clamp_value,
+            weights=weights,
         )
-        log_weight = logprobs - (generation if config.use_on_policy_kl_approximation else logprobs.detach())
-        # Selected before exp: the gradient of exp(inf) would be NaN even where the weight is replaced by 0.
-        finite = torch.isfinite(log_weight.detach().exp())
-        weight = torch.where(finite, log_weight, torch.zeros_like(log_weight)).exp() * finite
-        return kl, kl * weight
 
 
 def _fill(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
@@ -253,21 +256,25 @@ def _counts(batch: TrainBatch, mask: torch.Tensor) -> MetricSums:
     return {"num_valid_tokens": mask.sum(), "num_valid_samples": batch.sample_mask.float().sum()}
 
 
-def _mismatch_sums(prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor) -> MetricSums:
-    """How far generator and trainer disagree on the tokens the generator sampled."""
-    log_mixture = torch.logaddexp(prev, generation) - 0.6931471805599453
-    jensen_shannon = 0.5 * (
-        kl_divergence(prev, log_mixture, input_clamp=None, output_clamp=None)
-        + kl_divergence(generation, log_mixture, input_clamp=None, output_clamp=None)
-    )
-    gen_kl = kl_divergence(generation, prev, input_clamp=None, output_clamp=None)
-    policy_kl = kl_divergence(prev, generation, input_clamp=None, output_clamp=None)
+def _mismatch_sums(prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor, kind: KlType) -> MetricSums:
+    """How far generator and trainer disagree on the tokens the generator sampled.
+
+    gen_kl_error estimates KL(generator || trainer) and policy_kl_error KL(trainer || generator), by
+    `loss_fn.reference_policy_kl_type`. js_divergence_error is, with M the mean of both, half the sum of
+    exp(p - m) - 1 - (p - m) over p in (prev, generation): as NeMo-RL has it, with p over m and not m over p.
+    """
+    log_mixture = torch.logaddexp(prev, generation) - math.log(2.0)
+    jensen_shannon = 0.5 * (_free_kl(log_mixture, prev, "k3") + _free_kl(log_mixture, generation, "k3"))
     return {
         "token_mult_prob_error": masked_sum((generation - prev).abs().exp(), mask),
-        "gen_kl_error": masked_sum(gen_kl, mask),
-        "policy_kl_error": masked_sum(policy_kl, mask),
+        "gen_kl_error": masked_sum(_free_kl(generation, prev, kind), mask),
+        "policy_kl_error": masked_sum(_free_kl(prev, generation, kind), mask),
         "js_divergence_error": masked_sum(jensen_shannon, mask),
     }
+
+
+def _free_kl(logprobs: torch.Tensor, reference: torch.Tensor, kind: KlType) -> torch.Tensor:
+    return kl_divergence(logprobs, reference, kind, input_clamp=None, output_clamp=None)
 
 
 def _ratio_sums(ratio: _Ratio, mask: torch.Tensor, trained: torch.Tensor) -> MetricSums:

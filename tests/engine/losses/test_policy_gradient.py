@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +14,7 @@ from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normal
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import random_batch, rows_of
+from tests.engine.losses.loss_oracle import Oracle
 
 TIS = {
     "use_importance_sampling_correction": True,
@@ -58,105 +57,65 @@ CONFIGS: dict[str, dict[str, object]] = {
     "k3": {"reference_policy_kl_penalty": 0.1},
     "k3_clamped": {"reference_policy_kl_penalty": 0.1, "kl_input_clamp_value": 0.3, "kl_output_clamp_value": 0.02},
     "k3_on_policy_weight": {"reference_policy_kl_penalty": 0.1, "use_on_policy_kl_approximation": True},
+    "k3_on_policy_weight_clamped": {
+        "reference_policy_kl_penalty": 0.1,
+        "use_on_policy_kl_approximation": True,
+        "kl_input_clamp_value": 0.3,
+        "kl_output_clamp_value": 0.02,
+    },
+    "k1_on_policy_weight_clamped": {
+        "reference_policy_kl_penalty": 0.1,
+        "reference_policy_kl_type": "k1",
+        "use_on_policy_kl_approximation": True,
+        "kl_input_clamp_value": 0.3,
+        "kl_output_clamp_value": None,
+    },
+    "on_policy_kl_as_super3_rlhf": {
+        "force_on_policy_ratio": True,
+        "reference_policy_kl_penalty": 0.1,
+        "use_on_policy_kl_approximation": True,
+        "kl_input_clamp_value": None,
+        "kl_output_clamp_value": None,
+        **TIS,
+    },
+    "gspo_on_policy": {
+        "force_on_policy_ratio": True,
+        "sequence_level_importance_ratios": True,
+        "token_level_loss": False,
+        **TIS,
+        "truncated_importance_sampling_ratio": 2.0,
+    },
     "kl_in_reward": {"reference_policy_kl_penalty": 0.1, "use_kl_in_reward": True},
 }
 
 
-def reference(lp: np.ndarray, batch: TrainBatch, c: LossFnConfig) -> float:
-    """The contract, sequence by sequence and token by token, in float64 loops: nothing shared with the engine."""
-    token_terms: list[float] = []
-    sequence_terms: list[float] = []
-    beta = 0.0 if c.use_kl_in_reward else c.reference_policy_kl_penalty
-    mask = batch.token_mask.numpy() * batch.sample_mask.numpy()[:, None]
-    for n in range(len(batch)):
-        ts = [t for t in range(1, mask.shape[1]) if mask[n, t] > 0]
-        if batch.sample_mask[n] == 0:
-            continue
-        gen = batch.generation_logprobs.numpy().astype(float)[n]
-        prev = batch.prev_logprobs.numpy().astype(float)[n]  # type: ignore[union-attr]
-        ref = batch.reference_logprobs.numpy().astype(float)[n]  # type: ignore[union-attr]
-        adv = batch.advantages.numpy().astype(float)[n]
-        sequence_ratio = math.exp(sum(lp[n, t] - prev[t] for t in ts) / len(ts))
-        sequence_weight = math.exp(sum(prev[t] - gen[t] for t in ts))
-        geometric = math.exp(sum(prev[t] - gen[t] for t in ts) / len(ts))
-        terms = []
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_value_and_gradient_are_those_of_the_contract_written_as_loops(name: str, seed: int) -> None:
+    config = LossFnConfig.model_validate(CONFIGS[name])
+    batch, lp = random_batch(rows=5, width=7, seed=seed)
+    batch.advantages += torch.randn(batch.advantages.shape, generator=torch.Generator().manual_seed(seed))
+    loss, _ = PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))
+    loss.backward()
+    oracle, point = Oracle(batch, config), lp.detach().numpy().astype(float)
+    assert loss.item() == pytest.approx(oracle.loss(point), rel=2e-5)
+    assert lp.grad is not None
+    slopes = torch.zeros_like(lp, dtype=torch.float64)
+    for n, ts in oracle.sequences:
         for t in ts:
-            a = adv[t]
-            if c.force_on_policy_ratio:
-                r = 1.0
-            elif c.sequence_level_importance_ratios:
-                r = sequence_ratio
-            else:
-                r = math.exp(lp[n, t] - prev[t])
-            clipped = min(max(r, 1 - c.ratio_clip_min), 1 + c.ratio_clip_max)
-            if c.disable_ppo_ratio:
-                term = -a * lp[n, t]
-            elif c.use_cispo:
-                term = -a * clipped * lp[n, t]
-            elif c.force_on_policy_ratio:
-                term = -a * r
-            else:
-                term = max(-a * r, -a * clipped)
-            if c.ratio_clip_c is not None and a < 0:
-                term = min(term, -a * c.ratio_clip_c)
-            w = sequence_weight if c.sequence_level_importance_ratios else math.exp(prev[t] - gen[t])
-            if not math.isfinite(w):
-                w = 0.0
-            high, low = c.truncated_importance_sampling_ratio, c.truncated_importance_sampling_ratio_min
-            if c.truncated_importance_sampling_type == "tis":
-                w = min(max(w, low or 0.0), high)  # type: ignore[type-var]
-            elif c.truncated_importance_sampling_type == "icepop":
-                w = w if low <= w <= high else 0.0  # type: ignore[operator]
-            elif c.truncated_importance_sampling_type == "seq-mask-tis":
-                w = w if low <= geometric <= high else 0.0  # type: ignore[operator]
-            if c.use_importance_sampling_correction:
-                term *= w
-            if beta:
-                logr = ref[t] - lp[n, t]
-                if c.kl_input_clamp_value is not None:
-                    logr = min(max(logr, -c.kl_input_clamp_value), c.kl_input_clamp_value)
-                kl = {"k1": -logr, "k2": logr**2 / 2, "k3": math.exp(logr) - 1 - logr}[c.reference_policy_kl_type]
-                if c.kl_output_clamp_value is not None:
-                    kl = min(max(kl, -c.kl_output_clamp_value), c.kl_output_clamp_value)
-                weight = math.exp(lp[n, t] - gen[t]) if c.use_on_policy_kl_approximation else 1.0
-                term += beta * weight * kl
-            terms.append(term)
-        token_terms += terms
-        sequence_terms.append(sum(terms) / len(terms))
-    return sum(token_terms) / len(token_terms) if c.token_level_loss else sum(sequence_terms) / len(sequence_terms)
+            slopes[n, t] = oracle.gradient(point, n, t)
+    torch.testing.assert_close(lp.grad.double(), slopes, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_loss_equals_the_contract_written_as_loops(name: str, seed: int) -> None:
+def test_metrics_are_those_of_the_contract_written_as_loops(name: str) -> None:
     config = LossFnConfig.model_validate(CONFIGS[name])
-    batch, lp = random_batch(seed=seed)
-    loss, _ = PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))
-    assert loss.item() == pytest.approx(reference(lp.detach().numpy().astype(float), batch, config), rel=2e-5)
-    loss.backward()
-    assert lp.grad is not None and torch.isfinite(lp.grad).all()
-    outside = loss_mask(batch.token_mask, batch.sample_mask) == 0
-    assert (lp.grad[outside] == 0).all()
-
-
-NUMERIC = [n for n in CONFIGS if n not in ("on_policy_tis_as_super3", "cispo", "k1", "k2_sequence", "k3", "k3_clamped")]
-"""Configs whose gradient is the gradient of their value: no stop-gradient in the formula."""
-
-
-@pytest.mark.parametrize("name", NUMERIC)
-def test_gradient_equals_finite_differences(name: str) -> None:
-    config = LossFnConfig.model_validate(CONFIGS[name])
-    batch, lp = random_batch(rows=3, width=6, seed=3)
-    PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))[0].backward()
-    point = lp.detach().numpy().astype(float)
-    for n, t in itertools.product(range(3), range(6)):
-        if batch.token_mask[n, t] * batch.sample_mask[n] == 0:
-            continue
-        up, down = point.copy(), point.copy()
-        up[n, t] += 1e-6
-        down[n, t] -= 1e-6
-        slope = (reference(up, batch, config) - reference(down, batch, config)) / 2e-6
-        assert lp.grad[n, t].item() == pytest.approx(slope, rel=1e-3, abs=1e-6)  # type: ignore[index]
+    batch, lp = random_batch(seed=7)
+    normalizers = count_normalizers(batch)
+    _, sums = PolicyGradientLoss(config)(lp, batch, normalizers)
+    metrics = finalize_metrics(sums, normalizers)
+    expected = Oracle(batch, config).metrics(lp.detach().numpy().astype(float))
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, rel=2e-4, abs=1e-6)
 
 
 def one_token(adv: float, lp: float, prev: float, gen: float, ref: float = -1.0) -> tuple[TrainBatch, torch.Tensor]:
@@ -217,6 +176,40 @@ def test_gradients_with_stop_gradient_terms_are_the_closed_forms() -> None:
     expected = (math.exp(logr) - 1 - logr) + (1 - math.exp(logr))
     got = grad_of({"reference_policy_kl_penalty": 1.0}, batch, lp)
     assert got == pytest.approx(expected, rel=1e-5)
+
+
+RLHF = {"reference_policy_kl_penalty": 1.0, "use_on_policy_kl_approximation": True}
+
+
+def test_a_clamped_log_ratio_gives_the_kl_no_gradient_through_its_weight_either() -> None:
+    # lp - lp_ref = -25 is clamped to -20: k1 is -20 whatever lp does, and the weight e^-0.5 is held.
+    bounds = {"kl_input_clamp_value": 20.0, "kl_output_clamp_value": None, "reference_policy_kl_type": "k1"}
+    batch, lp = one_token(0.0, -26.0, -26.0, -25.5, ref=-1.0)
+    loss, _ = PolicyGradientLoss(LossFnConfig.model_validate({**RLHF, **bounds}))(lp, batch, ONE)
+    assert loss.item() == pytest.approx(-20.0 * math.exp(-0.5), rel=1e-6)
+    assert grad_of({**RLHF, **bounds}, batch, lp) == 0.0
+    # Without the clamp both factors move: d/dlp w (lp - lp_ref) = w (lp - lp_ref) + w.
+    batch, lp = one_token(0.0, -26.0, -26.0, -25.5, ref=-1.0)
+    free = grad_of({**RLHF, **bounds, "kl_input_clamp_value": None}, batch, lp)
+    assert free == pytest.approx(math.exp(-0.5) * (-25.0 + 1.0), rel=1e-5)
+
+
+def test_the_output_clamp_bounds_the_weighted_kl_and_stops_all_of_its_gradient() -> None:
+    bounds = {"kl_output_clamp_value": 10.0, "reference_policy_kl_type": "k1"}
+    batch, lp = one_token(0.0, -1.0, -1.0, -2.0, ref=-6.0)  # k1 = 5, weight e: 13.6 is over the bound, 5 is not
+    loss, _ = PolicyGradientLoss(LossFnConfig.model_validate({**RLHF, **bounds}))(lp, batch, ONE)
+    assert loss.item() == 10.0
+    assert grad_of({**RLHF, **bounds}, batch, lp) == 0.0
+
+
+def test_on_policy_ratios_are_a_tokens_own_under_gspo() -> None:
+    batch, lp = random_batch(rows=1, width=5, noise_in_padding=False)
+    batch.token_mask[:] = torch.tensor([0.0, 1, 1, 0, 0])
+    batch.advantages[:] = torch.tensor([0.0, 3.0, -1.0, 0, 0])
+    config = LossFnConfig(force_on_policy_ratio=True, sequence_level_importance_ratios=True, token_level_loss=False)
+    PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))[0].backward()
+    # Each token is moved by its own advantage, -A / 2, not both by the mean of them.
+    assert lp.grad is not None and lp.grad[0].tolist() == pytest.approx([0, -1.5, 0.5, 0, 0])
 
 
 def test_the_expected_gradient_of_the_kl_term_is_the_gradient_of_the_true_kl() -> None:
@@ -325,14 +318,24 @@ def test_a_rank_without_rows_still_names_every_metric() -> None:
 def test_on_policy_training_needs_no_prev_logprobs_and_others_do() -> None:
     batch, lp = random_batch()
     on_policy = LossFnConfig(force_on_policy_ratio=True, **TIS)  # type: ignore[arg-type]
-    batch.prev_logprobs = lp.detach().clone()
-    with_prev, _ = PolicyGradientLoss(on_policy)(lp, batch, count_normalizers(batch))
     batch.prev_logprobs = None
-    without, sums = PolicyGradientLoss(on_policy)(lp, batch, count_normalizers(batch))
-    assert without.item() == with_prev.item()
+    _, sums = PolicyGradientLoss(on_policy)(lp, batch, count_normalizers(batch))
     assert finalize_metrics(sums, count_normalizers(batch))["probs_ratio_max"] == 1.0
     with pytest.raises(EngineError, match="prev_logprobs"):
         PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
+
+
+def test_on_policy_training_measures_from_the_current_logprobs_also_where_others_were_computed_for_a_mask() -> None:
+    on_policy = PolicyGradientLoss(LossFnConfig(force_on_policy_ratio=True, **TIS))  # type: ignore[arg-type]
+    batch, lp = random_batch()  # prev_logprobs are 0.3 nats beside the current ones
+    normalizers = count_normalizers(batch)
+    found, sums = on_policy(lp, batch, normalizers)
+    (gradient,) = torch.autograd.grad(found, lp)
+    batch.prev_logprobs = None
+    expected, expected_sums = on_policy(lp, batch, normalizers)
+    assert found.item() == expected.item()
+    assert torch.equal(gradient, torch.autograd.grad(expected, lp)[0])
+    assert finalize_metrics(sums, normalizers) == finalize_metrics(expected_sums, normalizers)
 
 
 def test_a_kl_penalty_needs_reference_logprobs_and_zero_never_reads_them() -> None:
@@ -358,8 +361,22 @@ def test_metrics_have_their_textbook_values() -> None:
     assert metrics["num_valid_tokens"] == metrics["num_valid_samples"] == 1.0
     p, q = math.exp(-1.0), math.exp(-1.2)
     m = (p + q) / 2
-    expected = 0.5 * sum(m / x - 1 - math.log(m / x) for x in (p, q))
+    expected = 0.5 * sum(x / m - 1 - math.log(x / m) for x in (p, q))
     assert metrics["js_divergence_error"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_mismatch_is_estimated_by_the_estimator_of_the_config() -> None:
+    batch, lp = one_token(1.0, -1.0, -1.0, -1.2)
+    _, sums = PolicyGradientLoss(LossFnConfig(reference_policy_kl_type="k1"))(lp, batch, ONE)
+    assert (sums["gen_kl_error"].item(), sums["policy_kl_error"].item()) == pytest.approx((-0.2, 0.2), rel=1e-5)
+    _, sums = PolicyGradientLoss(LossFnConfig(reference_policy_kl_type="k2"))(lp, batch, ONE)
+    assert (sums["gen_kl_error"].item(), sums["policy_kl_error"].item()) == pytest.approx((0.02, 0.02), rel=1e-5)
+
+
+def test_the_kl_penalty_is_logged_with_its_weight() -> None:
+    batch, lp = one_token(0.0, -1.0, -1.0, -1.7, ref=-1.5)
+    _, sums = PolicyGradientLoss(LossFnConfig.model_validate(RLHF))(lp, batch, ONE)
+    assert sums["kl_penalty"].item() == pytest.approx(math.exp(0.7) * (math.exp(-0.5) - 0.5), rel=1e-5)
 
 
 def test_nll_is_the_mean_over_all_trained_tokens_of_the_global_batch() -> None:
