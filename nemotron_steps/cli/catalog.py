@@ -55,7 +55,7 @@ def list_steps(arguments: argparse.Namespace) -> int:
 def show(arguments: argparse.Namespace) -> int:
     """`steps show STEP`: the manifest as it is written, and the configs beside it."""
     index = load_index()
-    row = next((row for row in index.steps if row.id == arguments.step), None)
+    row = index.step(arguments.step)
     if row is None:
         if any(pipeline.name == arguments.step for pipeline in index.pipelines):
             raise UnknownNameError(
@@ -67,7 +67,7 @@ def show(arguments: argparse.Namespace) -> int:
     import tomllib
 
     manifest = tomllib.loads(Path(row.file).read_text(encoding="utf-8"))
-    configs = config_files(Path(row.file), row.id)
+    configs = config_files(Path(row.file), row.plain_id)
     if arguments.as_json:
         files = {path.stem: str(path) for path in configs}
         print_json({**row.to_dict(), "configs": files, "manifest": manifest})
@@ -142,7 +142,8 @@ def _tree(rows: Iterable[StepRow], terminal: Terminal) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for row in rows:
         node = root
-        *parents, last = row.id.split("/")
+        pack, colon, plain = row.id.rpartition(":")
+        *parents, last = [pack + colon, *plain.split("/")] if colon else plain.split("/")
         for part in parents:
             node = node.setdefault(part, {})
         text = first_sentence(printable(row.description or row.name))

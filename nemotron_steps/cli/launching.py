@@ -34,9 +34,11 @@ def inside_job(run_id: str | None) -> bool:
 def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profile: Profile) -> int:
     """Submit the run; with `-r` follow its log to the end, with `-b` return at once."""
     from nemotron_steps.runs.launch import submit
+    from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
 
     plan = with_cached(bench, bench.plan(asked))
+    refuse_unimplemented(plan)
     redacted = asked.redacted()
     if MASK in redacted.command:
         raise RequestError(

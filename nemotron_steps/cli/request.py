@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.errors import ArtifactError, RequestError, StepsError, UnknownNameError
+from nemotron_steps.errors import ArtifactError, ConfigError, RequestError, StepsError, UnknownNameError
 
 if TYPE_CHECKING:
     import argparse
 
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.config.profiles import Profile, WandbSettings
-    from nemotron_steps.manifest.models import PipelineManifest
+    from nemotron_steps.config.search import SearchPath
+    from nemotron_steps.manifest.models import PipelineManifest, StepManifest
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan, SuppliedInput
     from nemotron_steps.resolver.request import Goal, Request, StepConfig
@@ -197,19 +198,23 @@ class Workbench:
     def compose(self, step_id: str, config_name: str | None, overrides: Sequence[str]) -> StepConfig:
         """The resolver's Compose: one step's config, composed and validated, with the model's defaults filled in."""
         from nemotron_steps.config.compose import compose
-        from nemotron_steps.config.search import SearchPath
         from nemotron_steps.resolver.request import StepConfig
 
         key = (step_id, config_name, tuple(overrides))
         if key in self._composed:
             return self._composed[key]
         manifest = self.registry.step(step_id)
-        roots = tuple(pack.configs for pack in self.registry.packs if pack.configs is not None)
-        search = SearchPath(step_id, roots, manifest.config_dir)
+        search = self._search_path(manifest)
         reference = manifest.step.config_schema
         if reference is None:
-            composed = compose(config_name, overrides, search=search, remember=True)
-            config = StepConfig(composed.values, composed.inputs, None, composed.origin)
+            try:
+                composed = compose(config_name, overrides, search=search, remember=True)
+                config = StepConfig(composed.values, composed.inputs, None, composed.origin)
+            except ConfigError as error:
+                # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
+                if manifest.step.entry is not None:
+                    raise
+                config = StepConfig({}, unread=error.what)
         else:
             from nemotron_steps.config.validation import complete, has_key, load_schema
 
@@ -279,11 +284,27 @@ class Workbench:
         """A step of a list with its share of `-c`: a file is for the last step, a name for all that have configs."""
         from nemotron_steps.config.search import is_path
 
-        manifest = self.registry.steps.get(goal.step_id)
+        manifest = self.registry.find_step(goal.step_id)
         if goal.config_name is None or manifest is None:
             return goal
         keeps = is_last if is_path(goal.config_name) else bool(manifest.config_names)
         return goal if keeps else replace(goal, config_name=None)
+
+    def _search_path(self, manifest: StepManifest) -> SearchPath:
+        """Where a step's configs and their bases are: its own pack, then the others in their order."""
+        from nemotron_steps.config.search import SearchPath
+
+        packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
+        alike = [step for step in self.registry.hidden_steps.values() if step.step.id == manifest.step.id]
+        if alike:
+            alike.append(self.registry.step(manifest.step.id))
+        rivals = {step.pack for step in alike} - {manifest.pack}
+        return SearchPath(
+            manifest.step.id,
+            tuple(pack.configs for pack in packs if pack.configs is not None),
+            manifest.config_dir,
+            frozenset(pack.configs for pack in packs if pack.configs is not None and pack.name in rivals),
+        )
 
     def _is_checkpoint(self, type_name: str) -> bool:
         return any(ancestor.startswith("checkpoint") for ancestor in self.registry.types.ancestors(type_name))
@@ -308,14 +329,15 @@ class Workbench:
 
     def _pipeline(self, asked: Asked) -> PipelineManifest | None:
         """The pipeline a request names: by name, or by the path of its file."""
-        named = [target for target in asked.targets if target.endswith(".toml") or target in self.registry.pipelines]
+        find = self.registry.find_pipeline
+        named = [target for target in asked.targets if target.endswith(".toml") or find(target) is not None]
         if not named:
             if len(asked.targets) == 1 and asked.targets[0] in self.registry.broken:
                 raise self.registry.broken[asked.targets[0]]
             return None
         if len(asked.targets) > 1:
             raise UsageError(f"'{named[0]}' is a pipeline, and a pipeline is run alone", found=" ".join(asked.targets))
-        if named[0] in self.registry.pipelines:
+        if find(named[0]) is not None:
             return self.registry.pipeline(named[0])
         from nemotron_steps.manifest.registry import load_pipeline_file
 

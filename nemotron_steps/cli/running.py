@@ -95,8 +95,13 @@ def _execute(
     arguments: argparse.Namespace, bench: Workbench, asked: Asked, plan: Any, listeners: Sequence[Listener]
 ) -> RunResult:
     from nemotron_steps.runs.execute import execute
-    from nemotron_steps.runs.prerequisites import refuse_missing_packages, refuse_unusable_data
+    from nemotron_steps.runs.prerequisites import (
+        refuse_missing_packages,
+        refuse_unimplemented,
+        refuse_unusable_data,
+    )
 
+    refuse_unimplemented(plan)
     refuse_missing_packages(plan)
     refuse_unusable_data(plan, bench.store, bench.registry.types)
     return execute(

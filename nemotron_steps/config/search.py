@@ -57,11 +57,13 @@ class SearchPath:
         step: step id; its configs are named `<step id>/<name>`.
         roots: the `configs/` folders of packs, the step's own pack first.
         beside: the `config/` folder beside the step's manifest, as in the public layout.
+        rivals: the roots of packs with another step of this id. Bases may come from them, this step's configs not.
     """
 
     step: str
     roots: tuple[Path, ...] = ()
     beside: Path | None = None
+    rivals: frozenset[Path] = frozenset()
 
     def mounts(self) -> tuple[Mount, ...]:
         """Mounts in order of precedence."""
@@ -70,9 +72,13 @@ class SearchPath:
 
     def names(self) -> tuple[str, ...]:
         """The config names this step has, sorted."""
-        folders = [mount.group(self.step) for mount in self.mounts()]
+        folders = [mount.group(self.step) for mount in self._own(self.mounts())]
         files = (file for folder in folders if folder is not None and folder.is_dir() for file in folder.glob("*.yaml"))
         return tuple(sorted({file.stem for file in files}))
+
+    def _own(self, mounts: tuple[Mount, ...]) -> list[Mount]:
+        """The mounts that may hold configs of this step."""
+        return [mount for mount in mounts if mount.prefix or mount.folder not in self.rivals]
 
     def locate(self, config: str | None) -> tuple[str | None, tuple[Mount, ...]]:
         """The Hydra name of a config and the mounts to compose it from.
@@ -100,7 +106,7 @@ class SearchPath:
             return name, (Mount(name, file.parent, file), *self.mounts(), Mount(self.step, file.parent))
         name = config or DEFAULT_CONFIG
         mounts = self.mounts()
-        candidates = (mount.path(f"{self.step}/{name}") for mount in mounts)
+        candidates = (mount.path(f"{self.step}/{name}") for mount in self._own(mounts))
         if any(path is not None and path.is_file() for path in candidates):
             return f"{self.step}/{name}", mounts
         names = self.names()

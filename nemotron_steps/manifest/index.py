@@ -21,7 +21,7 @@ from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import PATH_VARIABLE, InstalledPack, PackSearch, find_installed, find_packs
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 
-FORMAT = 3
+FORMAT = 4
 """Version of the cache file; raise it when its rows or how they are made change."""
 
 _KEYS = frozenset({"files", "python_path", "installed", "steps", "pipelines", "types", "problems", "warnings"})
@@ -41,6 +41,7 @@ class StepRow:
     """One step, as a listing shows it."""
 
     id: str
+    """What it goes by: its plain id, or `PACK:ID` where an earlier pack has that."""
     name: str
     category: str
     description: str
@@ -51,6 +52,11 @@ class StepRow:
     file: str
     runnable: bool
     """Whether it names a function to run; steps of the public layout can be planned only."""
+
+    @property
+    def plain_id(self) -> str:
+        """The id as its manifest has it."""
+        return self.id.rpartition(":")[2]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
@@ -83,6 +89,11 @@ class Index:
     problems: tuple[ManifestError, ...] = ()
     warnings: tuple[ManifestError, ...] = ()
     from_cache: bool = field(default=False, compare=False)
+
+    def step(self, step_id: str) -> StepRow | None:
+        """The row of a step by `ID` or `PACK:ID`, None if there is none."""
+        names = {row.id: row for row in self.steps}
+        return names.get(step_id) or {f"{row.pack}:{row.plain_id}": row for row in self.steps}.get(step_id)
 
     def select(
         self,
@@ -152,7 +163,7 @@ def build_index(search: PackSearch) -> Index:
             file=str(step.file),
             runnable=step.step.entry is not None,
         )
-        for step in registry.steps.values()
+        for step in sorted([*registry.steps.values(), *registry.hidden_steps.values()], key=lambda step: step.step.id)
     )
     pipelines = tuple(
         PipelineRow(
@@ -163,7 +174,7 @@ def build_index(search: PackSearch) -> Index:
             pack=pipeline.pack,
             file=str(pipeline.file),
         )
-        for pipeline in registry.pipelines.values()
+        for pipeline in [*registry.pipelines.values(), *registry.hidden_pipelines.values()]
     )
     return Index(steps, pipelines, registry.types, registry.problems, registry.warnings)
 

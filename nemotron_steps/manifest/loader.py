@@ -19,7 +19,7 @@ from nemotron_steps.manifest.source import SourceText
 
 M = TypeVar("M", bound=BaseModel)
 
-_OWN_FIELDS = frozenset({"pack", "file", "config_dir", "source", "extra"})
+_OWN_FIELDS = frozenset({"pack", "file", "config_dir", "source", "extra", "hidden"})
 _STEP_TABLES = frozenset(StepManifest.model_fields) - _OWN_FIELDS
 _PIPELINE_TABLES = frozenset(PipelineManifest.model_fields) - _OWN_FIELDS
 

@@ -232,6 +232,8 @@ class StepManifest(_Table):
     config_dir: Path | None = Field(default=None, exclude=True)
     """Folder with this step's `<config name>.yaml` files; None when the pack has none for it."""
     source: SourceText | None = Field(default=None, exclude=True, repr=False)
+    hidden: bool = Field(default=False, exclude=True)
+    """Whether a step of an earlier pack has the plain id."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
 
@@ -256,8 +258,8 @@ class StepManifest(_Table):
 
     @property
     def id(self) -> str:
-        """`step.id`."""
-        return self.step.id
+        """What the step goes by: `step.id`, or `PACK:ID` where an earlier pack has that id."""
+        return f"{self.pack}:{self.step.id}" if self.hidden else self.step.id
 
     @cached_property
     def inputs(self) -> Mapping[str, Consumes]:
@@ -340,7 +342,7 @@ class Stage(_Table):
     @classmethod
     def _name_defaults_to_step(cls, data: Any) -> Any:
         if isinstance(data, dict) and not data.get("name") and isinstance(data.get("step"), str):
-            return {**data, "name": data["step"].rsplit("/", 1)[-1]}
+            return {**data, "name": data["step"].rpartition(":")[2].rsplit("/", 1)[-1]}
         return data
 
 
@@ -360,6 +362,8 @@ class PipelineManifest(_Table):
     pack: str = Field(default="", exclude=True)
     file: Path = Field(default=Path(), exclude=True)
     source: SourceText | None = Field(default=None, exclude=True, repr=False)
+    hidden: bool = Field(default=False, exclude=True)
+    """Whether a pipeline of an earlier pack, or a step, has the plain name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
 
@@ -379,8 +383,8 @@ class PipelineManifest(_Table):
 
     @property
     def name(self) -> str:
-        """`pipeline.name`."""
-        return self.pipeline.name
+        """What the pipeline goes by: `pipeline.name`, or `PACK:NAME` where that is taken."""
+        return f"{self.pack}:{self.pipeline.name}" if self.hidden else self.pipeline.name
 
     def where(self, *path: str | int) -> str:
         """`file:line` of a key of this file."""

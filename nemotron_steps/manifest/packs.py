@@ -27,7 +27,7 @@ class Pack:
     """One folder of manifests.
 
     Attributes:
-        name: how the pack is called in listings.
+        name: how the pack is called in listings and in `PACK:ID`; no other pack of a search has it.
         origin: built-in, installed, STEPS_PATH or working directory.
         base: folder searched for `*.toml`.
         configs: folder of `<step id>/<config>.yaml`; None in the public layout.
@@ -118,7 +118,12 @@ def find_packs(
                 ManifestError(f"pack folder '{root}' does not exist", where=where, expected="a folder of manifests")
             )
             return
-        pack = open_pack(root, name, origin)
+        # `PACK:ID` names one step, so no two packs go by one name.
+        taken = {pack.name for pack in packs}
+        free, number = name, 2
+        while free in taken:
+            free, number = f"{name}-{number}", number + 1
+        pack = open_pack(root, free, origin)
         real = os.path.realpath(pack.base)
         if real not in seen:
             seen.add(real)

@@ -62,6 +62,7 @@ class StepConfig:
         inputs: the config's `inputs` section: port → source, as written.
         has_key: whether the step's config model has a dotted key; None when the step has no config model.
         origin: dotted key → `file:line` or `override '…'` that set it; None when unknown.
+        unread: why the config could not be read, where that stops nothing: the step has no implementation here.
         flat: every value under its dotted key, groups as well as what is in them; list items are not keys.
     """
 
@@ -69,6 +70,7 @@ class StepConfig:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     has_key: Callable[[str], bool] | None = None
     origin: Callable[[str], str | None] | None = None
+    unread: str | None = None
     flat: Mapping[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

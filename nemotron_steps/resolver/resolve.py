@@ -71,7 +71,7 @@ def resolve(
         tuple(node.planned() for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
-        tuple(_unused_outputs(order, nodes)),
+        (*_hidden_steps(nodes, registry), *_unread_configs(order), *_unused_outputs(order, nodes)),
     )
 
 
@@ -133,6 +133,21 @@ def _check_inputs(order: Sequence[Node], graph: Graph) -> None:
                     names = declared.attributes if declared is not None else {}
                     inherited = at_port.get(output.inherits, {})
                     known[node.key, output.name] = {n: v for n, v in inherited.items() if n in names}
+
+
+def _hidden_steps(goals: Sequence[Node], registry: Registry) -> Iterator[str]:
+    """Steps of the request whose id other packs have too."""
+    for node in goals:
+        hidden = registry.hidden_by(node.manifest)
+        if hidden:
+            yield f"{node.manifest.id} is that of pack {node.manifest.pack}; there is also {' and '.join(hidden)}"
+
+
+def _unread_configs(order: Sequence[Node]) -> Iterator[str]:
+    """Configs that were left out of the checks."""
+    for node in order:
+        if node.config is not None and node.config.unread is not None:
+            yield f"the config of {node.key}, which has no implementation here, cannot be read: {node.config.unread}"
 
 
 def _unused_outputs(order: Sequence[Node], goals: Sequence[Node]) -> list[str]:

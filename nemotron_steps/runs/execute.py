@@ -19,6 +19,7 @@ removed. Whatever was not reached is done by the next run of the same command.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -342,7 +343,7 @@ class _Run:
                     outputs[port] = self.store.commit(
                         slot.path,
                         slot.type,
-                        name=f"{planned.step_id}/{port}",
+                        name=_artifact_name(planned.step_id, port),
                         supertypes=self.types.ancestors(slot.type),
                         attributes=slot.attributes,
                         producer=producer,
@@ -428,6 +429,11 @@ def _refuse_running(run_id: str, holder: Mapping[str, Any]) -> None:
         found=f"process {holder.get('pid', '?')} on {holder.get('host', '?')}",
         hints=(f"steps logs {run_id} -f", f"steps cancel {run_id}"),
     )
+
+
+def _artifact_name(step_id: str, port: str) -> str:
+    """What an output is called: a pack's folder, in `PACK:ID`, may have a name that no artifact can have."""
+    return re.sub(r"[^A-Za-z0-9._/-]", "-", step_id.replace(":", "/")) + f"/{port}"
 
 
 def _publish(folder: RunFolder) -> None:

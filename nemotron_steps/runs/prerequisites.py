@@ -1,7 +1,8 @@
 """What a step would refuse when it starts, asked where the plan is about to run and before its first step does.
 
-Optional packages (Ray, vLLM) that the configs ask for, and the data that a step's own preflight looks at: in a chain
-the step itself may come hours later. Not for: plans that are only looked at, or submitted to other machines.
+Steps without an implementation, optional packages (Ray, vLLM) that the configs ask for, and the data that a step's own
+preflight looks at: in a chain the step itself may come hours later. Not for plans that are only looked at; one that is
+submitted to other machines is asked for its implementations alone.
 """
 
 from __future__ import annotations
@@ -15,11 +16,24 @@ from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
+from nemotron_steps.runs.cache import entry_module
 from nemotron_steps.runs.inputs import open_input
 from nemotron_steps.runs.step_entry import imported, validated_config
 
 PACKAGES = {"ray": "pip install 'nemotron-steps[ray]'", "vllm": "pip install 'nemotron-steps[vllm]'"}
 """Values of a key `backend` that name an optional package, and how to have it."""
+
+
+def refuse_unimplemented(plan: Plan) -> None:
+    """PlanError, naming every step that is still to run and whose manifest names no code."""
+    problems: list[StepsError] = []
+    for planned in plan:
+        if planned.cached is None:
+            try:
+                entry_module(planned)
+            except UnsupportedError as error:
+                problems.append(error)
+    raise_all(problems, "the plan cannot be run")
 
 
 def refuse_missing_packages(plan: Plan) -> None:

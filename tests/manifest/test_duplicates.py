@@ -1,0 +1,117 @@
+"""Packs that share ids: the first pack keeps the plain id, every other step is PACK:ID, and nothing breaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.errors import ManifestError
+from nemotron_steps.manifest.index import build_index
+from nemotron_steps.manifest.packs import PackSearch, find_packs
+from nemotron_steps.manifest.registry import load_registry
+from tests.manifest.packs_on_disk import read_packs, step_text, write_files
+from tests.manifest.public_pack import SHARED, public_pack
+
+TYPES = "[a]\n[b]\n"
+OTHER = "# differs\n"
+
+
+def beside_the_built_in(tmp_path: Path, *roots: Path) -> PackSearch:
+    path = ":".join(str(root) for root in roots)
+    return find_packs(environ={"STEPS_PATH": path}, cwd=tmp_path, installed=())
+
+
+def test_the_first_pack_keeps_the_id_and_the_other_is_named_with_its_pack(tmp_path: Path) -> None:
+    one = write_files(tmp_path / "one", {"manifests/types.toml": TYPES, "manifests/a.toml": step_text("demo/x")})
+    two = write_files(tmp_path / "two", {"manifests/b.toml": OTHER + step_text("demo/x")})
+    registry = read_packs(one, two)
+    assert not registry.problems
+    assert registry.step("demo/x").pack == registry.step("one:demo/x").pack == "one"
+    hidden = registry.step("two:demo/x")
+    assert (hidden.pack, hidden.id, hidden.step.id) == ("two", "two:demo/x", "demo/x")
+    (warning,) = registry.warnings
+    assert warning.what == "step 'demo/x' of pack 'two' is hidden by that of pack 'one'"
+    assert warning.where == f"{two / 'manifests/b.toml'}:3"
+    assert registry.hidden_by(registry.step("demo/x")) == ("two:demo/x",)
+
+
+def test_two_of_one_id_in_a_pack_are_its_mistake_and_touch_no_other_pack(tmp_path: Path) -> None:
+    one = write_files(tmp_path / "one", {"manifests/types.toml": TYPES, "manifests/a.toml": step_text("demo/x")})
+    files = {"manifests/b.toml": OTHER + step_text("demo/x"), "manifests/c.toml": "# again\n" + step_text("demo/x")}
+    two = write_files(tmp_path / "two", {**files, "manifests/d.toml": step_text("demo/y")})
+    registry = read_packs(one, two)
+    (problem,) = registry.problems
+    assert problem.what == "two files of pack 'two' define step 'demo/x'"
+    assert str(two / "manifests/b.toml:3") in str(problem.where)
+    assert str(two / "manifests/c.toml:3") in str(problem.where)
+    assert set(registry.steps) == {"demo/x", "demo/y"} and registry.step("demo/x").pack == "one"
+    with pytest.raises(ManifestError, match="two files of pack 'two'"):
+        registry.step("two:demo/x")
+
+
+def test_a_broken_manifest_of_another_pack_leaves_the_built_in_step(tmp_path: Path) -> None:
+    broken = '[step]\nid = "rl/nemo_rl/rlhf"\nunknown = 1\n'
+    one = write_files(tmp_path / "one", {"manifests/x.toml": broken})
+    registry = load_registry(beside_the_built_in(tmp_path, one))
+    assert len(registry.problems) == 1
+    assert registry.step("rl/nemo_rl/rlhf").pack == "nemotron_steps"
+    with pytest.raises(ManifestError, match="unknown key"):
+        registry.step("one:rl/nemo_rl/rlhf")
+
+
+def test_a_pipeline_does_not_take_the_id_of_a_step_or_of_another_pipeline(tmp_path: Path) -> None:
+    pipeline = '[pipeline]\nname = "{}"\n[[stages]]\nstep = "data_prep/rl_prep"\n'
+    names = ("rl/nemo_rl/rlhf", "super3_rl")
+    files = {f"manifests/{number}.toml": pipeline.format(name) for number, name in enumerate(names)}
+    registry = load_registry(beside_the_built_in(tmp_path, write_files(tmp_path / "one", files)))
+    assert not registry.problems and len(registry.warnings) == 2
+    assert "rl/nemo_rl/rlhf" not in registry.pipelines and "rl/nemo_rl/rlhf" in registry.steps
+    assert registry.pipeline("super3_rl").pack == "nemotron_steps"
+    for name in names:
+        assert registry.pipeline(f"one:{name}").stages[0].step == "data_prep/rl_prep"
+
+
+def test_packs_of_one_folder_name_have_names_of_their_own(tmp_path: Path) -> None:
+    roots = [write_files(tmp_path / n / "p", {"manifests/x.toml": f"# {n}\n" + step_text("z")}) for n in ("a", "b")]
+    registry = load_registry(beside_the_built_in(tmp_path, *roots))
+    assert [pack.name for pack in registry.packs] == ["nemotron_steps", "p", "p-2"]
+    assert registry.step("p-2:z").file.is_relative_to(roots[1])
+
+
+def test_a_later_packs_types_change_nothing_that_an_earlier_pack_says(tmp_path: Path) -> None:
+    one = write_files(
+        tmp_path / "one",
+        {
+            "manifests/types.toml": "[a]\nis_a = ['b']\nconvert_to = { c = 'to/c' }\n[b]\n[c]\n",
+            "manifests/x.toml": step_text("to/c", "a", "c"),
+        },
+    )
+    two = write_files(
+        tmp_path / "two",
+        {
+            "manifests/types.toml": "[b]\nis_a = ['a']\n[a]\nconvert_to = { c = 'to/other' }\n",
+            "manifests/x.toml": step_text("to/other", "a", "c"),
+        },
+    )
+    graph = read_packs(one, two).types
+    assert graph.is_a("a", "b") and not graph.is_a("b", "a")
+    assert [hop.step_id for hop in graph.path("a", "c") or ()] == ["to/c"]
+
+
+def test_the_public_steps_are_all_there_beside_ours(tmp_path: Path) -> None:
+    search = beside_the_built_in(tmp_path, public_pack(tmp_path))
+    registry = load_registry(search)
+    assert not registry.problems
+    public = [*registry.steps.values(), *registry.hidden_steps.values()]
+    assert len([step for step in public if step.pack == "public"]) == 24
+    assert set(registry.hidden_steps) == {f"public:{step_id}" for step_id in SHARED}
+    assert all(registry.step(step_id).pack == "nemotron_steps" for step_id in SHARED)
+    assert registry.types.is_a("filtered_jsonl", "training_jsonl")
+    assert registry.types.is_a("rl_prompts", "training_jsonl")
+    index = build_index(search)
+    assert {row.id for row in index.steps} == {step.id for step in public}
+    row = index.step("public:rl/nemo_rl/rlhf")
+    assert row is not None and not row.runnable and row.plain_id == "rl/nemo_rl/rlhf"
+    ours = index.step("nemotron_steps:rl/nemo_rl/rlhf")
+    assert ours is not None and ours.id == "rl/nemo_rl/rlhf"
