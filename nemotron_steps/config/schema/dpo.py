@@ -21,7 +21,7 @@ class DpoTrainConfig(Section):
     """Weight of the negative log likelihood of chosen answers, which keeps their probability from falling."""
     preference_average_log_probs: bool = False
     """Mean instead of sum over an answer's tokens in the preference loss."""
-    sft_average_log_probs: bool = True
+    sft_average_log_probs: bool = False
     """Mean instead of sum over an answer's tokens in the SFT loss."""
     max_num_steps: PositiveInt = 1000
     max_num_epochs: PositiveInt = 1

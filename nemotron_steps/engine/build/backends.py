@@ -13,7 +13,7 @@ from nemotron_steps.config.schema.rl import AsyncGrpoConfig, ClusterConfig, Nemo
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
-from nemotron_steps.engine.losses.policy_gradient import LossFn
+from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.types import Generator, Policy, SamplingParams
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.environments.environment_set import POLICY_NAME
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def build_policy(
-    config: PolicyConfig, checkpoint: Path, loss_fn: LossFn, *, reference: bool, total_steps: int
+    config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
 ) -> Policy:
     """The trained model in this process (or this rank's part of it)."""
     if config.dtensor_cfg.enabled:
@@ -46,7 +46,7 @@ def open_policy(
     cluster: ClusterConfig,
     config: PolicyConfig,
     checkpoint: Path,
-    loss_fn: LossFn,
+    loss_fn: Loss,
     *,
     reference: bool,
     total_steps: int,

@@ -1,15 +1,15 @@
 """GRPO, read top to bottom: sample groups, judge them, turn rewards into advantages, update, refit.
 
     for prompts in data:
-        groups   = collect(prompts)                   rollouts.py: generator + environments
-        prepared = prepare_batch(groups)              grpo_step.py: rewards, baselines, masks
+        groups   = collect(prompts)                   rollouts/collector.py: generator + environments
+        prepared = prepare_batch(groups)              step.py: rewards, baselines, masks
         prepared.batch += prev, reference logprobs    the policy
-        batch    = finish_batch(prepared)             grpo_step.py: advantages, penalties, clip
-        policy.train_step(each global batch)          loss.py
+        batch    = finish_batch(prepared)             step.py: advantages, penalties, clip
+        policy.train_step(each global batch)          losses/
         generator.update_weights(policy.weights())    refit
 
-Everything numeric is a pure function elsewhere; backends are chosen in setup.py. The asynchronous loop
-(async_grpo.py) is made of the same `train_on`, `refit` and `finish_step`, with generation running beside them.
+Everything numeric is a pure function elsewhere; backends are chosen in build/. The asynchronous loop
+(async_loop.py) is made of the same `train_on`, `refit` and `finish_step`, with generation running beside them.
 """
 
 from __future__ import annotations

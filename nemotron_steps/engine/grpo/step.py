@@ -5,8 +5,8 @@
     (the loop):     prev and reference logprobs, where `needs_*` says so
     finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
 
-Only glue: every formula is in rewards.py, advantages.py, importance.py, penalties.py. Dynamic sampling happens before,
-while groups are still being generated (dynamic_sampling.py).
+Only glue: every formula is in rewards.py, advantages.py, penalties.py, losses/importance.py. Dynamic sampling happens
+before, while groups are still being generated (dynamic_sampling.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The DPO loss (arXiv:2305.18290), called by a policy worker per micro-batch like the losses of loss.py.
+"""The DPO loss (arXiv:2305.18290).
 
 Rows come in pairs: row 2k is the chosen and row 2k + 1 the rejected answer of pair k. A policy must keep pairs in one
 micro-batch; `rows_per_unit` tells it so.
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from nemotron_steps.engine.batches.batching import check_units
+from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums
-from nemotron_steps.engine.losses.reduction import EPSILON, LossNormalizers, loss_mask
+from nemotron_steps.engine.losses.reduction import EPSILON, LossNormalizers, counts, loss_mask
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.types import TrainBatch
 
 
-class DpoLoss:
+class DpoLoss(Loss):
     """-log sigmoid(beta (delta_chosen - delta_rejected)), mean over the pairs of the global batch.
 
     delta = sum over trained tokens of (lp - lp_ref), or their mean under `preference_average_log_probs`. With
@@ -32,8 +33,6 @@ class DpoLoss:
     """
 
     rows_per_unit = 2
-    needs_prev_logprobs = False
-    needs_reference_logprobs = True
 
     def __init__(self, config: DpoTrainConfig) -> None:
         self.config = config
@@ -89,8 +88,7 @@ class DpoLoss:
                 "rewards_chosen": (rewards[0::2] * pair_mask).sum(),
                 "rewards_rejected": (rewards[1::2] * pair_mask).sum(),
                 "rewards_margin": (margin * pair_mask).sum(),
-                "num_valid_tokens": mask.sum(),
-                "num_valid_samples": batch.sample_mask.float().sum(),
+                **counts(batch, mask),
             }
             if entropy is not None:
                 sums["entropy"] = torch.where(trained, entropy.float(), zeros).sum()

@@ -1,18 +1,11 @@
-"""The losses a policy worker calls per micro-batch: clipped policy gradient (GRPO and relatives) and SFT's NLL.
+"""The clipped policy-gradient loss: GRPO and its relatives.
 
-    loss, sums = loss_fn(logprobs, batch, normalizers)    # per micro-batch
-    loss.backward()                                       # gradients add up over micro-batches
-    sums = all_reduce_metric_sums(merge_metric_sums(parts), group)
-    metrics = finalize_metrics(sums, normalizers)
-
-Because `normalizers` count the global batch, gradients are *summed* over micro-batches and data-parallel ranks. Not
-here: advantages (advantages.py), the formulas of KL (kl.py) and importance weights (importance.py), DPO (dpo_loss.py).
+Not here: advantages (engine/grpo/advantages.py), the formulas of KL (kl.py) and importance weights (importance.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,10 +13,11 @@ import torch
 
 from nemotron_steps.engine.losses.importance import ImportanceWeights, importance_weights, truncate_weights
 from nemotron_steps.engine.losses.kl import KlType, kl_divergence
-from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.loss import Loss
+from nemotron_steps.engine.losses.metrics import MetricSums
 from nemotron_steps.engine.losses.reduction import (
     LossNormalizers,
-    count_normalizers,
+    counts,
     loss_mask,
     masked_sum,
     reduce_over_batch,
@@ -34,43 +28,6 @@ from nemotron_steps.errors import EngineError
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import LossFnConfig
     from nemotron_steps.engine.types import TrainBatch
-
-__all__ = [
-    "LossFn",
-    "LossNormalizers",
-    "NegativeLogLikelihood",
-    "PolicyGradientLoss",
-    "all_reduce_metric_sums",
-    "count_normalizers",
-    "finalize_metrics",
-    "merge_metric_sums",
-]
-
-LossFn = Callable[..., tuple[torch.Tensor, MetricSums]]
-"""(logprobs [n, T], batch, normalizers, entropy [n, T] | None) -> (scalar loss, metric sums)."""
-
-
-class NegativeLogLikelihood:
-    """SFT: sum over trained tokens of -lp, / N_tokens of the global batch."""
-
-    needs_prev_logprobs = False
-    needs_reference_logprobs = False
-
-    def __call__(
-        self,
-        logprobs: torch.Tensor,
-        batch: TrainBatch,
-        normalizers: LossNormalizers,
-        entropy: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, MetricSums]:
-        """Loss and metric sums of one micro-batch; arguments as `PolicyGradientLoss.__call__`."""
-        mask = loss_mask(batch.token_mask, batch.sample_mask)
-        loss = reduce_over_batch(-logprobs.float(), mask, normalizers, token_level=True)
-        with torch.no_grad():
-            sums = {"loss": loss.detach(), "nll": masked_sum(-logprobs.float(), mask), **_counts(batch, mask)}
-            if entropy is not None:
-                sums["entropy"] = masked_sum(entropy.float(), mask)
-        return loss, sums
 
 
 @dataclass(frozen=True)
@@ -83,7 +40,7 @@ class _Ratio:
     """False for REINFORCE, where the factor is the logprob itself."""
 
 
-class PolicyGradientLoss:
+class PolicyGradientLoss(Loss):
     """The clipped policy-gradient loss with a KL penalty, under NeMo-RL's `loss_fn.*` keys.
 
     Per token, with r the probability ratio, A the advantage, w the behaviour correction and beta the KL coefficient:
@@ -103,20 +60,12 @@ class PolicyGradientLoss:
     `force_on_policy_ratio` lp_prev is sg(lp) here and in the metrics, also where the batch holds prev logprobs that
     were computed for something else: the policy has not moved since. The KL term is weighted by exp(lp - sg(lp)), which
     adds the score-function gradient, or under `use_on_policy_kl_approximation` by exp(lp - lp_gen).
-
-    Attributes:
-        needs_prev_logprobs: whether batch.prev_logprobs is read.
-        gradient_needs_advantage: a row whose advantages are all 0 has no gradient, so a policy need not compute it.
-        needs_reference_logprobs: whether batch.reference_logprobs must be given.
-        temperature: of the distribution that a policy's logprobs are of: the one that rollouts are sampled from.
     """
 
     def __init__(self, config: LossFnConfig, *, temperature: float = 1.0) -> None:
         self.config = config
         self.temperature = temperature
         self.kl_coefficient = 0.0 if config.use_kl_in_reward else config.reference_policy_kl_penalty
-        self.needs_prev_logprobs = not config.force_on_policy_ratio
-        self.needs_reference_logprobs = self.kl_coefficient != 0.0
         self.gradient_needs_advantage = self.kl_coefficient == 0.0
 
     def __call__(
@@ -126,16 +75,7 @@ class PolicyGradientLoss:
         normalizers: LossNormalizers,
         entropy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """Loss and metric sums of one micro-batch.
-
-        Args:
-            logprobs: [n, T] logprobs of batch.input_ids under the current weights, with gradient, token-aligned.
-            batch: the same n sequences, on the same device.
-            normalizers: counts over the global batch.
-            entropy: [n, T] entropy of the policy's distribution at each token, nats, for the metric only.
-
-        Returns:
-            (scalar loss, detached metric sums; see metrics.py).
+        """Loss and metric sums of one micro-batch; arguments as `Loss.__call__`.
 
         Raises:
             EngineError: the batch lacks prev or reference logprobs that this config needs.
@@ -157,14 +97,14 @@ class PolicyGradientLoss:
         actor_loss = reduce_over_batch(token_loss, mask, normalizers, token_level=config.token_level_loss)
         loss = actor_loss
         sums: MetricSums = {"actor_loss": actor_loss.detach()}
-        if self.needs_reference_logprobs:
+        if self.kl_coefficient != 0.0:
             kl = self._kl(logprobs, generation, batch, trained)
             kl_penalty = reduce_over_batch(kl, mask, normalizers, token_level=config.token_level_loss)
             loss = loss + self.kl_coefficient * kl_penalty
             sums["kl_penalty"] = kl_penalty.detach()
         sums["loss"] = loss.detach()
         with torch.no_grad():
-            sums.update(_counts(batch, mask))
+            sums.update(counts(batch, mask))
             sums.update(_mismatch_sums(prev, generation, mask, config.reference_policy_kl_type))
             sums.update(_ratio_sums(ratio, mask, trained))
             sums.update(_correction_sums(correction, mask, batch.sample_mask))
@@ -176,7 +116,7 @@ class PolicyGradientLoss:
         return loss, sums
 
     def _prev(self, logprobs: torch.Tensor, batch: TrainBatch) -> torch.Tensor:
-        if not self.needs_prev_logprobs:
+        if self.config.force_on_policy_ratio:
             return logprobs.detach()
         if batch.prev_logprobs is None:
             raise EngineError(
@@ -250,10 +190,6 @@ def _fill(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     """float32 copy of `values` with 0 where `keep` is false."""
     values = values.float()
     return torch.where(keep, values, torch.zeros_like(values))
-
-
-def _counts(batch: TrainBatch, mask: torch.Tensor) -> MetricSums:
-    return {"num_valid_tokens": mask.sum(), "num_valid_samples": batch.sample_mask.float().sum()}
 
 
 def _mismatch_sums(prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor, kind: KlType) -> MetricSums:

@@ -53,6 +53,11 @@ def count_normalizers(batch: TrainBatch) -> LossNormalizers:
     )
 
 
+def counts(batch: TrainBatch, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The metrics that say how much of a batch is trained."""
+    return {"num_valid_tokens": mask.sum(), "num_valid_samples": batch.sample_mask.float().sum()}
+
+
 def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Sum of `values` where `mask` is non-zero, as a scalar. NaN and infinity under the mask do not leak."""
     return torch.where(mask > 0, values * mask, torch.zeros_like(values)).sum()

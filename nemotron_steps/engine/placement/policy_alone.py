@@ -12,14 +12,14 @@ from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
     from nemotron_steps.config.schema.rl import ClusterConfig
-    from nemotron_steps.engine.losses.policy_gradient import LossFn
+    from nemotron_steps.engine.losses.loss import Loss
 
 
 def place_policy(
     cluster: ClusterConfig,
     config: PolicyConfig,
     checkpoint: Path,
-    loss_fn: LossFn,
+    loss_fn: Loss,
     *,
     reference: bool,
     total_steps: int,

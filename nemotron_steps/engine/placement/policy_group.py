@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.losses.policy_gradient import LossFn
+from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.engine.weight_sync.objects import get_weights
@@ -101,7 +101,7 @@ class RayPolicy:
         self._everywhere("join", *self._address, numbered=True)
 
     def build(
-        self, config: PolicyConfig, checkpoint: Path, loss_fn: LossFn, *, reference: bool, total_steps: int
+        self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
         """Load the model on every rank; arguments as engine.setup.build_policy."""
         self._everywhere("build", config, checkpoint, loss_fn, reference, total_steps)

@@ -16,7 +16,7 @@ from nemotron_steps.errors import StorageError
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
-    from nemotron_steps.engine.losses.policy_gradient import LossFn
+    from nemotron_steps.engine.losses.loss import Loss
     from nemotron_steps.engine.types import Policy, TrainBatch
     from nemotron_steps.engine.weight_sync.ends import SendingEnd
 
@@ -51,7 +51,7 @@ class PolicyWorker(WorkerProcess):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 
-    def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: LossFn, reference: bool, total_steps: int) -> None:
+    def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, reference: bool, total_steps: int) -> None:
         """Load this rank's part of the model; arguments as engine.setup.build_policy."""
         from nemotron_steps.engine.build.backends import build_policy
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batches.batching import select_rows
+from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
@@ -67,7 +68,7 @@ class DTensorPolicy:
         self,
         config: PolicyConfig,
         checkpoint_path: str | Path,
-        loss_fn: Any,
+        loss_fn: Loss,
         *,
         reference: bool = False,
         seed: int = 0,
@@ -86,8 +87,7 @@ class DTensorPolicy:
         self.dtype: torch.dtype = getattr(torch, config.precision)
         with _as_hf(Path(checkpoint_path)) as folder:
             hf = load_hf_model(folder, activation_checkpointing=config.dtensor_cfg.activation_checkpointing)
-        temperature = getattr(loss_fn, "temperature", 1.0)
-        self.model = LogprobModel(hf.to(self.device), chunk=config.logprob_chunk_size, temperature=temperature)
+        self.model = LogprobModel(hf.to(self.device), chunk=config.logprob_chunk_size, temperature=loss_fn.temperature)
         self._shard()
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizers = self._make_optimizers()
@@ -134,7 +134,7 @@ class DTensorPolicy:
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """One optimizer step over the global batch; see MegatronPolicy.train_step."""
         normalizers = count_normalizers(batch)
-        use = row_use(batch, needs_advantage=getattr(self.loss_fn, "gradient_needs_advantage", False))
+        use = row_use(batch, needs_advantage=self.loss_fn.gradient_needs_advantage)
         parts: list[MetricSums] = []
         for parameter in self.parameters:
             parameter.grad = None
@@ -281,7 +281,7 @@ class DTensorPolicy:
         self, batch: TrainBatch, rows: Sequence[int], *, train: bool
     ) -> Iterator[tuple[list[int], bool]]:
         """This rank's (rows, is idle); every rank gets equally many, since FSDP gathers weights for each."""
-        unit = getattr(self.loss_fn, "rows_per_unit", 1) if train else 1
+        unit = self.loss_fn.rows_per_unit if train else 1
         plan = plan_micro_batches(batch, rows, self.config, self.data_size, train=train, unit=unit, padded=True)
         own = plan[self.data_rank]
         for number in range(max(1, *(len(share) for share in plan))):

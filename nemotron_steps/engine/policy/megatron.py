@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batches.batching import select_rows
+from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
 from nemotron_steps.engine.policy import checkpoint
@@ -44,8 +45,6 @@ from nemotron_steps.models.mapping import to_megatron
 from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint
 from nemotron_steps.models.megatron_core import on_available_device
 
-LossFn = Callable[..., tuple[torch.Tensor, MetricSums]]
-
 
 class MegatronPolicy:
     """A trainable megatron-core model.
@@ -53,9 +52,7 @@ class MegatronPolicy:
     Args:
         config: `policy.*`.
         checkpoint_path: a Megatron or Hugging Face checkpoint folder.
-        loss_fn: (logprobs [n, T], micro-batch, normalizers, entropy [n, T]) → (loss, metric sums). Its optional
-            attributes `rows_per_unit`, `gradient_needs_advantage` and `temperature` are honoured (see
-            engine/losses/policy_gradient.py).
+        loss_fn: what a training step minimises.
         reference: keep a frozen copy of the starting weights for `reference_logprobs`.
         seed: of torch's generator on this rank. The model itself draws nothing at random.
         total_steps: optimizer steps of the run, for decay styles without `lr_decay_iters`.
@@ -69,7 +66,7 @@ class MegatronPolicy:
         self,
         config: PolicyConfig,
         checkpoint_path: str | Path,
-        loss_fn: LossFn,
+        loss_fn: Loss,
         *,
         reference: bool = False,
         seed: int = 0,
@@ -186,7 +183,7 @@ class MegatronPolicy:
 
     def _accumulate(self, batch: TrainBatch, normalizers: LossNormalizers) -> dict[str, float]:
         """Gradients of the global batch into the buffers; returns its metrics."""
-        use = row_use(batch, needs_advantage=getattr(self.loss_fn, "gradient_needs_advantage", False))
+        use = row_use(batch, needs_advantage=self.loss_fn.gradient_needs_advantage)
         parts: list[MetricSums] = []
 
         def run(work: _Work, number: int, received: torch.Tensor | None) -> torch.Tensor:
@@ -249,7 +246,7 @@ class MegatronPolicy:
     # ----------------------------------------------------------------------------------------------- internals
 
     def _work(self, batch: TrainBatch, rows: Sequence[int], *, train: bool) -> _Work:
-        unit = getattr(self.loss_fn, "rows_per_unit", 1) if train else 1
+        unit = self.loss_fn.rows_per_unit if train else 1
         plan = plan_micro_batches(batch, rows, self.config, self.groups.data_size, train=train, unit=unit)
         own = plan[self.groups.data_rank]
         # Expert-parallel ranks compute for each other, so all must go through equally many micro-batches; and every
@@ -291,7 +288,7 @@ class MegatronPolicy:
             vocab_start=self.groups.tensor_rank * weight.shape[0],
             group=self.groups.tensor,
             with_entropy=with_entropy,
-            temperature=getattr(self.loss_fn, "temperature", 1.0),
+            temperature=self.loss_fn.temperature,
         )
         return logprobs[:rows], entropy[:rows]
 

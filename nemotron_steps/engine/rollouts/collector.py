@@ -1,7 +1,7 @@
 """Rollouts: sample a prompt's group, run its tools, have the environment judge it.
 
 One coroutine a group, one a rollout; they share the policy's generator through an AsyncSampler, so groups are judged
-while others still decode. Not for: what a reward is worth (advantages.py) or the training loop (grpo.py).
+while others still decode. Not for: what a reward is worth (grpo/advantages.py) or the training loop (grpo/loop.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     for each batch of pairs:
         batch = pair_batch(pairs)                         rows 2k, 2k + 1
         batch.reference_logprobs = policy.reference...    the weights it started from
-        policy.train_step(batch)                          dpo_loss.py
+        policy.train_step(batch)                          losses/dpo.py
 
 Only answers are trained, never the prompt. The policy keeps both rows of a pair in one micro-batch, packed or not.
 """

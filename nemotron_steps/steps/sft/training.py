@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.build.backends import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
-from nemotron_steps.engine.losses.policy_gradient import NegativeLogLikelihood
+from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.supervised.chat_data import ChatSequence
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
 from nemotron_steps.errors import ConfigError

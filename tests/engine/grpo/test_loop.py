@@ -8,6 +8,7 @@ import math
 import pytest
 
 from nemotron_steps.engine.grpo.loop import train
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.errors import (
     ConfigError,
@@ -106,11 +107,16 @@ def test_a_judge_that_never_answers_is_an_error_and_not_a_reward_of_zero(task, t
         train(start(config, tmp_path))
 
 
+class NanLoss(PolicyGradientLoss):
+    def __call__(self, *args, **kwargs):
+        loss, sums = super().__call__(*args, **kwargs)
+        return loss * math.nan, sums
+
+
 def test_nan_stops_before_the_update(task, tmp_path):
     run = start(config_of(task, 3), tmp_path)
     before = {name: tensor.clone() for name, tensor in run.policy.weights()}
-    loss_fn = run.policy.loss_fn
-    run.policy.loss_fn = lambda *a, **k: (loss_fn(*a, **k)[0] * math.nan, loss_fn(*a, **k)[1])
+    run.policy.loss_fn = NanLoss(run.config.loss_fn)
     with pytest.raises(NonFiniteLossError):
         train(run)
     assert all(bool((tensor == before[name]).all()) for name, tensor in run.policy.weights())

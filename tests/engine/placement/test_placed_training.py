@@ -14,7 +14,7 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.build.backends import build_policy
-from nemotron_steps.engine.losses.policy_gradient import NegativeLogLikelihood
+from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.reward_model import genrm
 from nemotron_steps.steps.rl import dpo

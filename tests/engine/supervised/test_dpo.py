@@ -82,7 +82,7 @@ def by_hand(lp: torch.Tensor, batch: Any, c: DpoTrainConfig) -> float:
         {"reference_policy_kl_penalty": 2.0},
         {"preference_average_log_probs": True, "reference_policy_kl_penalty": 1.0},
         {"sft_loss_weight": 0.3},
-        {"sft_loss_weight": 0.3, "sft_average_log_probs": False, "preference_loss_weight": 0.5},
+        {"sft_loss_weight": 0.3, "sft_average_log_probs": True, "preference_loss_weight": 0.5},
     ],
 )
 def test_the_loss_equals_the_formula_and_its_slope(changes: dict[str, Any]) -> None:
@@ -98,6 +98,12 @@ def test_the_loss_equals_the_formula_and_its_slope(changes: dict[str, Any]) -> N
     slope = (by_hand(moved[0], batch, config) - by_hand(moved[1], batch, config)) / 2e-5
     assert lp.grad is not None and lp.grad[row, t].item() == pytest.approx(slope, rel=1e-3, abs=1e-7)
     assert not lp.grad[batch.token_mask == 0].any()
+
+
+def test_the_sft_loss_is_the_sum_over_an_answers_tokens_unless_told_otherwise() -> None:
+    batch, lp = scored_batch(1)
+    _, sums = DpoLoss(DpoTrainConfig())(lp, batch, count_normalizers(batch))
+    assert sums["sft_loss"].item() == pytest.approx(-(lp * batch.token_mask)[0].sum().item(), rel=1e-6)
 
 
 def test_on_the_reference_itself_the_loss_is_ln_2() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
-from nemotron_steps.engine.losses.policy_gradient import NegativeLogLikelihood
+from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.supervised.sft import finetune
 from nemotron_steps.runs.tracker import Tracker
