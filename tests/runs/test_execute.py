@@ -185,11 +185,11 @@ def test_signal_is_answered_with_the_runs_own_numbers(store: ArtifactStore) -> N
 
 def test_invalid_output_is_not_committed_and_the_step_runs_again(store: ArtifactStore) -> None:
     with pytest.raises(StepFailedError, match="not a valid eval_report") as caught:
-        run(store, entry="runner_toy_steps:broken_report")
+        run(store, entry="tests.runs.runner_toy_steps:broken_report")
     assert caught.value.found == "'many'"
     assert [a.name for a in store.list_artifacts() if a.name.endswith("report")] == []
     with pytest.raises(StepFailedError, match="not a valid eval_report"):
-        run(store, entry="runner_toy_steps:broken_report")
+        run(store, entry="tests.runs.runner_toy_steps:broken_report")
 
 
 def test_user_file_is_an_input_and_part_of_the_lineage(store: ArtifactStore, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_step_without_code_is_unsupported(store: ArtifactStore) -> None:
     assert caught.value.found == "no_such_package.step:run"
     assert with_cached(make_plan(entry="no_such_package.step:run"), store).steps[1].cached is None
     with pytest.raises(UnsupportedError, match="does not exist"):
-        run(store, entry="runner_toy_steps:nothing")
+        run(store, entry="tests.runs.runner_toy_steps:nothing")
 
 
 def test_secrets_reach_no_file_of_the_run(
@@ -320,7 +320,7 @@ def test_secrets_reach_no_file_of_the_run(
     result = run(store, make={"api_key": "sk-config-secret-1"}, request=request)
     tracker_secret = "env-secret-value-77"
     with pytest.raises(StepFailedError):
-        run(store, entry="runner_toy_steps:leak", request=request)
+        run(store, entry="tests.runs.runner_toy_steps:leak", request=request)
     home = store.backend.scratch
     files = [path for path in home.rglob("*") if path.is_file()]
     assert len(files) > 15 and (result.folder / "config.yaml").read_text().count("***") == 1
