@@ -22,6 +22,8 @@ _DTYPE_BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""What families call the number of experts of a layer."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -119,7 +121,8 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     """config.json and tokenizer of a model folder → attributes: what later steps must agree on.
 
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
-    sequence_length, tokenizer (digest), chat_template (digest) where known.
+    intermediate_size, moe_intermediate_size, num_experts, sequence_length, tokenizer (digest), chat_template (digest)
+    where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -141,9 +144,14 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         "num_attention_heads",
         "num_key_value_heads",
         "vocab_size",
+        "intermediate_size",
+        "moe_intermediate_size",
     ):
         if isinstance(text.get(key), int):
             attributes[key] = text[key]
+    experts = next((text[key] for key in _EXPERTS if isinstance(text.get(key), int)), None)
+    if experts is not None:
+        attributes["num_experts"] = experts
     if isinstance(text.get("max_position_embeddings"), int):
         attributes["sequence_length"] = text["max_position_embeddings"]
     attributes["tokenizer"] = tokenizer_digest(folder)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -76,6 +77,19 @@ class Architecture:
     def query_heads_per_group(self) -> int:
         """Query heads that share one key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What a parallel layout depends on."""
+        return ModelFacts(
+            self.family,
+            layers=self.num_layers,
+            attention_heads=self.num_attention_heads,
+            key_value_heads=self.num_key_value_heads,
+            experts=self.num_experts,
+            mlp_width=self.moe_ffn_hidden_size if self.is_moe else self.ffn_hidden_size,
+            positions=self.max_position_embeddings,
+        )
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Architecture:
@@ -141,6 +155,17 @@ class Architecture:
                 found=str(heads),
             )
         return architecture
+
+
+def facts_of(folder: str | Path) -> ModelFacts | None:
+    """What a layout depends on, of a checkpoint folder; None for families that only transformers knows.
+
+    Raises:
+        ArtifactError, UnsupportedError: see Architecture.from_config.
+    """
+    path = hf_folder(folder) / "config.json"
+    config = read_config(path)
+    return Architecture.from_config(config, where=str(path)).facts if config.get("model_type") in FAMILIES else None
 
 
 def hf_folder(folder: str | Path) -> Path:

@@ -18,10 +18,12 @@ from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
-from nemotron_steps.resolver.problems import PlanProblem, raise_all
+from nemotron_steps.resolver.problems import AttributeConflict, PlanProblem, raise_all
 from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Request
 from nemotron_steps.resolver.sources import Sources
 from nemotron_steps.resolver.supplied import assign_bare_inputs, report_unused
+
+_OVERRIDE = re.compile(r"[\w.]+=")
 
 
 def resolve(
@@ -59,12 +61,14 @@ def resolve(
     report_unused(request.inputs, sources.used, graph)
     nodes = [node for _, node in goals]
     order = graph.in_order(nodes)
+    artifacts, conflicts = _check_inputs(order, graph)
     for node in order:
-        for problem in _check_config(node, checks, profile or {}):
+        for problem in _check_config(node, checks, profile or {}, artifacts[node.key]):
             if not request.chained:
                 problem.hints = tuple(_for_stage(hint, node.key) for hint in problem.hints)
             graph.report(problem)
-    _check_inputs(order, graph)
+    for conflict in conflicts:
+        graph.report(conflict)
     _name_steps(graph, request)
     raise_all(merge_placeholders(problems), f"cannot plan '{request.command}'")
     return Plan(
@@ -86,13 +90,15 @@ def _goal_nodes(request: Request, graph: Graph) -> list[tuple[Goal, Node]]:
     return goals
 
 
-def _check_config(node: Node, checks: Sequence[Check], profile: Mapping[str, Any]) -> Iterator[PlanProblem]:
+def _check_config(
+    node: Node, checks: Sequence[Check], profile: Mapping[str, Any], artifacts: Mapping[str, Mapping[str, Any]]
+) -> Iterator[PlanProblem]:
     """Parameters, placeholders and arithmetic of one step."""
     if node.config is None:
         return
     yield from check_parameters(node.manifest, node.config, node.key)
     yield from check_placeholders(node.manifest, node.config, node.key, {*node.inputs, *node.failed})
-    subject = CheckSubject(node.key, node.manifest, node.config, profile)
+    subject = CheckSubject(node.key, node.manifest, node.config, profile, artifacts)
     for check in checks:
         yield from check(subject)
 
@@ -109,15 +115,24 @@ def _name_steps(graph: Graph, request: Request) -> None:
 
 
 def _for_stage(hint: str, stage: str) -> str:
-    """An override as a pipeline takes it: with the stage in front of the key."""
-    return f"{stage}.{hint}" if re.match(r"[\w.]+=", hint) else hint
+    """Overrides as a pipeline takes them: with the stage in front of each key."""
+    words = hint.split(" ")
+    return " ".join(f"{stage}.{word}" for word in words) if all(_OVERRIDE.match(word) for word in words) else hint
 
 
-def _check_inputs(order: Sequence[Node], graph: Graph) -> None:
-    """Attributes of supplied artifacts, carried along outputs that inherit them, against what ports need."""
+def _check_inputs(
+    order: Sequence[Node], graph: Graph
+) -> tuple[dict[str, dict[str, Mapping[str, Any]]], list[AttributeConflict]]:
+    """Attributes of supplied artifacts, carried along outputs that inherit them, against what ports need.
+
+    Returns:
+        Step key → port → what is known of the artifact that will be there; and every conflict.
+    """
+    conflicts: list[AttributeConflict] = []
     known: dict[tuple[str, str], Mapping[str, Any]] = {}
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for node in order:
-        at_port: dict[str, Mapping[str, Any]] = {}
+        at_port = found[node.key] = {}
         for port, source in node.inputs.items():
             if isinstance(source, SuppliedInput):
                 at_port[port] = source.attributes
@@ -125,14 +140,15 @@ def _check_inputs(order: Sequence[Node], graph: Graph) -> None:
                 at_port[port] = known.get((source.step_key, source.port), {})
         if any(at_port.values()):
             labels = {port: graph.label(source) for port, source in node.inputs.items()}
-            for problem in check_attributes(node.manifest, at_port, key=node.key, sources=labels):
-                graph.report(problem)
+            problems = check_attributes(node.manifest, at_port, key=node.key, sources=labels)
+            conflicts += problems
             for output in node.manifest.produces:
-                if output.inherits is not None:
+                if output.inherits is not None and not problems:  # what is wrong here is told once
                     declared = graph.types.types.get(output.type)
                     names = declared.attributes if declared is not None else {}
                     inherited = at_port.get(output.inherits, {})
                     known[node.key, output.name] = {n: v for n, v in inherited.items() if n in names}
+    return found, conflicts
 
 
 def _hidden_steps(goals: Sequence[Node], registry: Registry) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What a training step refuses about its placement before it loads a model. Nothing here may import torch.
 
-Not here: whether batches and layouts divide the devices (resolver/checks.py), and how many the cluster has (engine).
+Not here: how many devices the cluster has (engine).
 """
 
 from __future__ import annotations
@@ -10,17 +10,42 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.mends import refuse
+from nemotron_steps.config.layout.sizes import getter, sizes_of
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.config.schema.rl import ClusterConfig
+from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.models.architecture import facts_of
+
+MODEL_PORTS = ("policy", "model")
+"""What the training steps call the port of the model that they train."""
 
 
 def check(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what a step that trains without generating cannot place. See StepTable.preflight."""
     refuse_without_ray(config.cluster, config.policy)
+    refuse_misfits(config, inputs)
     refuse_without_gpus(config.cluster)
+
+
+def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """A layout that does not come out even over the model, as far as it is there, the devices and the batch.
+
+    Args:
+        inputs: see StepTable.preflight; a model that an earlier step will make is not looked at.
+
+    Raises:
+        ConfigError: see config/layout.
+        ArtifactError, UnsupportedError: the model's config.json is missing, or not of a model that can be trained.
+    """
+    folder = config.policy.checkpoint
+    made_later = any(port in inputs and inputs[port] is None for port in MODEL_PORTS)
+    known = folder is not None and not made_later and Path(folder).is_dir()
+    model = facts_of(folder) if known and folder is not None else ModelFacts.from_scratch(getter(config))
+    refuse(sizes_of(config), model)
 
 
 def refuse_without_ray(cluster: ClusterConfig, policy: PolicyConfig, *further: str) -> None:

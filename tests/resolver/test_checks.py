@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.manifest.models import StepManifest, StepTable
+from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.checks import CHECKS, CheckSubject
 from nemotron_steps.resolver.request import StepConfig
 
-MANIFEST = StepManifest(step=StepTable(id="rl"))
+MANIFEST = StepManifest(
+    step=StepTable(id="rl"), consumes=(Consumes(type="checkpoint", name="policy", bind="policy.checkpoint"),)
+)
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -46,9 +50,24 @@ def config(**changes: Any) -> dict[str, Any]:
     return values
 
 
-def found(values: dict[str, Any], profile: dict[str, Any] | None = None) -> list[tuple[str, str, tuple[str, ...]]]:
-    subject = CheckSubject("rl", MANIFEST, StepConfig(values), profile or {})
+def found(
+    values: dict[str, Any], profile: dict[str, Any] | None = None, model: dict[str, Any] | None = None
+) -> list[tuple[str, str, tuple[str, ...]]]:
+    subject = CheckSubject("rl", MANIFEST, StepConfig(values), profile or {}, {"policy": model or {}})
     return [(p.code, str(p.found), p.hints) for check in CHECKS for p in check(subject)]
+
+
+def pasted(values: dict[str, Any], hint: str) -> dict[str, Any]:
+    """The config under the overrides of a hint."""
+    changed = copy.deepcopy(values)
+    for override in hint.split(" "):
+        key, _, text = override.partition("=")
+        *parents, last = key.split(".")
+        node = changed
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = yaml.safe_load(text)
+    return changed
 
 
 def test_the_recipe_passes() -> None:
@@ -73,7 +92,11 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"cluster__num_nodes": 63},
-            ("E310", "248 training GPUs", ("cluster.num_nodes=64",)),
+            (
+                "E310",
+                "248 GPUs for training",
+                ("cluster.num_nodes=64", "policy.generation.colocated.generation_devices=248"),
+            ),
         ),
         (
             {"policy__generation__vllm_cfg__tensor_parallel_size": 512},
@@ -81,24 +104,58 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"policy__generation__vllm_cfg__tensor_parallel_size": 6},
-            ("E310", "6", ("policy.generation.vllm_cfg.tensor_parallel_size=2",)),
+            ("E310", "256", ("policy.generation.vllm_cfg.tensor_parallel_size=2",)),
         ),
         (
             {"policy__generation__colocated__generation_devices": 512},
-            ("E310", "512 of 512", ("policy.generation.colocated.generation_devices=256",)),
+            ("E310", "512", ("cluster.num_nodes=66", "policy.generation.colocated.generation_devices=256")),
         ),
         (
             {"policy__megatron_cfg__expert_model_parallel_size": 7},
-            ("E310", "7", ()),
+            ("E310", "7", ("policy.megatron_cfg.expert_model_parallel_size=1",)),
+        ),
+        (
+            {"env__nemo_gym__num_gpu_nodes": 64},
+            ("E310", "64", ("cluster.num_nodes=98",)),
         ),
         (
             {"policy__megatron_cfg__context_parallel_size": 16, "policy__train_global_batch_size": 2048 + 2},
-            ("E309", "2050", ("policy.train_global_batch_size=2048", "loss_fn.force_on_policy_ratio=false")),
+            ("E309", "2050", ("policy.train_global_batch_size=2048",)),
         ),
     ],
 )
 def test_each_rule(changes: dict[str, Any], expected: tuple[str, str, tuple[str, ...]]) -> None:
-    assert expected in found(config(**changes))
+    problems = found(config(**changes))
+    assert expected in problems
+    for hint in expected[2]:
+        assert found(pasted(config(**changes), hint)) == []
+
+
+def test_a_small_cluster_is_counted_right_and_helped() -> None:
+    """RLVR of Super3 on one node: five for judges and 72 for generation are not there."""
+    values = config(cluster__num_nodes=1, env__nemo_gym__num_gpu_nodes=5)
+    values["policy"]["generation"]["colocated"]["generation_devices"] = 576
+    (problem,) = found(values)
+    assert problem[:2] == ("E310", "5")
+    assert problem[2] and all(found(pasted(values, hint)) == [] for hint in problem[2])
+    values["cluster"]["num_nodes"] = 6
+    (problem,) = found(values)
+    assert problem[:2] == ("E310", "576")
+    assert len(problem[2]) == 2 and all(found(pasted(values, hint)) == [] for hint in problem[2])
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "name"), [(63, 8, "one_node"), (1, 1, "one_gpu")])
+def test_a_smaller_config_is_offered_where_the_step_has_it(nodes: int, gpus: int, name: str, tmp_path: Any) -> None:
+    (tmp_path / f"{name}.yaml").write_text("{}")
+    manifest = StepManifest(step=StepTable(id="rl"), config_dir=tmp_path)
+    values = StepConfig(config(cluster__num_nodes=nodes, cluster__gpus_per_node=gpus))
+    hints = [
+        hint
+        for check in CHECKS
+        for problem in check(CheckSubject("rl", manifest, values, {}))
+        for hint in problem.hints
+    ]
+    assert hints[-1] == f"-c {name}"
 
 
 def test_several_updates_a_step_are_fine_off_policy() -> None:
@@ -108,7 +165,10 @@ def test_several_updates_a_step_are_fine_off_policy() -> None:
 def test_a_batch_must_split_over_the_ranks() -> None:
     values = config(grpo__num_prompts_per_step=125, grpo__num_generations_per_prompt=8)
     values["policy"]["train_global_batch_size"] = 1000
-    assert found(values) == [("E309", "1000", ("policy.train_global_batch_size=992",))]
+    ((code, batch, hints),) = found(values)
+    assert (code, batch) == ("E309", "1000")
+    # One update a step: the batch is the rollouts of a whole number of prompts.
+    assert [found(pasted(values, hint)) for hint in hints] == [[]]
 
 
 def test_colocated_generation_uses_every_gpu() -> None:
@@ -118,7 +178,9 @@ def test_colocated_generation_uses_every_gpu() -> None:
 def test_cpu_has_no_gpu_arithmetic_but_ranks() -> None:
     values = config(cluster__gpus_per_node=0, cluster__policy_workers=3)
     values["policy"]["megatron_cfg"] = {"enabled": True}
-    assert found(values) == [("E309", "2048", ("policy.train_global_batch_size=2049",))]
+    ((code, batch, hints),) = found(values)
+    assert (code, batch) == ("E309", "2048")
+    assert [found(pasted(values, hint)) for hint in hints] == [[]]
     values["cluster"]["policy_workers"] = 2
     assert found(values) == []
 
@@ -128,11 +190,14 @@ def test_ranks_on_cpu_hold_whole_copies_of_the_model() -> None:
         "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},
         "cluster": {"backend": "ray", "policy_workers": 3},
     }
-    assert found(values) == [("E310", "3 ranks on CPU", ("cluster.policy_workers=4",))]
+    one = "policy.megatron_cfg.tensor_model_parallel_size=1 policy.train_global_batch_size=63"
+    assert found(values) == [("E310", "3 ranks on CPU", ("cluster.policy_workers=4", one))]
     values["cluster"]["policy_workers"] = 4
     assert found(values) == []
     del values["cluster"]["policy_workers"]
-    assert found(values) == [("E310", "1 rank on CPU", ("cluster.policy_workers=2",))]
+    ((code, ranks, hints),) = found(values)
+    assert (code, ranks) == ("E310", "1 rank on CPU")
+    assert "cluster.policy_workers=2" in hints and all(found(pasted(values, hint)) == [] for hint in hints)
 
 
 def test_sft_uses_every_gpu() -> None:
@@ -143,12 +208,6 @@ def test_sft_uses_every_gpu() -> None:
     assert found(values) == []
     values["policy"]["train_global_batch_size"] = 60
     assert found(values) == [("E309", "60", ("policy.train_global_batch_size=64",))]
-
-
-def test_a_layout_that_no_number_of_nodes_fits_has_no_such_hint() -> None:
-    values = config(policy__generation__colocated__generation_devices=5)
-    values["policy"]["generation"]["vllm_cfg"] = {"tensor_parallel_size": 1}
-    assert [(code, hints) for code, _, hints in found(values) if code == "E310"] == [("E310", ())]
 
 
 def test_separate_generation_without_a_number_is_one_generator() -> None:
@@ -166,25 +225,66 @@ def test_the_profile_bounds_the_cluster() -> None:
     ]
 
 
+MODELS = {
+    "Qwen3-0.6B": ("qwen3", 28, 16, 8, 3072, 0),
+    "Qwen3-8B": ("qwen3", 36, 32, 8, 12288, 0),
+    "Llama-3.1-70B": ("llama", 80, 64, 8, 28672, 0),
+    "Qwen3-30B-A3B": ("qwen3_moe", 48, 32, 4, 768, 128),
+    "Qwen3-235B-A22B": ("qwen3_moe", 94, 64, 4, 1536, 128),
+}
+
+
+def attributes(name: str) -> dict[str, Any]:
+    family, layers, heads, shared, width, experts = MODELS[name]
+    width_key = "moe_intermediate_size" if experts else "intermediate_size"
+    return {
+        "model_type": family,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
+        width_key: width,
+        **({"num_experts": experts} if experts else {}),
+    }
+
+
 SIZES = st.sampled_from([1, 2, 3, 4, 8])
 
 
-@given(SIZES, SIZES, SIZES, st.integers(1, 6), SIZES)
-def test_a_layout_passes_exactly_when_it_divides(tp: int, pp: int, cp: int, nodes: int, per_node: int) -> None:
-    values = {
+@given(SIZES, SIZES, SIZES, SIZES, st.integers(1, 6), SIZES, st.sampled_from([None, *MODELS]), st.booleans())
+def test_a_refused_layout_has_a_hint_that_mends_it(
+    tp: int, pp: int, cp: int, ep: int, nodes: int, per_node: int, name: str | None, samples: bool
+) -> None:
+    """And one that passes divides everything."""
+    values: dict[str, Any] = {
         "policy": {
             "megatron_cfg": {
                 "enabled": True,
                 "tensor_model_parallel_size": tp,
                 "pipeline_model_parallel_size": pp,
                 "context_parallel_size": cp,
+                "expert_model_parallel_size": ep,
+                "sequence_parallel": True,
             }
         },
-        "cluster": {"num_nodes": nodes, "gpus_per_node": per_node},
+        "cluster": {"num_nodes": nodes, "gpus_per_node": per_node, "backend": "ray"},
     }
-    problems = found(values)
-    assert (not problems) == ((nodes * per_node) % (tp * pp * cp) == 0)
-    for _, _, hints in problems:
-        for hint in hints:
-            fixed = int(hint.partition("=")[2])
-            assert (fixed * per_node) % (tp * pp * cp) == 0 and fixed >= nodes
+    if samples:
+        generation = {"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": tp}, "colocated": {"enabled": True}}
+        values["policy"]["generation"] = generation
+    model = attributes(name) if name is not None else {}
+    problems = found(values, model=model)
+    gpus = nodes * per_node
+    even = gpus % (tp * pp * cp) == 0 and gpus // pp % ep == 0
+    if samples:
+        even = even and per_node % tp == 0
+    if name is not None:
+        _, layers, heads, shared, width, experts = MODELS[name]
+        even = even and shared % (tp * cp) == 0 and layers % pp == 0
+        even = even and (experts % ep == 0 if experts else ep == 1 and width % tp == 0)
+        if samples:
+            even = even and heads % tp == 0 and width % tp == 0
+    assert (not problems) == even
+    hints = [hint for _, _, given in problems for hint in given]
+    assert hints or not problems
+    for hint in hints:
+        assert found(pasted(values, hint), model=model) == []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
+from nemotron_steps.steps import placement
 from nemotron_steps.steps.placement import refuse_without_gpus
 from nemotron_steps.steps.rl import preflight
 
@@ -58,3 +62,21 @@ def test_gpus_are_asked_for_where_there_are_any(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UnsupportedError, match="none"):
         refuse_without_gpus(cluster, tmp_path)
+
+
+def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(tmp_path):
+    """Of a model that the planner could not look at: an earlier step made it, or the config describes it."""
+    shape = {"model_type": "qwen3", "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
+    heads = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, **heads}))
+    cluster = {"backend": "ray", "policy_workers": 4}
+    policy = {"checkpoint": str(tmp_path), "megatron_cfg": {"tensor_model_parallel_size": 4}}
+    config = RlConfig.model_validate({"policy": policy, "cluster": cluster})
+    with pytest.raises(ConfigError, match="does not divide key-value heads") as caught:
+        preflight.check(config, {"prompts": None})
+    assert caught.value.hints[0] == "policy.megatron_cfg.tensor_model_parallel_size=2"
+    preflight.check(config, {"prompts": None, "policy": None})  # not that one: an earlier step will make another
+    scratch = {"policy": {"megatron_cfg": {"pipeline_model_parallel_size": 4}}, "cluster": cluster}
+    made_up = SftConfig.model_validate({**scratch, "from_scratch": {"num_hidden_layers": 6}})
+    with pytest.raises(ConfigError, match="does not divide layers"):
+        placement.check(made_up, {})

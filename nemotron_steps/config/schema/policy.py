@@ -170,6 +170,9 @@ class PolicyConfig(Section):
 
     checkpoint: str | None = None
     """Path of the starting checkpoint; the step's `policy` port is written here."""
+    model_type: Annotated[str | None, OPERATIONAL] = None
+    """Family of models (config.json's model_type) that the config was made for; another is refused. None: any that the
+    layout fits."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     train_global_batch_size: PositiveInt = 64
     train_micro_batch_size: Annotated[PositiveInt, OPERATIONAL] = 4

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.layout.mends import refuse
+from nemotron_steps.config.layout.sizes import sizes_of
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
@@ -17,8 +19,7 @@ from nemotron_steps.engine.build.backends import build_generator, build_judges, 
 from nemotron_steps.engine.types import Generator, Policy
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import HttpJudge
-from nemotron_steps.errors import UnsupportedError
-from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.architecture import facts_of
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -54,9 +55,10 @@ def build_parts(
         max_total_length: longest sequence of the run.
 
     Raises:
+        ConfigError: the layout does not come out even over the model and the devices (config/layout).
         UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
     """
-    _refuse_router_bias(config, hf_folder)
+    refuse(sizes_of(config), facts_of(hf_folder))
     if config.cluster.backend == "ray":
         from nemotron_steps.engine.placement.on_ray import place
 
@@ -73,19 +75,6 @@ def build_parts(
             placed.where(),
         )
     return _in_this_process(config, hf_folder, chat, needed_judges, total_steps, max_total_length)
-
-
-def _refuse_router_bias(config: RlConfig, hf_folder: Path) -> None:
-    """Qwen3-MoE has no biases of experts outside this policy: a generator would choose other experts than it."""
-    rate = config.policy.megatron_cfg.moe_router_bias_update_rate
-    if rate and not config.policy.dtensor_cfg.enabled and Architecture.from_folder(hf_folder).is_moe:
-        raise UnsupportedError(
-            "no generator knows the biases of experts that would balance this policy's load",
-            where="policy.megatron_cfg.moe_router_bias_update_rate",
-            expected="0 where rollouts are sampled; supervised steps may use it",
-            found=str(rate),
-            hints=["policy.megatron_cfg.moe_router_bias_update_rate=0"],
-        )
 
 
 def _in_this_process(

@@ -14,13 +14,15 @@ The reference model lives in the policy ranks, as in one process. CPU devices ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.config.layout.mends import refuse
+from nemotron_steps.config.layout.misfits import device_misfits
+from nemotron_steps.config.layout.sizes import JudgeSizes, judge_copies, sizes_of
 from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
@@ -29,18 +31,15 @@ from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker,
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
-from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
+from nemotron_steps.engine.placement.policy_group import RayPolicy
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
 from nemotron_steps.engine.workers.workers import Worker, places, start_workers, stop_workers
-from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
 
 _SHARED_BY_JUDGES = 0.2
 """Of a generator's GPU, as Ray counts; memory is bounded by the backends themselves."""
-
-_WIDTH = "policy.generation.vllm_cfg.tensor_parallel_size"
 
 
 @dataclass(frozen=True)
@@ -65,36 +64,20 @@ class DevicePlan:
         Args:
             judges: by role.
         """
-        cluster, colocated = config.cluster, config.policy.generation.colocated
-        width = config.policy.generation.devices_per_generator
-        judge_nodes = config.env.nemo_gym.num_gpu_nodes
-        gpus = cluster.gpus_per_node * (cluster.num_nodes - judge_nodes)
-        generation = width if colocated.enabled else colocated.generation_devices or width
-        copies = judge_copies(judges, cluster.gpus_per_node, judge_nodes)
-        if cluster.gpus_per_node == 0:
-            generators = _generators(generation, width)
-            return cls(policy_ranks(cluster, 0), generators, colocated.enabled, copies, (), False, width)
-        if cluster.gpus_per_node % width:
-            raise ConfigError(
-                "the GPUs of a generator are on one node",
-                where=_WIDTH,
-                expected=f"a divisor of cluster.gpus_per_node={cluster.gpus_per_node}",
-                found=str(width),
-                hints=[f"{_WIDTH}={math.gcd(width, cluster.gpus_per_node)}"],
-            )
-        ranks = gpus if colocated.enabled else gpus - generation
-        if ranks < 1:
-            raise ConfigError(
-                "no GPU is left for the policy",
-                where="policy.generation.colocated.generation_devices",
-                expected=f"fewer than {gpus}",
-                found=str(generation),
-                hints=[f"policy.generation.colocated.generation_devices={max(1, gpus // 2)}"],
-            )
-        ranks = policy_ranks(cluster, ranks)
-        generators = _generators(ranks if colocated.enabled else generation, width)
-        alone = [judges[role].tensor_parallel_size for role, count in copies.items() for _ in range(count)]
-        return cls(ranks, generators, colocated.enabled, copies, tuple(alone) if judge_nodes else (), True, width)
+        local = tuple(JudgeSizes(role, judge.tensor_parallel_size, judge.replicas) for role, judge in judges.items())
+        sizes = replace(sizes_of(config), judges=local)
+        refuse(sizes, found=[*device_misfits(sizes)])
+        copies = judge_copies(sizes, local)
+        alone = [judge.width for judge in local for _ in range(copies[judge.role])]
+        return cls(
+            policy=sizes.ranks,
+            generators=sizes.generating // sizes.generator_width,
+            colocated=sizes.colocated,
+            judges=copies,
+            judge_devices=tuple(alone) if sizes.gpus_per_node and sizes.judge_nodes else (),
+            gpus=sizes.gpus_per_node > 0,
+            width=sizes.generator_width,
+        )
 
     @property
     def by_name(self) -> bool:
@@ -117,18 +100,6 @@ class DevicePlan:
     def generator_bundle(self, number: int) -> int:
         """Where a generator lives."""
         return number if self.colocated else self.policy + number
-
-
-def _generators(devices: int, width: int) -> int:
-    if devices % width:
-        raise ConfigError(
-            "the devices that generate do not come out even",
-            where="policy.generation.colocated.generation_devices",
-            expected=f"a multiple of {_WIDTH}={width}",
-            found=str(devices),
-            hints=[f"policy.generation.colocated.generation_devices={-(-devices // width) * width}"],
-        )
-    return devices // width
 
 
 @dataclass
@@ -229,41 +200,6 @@ def generator_options(
         else:
             found.append(cluster.options(bundle, _share(plan, policy=False, judges=judges)))
     return found
-
-
-def judge_copies(judges: Mapping[str, VllmModelConfig], gpus_per_node: int, nodes: int) -> dict[str, int]:
-    """How many copies of each local judge run. ConfigError when their own nodes lack the GPUs for them.
-
-    Args:
-        judges: by role.
-        nodes: those kept for judges alone.
-    """
-    copies = {role: judge.replicas or 1 for role, judge in judges.items()}
-    if not (gpus_per_node and nodes):
-        wide = next((role for role, judge in judges.items() if gpus_per_node and judge.tensor_parallel_size > 1), None)
-        if wide is not None:
-            raise ConfigError(
-                "a judge of several GPUs needs nodes that are kept for judges",
-                where=f"env.nemo_gym.{wide}.responses_api_models.vllm_model.tensor_parallel_size",
-                expected="env.nemo_gym.num_gpu_nodes=1 or more",
-                found=str(judges[wide].tensor_parallel_size),
-                hints=["env.nemo_gym.num_gpu_nodes=1"],
-            )
-        return copies
-    for role, judge in judges.items():
-        a_node = gpus_per_node // judge.tensor_parallel_size  # copies that it holds: none spans two
-        share = nodes * a_node // len(judges)
-        copies[role] = judge.replicas or max(1, share)
-    needed = sum(copies[role] * judge.tensor_parallel_size for role, judge in judges.items())
-    if needed > nodes * gpus_per_node or any(gpus_per_node < judge.tensor_parallel_size for judge in judges.values()):
-        raise ConfigError(
-            "the nodes kept for judges have too few GPUs for them",
-            where="env.nemo_gym.num_gpu_nodes",
-            expected=f"GPUs for {', '.join(f'{count} x {role}' for role, count in copies.items())}: {needed}",
-            found=f"{nodes} x {gpus_per_node}",
-            hints=[f"env.nemo_gym.num_gpu_nodes={-(-needed // gpus_per_node)}"],
-        )
-    return copies
 
 
 def judge_options(plan: DevicePlan, cluster: RayCluster, generators: Sequence[Worker]) -> list[dict[str, Any]]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from nemotron_steps.config.layout.mends import refuse
+from nemotron_steps.config.layout.misfits import device_misfits
+from nemotron_steps.config.layout.sizes import sizes_of
 from nemotron_steps.engine.placement.cluster import RayCluster
-from nemotron_steps.engine.placement.policy_group import RayPolicy, policy_ranks
+from nemotron_steps.engine.placement.policy_group import RayPolicy
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
@@ -30,7 +34,9 @@ def place_policy(
         ConfigError: `cluster.policy_workers` is not the number of GPUs, or the layout does not divide the ranks.
         UnsupportedError, WorkerLostError: see RayCluster and RayPolicy.
     """
-    ranks = policy_ranks(cluster, cluster.num_nodes * cluster.gpus_per_node)
+    sizes = sizes_of(SimpleNamespace(cluster=cluster, policy=config))
+    refuse(sizes, found=[*device_misfits(sizes)])
+    ranks = sizes.ranks
     gpu = 1.0 if cluster.gpus_per_node else 0.0
     with ExitStack() as resources:
         ray = RayCluster(cluster, workers=ranks)

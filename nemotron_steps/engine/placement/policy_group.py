@@ -23,12 +23,9 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from nemotron_steps.config.schema.rl import ClusterConfig
 
 
 _DRIVER = "driver"
@@ -57,28 +54,6 @@ class PlacedSnapshot:
     def write(self, path: str) -> None:
         """See Snapshot."""
         settle({rank.beside("write_snapshot", path, thread=FILES): rank for rank in self._ranks})
-
-
-def policy_ranks(cluster: ClusterConfig, gpus: int) -> int:
-    """How many ranks a policy has: one a GPU, or `cluster.policy_workers` on CPU.
-
-    Args:
-        gpus: GPUs that train; 0 on CPU.
-
-    Raises:
-        ConfigError: `cluster.policy_workers` asks for another number of GPUs.
-    """
-    if gpus == 0:
-        return cluster.policy_workers or 1
-    if cluster.policy_workers not in (None, gpus):
-        raise ConfigError(
-            "on GPUs the number of policy ranks follows from the devices",
-            where="cluster.policy_workers",
-            expected=f"null, or {gpus}",
-            found=str(cluster.policy_workers),
-            hints=["cluster.policy_workers=null"],
-        )
-    return gpus
 
 
 class RayPolicy:

@@ -7,20 +7,17 @@ the same layout shares them.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from nemotron_steps.config.layout.mends import refuse
+from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.schema.policy import MegatronConfig
-from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core
-
-_SPLITS = ("tensor_model", "pipeline_model", "context")
-"""What the ranks of one copy of a model are counted by, as in the names of their keys."""
 
 
 @dataclass(frozen=True)
@@ -36,48 +33,20 @@ class ParallelDims:
     @classmethod
     def from_config(cls, config: MegatronConfig, architecture: Architecture) -> ParallelDims:
         """The layout `policy.megatron_cfg` asks for, checked against the model. ConfigError if they do not fit."""
-        layout = cls(
+        sizes = LayoutSizes(
             tensor=config.tensor_model_parallel_size,
             pipeline=config.pipeline_model_parallel_size,
             context=config.context_parallel_size,
             expert=config.expert_model_parallel_size,
-            sequence_parallel=config.sequence_parallel and config.tensor_model_parallel_size > 1,
+            sequence_parallel=config.sequence_parallel,
         )
-        _check_divides("tensor_model_parallel_size", layout.tensor, "key-value heads", architecture.num_key_value_heads)
-        heads = architecture.num_key_value_heads // layout.tensor
-        _check_divides("context_parallel_size", layout.context, "key-value heads of a tensor rank", heads)
-        if not architecture.is_moe:
-            _check_divides("tensor_model_parallel_size", layout.tensor, "MLP width", architecture.ffn_hidden_size)
-        _check_divides("pipeline_model_parallel_size", layout.pipeline, "layers", architecture.num_layers)
-        if architecture.is_moe:
-            _check_divides("expert_model_parallel_size", layout.expert, "experts", architecture.num_experts)
-            if layout.tensor > 1 and not layout.sequence_parallel:
-                raise ConfigError(
-                    "a mixture of experts under tensor parallelism needs sequence parallelism",
-                    where="policy.megatron_cfg.sequence_parallel",
-                    expected="true",
-                    found="false",
-                    hints=("policy.megatron_cfg.sequence_parallel=true",),
-                )
-        elif layout.expert > 1:
-            raise ConfigError(
-                "expert parallelism needs a mixture of experts",
-                where="policy.megatron_cfg.expert_model_parallel_size",
-                expected="1",
-                found=str(layout.expert),
-                hints=("policy.megatron_cfg.expert_model_parallel_size=1",),
-            )
-        return layout
-
-
-def _check_divides(key: str, size: int, what: str, count: int) -> None:
-    if count % size:
-        raise ConfigError(
-            f"{what} do not divide evenly",
-            where=f"policy.megatron_cfg.{key}",
-            expected=f"a divisor of {count}",
-            found=str(size),
-            hints=(f"policy.megatron_cfg.{key}={math.gcd(count, size)}",),
+        refuse(sizes, architecture.facts)
+        return cls(
+            tensor=sizes.tensor,
+            pipeline=sizes.pipeline,
+            context=sizes.context,
+            expert=sizes.expert,
+            sequence_parallel=sizes.sequence_parallel and sizes.tensor > 1,
         )
 
 
@@ -88,18 +57,16 @@ def initialize(layout: ParallelDims) -> None:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-    size = layout.tensor * layout.pipeline * layout.context
-    if dist.get_world_size() % size:
-        raise ConfigError(
-            "the number of ranks is not a multiple of the model's parallel size",
-            where="policy.megatron_cfg",
-            expected=f"a multiple of {size}",
-            found=str(dist.get_world_size()),
-            hints=(
-                f"cluster.policy_workers={-(-dist.get_world_size() // size) * size}   # on CPU",
-                " ".join(f"policy.megatron_cfg.{part}_parallel_size=1" for part in _SPLITS),
-            ),
+    refuse(
+        LayoutSizes(
+            tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            context=layout.context,
+            expert=layout.expert,
+            backend="ray",
+            workers=dist.get_world_size(),
         )
+    )
     if parallel_state.model_parallel_is_initialized():
         if _current() == (layout.tensor, layout.pipeline, layout.context, layout.expert):
             return

@@ -17,12 +17,13 @@ from nemotron_steps.environments.judged.judges import Messages
 from nemotron_steps.environments.registry import environment_class, names
 from nemotron_steps.environments.registry import route as route_row
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.steps.placement import refuse_without_gpus, refuse_without_ray
+from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus, refuse_without_ray
 
 
 def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
     check_placement(config)
+    refuse_misfits(config, inputs)
     check_low_effort(config)
     refuse_without_gpus(config.cluster)
     if "prompts" in inputs and inputs["prompts"] is None:

@@ -103,7 +103,7 @@ def test_training_in_one_process_refuses_what_needs_several(schema, changes, key
     with pytest.raises(UnsupportedError) as caught:
         placement.check(config, {})
     assert key in caught.value.where and any(f"{key}=1" in hint for hint in caught.value.hints)
-    placement.check(config.model_copy(update={"cluster": ClusterConfig(backend="ray")}), {})
+    placement.check(config.model_copy(update={"cluster": ClusterConfig(backend="ray", policy_workers=2)}), {})
 
 
 def test_without_ray_the_package_to_install_is_named(monkeypatch):

@@ -1,0 +1,81 @@
+"""What of a model decides whether a layout fits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+WAITING_FAMILIES = ("nemotron_h",)
+"""Families that published configs are for and no policy trains yet."""
+_SCRATCH = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Counts of a decoder-only model; None where unknown.
+
+    Attributes:
+        model_type: config.json's.
+        experts: of a layer; 0 for a dense model.
+        mlp_width: inner size of a dense MLP; of a mixture, of one expert.
+        positions: longest sequence that its position embedding was made for, scaling included.
+        has_chat_template: whether its tokenizer has one.
+    """
+
+    model_type: str
+    layers: int | None = None
+    attention_heads: int | None = None
+    key_value_heads: int | None = None
+    experts: int = 0
+    mlp_width: int | None = None
+    positions: int | None = None
+    has_chat_template: bool | None = None
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether its MLPs are mixtures of experts."""
+        return self.experts > 0
+
+    @classmethod
+    def from_scratch(cls, get: Callable[[str], Any]) -> ModelFacts | None:
+        """Of the new model that `from_scratch.*` describes; None where it describes none.
+
+        Args:
+            get: dotted key → its value, or None.
+        """
+        model_type = get("from_scratch.architecture")
+        if not isinstance(model_type, str):
+            return None
+        layers, heads, shared, width, positions = (get(f"from_scratch.{key}") for key in _SCRATCH)
+        return cls(model_type, layers, heads, shared, 0, width, positions)
+
+    @classmethod
+    def from_attributes(cls, attributes: Mapping[str, Any]) -> ModelFacts | None:
+        """From what is recorded of a checkpoint (artifacts/checkpoints.py); None if that does not say what it is."""
+        model_type = attributes.get("model_type")
+        if not isinstance(model_type, str) or ("moe" in model_type and "num_experts" not in attributes):
+            return None
+
+        def count(name: str) -> int | None:
+            value = attributes.get(name)
+            return value if type(value) is int else None
+
+        experts = count("num_experts") or 0
+        return cls(
+            model_type,
+            layers=count("num_hidden_layers"),
+            attention_heads=count("num_attention_heads"),
+            key_value_heads=count("num_key_value_heads") or count("num_attention_heads"),
+            experts=experts,
+            mlp_width=count("moe_intermediate_size") if experts else count("intermediate_size"),
+            positions=count("sequence_length"),
+            # A tokenizer that was looked at and a template that was not found: there is none.
+            has_chat_template="chat_template" in attributes if "tokenizer" in attributes else None,
+        )

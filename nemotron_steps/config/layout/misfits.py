@@ -1,0 +1,242 @@
+"""Everything about a layout that does not come out even, over its model, its devices and its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.sizes import KEYS, JudgeSizes, LayoutSizes, judge_copies, key_of
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """One thing that does not come out even.
+
+    Attributes:
+        about: what it does not fit.
+        key: the config key at fault.
+        what: half a sentence, for a list of several.
+        expected, found: of that key, or of what it makes.
+    """
+
+    about: Literal["model", "devices", "batch"]
+    key: str
+    what: str
+    expected: str
+    found: str
+
+
+def misfits(sizes: LayoutSizes, model: ModelFacts | None = None) -> list[Misfit]:
+    """All of them. Whether the batch splits over the ranks is left out while the layout that makes them is wrong."""
+    found = [*(model_misfits(sizes, model) if model is not None else ()), *device_misfits(sizes)]
+    return [*found, *batch_misfits(sizes, None if found else sizes.data_parallel)]
+
+
+def told(alike: Sequence[Misfit]) -> tuple[str, str, str]:
+    """What is wrong, what was expected and what was found, of one misfit or of several in one error."""
+    what = "; ".join(misfit.what for misfit in alike)
+    if len(alike) == 1:
+        return what, alike[0].expected, alike[0].found
+    names = [misfit.key.rpartition(".")[2] for misfit in alike]
+    expected = "; ".join(f"{name}: {misfit.expected}" for name, misfit in zip(names, alike, strict=True))
+    found = "; ".join(f"{name}: {misfit.found}" for name, misfit in zip(names, alike, strict=True))
+    return what, expected, found
+
+
+def model_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
+    """What the policy and its generators cannot cut evenly over their ranks, or cannot do with this model."""
+    if sizes.model_type not in (None, model.model_type):
+        what = f"the config is for {sizes.model_type} models"
+        yield Misfit("model", KEYS["model_type"], what, str(sizes.model_type), model.model_type)
+    yield from _dtensor_misfits(sizes, model) if sizes.dtensor else _megatron_misfits(sizes, model)
+    if sizes.uses_vllm:
+        yield from _generator_misfits(sizes, model)
+
+
+def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
+    heads = model.key_value_heads
+    if heads is not None and heads % sizes.tensor:
+        yield _undivided("tensor", sizes, heads, "key-value heads")
+    elif heads is not None and (heads // sizes.tensor) % sizes.context:
+        yield _undivided("context", sizes, heads // sizes.tensor, "key-value heads of a tensor-parallel rank")
+    if model.layers is not None and model.layers % sizes.pipeline:
+        yield _undivided("pipeline", sizes, model.layers, "layers")
+    if not model.is_moe:
+        if model.mlp_width is not None and model.mlp_width % sizes.tensor:
+            yield _undivided("tensor", sizes, model.mlp_width, "the MLP's width")
+        if sizes.expert > 1:
+            yield Misfit(
+                "model", KEYS["expert"], "expert parallelism needs a mixture of experts", "1", str(sizes.expert)
+            )
+        return
+    if model.experts % sizes.expert:
+        yield _undivided("expert", sizes, model.experts, "experts")
+    if sizes.tensor > 1 and not sizes.sequence_parallel:
+        what = "a mixture of experts under tensor parallelism needs sequence parallelism"
+        yield Misfit("model", KEYS["sequence_parallel"], what, "true", "false")
+    if sizes.samples and sizes.router_bias_update_rate:
+        yield Misfit(
+            "model",
+            KEYS["router_bias_update_rate"],
+            "no generator knows the biases of experts that would balance this policy's load",
+            "0 where rollouts are sampled",
+            f"{sizes.router_bias_update_rate:g}",
+        )
+
+
+def _dtensor_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
+    if sizes.tensor == 1:
+        return
+    if model.is_moe:
+        key = key_of("tensor", sizes.dtensor)
+        yield Misfit("model", key, "the dtensor policy does not cut experts over ranks", "1", str(sizes.tensor))
+    elif model.key_value_heads is not None and model.key_value_heads % sizes.tensor:
+        yield _undivided("tensor", sizes, model.key_value_heads, "key-value heads")
+    elif model.mlp_width is not None and model.mlp_width % sizes.tensor:
+        yield _undivided("tensor", sizes, model.mlp_width, "the MLP's width")
+
+
+def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
+    """vLLM cuts attention by heads; it repeats key-value heads where there are more ranks than those."""
+    width, heads, shared = sizes.generator_width, model.attention_heads, model.key_value_heads
+    if heads is not None and heads % width:
+        yield _undivided("generator_width", sizes, heads, "attention heads (vLLM)")
+    elif shared is not None and shared % width and width % shared:
+        yield _undivided("generator_width", sizes, shared, "key-value heads (vLLM)", "or multiple ")
+    elif model.mlp_width is not None and model.mlp_width % width and sizes.generator_experts == 1:
+        yield _undivided("generator_width", sizes, model.mlp_width, "the MLP's width (vLLM)")
+
+
+def _undivided(field: str, sizes: LayoutSizes, count: int, of: str, multiple: str = "") -> Misfit:
+    key, size = key_of(field, sizes.dtensor), getattr(sizes, field)
+    name = key.rpartition(".")[2]
+    return Misfit("model", key, f"{name}={size} does not divide {of}", f"a divisor {multiple}of {count}", str(size))
+
+
+def device_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
+    """What does not come out even over GPUs, or over the policy's processes on CPU."""
+    if not sizes.gpus_per_node:
+        if sizes.backend == "ray":
+            yield from _process_misfits(sizes)
+        return
+    if sizes.judge_nodes and sizes.judge_nodes >= sizes.nodes:
+        what = f"judges take {sizes.judge_nodes} of {_nodes(sizes.nodes)}, and none is left for the policy"
+        yield Misfit("devices", KEYS["judge_nodes"], what, f"less than {KEYS['nodes']}", str(sizes.judge_nodes))
+        return
+    if sizes.ranks < 1:
+        what = f"generation takes {_gpus(sizes.separate)} of {sizes.gpus}, and none is left for training"
+        yield Misfit(
+            "devices", KEYS["generation_devices"], what, f"fewer than {_gpus(sizes.gpus)}", str(sizes.separate)
+        )
+        return
+    if sizes.workers not in (None, sizes.ranks):
+        what = "on GPUs the number of policy ranks follows from the devices"
+        yield Misfit("devices", KEYS["workers"], what, f"null, or {sizes.ranks}", str(sizes.workers))
+    if sizes.ranks % sizes.copy_size:
+        yield Misfit(
+            "devices",
+            KEYS["nodes"],
+            "the layout does not divide the GPUs that train",
+            f"a multiple of {_product(sizes)}",
+            f"{_gpus(sizes.ranks)} for training",
+        )
+    elif (sizes.ranks // sizes.pipeline) % sizes.expert:
+        yield Misfit(
+            "devices",
+            KEYS["expert"],
+            "expert parallelism does not divide the GPUs of a pipeline stage",
+            f"a divisor of {sizes.ranks // sizes.pipeline}",
+            str(sizes.expert),
+        )
+    yield from _generator_devices(sizes)
+    yield from judge_misfits(sizes, sizes.judges)
+
+
+def _process_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
+    if sizes.ranks % sizes.copy_size:
+        found = f"{sizes.ranks} rank{'s' if sizes.ranks > 1 else ''} on CPU"
+        what = "the layout does not divide the policy's ranks"
+        yield Misfit("devices", KEYS["workers"], what, f"a multiple of {_product(sizes)}", found)
+    elif (sizes.ranks // sizes.pipeline) % sizes.expert:
+        what = "expert parallelism does not divide the ranks of a pipeline stage"
+        expected = f"a divisor of {sizes.ranks // sizes.pipeline}"
+        yield Misfit("devices", KEYS["expert"], what, expected, str(sizes.expert))
+    if sizes.separate % sizes.generator_width:
+        yield _no_whole_generators(sizes)
+
+
+def _no_whole_generators(sizes: LayoutSizes) -> Misfit:
+    what = "the devices that generate do not make whole generators"
+    expected = f"a multiple of {KEYS['generator_width']}={sizes.generator_width}"
+    return Misfit("devices", KEYS["generation_devices"], what, expected, str(sizes.separate))
+
+
+def _generator_devices(sizes: LayoutSizes) -> Iterator[Misfit]:
+    """A generator's GPUs are on one node, and the GPUs that generate make whole generators."""
+    width, available, per_node = sizes.generator_width, sizes.generating, sizes.gpus_per_node
+    if not sizes.samples:
+        return
+    limit = min(available, per_node)
+    if width > limit:
+        what = "a generator needs more GPUs than generate on a node"
+        yield Misfit("devices", KEYS["generator_width"], what, f"at most {limit}", str(width))
+    elif sizes.separate % width:
+        yield _no_whole_generators(sizes)
+    elif available % width or per_node % width:
+        what = "generators do not divide the GPUs that generate"
+        expected = f"a divisor of {_gpus(available)}, and of {per_node} on a node"
+        yield Misfit("devices", KEYS["generator_width"], what, expected, str(width))
+
+
+def judge_misfits(sizes: LayoutSizes, judges: Sequence[JudgeSizes]) -> Iterator[Misfit]:
+    """Local judges that the GPUs kept for them, or those they share with generators, do not hold."""
+    if not sizes.gpus_per_node or not judges:
+        return
+    if not sizes.judge_nodes:
+        wide = next((judge for judge in judges if judge.width > 1), None)
+        if wide is not None:
+            what = f"{wide.role} takes several GPUs, which needs nodes that are kept for judges"
+            key = f"{wide.section}.tensor_parallel_size"
+            yield Misfit("devices", key, what, f"{KEYS['judge_nodes']}=1 or more", str(wide.width))
+        return
+    copies = judge_copies(sizes, tuple(judges))
+    needed = sum(copies[judge.role] * judge.width for judge in judges)
+    if needed > sizes.judge_nodes * sizes.gpus_per_node or any(j.width > sizes.gpus_per_node for j in judges):
+        counted = ", ".join(f"{count} x {role}" for role, count in copies.items())
+        found = f"{_nodes(sizes.judge_nodes)} of {_gpus(sizes.gpus_per_node)}"
+        what = "the nodes kept for judges have too few GPUs for them"
+        yield Misfit("devices", KEYS["judge_nodes"], what, f"{_gpus(needed)} for {counted}", found)
+
+
+def batch_misfits(sizes: LayoutSizes, copies: int | None) -> Iterator[Misfit]:
+    """Rollouts of a step fill whole training batches, exactly one under force_on_policy_ratio, and a batch splits over
+    the copies of the model, where their number is known."""
+    batch, rollouts = sizes.batch, sizes.rollouts
+    if batch is None or batch < 1:
+        return
+    product = f"num_prompts_per_step {sizes.prompts} × num_generations_per_prompt {sizes.group} = {rollouts}"
+    if rollouts is not None and sizes.on_policy and batch != rollouts:
+        what = "loss_fn.force_on_policy_ratio needs one update per step"
+        yield Misfit("batch", KEYS["batch"], what, f"{KEYS['batch']} = {product}", str(batch))
+    elif rollouts is not None and rollouts % batch:
+        what = "the rollouts of a step do not fill whole training batches"
+        yield Misfit("batch", KEYS["batch"], what, f"{KEYS['batch']} that divides {product}", str(batch))
+    elif copies is not None and batch % copies:
+        what = "the training batch does not split over the data-parallel ranks"
+        yield Misfit("batch", KEYS["batch"], what, f"a multiple of {copies} ranks", str(batch))
+
+
+def _product(sizes: LayoutSizes) -> str:
+    parts = {"TP": sizes.tensor, "PP": sizes.pipeline, "CP": sizes.context}
+    shown = " × ".join(f"{name} {size}" for name, size in parts.items() if size > 1 or name == "TP")
+    return f"{shown} = {sizes.copy_size}" if "×" in shown else shown
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"

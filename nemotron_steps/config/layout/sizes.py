@@ -1,0 +1,231 @@
+"""What of a training step's config decides its layout, as plain numbers, and the ranks and generators they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MEGATRON, DTENSOR = "policy.megatron_cfg", "policy.dtensor_cfg"
+VLLM = "policy.generation.vllm_cfg"
+COLOCATED = "policy.generation.colocated"
+JUDGES = "env.nemo_gym"
+JUDGE_ROLES = ("genrm_model", "judge_model", "safety_model")
+KEYS = {
+    "dtensor": f"{DTENSOR}.enabled",
+    "tensor": f"{MEGATRON}.tensor_model_parallel_size",
+    "pipeline": f"{MEGATRON}.pipeline_model_parallel_size",
+    "context": f"{MEGATRON}.context_parallel_size",
+    "expert": f"{MEGATRON}.expert_model_parallel_size",
+    "sequence_parallel": f"{MEGATRON}.sequence_parallel",
+    "router_bias_update_rate": f"{MEGATRON}.moe_router_bias_update_rate",
+    "batch": "policy.train_global_batch_size",
+    "prompts": "grpo.num_prompts_per_step",
+    "group": "grpo.num_generations_per_prompt",
+    "on_policy": "loss_fn.force_on_policy_ratio",
+    "nodes": "cluster.num_nodes",
+    "gpus_per_node": "cluster.gpus_per_node",
+    "workers": "cluster.policy_workers",
+    "backend": "cluster.backend",
+    "judge_nodes": f"{JUDGES}.num_gpu_nodes",
+    "colocated": f"{COLOCATED}.enabled",
+    "generation_devices": f"{COLOCATED}.generation_devices",
+    "generator_width": f"{VLLM}.tensor_parallel_size",
+    "generator_experts": f"{VLLM}.expert_parallel_size",
+    "model_type": "policy.model_type",
+}
+"""Field of `LayoutSizes` → config key. Under the dtensor policy `tensor` is its own (`key_of`)."""
+
+
+@dataclass(frozen=True)
+class JudgeSizes:
+    """A local judge: GPUs of one copy, and copies (None: as many as there is room for)."""
+
+    role: str
+    width: int = 1
+    replicas: int | None = None
+
+    @property
+    def section(self) -> str:
+        """The dotted key of its settings."""
+        return f"{JUDGES}.{self.role}.responses_api_models.vllm_model"
+
+
+@dataclass(frozen=True)
+class LayoutSizes:
+    """Sizes under the names of `KEYS`.
+
+    Attributes:
+        samples: whether the step generates rollouts.
+        uses_vllm: whether vLLM generates them.
+        judges: local ones that are configured.
+    """
+
+    dtensor: bool = False
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    sequence_parallel: bool = False
+    router_bias_update_rate: float = 0.0
+    batch: int | None = None
+    prompts: int | None = None
+    group: int | None = None
+    on_policy: bool = False
+    nodes: int = 1
+    gpus_per_node: int = 0
+    workers: int | None = None
+    backend: str = "process"
+    judge_nodes: int = 0
+    samples: bool = False
+    uses_vllm: bool = False
+    colocated: bool = True
+    generation_devices: int | None = None
+    generator_width: int = 1
+    generator_experts: int = 1
+    judges: tuple[JudgeSizes, ...] = ()
+    model_type: str | None = None
+
+    @classmethod
+    def read(cls, get: Callable[[str], Any]) -> LayoutSizes:
+        """From a config.
+
+        Args:
+            get: dotted key → its value, or None where the config has no such key. A value of another type than the
+                key's is taken as missing: the config's own check reports it.
+        """
+
+        def number(field: str, default: int) -> int:
+            value = get(key_of(field, dtensor))
+            return value if type(value) is int else default
+
+        def count(field: str) -> int | None:
+            value = get(KEYS[field])
+            return value if type(value) is int else None
+
+        def flag(field: str, default: bool) -> bool:
+            value = get(KEYS[field])
+            return value if type(value) is bool else default
+
+        dtensor = False
+        dtensor = flag("dtensor", False)
+        rate, backend, model_type = (get(KEYS[name]) for name in ("router_bias_update_rate", "backend", "model_type"))
+        generation = get("policy.generation.backend")
+        vllm = generation == "vllm"
+        parallel = {name: 1 if dtensor else number(name, 1) for name in ("pipeline", "context", "expert")}
+        return cls(
+            dtensor=dtensor,
+            tensor=number("tensor", 1),
+            **parallel,
+            sequence_parallel=not dtensor and flag("sequence_parallel", False),
+            router_bias_update_rate=float(rate) if isinstance(rate, int | float) and not dtensor else 0.0,
+            batch=count("batch"),
+            prompts=count("prompts"),
+            group=count("group"),
+            on_policy=flag("on_policy", False),
+            nodes=number("nodes", 1),
+            gpus_per_node=number("gpus_per_node", 0),
+            workers=count("workers"),
+            backend=backend if isinstance(backend, str) else "process",
+            judge_nodes=number("judge_nodes", 0),
+            samples=isinstance(generation, str),
+            uses_vllm=vllm,
+            colocated=flag("colocated", True),
+            generation_devices=count("generation_devices"),
+            generator_width=number("generator_width", 1) if vllm else 1,
+            generator_experts=number("generator_experts", 1) if vllm else 1,
+            judges=_judges(get),
+            model_type=model_type if isinstance(model_type, str) else None,
+        )
+
+    @property
+    def copy_size(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster but those kept for judges; 0 on CPU, negative where judges get more nodes than there
+        are."""
+        return self.gpus_per_node * (self.nodes - self.judge_nodes)
+
+    @property
+    def separate(self) -> int:
+        """Devices that only generate; 0 where generators share the policy's."""
+        if not self.samples or self.colocated:
+            return 0
+        return self.generation_devices or self.generator_width
+
+    @property
+    def ranks(self) -> int:
+        """Policy ranks: GPUs that train, or processes on CPU. Below 1 where no GPU is left."""
+        return self.gpus - self.separate if self.gpus_per_node else self.workers or 1
+
+    @property
+    def generating(self) -> int:
+        """Devices that generate."""
+        if not self.samples:
+            return 0
+        if not self.gpus_per_node:
+            return self.separate or self.generator_width
+        return self.separate or self.ranks
+
+    @property
+    def data_parallel(self) -> int | None:
+        """Copies of the model; None where they do not come out even."""
+        return self.ranks // self.copy_size if self.ranks > 0 and self.ranks % self.copy_size == 0 else None
+
+    @property
+    def rollouts(self) -> int | None:
+        """Rollouts of a step; None for a step without any."""
+        return None if self.prompts is None or self.group is None else self.prompts * self.group
+
+
+def key_of(field: str, dtensor: bool) -> str:
+    """The config key behind a field of `LayoutSizes`."""
+    return f"{DTENSOR}.tensor_parallel_size" if field == "tensor" and dtensor else KEYS[field]
+
+
+def getter(config: Any) -> Callable[[str], Any]:
+    """Dotted key → value of a validated config, None where it has no such key."""
+
+    def get(key: str) -> Any:
+        node = config
+        for part in key.split("."):
+            node = getattr(node, part, None)
+        return node
+
+    return get
+
+
+def sizes_of(config: Any) -> LayoutSizes:
+    """Of a step's validated config."""
+    return LayoutSizes.read(getter(config))
+
+
+def judge_copies(sizes: LayoutSizes, judges: tuple[JudgeSizes, ...]) -> Mapping[str, int]:
+    """Copies of each judge: those asked for, else as many as fill its equal share of the nodes kept for judges."""
+    copies = {judge.role: judge.replicas or 1 for judge in judges}
+    if sizes.gpus_per_node and sizes.judge_nodes:
+        for judge in judges:
+            a_node = sizes.gpus_per_node // judge.width  # copies that it holds: none spans two
+            copies[judge.role] = judge.replicas or max(1, sizes.judge_nodes * a_node // len(judges))
+    return copies
+
+
+def _judges(get: Callable[[str], Any]) -> tuple[JudgeSizes, ...]:
+    """Judges that have a model to load here."""
+    found = []
+    for role in JUDGE_ROLES:
+        section = f"{JUDGES}.{role}.responses_api_models.vllm_model"
+        if get(f"{section}.model") is None or get(f"{section}.backend") not in ("vllm", "embedded"):
+            continue
+        width, replicas = get(f"{section}.tensor_parallel_size"), get(f"{section}.replicas")
+        found.append(JudgeSizes(role, width if type(width) is int else 1, replicas if type(replicas) is int else None))
+    return tuple(found)
+
+
+def common_divisor(*counts: int) -> int:
+    """The greatest, at least 1."""
+    return max(1, math.gcd(*counts))
