@@ -123,7 +123,6 @@ RLHF = {
     f"{COMPARE}.group_style_penalty_coeff": 0.05,
 }
 RECIPES = {
-    ("rlvr", "default"): RLVR,
     ("rlvr", "rlvr1"): RLVR,
     ("rlvr", "rlvr2"): RLVR,
     ("rlvr", "rlvr3"): RLVR,
@@ -147,7 +146,6 @@ RECIPES = {
         GENRM_MODEL: None,
         "env.nemo_gym.genrm_model.responses_api_models.vllm_model.backend": "http",
     },
-    ("swe", "default"): SWE1,
     ("swe", "swe1"): SWE1,
     ("swe", "swe2"): {
         **SUPER3,
@@ -168,12 +166,6 @@ RECIPES = {
         f"{MEGATRON}.context_parallel_size": 4,
     },
     ("rlhf", "super3"): RLHF,
-    ("rlhf", "default"): {
-        **RLHF,
-        "grpo.num_generations_per_prompt": 8,
-        "policy.train_global_batch_size": 1024,
-        GENRM_MODEL: "meta-llama/Llama-3.2-1B-Instruct",
-    },
     ("rlhf", "small"): {
         **RLHF,
         "cluster.num_nodes": 24,
@@ -218,19 +210,18 @@ def test_a_stage_is_planned_without_a_problem_and_fits_its_gpus(step, config, be
     rl = RlConfig.model_validate(next(s for s in planned if s.step_id.endswith(step)).config)
     judges = {role: judge for role in JUDGE_ROLES if (judge := rl.env.nemo_gym.judge(role)) and judge.backend == "vllm"}
     plan = DevicePlan.of(rl, judges)
-    devices = rl.env.nemo_gym.num_gpu_nodes * rl.cluster.gpus_per_node
-    assert sum(plan.judge_devices) <= devices
+    assert sum(plan.judge_devices) <= rl.env.nemo_gym.num_gpu_nodes * rl.cluster.gpus_per_node
     if rl.grpo.async_grpo.enabled:
         # Longer than a rollout of the longest length takes at 20 tokens a second.
         longest = rl.policy.generation.max_new_tokens / 20
         assert rl.grpo.async_grpo.straggler_deadline_s >= min(longest, 7200)
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("gpus", [2, 4, 8])
 @pytest.mark.parametrize("step", ["rlvr", "swe", "rlhf"])
-def test_the_wiring_can_be_tried_on_fewer_gpus_of_a_node(step, gpus, bench, inputs):
+def test_one_node_works_with_fewer_gpus(step, gpus, bench, inputs):
     fewer = (f"cluster.gpus_per_node={gpus}",)
-    bench.plan(Asked(targets=(f"rl/nemo_rl/{step}",), config="test", inputs=inputs, overrides=fewer))
+    bench.plan(Asked(targets=(f"rl/nemo_rl/{step}",), config="one_node", inputs=inputs, overrides=fewer))
 
 
 def test_the_rlvr_stages_differ_in_their_data_only(bench):
@@ -240,7 +231,7 @@ def test_the_rlvr_stages_differ_in_their_data_only(bench):
 
 
 def test_one_prompt_in_fifty_asks_for_brevity_early_and_one_in_a_hundred_late_and_none_of_code(bench):
-    low = RlConfig.model_validate(bench.compose("rl/nemo_rl/rlvr", "default", ()).values).grpo.low_effort
+    low = RlConfig.model_validate(bench.compose("rl/nemo_rl/rlvr", "rlvr1", ()).values).grpo.low_effort
     assert (low.weight, low.penalty, low.upper_bound_tokens, low.fraction) == (0.2, 1, 3000, 0.02)
     late = {name: low.share_at_end(name) for name in low.environments}
     assert late == {"math_with_judge": 0.01, "mcqa": 0.01, "code_gen": 0.0}

@@ -1,0 +1,139 @@
+"""Every shipped training config takes every model it is meant for, or is refused when planned with what mends it.
+
+Models are twins of public ones (twins.py). What is planned is built as well: every rank of one copy of the model, by
+the policy's own constructor, in a world of the config's size (build_ranks.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.errors import PlanError
+from nemotron_steps.manifest.packs import builtin_pack_root
+from tests.steps.twins import TWINS, WAITING, write_twin
+
+STEPS = {
+    "rl/nemo_rl/rlvr": ("policy", {"prompts": "prompts"}),
+    "rl/nemo_rl/swe": ("policy", {"prompts": "prompts"}),
+    "rl/nemo_rl/rlhf": ("policy", {"prompts": "prompts", "reward_model": "Qwen3-0.6B"}),
+    "rl/nemo_rl/dpo": ("policy", {"preferences": "preferences"}),
+    "sft/automodel": ("model", {"chats": "chats"}),
+    "sft/megatron_bridge": ("model", {"chats": "chats"}),
+    "reward_model/genrm": ("model", {"comparisons": "chats"}),
+}
+"""Step → the port of the model it trains, and its other ports with what the `given` fixture has for them."""
+CONFIGS = sorted(
+    (step, file.stem)
+    for step in STEPS
+    for file in Path(builtin_pack_root(), "configs", step).glob("*.yaml")
+    if file.stem not in ("tiny", "default")  # those two are what they say: a model from scratch, and another config
+)
+PUBLISHED = {"rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "super3", "small", "nano3", "nano3_genrm"}
+"""Configs of the Nemotron 3 recipes, which are for models that wait."""
+ROWS = {
+    "prompts": {"responses_create_params": {"input": "A or B?"}, "agent_ref": {"name": "mcqa_simple_agent"}},
+    "preferences": {"prompt": "A or B?", "chosen": "A", "rejected": "B"},
+    "chats": {"messages": [{"role": "user", "content": "A or B?"}, {"role": "assistant", "content": "A"}]},
+}
+READY = [name for name in TWINS if name not in WAITING]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    root = tmp_path_factory.mktemp("given")
+    for name in TWINS:
+        write_twin(name, root / name)
+    for name, row in ROWS.items():
+        (root / name).mkdir()
+        (root / name / "train.jsonl").write_text(json.dumps(row) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    bench = Workbench(home=str(tmp_path_factory.mktemp("home")))
+    bench.describe_input = functools.cache(bench.describe_input)  # a model is looked at once, not at every plan
+    return bench
+
+
+def planned(bench, given, step, config, model, overrides=()):
+    """The config of the planned step."""
+    port, others = STEPS[step]
+    inputs = {port: str(given / model), **{name: str(given / what) for name, what in others.items()}}
+    plan = bench.plan(Asked(targets=(step,), config=config, inputs=inputs, overrides=overrides))
+    return next(entry for entry in plan if entry.step_id == step).config
+
+
+def mended(bench, given, step, config, model):
+    """The planned config; where it is refused, once, with what its first hint mends."""
+    try:
+        return planned(bench, given, step, config, model)
+    except PlanError as error:
+        (problem,) = error.problems
+        assert problem.code == "E310", problem.render()
+        return planned(bench, given, step, config, model, tuple(problem.hints[0].split(" ")))
+
+
+@pytest.mark.parametrize("model", READY)
+@pytest.mark.parametrize(("step", "config"), CONFIGS)
+def test_a_config_takes_a_model_or_says_once_what_mends_it(step, config, model, bench, given):
+    found = mended(bench, given, step, config, model)
+    assert found["policy"]["model_type"] is None
+
+
+@pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] not in PUBLISHED])
+def test_a_config_of_one_node_or_less_takes_a_small_model_as_it_is(step, config, bench, given):
+    for model in ("Qwen3-0.6B", "Qwen3-8B", "Llama-3.1-8B"):
+        sizes = LayoutSizes.read(_flat(planned(bench, given, step, config, model)).get)
+        assert sizes.nodes == 1 and sizes.gpus_per_node in (1, 8)
+
+
+@pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[0] != "sft/automodel"])
+@pytest.mark.parametrize("model", WAITING)
+def test_a_model_that_waits_is_said_to_wait(step, config, model, bench, given):
+    """Except to sft/automodel, which trains whatever transformers knows."""
+    with pytest.raises(PlanError) as caught:
+        planned(bench, given, step, config, model)
+    (problem,) = caught.value.problems
+    assert problem.code == "E304" and problem.found == "nemotron_h"
+    assert "wait for a policy that trains it" in problem.hints[0]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_default_is_the_config_of_one_node(step, bench):
+    assert bench.compose(step, "default", ()).values == bench.compose(step, "one_node", ()).values
+
+
+def test_what_is_planned_is_built_on_every_rank(bench, given, tmp_path):
+    cases = {}
+    for step, config in CONFIGS:
+        for model in READY:
+            values = mended(bench, given, step, config, model)
+            sizes = LayoutSizes.read(_flat(values).get)
+            layout = (sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, sizes.sequence_parallel)
+            if not sizes.dtensor:
+                policy = {"megatron_cfg": values["policy"]["megatron_cfg"], "precision": "bfloat16"}
+                cases.setdefault((model, *layout, sizes.ranks), (str(given / model), policy, sizes.ranks))
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps(list(cases.values())))
+    command = [sys.executable, "-m", "tests.steps.build_ranks", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert int(done.stdout.split()[-1]) >= len(cases) > 20
+
+
+def _flat(values, prefix=""):
+    flat = {}
+    for name, value in values.items():
+        flat[prefix + name] = value
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{name}."))
+    return flat
