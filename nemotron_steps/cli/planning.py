@@ -12,6 +12,7 @@ from nemotron_steps.config.redaction import redact, redact_text
 if TYPE_CHECKING:
     import argparse
 
+    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import InputSource, Plan, PlannedStep
 
 
@@ -27,12 +28,17 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def dry_run(bench: Workbench, asked: Asked, *, as_json: bool) -> int:
-    """`steps run --dry-run`: the merged config of every step asked for, then the plan; both redacted."""
-    found = with_cached(bench, bench.plan(asked))
+def dry_run(bench: Workbench, asked: Asked, profile: Profile | None, *, as_json: bool) -> int:
+    """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
+
+    All of it redacted. Inputs that are not given, or not here, are no mistake yet.
+    """
+    found = with_cached(bench, bench.plan(asked, allow_unfilled=True))
     if as_json:
         fields = plan_fields(found)
         fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}
+        fields["unfilled"] = [problem.to_dict() for problem in found.unfilled]
+        fields["profile"] = None if profile is None else {"name": asked.profile, **profile.shown()}
         print_json(fields)
         return 0
     terminal = Terminal.of()
@@ -40,8 +46,24 @@ def dry_run(bench: Workbench, asked: Asked, *, as_json: bool) -> int:
         step = found.step(key)
         terminal.print(terminal.style(f"# {key}, config {step.config_name or 'default'}", "dim"))
         terminal.print(yaml_text(redact(dict(step.config))))
+    if profile is not None:
+        terminal.print(terminal.style(f"# profile {asked.profile}", "dim"))
+        terminal.print(yaml_text(profile.shown()))
     show_plan(found, terminal, asked)
+    _show_unfilled(found, terminal)
     return 0
+
+
+def _show_unfilled(found: Plan, terminal: Terminal) -> None:
+    if not found.unfilled:
+        return
+    terminal.print()
+    terminal.print(terminal.style(f"to be filled in before it can run: {len(found.unfilled)}", "bold"))
+    for problem in found.unfilled:
+        wanted = f": {problem.expected}" if problem.expected else ""
+        terminal.print(f"  {terminal.style('○', 'yellow')} {printable(redact_text(problem.what + wanted))}")
+        for hint in problem.hints[:2]:
+            terminal.print(f"      {terminal.style(printable(redact_text(hint)), 'cyan')}")
 
 
 def with_cached(bench: Workbench, found: Plan) -> Plan:
@@ -104,6 +126,7 @@ def _note(step: PlannedStep, numbers: dict[str, int], terminal: Terminal) -> str
         refs = ", ".join(step.cached.values())
         return terminal.style(f"cached  {refs}" if refs else "cached", "green", "dim")
     parts = [f"{port} ← {_source(source, numbers)}" for port, source in step.inputs.items()]
+    parts += [f"{port.name} ← ?" for port in step.manifest.consumes if port.required and port.name not in step.inputs]
     text = terminal.style(printable(", ".join(parts)), "dim")
     if step.inserted:
         inserted = terminal.style(f"inserted: {step.because}", "yellow")

@@ -5,8 +5,9 @@ The resolver decides; this gives it the registry, a composer and a way to look a
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import argparse
 
     from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.config.compose import ComposedConfig
     from nemotron_steps.config.profiles import Profile, WandbSettings
     from nemotron_steps.config.search import SearchPath
     from nemotron_steps.manifest.models import PipelineManifest, StepManifest
@@ -143,8 +145,8 @@ class Workbench:
 
         return ArtifactStore(self._home)
 
-    def plan(self, asked: Asked) -> Plan:
-        """Resolve a request.
+    def plan(self, asked: Asked, *, allow_unfilled: bool = False) -> Plan:
+        """Resolve a request, as one that may still have to be filled in if so asked.
 
         Raises:
             PlanError: everything wrong with the chain, and with the profile it is to run on.
@@ -171,6 +173,7 @@ class Workbench:
             describe_input=self.describe_input,
             profile=profile.model_dump() if profile is not None else None,
             known=known,
+            allow_unfilled=allow_unfilled,
         )
 
     def request(self, asked: Asked) -> Request:
@@ -209,7 +212,7 @@ class Workbench:
         if reference is None:
             try:
                 composed = compose(config_name, overrides, search=search, remember=True)
-                config = StepConfig(composed.values, composed.inputs, None, composed.origin)
+                config = StepConfig(composed.values, composed.inputs, None, composed.origin, composed.variables)
             except ConfigError as error:
                 # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
                 if manifest.step.entry is not None:
@@ -222,7 +225,14 @@ class Workbench:
             composed = compose(config_name, overrides, search=search, schema=schema, remember=True)
             bound = frozenset(key for port in manifest.consumes for key in port.bindings)
             values = complete(composed, schema, bound)
-            config = StepConfig(values, composed.inputs, lambda dotted: has_key(schema, dotted), composed.origin)
+            config = StepConfig(
+                values,
+                composed.inputs,
+                lambda dotted: has_key(schema, dotted),
+                composed.origin,
+                composed.variables,
+                _idle_variables(search, composed),
+            )
         self._composed[key] = config
         return config
 
@@ -234,6 +244,7 @@ class Workbench:
         """
         from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
         from nemotron_steps.resolver.plan import SuppliedInput
+        from nemotron_steps.resolver.problems import AbsentInput
 
         path = Path(ref).expanduser()
         if path.exists():
@@ -254,7 +265,7 @@ class Workbench:
                 hints = error.hints
         else:
             hints = ()
-        raise ArtifactError(
+        raise AbsentInput(
             f"'{ref}' is neither a path nor an artifact of this home",
             expected=f"PATH, NAME, NAME:VERSION or a digest of a {wanted_type}",
             found=ref,
@@ -376,6 +387,18 @@ class Workbench:
             for goal in request.goals
         )
         return replace(request, goals=goals)
+
+
+def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
+    """Environment variables that are set and that another config of the step reads, and which config that is."""
+    from nemotron_steps.config.composition_cache import variables_in
+
+    def read(files: Iterable[Path]) -> set[str]:
+        return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
+
+    found = {name: config for config, file in search.files().items() for name in read([file]) if name in os.environ}
+    here = read(composed.files) if found else set()
+    return tuple((name, config) for name, config in sorted(found.items()) if name not in here)
 
 
 def _addressee(override: str, targets: Sequence[str]) -> tuple[int, str]:

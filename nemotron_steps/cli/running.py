@@ -37,13 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         profile = bench.profile(asked.profile)
     except StepsError:
-        bench.plan(asked)  # says this with everything else that is wrong
+        bench.plan(asked, allow_unfilled=arguments.dry_run)  # says this with everything else that is wrong
         raise
     _check_squash(arguments, profile)
     if profile is not None and profile.executor == "local":
         os.environ.update(profile.env_vars)
     if arguments.dry_run:
-        return dry_run(bench, asked, as_json=arguments.as_json)
+        return dry_run(bench, asked, profile, as_json=arguments.as_json)
     if profile is not None:
         from nemotron_steps.cli.launching import inside_job, launch
 

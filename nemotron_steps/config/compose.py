@@ -42,6 +42,7 @@ class ComposedConfig:
         origins: key path → `file:line` or `override '...'`.
         files: every file that was read.
         overrides: the overrides, as given.
+        variables: dotted key → the environment variable it takes its value from, for those that are set.
     """
 
     step: str
@@ -51,6 +52,7 @@ class ComposedConfig:
     origins: Mapping[KeyPath, str]
     files: tuple[Path, ...] = ()
     overrides: tuple[str, ...] = field(default=())
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key, or `default`."""
@@ -155,6 +157,7 @@ def _compose(
         origins=origins,
         files=composition.dependencies.files,
         overrides=overrides,
+        variables=composition_cache.set_variables(unresolved),
     )
     return composed, unresolved, composition.dependencies
 

@@ -127,6 +127,26 @@ def _variables(node: Any) -> set[str] | None:
     return set(names) if len(names) == len(_RESOLVER.findall(node)) else None
 
 
+def set_variables(node: Any, prefix: str = "") -> dict[str, str]:
+    """Dotted key → environment variable, for every value that interpolates one that is set.
+
+    What `recall` returns has none: a composition that reads a variable that is set is not kept.
+    """
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(node, Mapping):
+        items = node.items()
+    elif isinstance(node, list | tuple):
+        items = enumerate(node)
+    elif isinstance(node, str) and "${" in node:
+        return {prefix[:-1]: name for name in _ENVIRONMENT.findall(node) if name in os.environ}
+    return {key: name for at, item in items for key, name in set_variables(item, f"{prefix}{at}.").items()}
+
+
+def variables_in(text: str) -> set[str]:
+    """The environment variables that a config file's text interpolates."""
+    return set(_ENVIRONMENT.findall(text))
+
+
 def _merged(parts: Iterable[set[str] | None]) -> set[str] | None:
     found: set[str] = set()
     for part in parts:

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, Valid
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import environment_files
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import mask, redact
+from nemotron_steps.config.redaction import mask, redact, redact_text
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError
 
 Count = Annotated[PositiveInt, Field(strict=True)]
@@ -72,6 +72,8 @@ class Profile(_Table):
         values = self.model_dump(exclude_defaults=True, exclude={"extends", "env_vars"})
         if self.env_vars:
             values["env_vars"] = {name: mask(name, value) for name, value in self.env_vars.items()}
+        if self.setup_lines:
+            values["setup_lines"] = [redact_text(line) for line in self.setup_lines]
         return {"executor": self.executor, **redact(values)}
 
 
@@ -88,7 +90,7 @@ _SSH = "no executor here submits through ssh: run steps on a machine that has sb
 _NO_EXECUTOR: Mapping[str, str] = {
     **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), _SSH),
     "nproc_per_node": "the step's cluster.* keys say how many processes work on a node",
-    "ray_address": 'a Ray cluster that is there already is named by env_vars = { RAY_ADDRESS = "HOST:PORT" }',
+    "ray_address": "the step's key cluster.ray_address names a Ray cluster that is there already",
     **dict.fromkeys(("node_group", "resource_shape"), "it is Lepton's, for which no executor is here"),
     "project": "it is DGX Cloud's, for which no executor is here",
     **dict.fromkeys(("cloud", "accelerators"), "it is SkyPilot's, for which no executor is here"),

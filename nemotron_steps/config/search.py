@@ -72,9 +72,16 @@ class SearchPath:
 
     def names(self) -> tuple[str, ...]:
         """The config names this step has, sorted."""
+        return tuple(self.files())
+
+    def files(self) -> dict[str, Path]:
+        """The file of each config of this step, sorted by name."""
         folders = [mount.group(self.step) for mount in self._own(self.mounts())]
-        files = (file for folder in folders if folder is not None and folder.is_dir() for file in folder.glob("*.yaml"))
-        return tuple(sorted({file.stem for file in files}))
+        files = [file for folder in folders if folder is not None and folder.is_dir() for file in folder.glob("*.yaml")]
+        first: dict[str, Path] = {}
+        for file in files:
+            first.setdefault(file.stem, file)
+        return dict(sorted(first.items()))
 
     def _own(self, mounts: tuple[Mount, ...]) -> list[Mount]:
         """The mounts that may hold configs of this step."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nemotron_steps.errors import StepsError
     from nemotron_steps.manifest.models import StepManifest
 
 
@@ -111,12 +112,14 @@ class Plan:
         goals: keys of the steps that were asked for, in the order asked.
         name: the pipeline's name, or the goals joined.
         warnings: remarks that stop nothing, each one sentence.
+        unfilled: what has to be filled in before it can run; empty unless it was asked to be planned all the same.
     """
 
     steps: tuple[PlannedStep, ...]
     goals: tuple[str, ...]
     name: str = ""
     warnings: tuple[str, ...] = ()
+    unfilled: tuple[StepsError, ...] = ()
 
     def __iter__(self) -> Iterator[PlannedStep]:
         return iter(self.steps)

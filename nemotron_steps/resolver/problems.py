@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from nemotron_steps.errors import PlanError, StepsError
+from nemotron_steps.errors import ArtifactError, PlanError, StepsError
 
 
 class PlanProblem(PlanError):
@@ -108,6 +108,14 @@ class SourceCycle(PlanProblem):
     """A step's inputs come, in the end, from itself."""
 
     code = "E311"
+
+
+class AbsentInput(ArtifactError):
+    """What a port is to be given is neither a path nor an artifact here; it may be where the step will run."""
+
+
+FILLABLE = (MissingInput, PlaceholderValue, AbsentInput)
+"""What a plan that is only looked at may lack."""
 
 
 def raise_all(problems: Sequence[StepsError], what: str) -> None:

@@ -18,7 +18,7 @@ from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
-from nemotron_steps.resolver.problems import AttributeConflict, PlanProblem, raise_all
+from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
 from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Request
 from nemotron_steps.resolver.sources import Sources
 from nemotron_steps.resolver.supplied import assign_bare_inputs, report_unused
@@ -35,6 +35,7 @@ def resolve(
     checks: Sequence[Check] = CHECKS,
     profile: Mapping[str, Any] | None = None,
     known: Sequence[StepsError] = (),
+    allow_unfilled: bool = False,
 ) -> Plan:
     """Type-check a request and return its plan.
 
@@ -44,6 +45,8 @@ def resolve(
         checks: arithmetic to check each config with.
         profile: the env.toml profile the run will use, for those checks.
         known: what was found wrong before, to be told with the rest.
+        allow_unfilled: inputs that nothing feeds or that are not here, and placeholders, are the plan's `unfilled`
+            instead of errors.
 
     Raises:
         PlanError: with every problem found, each with its code, chain, place and hints.
@@ -70,12 +73,20 @@ def resolve(
     for conflict in conflicts:
         graph.report(conflict)
     _name_steps(graph, request)
-    raise_all(merge_placeholders(problems), f"cannot plan '{request.command}'")
+    problems = merge_placeholders(problems)
+    unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
+    raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
     return Plan(
         tuple(node.planned() for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
-        (*_hidden_steps(nodes, registry), *_unread_configs(order), *_unused_outputs(order, nodes)),
+        (
+            *_hidden_steps(nodes, registry),
+            *_unread_configs(order),
+            *_idle_variables(order, graph),
+            *_unused_outputs(order, nodes),
+        ),
+        unfilled,
     )
 
 
@@ -164,6 +175,24 @@ def _unread_configs(order: Sequence[Node]) -> Iterator[str]:
     for node in order:
         if node.config is not None and node.config.unread is not None:
             yield f"the config of {node.key}, which has no implementation here, cannot be read: {node.config.unread}"
+
+
+def _idle_variables(order: Sequence[Node], graph: Graph) -> Iterator[str]:
+    """Environment variables that are set, are meant for a step, and change nothing here."""
+    for node in order:
+        if node.config is None:
+            continue
+        for port in node.manifest.consumes:
+            key = next(iter(port.bindings), None)
+            source = node.inputs.get(port.name)
+            name = node.config.variables.get(key) if key is not None else None
+            if name is not None and source is not None and getattr(source, "config_key", None) != key:
+                yield (
+                    f"{name} is set, but '{port.name}' of {node.key} is {graph.label(source)}; "
+                    f'--input {port.name}="${name}" takes it instead'
+                )
+        for name, config in node.config.idle:
+            yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {config} does)"
 
 
 def _unused_outputs(order: Sequence[Node], goals: Sequence[Node]) -> list[str]:

@@ -9,8 +9,7 @@ import pytest
 
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.executors import base
-
-from .conftest import Cli
+from tests.cli.conftest import Cli
 
 
 class ClosedQueue:

@@ -14,11 +14,17 @@ from nemotron_steps.runs.execute import RunResult, execute
 from nemotron_steps.runs.lines import render
 
 MAKE = StepManifest(
-    step=StepTable(id="toy/make", entry="tests.runs.runner_toy_steps:make", config_schema="tests.runs.runner_toy_steps:MakeConfig"),
+    step=StepTable(
+        id="toy/make", entry="tests.runs.runner_toy_steps:make", config_schema="tests.runs.runner_toy_steps:MakeConfig"
+    ),
     produces=(Produces(type="training_jsonl", name="rows"),),
 )
 TRAIN = StepManifest(
-    step=StepTable(id="toy/train", entry="tests.runs.runner_toy_steps:train", config_schema="tests.runs.runner_toy_steps:TrainConfig"),
+    step=StepTable(
+        id="toy/train",
+        entry="tests.runs.runner_toy_steps:train",
+        config_schema="tests.runs.runner_toy_steps:TrainConfig",
+    ),
     consumes=(
         Consumes(
             type="training_jsonl",

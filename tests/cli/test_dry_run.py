@@ -1,0 +1,105 @@
+"""`steps run --dry-run` needs no data, no model and no GPU: it compiles, prints, and says what is still missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Cli
+
+DEFAULTS = (
+    "convert/hf_to_megatron",
+    "convert/megatron_to_hf",
+    "data_prep/rl_prep",
+    "data_prep/sft_prep",
+    "eval/model_eval",
+    "reward_model/genrm",
+    "rl/nemo_rl/dpo",
+    "rl/nemo_rl/rlhf",
+    "rl/nemo_rl/rlvr",
+    "rl/nemo_rl/swe",
+    "sft/automodel",
+    "sft/megatron_bridge",
+)
+
+
+@pytest.mark.parametrize("step", DEFAULTS)
+def test_the_default_of_every_step_dry_runs_with_nothing_supplied(cli: Cli, step: str) -> None:
+    shown = cli("run", step, "-c", "default", "--dry-run", "--json")
+    assert shown.code == 0, shown.out
+    assert shown.json["steps"][-1]["step"] == step and shown.json["configs"][step]
+
+
+def test_what_is_missing_is_listed_and_a_run_without_it_is_refused(cli: Cli, workplace: Path) -> None:
+    shown = cli("run", "toy/train", "-d", "judge.model=/path/to/judge")
+    assert shown.code == 0 and yaml.safe_load(shown.out.partition("\n\n")[0])["steps"] == 6
+    lines = shown.out.splitlines()
+    assert any(line.endswith("rows ← ?") for line in lines)
+    assert lines[lines.index("to be filled in before it can run: 2") + 1] == (
+        "  ○ nothing feeds 'rows' of toy/train: toy_data"
+    )
+    assert "      steps run toy/train judge.model=/path/to/judge --input rows=PATH" in lines
+    assert "  ○ 'judge.model' of toy/train still has to be filled in: a real value" in lines
+    assert not (workplace / "home" / "runs").exists()
+    refused = cli("run", "toy/train", "judge.model=/path/to/judge")
+    assert refused.code == 2 and "error[E303]" in refused.err and "error[E307]" in refused.err
+    assert cli("plan", "toy/train").code == 2
+
+
+def test_an_input_that_is_elsewhere_is_no_mistake_yet(cli: Cli) -> None:
+    shown = cli("run", "toy/train", "--input", "rows=/cluster/rows", "-d", "--json")
+    assert shown.code == 0
+    assert [problem["found"] for problem in shown.json["unfilled"]] == ["/cluster/rows"]
+    assert cli("run", "toy/train", "--input", "rows=/cluster/rows").code == 2
+
+
+def test_other_mistakes_are_told_with_what_is_missing_left_out(cli: Cli) -> None:
+    wrong = cli("run", "toy/train", "-d", "steps=two", "--json")
+    assert wrong.code == 2
+    assert [problem["code"] for problem in wrong.json["error"]["problems"]] == ["E200"]
+
+
+def test_the_profile_is_printed_without_its_secrets(cli: Cli, workplace: Path) -> None:
+    (workplace / "env.toml").write_text(
+        '[far]\nexecutor = "slurm"\nrun_partition = "quick"\nenv_vars = { HF_TOKEN = "hf-0123456789" }\n'
+        'setup_lines = ["export API_TOKEN=abcdefgh1"]\n'
+    )
+    shown = cli("run", "toy/train", "-c", "tiny", "-d", "-r", "far")
+    assert shown.code == 0
+    profile = yaml.safe_load(shown.out.partition("# profile far\n")[2].partition("\n\n")[0])
+    assert profile == {
+        "executor": "slurm",
+        "run_partition": "quick",
+        "setup_lines": ["export API_TOKEN=***"],
+        "env_vars": {"HF_TOKEN": "***"},
+    }
+    as_json = cli("run", "toy/train", "-c", "tiny", "-d", "-b", "far", "--json")
+    assert as_json.json["profile"]["name"] == "far" and as_json.json["profile"]["run_partition"] == "quick"
+    assert "abcdefgh1" not in as_json.out and "hf-0123456789" not in as_json.out
+
+
+def test_an_environment_variable_that_changes_nothing_is_mentioned(
+    cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warnings(*command: str) -> list[str]:
+        found: list[str] = cli("plan", *command, "--json").json["warnings"]
+        return found
+
+    assert warnings("rl/nemo_rl/rlhf", "-c", "tiny") == []
+    monkeypatch.setenv("RL_REWARD_MODEL", "my/judge")
+    assert warnings("rl/nemo_rl/rlhf", "-c", "tiny") == [
+        "RL_REWARD_MODEL is set, but 'reward_model' of rl/nemo_rl/rlhf is reward_model/genrm.reward_model; "
+        '--input reward_model="$RL_REWARD_MODEL" takes it instead'
+    ]
+    assert warnings("rl/nemo_rl/rlhf", "-c", "tiny", "--input", "reward_model=my/judge") == [
+        "RL_REWARD_MODEL is set, but 'reward_model' of rl/nemo_rl/rlhf is my/judge; "
+        '--input reward_model="$RL_REWARD_MODEL" takes it instead'
+    ]
+    assert warnings("rl/nemo_rl/rlvr", "-c", "tiny") == [
+        "RL_REWARD_MODEL is set, and nothing in the config of rl/nemo_rl/rlvr reads it (its config test does)"
+    ]
+    # Where it is read, there is nothing to say.
+    plan = cli("run", "rl/nemo_rl/rlhf", "-c", "default", "-d", "--json").json
+    assert plan["warnings"] == [] and plan["steps"][0]["inputs"]["reward_model"]["ref"] == "my/judge"
