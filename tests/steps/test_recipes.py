@@ -80,8 +80,13 @@ def stage(nodes, generation, rollouts, batch, length, lr, kl, layout, clip, sche
     }
 
 
-PENALTY = {"grpo.message_penalty.enabled": True, "grpo.message_penalty.action": "penalty",
-           "grpo.message_penalty.penalty": -5}  # fmt: skip
+PENALTY = {
+    "grpo.penalize_invalid_tool_call": True,
+    "grpo.invalid_tool_call_advantage": -5,
+    "grpo.invalid_tool_call_strategy": "",
+    "grpo.penalize_malformed_thinking": True,
+    "grpo.malformed_thinking_advantage": -5,
+}
 RLVR = {
     **SUPER3,
     **stage(109, 576, (256, 16), 4096, 49_152, 3e-6, 0, (4, 1, 8, 8), 50, (1, -1, 10), "03:30"),
@@ -104,8 +109,8 @@ SWE1 = {
     **stage(64, 256, (64, 16), 1024, 131_072, 1e-6, 0, (8, 1, 8, 8), 100, (100, 10, 5), "03:30"),
     "policy.generation.vllm_cfg.tensor_parallel_size": 8,
     "grpo.overlong_filtering": True,
-    "grpo.message_penalty.enabled": True,
-    "grpo.message_penalty.action": "mask",
+    **PENALTY,
+    "grpo.invalid_tool_call_strategy": "mask",
 }
 RLHF = {
     **SUPER3,
@@ -139,7 +144,8 @@ RECIPES = {
         "policy.generation.colocated.enabled": True,
         "policy.generation.vllm_cfg.gpu_memory_utilization": 0.5,
         "grpo.async_grpo.enabled": False,
-        "grpo.message_penalty.enabled": False,
+        "grpo.penalize_invalid_tool_call": False,
+        "grpo.penalize_malformed_thinking": False,
         "grpo.low_effort.enabled": False,
         "grpo.epsilon_filtering.enabled": True,
         "grpo.epsilon_filtering.limit_end": 0.04,
@@ -153,7 +159,7 @@ RECIPES = {
         "policy.generation.vllm_cfg.tensor_parallel_size": 8,
         "grpo.max_rollout_turns": 200,
         "grpo.overlong_filtering": True,
-        "grpo.message_penalty.enabled": False,
+        **PENALTY,
     },
     ("swe", "small"): {
         **SWE1,

@@ -52,18 +52,6 @@ class AdvantageEstimatorConfig(Section):
     """gdpo: the reward components, each scaled and shaped like the reward, normalised separately and summed."""
 
 
-class MessagePenaltyConfig(Section):
-    """Overwrites the advantage of a whole assistant turn that breaks a format rule."""
-
-    enabled: bool = False
-    penalty: float = -5.0
-    action: Literal["penalty", "mask"] = "penalty"
-    """mask: the turn's tokens are left out of the loss instead (SWE 1)."""
-    invalid_tool_call_markers: tuple[str, ...] | None = None
-    """What a turn must not have left in its text; None: what policy.generation.tool_parser writes calls with."""
-    check_thinking_tags: bool = True
-
-
 class LowEffortConfig(Section):
     """Low-effort prompts: a share of prompts asks for brevity and rewards it."""
 
@@ -132,7 +120,15 @@ class GrpoConfig(Section):
     reward_scaling: RewardScalingConfig = RewardScalingConfig()
     reward_shaping: RewardShapingConfig = RewardShapingConfig()
     adv_estimator: AdvantageEstimatorConfig = AdvantageEstimatorConfig()
-    message_penalty: MessagePenaltyConfig = MessagePenaltyConfig()
+    penalize_invalid_tool_call: bool | None = None
+    """Overwrite the advantages of a turn with a tool call that cannot be read; None: if invalid_tool_call_advantage is
+    set."""
+    invalid_tool_call_advantage: float | None = None
+    invalid_tool_call_strategy: Literal["", "mask"] = ""
+    """mask: such a turn's tokens are left out of the loss, and the advantage does not matter (SWE 1)."""
+    penalize_malformed_thinking: bool | None = None
+    """The same for a turn with malformed thinking tags; None: if malformed_thinking_advantage is set."""
+    malformed_thinking_advantage: float | None = None
     low_effort: LowEffortConfig = LowEffortConfig()
     epsilon_filtering: EpsilonFilteringConfig = EpsilonFilteringConfig()
     async_grpo: AsyncGrpoConfig = AsyncGrpoConfig()
@@ -227,6 +223,11 @@ class NemoGymConfig(Section):
     judge_model: JudgeModelConfig | None = None
     """Equivalence, rubric and math judge; None: environments that need one refuse to start."""
     safety_model: JudgeModelConfig | None = None
+    invalid_tool_call_patterns: tuple[str, ...] | None = None
+    """What an answer must not have left in its text once its tool calls are taken out; None: what
+    policy.generation.tool_parser writes calls with."""
+    thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    """Opening and closing tag that malformed thinking is told by."""
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of an environment; each environment refuses options it does not know."""
     num_gpu_nodes: Annotated[int, OPERATIONAL] = Field(0, ge=0)

@@ -142,6 +142,20 @@ def grpo_rules(config: GrpoConfig) -> list[Rule]:
             )
             for key in ("normalize_rewards", "use_leave_one_out_baseline")
         ),
+        *(
+            Rule(
+                bool(getattr(config, f"penalize_{fault}"))
+                and getattr(config, f"{fault}_advantage") is None
+                and not masked,
+                f"penalize_{fault}",
+                f"grpo.penalize_{fault} needs grpo.{fault}_advantage, the advantage that such a turn gets",
+                (f"{fault}_advantage=-5", f"penalize_{fault}=false"),
+            )
+            for fault, masked in (
+                ("invalid_tool_call", config.invalid_tool_call_strategy == "mask"),
+                ("malformed_thinking", False),
+            )
+        ),
     ]
 
 

@@ -268,7 +268,7 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
         if needs_reference_logprobs(config.loss_fn):
             prepared.batch.reference_logprobs = run.policy.reference_logprobs(prepared.batch)
     with record.timer.phase("prepare"):
-        batch, metrics = finish_batch(prepared, config.grpo, config.loss_fn)
+        batch, metrics = finish_batch(prepared, config.grpo, config.loss_fn, config.env.nemo_gym)
         record.metrics.update(metrics)
     with record.timer.phase("train"):
         updates = [run.policy.train_step(part) for part in split_batch(batch, config.policy.train_global_batch_size)]

@@ -27,7 +27,7 @@ from nemotron_steps.engine.grpo.advantages import (
     reinforce_plus_plus_advantages,
 )
 from nemotron_steps.engine.grpo.dynamic_sampling import epsilon_filter
-from nemotron_steps.engine.grpo.penalties import Violation, apply_penalties, find_violations, mask_turns
+from nemotron_steps.engine.grpo.penalties import apply_penalties, find_violations, mask_turns, treatments
 from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
 from nemotron_steps.engine.grpo.rollout_metrics import (
     completion_metrics,
@@ -45,7 +45,7 @@ from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig
+    from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig, NemoGymConfig
 
 MISSING_MEMBER = "missing_member"
 """Failure class of a placeholder that stands for a rollout a straggler deadline left out."""
@@ -166,7 +166,7 @@ def prepare_batch(
 
 
 def finish_batch(
-    prepared: PreparedBatch, config: GrpoConfig, loss_fn: LossFnConfig
+    prepared: PreparedBatch, config: GrpoConfig, loss_fn: LossFnConfig, gym: NemoGymConfig
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Everything after the logprobs: masks, advantages, penalties, clip.
 
@@ -174,6 +174,7 @@ def finish_batch(
         prepared: with `batch.prev_logprobs` and `batch.reference_logprobs` filled in where needed.
         config: `grpo`.
         loss_fn: `loss_fn`, for the KL penalty in the reward.
+        gym: `env.nemo_gym`, for what marks a turn as malformed.
 
     Returns:
         (the batch to train on, metrics of this half and of `prepare_batch`).
@@ -201,17 +202,18 @@ def finish_batch(
         metrics["kl_penalty"] = float(reduce_over_batch(kl, mask, count_normalizers(batch), token_level=level))
     advantages = _advantages(prepared, batch, config, None if kl is None else loss_fn.reference_policy_kl_penalty * kl)
 
+    treated = treatments(config)
     violations = find_violations(
-        prepared.rollouts, [r.metadata.get("turn_texts", ()) for r in prepared.rollouts], config.message_penalty
+        prepared.rollouts,
+        [r.metadata.get("turn_texts", ()) for r in prepared.rollouts],
+        treated,
+        patterns=gym.invalid_tool_call_patterns,
+        tags=gym.thinking_tags,
     )
-    if config.message_penalty.enabled:
-        for kind in Violation:
-            count = sum(violation.kind is kind for violation in violations)
-            metrics[f"violations/{kind.value}"] = count / len(batch)
-        if config.message_penalty.action == "mask":
-            batch.token_mask = mask_turns(batch.token_mask, violations)
-        else:
-            advantages = apply_penalties(advantages, violations, config.message_penalty.penalty)
+    for kind in treated:
+        metrics[f"violations/{kind.value}"] = sum(violation.kind is kind for violation in violations) / len(batch)
+    advantages = apply_penalties(advantages, violations, treated)
+    batch.token_mask = mask_turns(batch.token_mask, [v for v in violations if treated[v.kind] is None])
 
     clipped = clip_advantages(advantages, config.advantage_clip_low, config.advantage_clip_high)
     mask = loss_mask(batch.token_mask, batch.sample_mask)

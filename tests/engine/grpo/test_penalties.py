@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
-from nemotron_steps.config.schema.rl import MessagePenaltyConfig
+from nemotron_steps.config.schema.rl import GrpoConfig
 from nemotron_steps.engine.grpo.penalties import (
     TurnViolation,
     Violation,
@@ -13,6 +14,7 @@ from nemotron_steps.engine.grpo.penalties import (
     has_invalid_tool_call,
     has_malformed_thinking,
     mask_turns,
+    treatments,
 )
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY, TurnFormat
 from tests.engine.engine_samples import rollout
@@ -81,15 +83,11 @@ def test_a_rollout_is_judged_in_the_format_it_was_sampled_in() -> None:
         rollout(index=1, metadata={FORMAT_KEY: ["qwen3", "hermes"]}),
     ]
     texts = [["no end </think> <TOOLCALL>"], ["no end <TOOLCALL>"]]
-    assert [(v.row, v.kind) for v in find_violations(rollouts, texts, MessagePenaltyConfig(enabled=True))] == [
-        (0, Violation.INVALID_TOOL_CALL)
-    ]
+    assert [(v.row, v.kind) for v in find_violations(rollouts, texts)] == [(0, Violation.INVALID_TOOL_CALL)]
     unclosed = [["no end"], ["no end"]]
-    assert [(v.row, v.kind) for v in find_violations(rollouts, unclosed, MessagePenaltyConfig(enabled=True))] == [
-        (0, Violation.MALFORMED_THINKING)
-    ]
-    own = MessagePenaltyConfig(enabled=True, invalid_tool_call_markers=("end",), check_thinking_tags=False)
-    assert [v.row for v in find_violations(rollouts, texts, own)] == [1]  # the other's is in its thinking
+    assert [(v.row, v.kind) for v in find_violations(rollouts, unclosed)] == [(0, Violation.MALFORMED_THINKING)]
+    own = find_violations(rollouts, texts, [Violation.INVALID_TOOL_CALL], patterns=("end",))
+    assert [v.row for v in own] == [1]  # the other's is in its thinking
 
 
 @pytest.mark.parametrize(
@@ -113,32 +111,76 @@ def test_violations_name_the_turn_and_nothing_is_found_when_off() -> None:
     two_turns = rollout(response=6, turns=[(2, 4), (5, 8)])
     texts = [[f"{CALL}", "<tool_call>oops"], ["<think>x"]]
     rollouts = [two_turns, rollout(index=1)]
-    found = find_violations(rollouts, texts, MessagePenaltyConfig(enabled=True))
+    found = find_violations(rollouts, texts)
     assert found == [
         TurnViolation(0, 5, 8, Violation.INVALID_TOOL_CALL),
         TurnViolation(1, 2, 6, Violation.MALFORMED_THINKING),
     ]
-    without_thinking = MessagePenaltyConfig(enabled=True, check_thinking_tags=False)
-    assert [v.row for v in find_violations(rollouts, texts, without_thinking)] == [0]
-    assert find_violations(rollouts, texts, MessagePenaltyConfig()) == []
+    assert [v.row for v in find_violations(rollouts, texts, [Violation.INVALID_TOOL_CALL])] == [0]
+    assert [v.row for v in find_violations(rollouts, texts, [Violation.MALFORMED_THINKING])] == [1]
+    assert find_violations(rollouts, texts, []) == []
 
 
 def test_a_call_cut_off_by_the_length_limit_is_not_an_invalid_call() -> None:
-    config = MessagePenaltyConfig(enabled=True)
     cut = rollout(truncated=True)
-    assert find_violations([cut], [['<tool_call>{"name": "f", "argu']], config) == []
+    assert find_violations([cut], [['<tool_call>{"name": "f", "argu']]) == []
     earlier = rollout(truncated=True, response=6, turns=[(2, 4), (5, 8)])
-    assert len(find_violations([earlier], [["<tool_call>", "<tool_call>"]], config)) == 1
+    assert len(find_violations([earlier], [["<tool_call>", "<tool_call>"]])) == 1
 
 
 def test_texts_must_match_turns() -> None:
     with pytest.raises(ValueError, match="1 turns but 0 texts"):
-        find_violations([rollout()], [[]], MessagePenaltyConfig(enabled=True))
+        find_violations([rollout()], [[]])
 
 
 def test_a_penalty_overwrites_exactly_the_turn() -> None:
     advantages = torch.tensor([[1.0], [10.0]]).expand(2, 6)
     violation = [TurnViolation(0, 2, 4, Violation.INVALID_TOOL_CALL)]
-    assert apply_penalties(advantages, violation, -5.0).tolist() == [[1, 1, -5, -5, 1, 1], [10] * 6]
+    penalised = apply_penalties(advantages, violation, {Violation.INVALID_TOOL_CALL: -5.0})
+    assert penalised.tolist() == [[1, 1, -5, -5, 1, 1], [10] * 6]
     assert advantages.tolist() == [[1] * 6, [10] * 6]  # the broadcast original is untouched
     assert mask_turns(torch.ones(2, 6), violation).tolist() == [[1, 1, 0, 0, 1, 1], [1] * 6]
+
+
+def test_each_rule_has_its_own_advantage_and_an_invalid_call_goes_before_malformed_thinking() -> None:
+    violations = [
+        TurnViolation(0, 0, 2, Violation.INVALID_TOOL_CALL),
+        TurnViolation(0, 0, 2, Violation.MALFORMED_THINKING),
+        TurnViolation(0, 3, 4, Violation.MALFORMED_THINKING),
+    ]
+    both = {Violation.INVALID_TOOL_CALL: -5.0, Violation.MALFORMED_THINKING: -7.0}
+    for order in (violations, violations[::-1]):
+        assert apply_penalties(torch.ones(1, 5), order, both).tolist() == [[-5, -5, 1, -7, 1]]
+    thinking_alone = {Violation.INVALID_TOOL_CALL: None, Violation.MALFORMED_THINKING: -7.0}
+    assert apply_penalties(torch.ones(1, 5), violations, thinking_alone).tolist() == [[-7, -7, 1, -7, 1]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "call", "thinking"),
+    [
+        ({}, "off", "off"),
+        ({"invalid_tool_call_advantage": -5, "malformed_thinking_advantage": -7}, -5, -7),
+        ({"penalize_invalid_tool_call": True, "invalid_tool_call_advantage": -5}, -5, "off"),
+        ({"penalize_malformed_thinking": False, "malformed_thinking_advantage": -7}, "off", "off"),
+        ({"invalid_tool_call_strategy": "mask", "malformed_thinking_advantage": -7}, None, -7),
+        ({"invalid_tool_call_strategy": "mask", "invalid_tool_call_advantage": -5}, None, "off"),
+        ({"invalid_tool_call_strategy": "", "invalid_tool_call_advantage": -5}, -5, "off"),
+    ],
+)
+def test_which_turns_are_penalised_and_how(keys: dict[str, object], call: object, thinking: object) -> None:
+    found = treatments(GrpoConfig.model_validate(keys))
+    assert found.get(Violation.INVALID_TOOL_CALL, "off") == call
+    assert found.get(Violation.MALFORMED_THINKING, "off") == thinking
+
+
+@pytest.mark.parametrize("fault", ["invalid_tool_call", "malformed_thinking"])
+def test_a_penalty_without_an_advantage_is_refused(fault: str) -> None:
+    with pytest.raises(ValidationError, match=f"penalize_{fault} needs grpo.{fault}_advantage"):
+        GrpoConfig.model_validate({f"penalize_{fault}": True})
+
+
+def test_thinking_is_told_by_the_tags_of_the_config() -> None:
+    tags = ("[T]", "[/T]")
+    assert has_malformed_thinking("[T]a[/T]b[/T]", truncated=False, tags=tags)
+    assert not has_malformed_thinking("<think>a", truncated=False, tags=tags)
+    assert find_violations([rollout()], [["[T]a"]], tags=tags)[0].kind is Violation.MALFORMED_THINKING

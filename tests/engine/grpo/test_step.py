@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig
+from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig, NemoGymConfig
 from nemotron_steps.engine.grpo.step import (
     MISSING_MEMBER,
     PreparedBatch,
@@ -22,6 +22,7 @@ from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import group, rollout
 
 ON_POLICY = LossFnConfig(force_on_policy_ratio=True)
+GYM = NemoGymConfig()
 
 
 def grpo(**changes: object) -> GrpoConfig:
@@ -38,7 +39,7 @@ def finish(
     prepared = prepare(groups, config, step)
     prepared.batch.prev_logprobs = prepared.batch.generation_logprobs.clone()
     prepared.batch.reference_logprobs = prepared.batch.generation_logprobs - prepared.batch.token_mask * 0.5
-    return finish_batch(prepared, config, loss_fn)
+    return finish_batch(prepared, config, loss_fn, GYM)
 
 
 TWO = [group("a", [1, 0, 0, 0], version=2), group("b", [1, 1, 1, 1], version=3)]
@@ -151,14 +152,26 @@ def test_epsilon_filtering_masks_trivial_groups_beyond_the_annealed_limit() -> N
 def test_message_penalties_overwrite_the_turn_whatever_the_reward_and_the_clip_comes_last() -> None:
     bad = group("a", [1, 0, 0, 0])
     bad.rollouts[0] = replace(bad.rollouts[0], metadata={"turn_texts": ["<tool_call>oops"]})
-    config = grpo(message_penalty={"enabled": True})
+    config = grpo(invalid_tool_call_advantage=-5, malformed_thinking_advantage=-7)
     batch, metrics = finish([bad, TWO[1]], config)
     assert row_advantages(batch)[0] == -5.0
     assert metrics["violations/invalid_tool_call"] == 1 / 8 and metrics["violations/malformed_thinking"] == 0.0
     clipped, metrics = finish([bad, TWO[1]], config.model_copy(update={"advantage_clip_low": -2.0}))
     assert row_advantages(clipped)[0] == -2.0 and metrics["advantages/clipped_share"] == 1 / 8
-    masked, _ = finish([bad, TWO[1]], grpo(message_penalty={"enabled": True, "action": "mask"}))
+    masked, _ = finish([bad, TWO[1]], grpo(invalid_tool_call_strategy="mask", malformed_thinking_advantage=-7))
     assert not masked.token_mask[0].any() and row_advantages(masked)[1] < 0
+    plain, metrics = finish([bad, TWO[1]], grpo())
+    assert row_advantages(plain)[0] == 1.0 and not any(name.startswith("violations/") for name in metrics)
+
+
+def test_what_marks_a_turn_as_malformed_comes_from_the_environments_config() -> None:
+    odd = group("a", [1, 0, 0, 0])
+    odd.rollouts[0] = replace(odd.rollouts[0], metadata={"turn_texts": ["[T]never closed"]})
+    odd.rollouts[1] = replace(odd.rollouts[1], metadata={"turn_texts": ["CALL f"]})
+    gym = NemoGymConfig(invalid_tool_call_patterns=("CALL",), thinking_tags=("[T]", "[/T]"))
+    config = grpo(invalid_tool_call_advantage=-5, malformed_thinking_advantage=-7)
+    batch, _ = finish_batch(prepare([odd, TWO[1]], config), config, ON_POLICY, gym)
+    assert row_advantages(batch)[:2] == [-7.0, -5.0]
 
 
 def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the_baseline() -> None:
@@ -166,7 +179,7 @@ def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the
     prepared = prepare(TWO, config)
     prepared.batch.prev_logprobs = prepared.batch.generation_logprobs.clone()
     prepared.batch.prev_logprobs[0, 2:] -= 1.0  # e > 2
-    batch, metrics = finish_batch(prepared, config, ON_POLICY)
+    batch, metrics = finish_batch(prepared, config, ON_POLICY, GYM)
     assert batch.sample_mask.tolist() == [0] + [1] * 7
     assert row_advantages(batch)[1] < 0
     assert metrics["seq_logprob_error/masked_share"] == 1 / 8
@@ -174,7 +187,7 @@ def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the
     assert prepared.batch.sample_mask.tolist() == [1] * 8  # the prepared batch is left alone
     prepared.batch.prev_logprobs = None
     with pytest.raises(EngineError, match="seq_logprob_error_threshold needs prev_logprobs"):
-        finish_batch(prepared, config, ON_POLICY)
+        finish_batch(prepared, config, ON_POLICY, GYM)
 
 
 def test_reinforce_plus_plus_and_kl_in_the_reward() -> None:
@@ -201,7 +214,7 @@ def test_kl_in_the_reward_is_logged_as_the_loss_would_log_it(token_level: bool) 
     batch.prev_logprobs = batch.generation_logprobs.clone()
     batch.reference_logprobs = batch.prev_logprobs - 0.5
     batch.reference_logprobs[:, -1] += 0.3  # so that long sequences differ from short ones in their mean
-    _, metrics = finish_batch(prepared, grpo(), LossFnConfig.model_validate({**kl, "use_kl_in_reward": True}))
+    _, metrics = finish_batch(prepared, grpo(), LossFnConfig.model_validate({**kl, "use_kl_in_reward": True}), GYM)
     in_loss = PolicyGradientLoss(LossFnConfig.model_validate(kl))
     _, sums = in_loss(batch.prev_logprobs, batch, count_normalizers(batch))
     assert metrics["kl_penalty"] == pytest.approx(float(sums["kl_penalty"]), rel=1e-5)
