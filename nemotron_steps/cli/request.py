@@ -396,7 +396,8 @@ def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple
     def read(files: Iterable[Path]) -> set[str]:
         return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
 
-    found = {name: config for config, file in search.files().items() for name in read([file]) if name in os.environ}
+    every = ((config, read(search.with_bases(file))) for config, file in reversed(search.files().items()))
+    found = {name: config for config, names in every for name in names if name in os.environ}
     here = read(composed.files) if found else set()
     return tuple((name, config) for name, config in sorted(found.items()) if name not in here)
 

@@ -7,6 +7,7 @@ and the folder that holds them. Nothing is read here but folder listings.
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ConfigError
 
 DEFAULT_CONFIG = "default"
+_DEFAULTS = re.compile(r"^defaults:\s*(\[[^\]]*\]|(?:\n[ \t]*-[^\n]*)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,19 @@ class SearchPath:
         for file in files:
             first.setdefault(file.stem, file)
         return dict(sorted(first.items()))
+
+    def with_bases(self, file: Path) -> list[Path]:
+        """A config's file and those its defaults lists name, as far as plain text tells: no interpolation, no group."""
+        found = [file]
+        for each in found:
+            listed = _DEFAULTS.search(each.read_text(encoding="utf-8", errors="replace"))
+            for name in re.findall(r"[\w./-]+", listed[1]) if listed is not None else ():
+                full = name[1:] if name.startswith("/") else f"{self.step}/{name}"
+                paths = (mount.path(full) for mount in self.mounts())
+                base = next((path for path in paths if path is not None and path.is_file()), None)
+                if base is not None and base not in found:
+                    found.append(base)
+        return found
 
     def _own(self, mounts: tuple[Mount, ...]) -> list[Mount]:
         """The mounts that may hold configs of this step."""
