@@ -13,17 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from nemotron_steps.errors import ConfigError
 
 MIB = 1024 * 1024
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one run. Memory holds for each process's address space and for the whole tree's resident memory."""
+    """Bounds of one run. Memory holds for each process's address space and for what the whole tree holds, its files in
+    the working and temporary folders included."""
 
     wall_s: float = 10.0
     cpu_s: int = 60
@@ -39,13 +41,15 @@ class Outcome(StrEnum):
     """How a run ended."""
 
     EXITED = "exited"
-    """By itself; see exit_code (negative: killed by that signal)."""
+    """By itself; see exit_code (128 + n: signal n killed it, or it says so: the two cannot be told apart)."""
     TIMEOUT = "timeout"
     """wall_s or cpu_s was used up."""
     OUTPUT_LIMIT = "output_limit"
     """It wrote more than output_bytes and was stopped."""
     MEMORY_LIMIT = "memory_limit"
-    """The tree's resident memory passed memory_bytes and was stopped."""
+    """The tree's memory passed memory_bytes and was stopped."""
+    FILES_LIMIT = "files_limit"
+    """Its files were larger than scratch_bytes or file_bytes; it did not begin."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Sandbox(ABC):
     ) -> SandboxResult:
         """Run a program, or Python source.
 
+        Whatever a model wrote goes into `code`, `stdin` or the content of `files`: any text will do there.
+
         Args:
             argv: program and arguments; exactly one of argv and code.
             code: Python source, run as a script.
@@ -106,20 +112,23 @@ class Sandbox(ABC):
             limits: bounds of the run.
 
         Raises:
-            SandboxError: the sandbox itself failed.
+            SandboxError: the sandbox itself failed, which no program can bring about.
         """
         if (argv is None) == (code is None):
             raise ValueError("give exactly one of argv and code")
         await self.start()
-        laid = dict(files or {})
+        limits = limits or Limits()
+        laid = {path: encoded(content) for path, content in (files or {}).items()}
         for path in laid:
             _check_relative(path)
         if code is not None:
-            laid["__main__.py"] = code
+            laid["__main__.py"] = encoded(code)
             argv = [self.python, "-I", "-B", "__main__.py"]
         assert argv is not None
+        if not _fit(laid, limits):
+            return SandboxResult(Outcome.FILES_LIMIT, None, "", "", 0.0)
         async with self._slots:
-            return await self.execute(list(argv), stdin.encode(), laid, limits or Limits())
+            return await self.execute(list(argv), encoded(stdin), laid, limits)
 
     @property
     def python(self) -> str:
@@ -127,9 +136,7 @@ class Sandbox(ABC):
         return sys.executable
 
     @abstractmethod
-    async def execute(
-        self, argv: list[str], stdin: bytes, files: Mapping[str, str | bytes], limits: Limits
-    ) -> SandboxResult:
+    async def execute(self, argv: list[str], stdin: bytes, files: Mapping[str, bytes], limits: Limits) -> SandboxResult:
         """Backend's part of run."""
 
     async def close(self) -> None:  # noqa: B027  an optional hook
@@ -156,14 +163,14 @@ def create_sandbox(backend: str = "bubblewrap", **options: Any) -> Sandbox:
     )
 
 
-def lay_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write relative path → content under `folder`, readable to any user id a backend runs the program as."""
-    folder.mkdir()
-    folder.chmod(0o755)
-    for path, content in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content.encode() if isinstance(content, str) else content)
+def encoded(text: str | bytes) -> bytes:
+    """UTF-8. A lone surrogate, which a tokenizer can give, becomes bytes that the reader finds invalid, as they are."""
+    return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+
+
+def _fit(files: Mapping[str, bytes], limits: Limits) -> bool:
+    pages = sum(-(-len(content) // PAGE) for content in files.values())
+    return pages * PAGE <= limits.scratch_bytes and all(len(data) <= limits.file_bytes for data in files.values())
 
 
 def _check_relative(path: str) -> None:

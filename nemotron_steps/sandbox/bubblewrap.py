@@ -1,40 +1,68 @@
 """The default sandbox: bubblewrap with its own namespaces, on a host of which only the system folders and the Python
 installation can be seen, read-only.
 
-Inside: no network (not even the host's loopback), own process ids, size-limited folders in memory to work in
-and for temporary files, an empty environment, no capabilities. As root, the program runs under a user id of its own, so
-that the process limit binds (the kernel exempts root from it); otherwise in a user namespace that allows no further
-ones.
+Inside: no network (not even the host's loopback), own process ids, size-limited folders in memory to work in and for
+temporary files, an empty environment, no capabilities, and the system calls of `seccomp` only. As root, the program
+runs under a user id of its own, so that the process limit binds (the kernel exempts root from it); otherwise in a user
+namespace that allows no further ones.
+
+What goes wrong before the program begins is told on a channel that the program does not have: bubblewrap and a launcher
+write to it, the launcher closes it and turns into the program. See docs/decisions/what-the-sandbox-promises.md.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from nemotron_steps.errors import SandboxError, UnsupportedError
-from nemotron_steps.sandbox.base import Limits, Outcome, Sandbox, SandboxResult, lay_files
+from nemotron_steps.sandbox.base import Limits, Outcome, Sandbox, SandboxResult
+from nemotron_steps.sandbox.cgroup import MemoryGroup
 from nemotron_steps.sandbox.probe import HOST_PATHS, probe
-from nemotron_steps.sandbox.process import run_process
+from nemotron_steps.sandbox.process import READY, Watch, run_process
+from nemotron_steps.sandbox.seccomp import architecture, filter_program
 
 WORK = "/scratch"
-INPUTS = "/inputs"
+TEMPORARY = "/tmp"
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
+DEVICES = ("null", "full", "random", "urandom")
+"""Not zero: shared mappings of it are memory that nobody counts."""
+HIDDEN = ("keys", "key-users", "kcore", "kallsyms", "kmsg", "kpagecount", "kpageflags", "sched_debug", "timer_list")
+"""Files of /proc that tell of the host."""
 
 FIRST_UID = 0x4000_0000
 """User ids from here on belong to no one: each concurrent run as root takes its own."""
 UIDS_PER_PROCESS = 4096
+_uids = itertools.cycle(range(UIDS_PER_PROCESS))
+LOWEST_CHANNEL = 10
+"""The shell's own descriptors, of which the launcher takes one, are below."""
 
-SETUP_FAILED = 113
-"""Exit code of the launcher when the program could not be started."""
+# On the host: joins the cgroup if there is one and opens the channel, whose number $0 bubblewrap closes inside, as 3.
+_OUTER = 'exec 3>"/proc/self/fd/$0" && if [ -n "$1" ]; then echo 0 > "$1"; fi && shift && exec "$@"'
+# Inside. Where the parent is dead, the channel has no reader and nothing begins.
+_LAUNCH = f'echo {READY.decode()} >&3 || exit 1; exec 3>&-; exec "$@"'
 
-_LAUNCH = f'cp -r {INPUTS}/. . || exit {SETUP_FAILED}; exec "$@"'
+
+@dataclass(frozen=True)
+class Descriptors:
+    """Open files that bubblewrap is given: it reads or writes them itself and closes them inside."""
+
+    channel: int
+    seccomp: int
+    files: Mapping[str, int]
+    """Path in the working folder → content."""
+
+    def all(self) -> list[int]:
+        """All of them."""
+        return [self.channel, self.seccomp, *self.files.values()]
 
 
 class BubblewrapSandbox(Sandbox):
@@ -48,7 +76,6 @@ class BubblewrapSandbox(Sandbox):
     def __init__(self, max_concurrency: int | None = None, read_only: tuple[str, ...] = ()) -> None:
         super().__init__(max_concurrency)
         self._read_only = tuple(read_only)
-        self._uids = itertools.cycle(range(UIDS_PER_PROCESS))
 
     async def probe(self) -> None:
         """See Sandbox.probe; the attempts are in sandbox.probe."""
@@ -62,34 +89,76 @@ class BubblewrapSandbox(Sandbox):
                 )
         await probe(self, host_paths=HOST_PATHS)
 
-    async def execute(
-        self, argv: list[str], stdin: bytes, files: Mapping[str, str | bytes], limits: Limits
-    ) -> SandboxResult:
+    async def execute(self, argv: list[str], stdin: bytes, files: Mapping[str, bytes], limits: Limits) -> SandboxResult:
         """See Sandbox.execute."""
-        with tempfile.TemporaryDirectory(prefix="sandbox-") as folder:
-            # The outer folder is private on the host; the inner one is readable to whoever the program runs as.
-            inputs = Path(folder) / "inputs"
-            lay_files(inputs, files)
-            result = await run_process(
-                self.command(argv, str(inputs), limits),
+        with ExitStack() as stack:
+            status, descriptors = stack.enter_context(self._open(files))
+            group = stack.enter_context(MemoryGroup.try_to_make(limits.memory_bytes))
+            ended = await run_process(
+                self.command(argv, limits, descriptors, group),
                 stdin,
                 wall_s=limits.wall_s,
                 output_bytes=limits.output_bytes,
-                memory_bytes=limits.memory_bytes,
                 environment={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+                pass_fds=descriptors.all(),
+                watch=Watch(status, None if group else limits.memory_bytes, (WORK, TEMPORARY)),
             )
-        if result.outcome is Outcome.EXITED and result.stderr.startswith("bwrap: "):
-            raise SandboxError("bubblewrap could not set the sandbox up", found=result.stderr[:500])
-        if result.exit_code == SETUP_FAILED:
-            raise SandboxError("the sandbox's files did not fit its scratch folder", found=result.stderr[:500])
-        if result.outcome is Outcome.EXITED and result.exit_code in (128 + 9, 128 + 24) and _cpu_spent(result, limits):
-            return SandboxResult(Outcome.TIMEOUT, None, result.stdout, result.stderr, result.wall_s)
-        return result
+            if not ended.ready and ended.outcome is not Outcome.MEMORY_LIMIT:
+                raise SandboxError(
+                    "the sandbox could not be set up",
+                    expected="bubblewrap and the launcher reach the program",
+                    found=f"{ended.outcome.value}, exit code {ended.exit_code}: {ended.stderr[:500]}",
+                )
+            if group is not None and group.was_full():
+                return ended.result(Outcome.MEMORY_LIMIT)
+        return ended.result(Outcome.TIMEOUT if ended.spent_processor_time(limits) else None)
 
-    def command(self, argv: list[str], inputs: str, limits: Limits) -> list[str]:
+    @contextmanager
+    def _open(self, files: Mapping[str, bytes]) -> Iterator[tuple[int, Descriptors]]:
+        """The channel's reading end, and what bubblewrap is given."""
+        with ExitStack() as stack:
+
+            def held(descriptor: int) -> int:
+                moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOWEST_CHANNEL)
+                os.close(descriptor)
+                stack.callback(os.close, moved)
+                return moved
+
+            def content(data: bytes) -> int:
+                descriptor = held(os.memfd_create("sandbox"))
+                with open(descriptor, "wb", closefd=False) as handle:
+                    handle.write(data)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                return descriptor
+
+            status, channel = map(held, os.pipe())
+            program = content(self.filter_program())
+            yield status, Descriptors(channel, program, {path: content(data) for path, data in files.items()})
+
+    def filter_program(self) -> bytes:
+        """The system call filter."""
+        return filter_program(architecture())
+
+    def command(
+        self, argv: Sequence[str], limits: Limits, given: Descriptors, group: MemoryGroup | None = None
+    ) -> list[str]:
         """The full command line."""
-        command = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
         root = os.geteuid() == 0
+        outer = [
+            "prlimit",
+            "--core=1:1",
+            "--",
+            "/bin/sh",
+            "-c",
+            _OUTER,
+            str(given.channel),
+            group.procs if group else "",
+        ]
+        return [*outer, *self._bubblewrap(limits, given, root), "--", *self._launcher(limits, root), *argv]
+
+    def _bubblewrap(self, limits: Limits, given: Descriptors, root: bool) -> list[str]:
+        command = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+        command += ["--json-status-fd", str(given.channel), "--seccomp", str(given.seccomp)]
         if root:
             # No user namespace, because setpriv below needs real user ids; it drops these capabilities as well.
             command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -105,31 +174,46 @@ class BubblewrapSandbox(Sandbox):
                 command += ["--ro-bind", folder, folder]
         scratch = ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs"]
         # Before the read-only folders, which may themselves lie under the temporary folder.
-        command += [*scratch, "/tmp"]
+        command += [*scratch, TEMPORARY]
         shown = [path for path in (*SYSTEM_FILES, *_python_folders(), *self._read_only) if os.path.exists(path)]
-        for parent in sorted({str(parent) for path in shown for parent in Path(path).parents} - {"/", "/tmp"}):
-            # bubblewrap would make missing parents accessible to root alone.
+        # bubblewrap would make missing parents accessible to root alone.
+        for parent in _parents(shown, but=("/", TEMPORARY)):
             command += ["--perms", "0755", "--dir", parent]
         for path in shown:
             command += ["--ro-bind", path, path]
-        command += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", inputs, INPUTS]
-        command += [*scratch, WORK]
-        command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK, "--"]
-        command += [
+        command += ["--proc", "/proc"]
+        for name in HIDDEN:
+            if os.path.exists(f"/proc/{name}"):
+                command += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+        command += ["--perms", "0755", "--dir", "/dev"]
+        for name in DEVICES:
+            command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            command += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+        command += ["--symlink", "/proc/self/fd", "/dev/fd", *scratch, WORK]
+        # Whoever the program runs as may change what was laid for it.
+        for folder in _parents(given.files, but=(".",)):
+            command += ["--perms", "0777", "--dir", f"{WORK}/{folder}"]
+        for path, descriptor in given.files.items():
+            command += ["--perms", "0666", "--file", str(descriptor), f"{WORK}/{path}"]
+        return [*command, "--remount-ro", "/", "--chdir", WORK]
+
+    def _launcher(self, limits: Limits, root: bool) -> list[str]:
+        command = [
             "prlimit",
             f"--as={limits.memory_bytes}",
             f"--nproc={limits.processes}",
             f"--fsize={limits.file_bytes}",
-            f"--cpu={limits.cpu_s}",
+            # SIGXCPU at the first, SIGKILL at the second.
+            f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}",
             f"--nofile={limits.open_files}",
-            "--core=0",
             "--",
         ]
         if root:
-            uid = str(FIRST_UID + (os.getpid() % 65536) * UIDS_PER_PROCESS + next(self._uids))
+            uid = str(FIRST_UID + (os.getpid() % 65536) * UIDS_PER_PROCESS + next(_uids))
             command += ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--no-new-privs"]
             command += ["--inh-caps=-all", "--bounding-set=-all", "--"]
-        return [*command, "/bin/sh", "-c", _LAUNCH, "sh", *argv]
+        return [*command, "/bin/sh", "-c", _LAUNCH, "sh"]
 
     @staticmethod
     def _environment() -> dict[str, str]:
@@ -152,5 +236,6 @@ def _python_folders() -> list[str]:
     return sorted(folder for folder in folders if not folder.startswith(("/usr/", "/bin")) and folder != "/usr")
 
 
-def _cpu_spent(result: SandboxResult, limits: Limits) -> bool:
-    return result.wall_s >= limits.cpu_s
+def _parents(paths: Iterable[str], *, but: tuple[str, ...]) -> list[str]:
+    """Every folder above the paths, outermost first."""
+    return sorted({str(parent) for path in paths for parent in PurePosixPath(path).parents} - set(but))

@@ -1,42 +1,85 @@
 """Run a host process to its end under a wall clock, an output cap and a memory watch, and leave nothing behind.
 
 Used by every backend for the outermost program (bwrap, docker, ...). Not a sandbox by itself.
+
+Each run has a thread of its own: a busy event loop delays neither the clock nor the memory watch, and a process that
+asks the kernel to be killed with its parent is tied to the thread that started it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import selectors
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO
 
-import psutil
+from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
+from nemotron_steps.sandbox.memory import TreeMemory
 
-from nemotron_steps.sandbox.base import Outcome, SandboxResult
-
-WATCH_PERIOD_S = 0.1
 CHUNK = 65536
+CLOSED = object()
+"""What a handler returns when its descriptor is done with."""
+READY = b"ready"
+"""What a launcher writes to the status channel before it turns into the program, and closes the channel."""
+SETUP_S = 60.0
+"""For everything before READY."""
+DRAIN_S = 10.0
+"""For the pipes to close once everything that writes to them was killed."""
+FILL_BYTES_PER_S = 4 * 1024**3
+"""How fast a core can fill memory: the watch looks again before what is left could be used up."""
+SHORTEST_WATCH_S, LONGEST_WATCH_S = 0.01, 0.1
 
 
-@dataclass
-class _Capture:
-    limit: int
-    overflow: asyncio.Event
-    data: bytearray = field(default_factory=bytearray)
+@dataclass(frozen=True)
+class Watch:
+    """How one run is told about and bounded, beside its clock and output.
 
-    async def drain(self, stream: asyncio.StreamReader) -> None:
-        while chunk := await stream.read(CHUNK):
-            room = self.limit - len(self.data)
-            self.data += chunk[: max(0, room)]
-            if len(chunk) > room:
-                self.overflow.set()
+    Args:
+        status: the reading end of the channel on which bubblewrap tells its first process and the launcher says READY.
+        memory_bytes: bound of the tree's memory, None where the kernel keeps it.
+        folders: folders in memory that count.
+    """
 
-    def text(self) -> str:
-        return self.data.decode(errors="replace")
+    status: int
+    memory_bytes: int | None
+    folders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    outcome: Outcome
+    exit_code: int
+    """Of the host process; negative: killed by that signal."""
+    stdout: str
+    stderr: str
+    wall_s: float
+    """Since it was ready."""
+    ready: bool
+    """Whether the program was reached. Without a Watch it is not known, and True."""
+
+    def result(self, outcome: Outcome | None = None) -> SandboxResult:
+        """What callers of the sandbox see."""
+        outcome = outcome or self.outcome
+        code = self.exit_code if outcome is Outcome.EXITED else None
+        return SandboxResult(outcome, code, self.stdout, self.stderr, self.wall_s)
+
+    def spent_processor_time(self, limits: Limits) -> bool:
+        """Killed by SIGXCPU, or by SIGKILL because that was ignored. A program can pretend it, and gains nothing."""
+        if self.outcome is not Outcome.EXITED:
+            return False
+        killed = self.exit_code == 128 + signal.SIGKILL and self.wall_s >= limits.cpu_s
+        return killed or self.exit_code == 128 + signal.SIGXCPU
 
 
 async def run_process(
@@ -45,81 +88,218 @@ async def run_process(
     *,
     wall_s: float,
     output_bytes: int,
-    memory_bytes: int | None,
     environment: dict[str, str] | None = None,
-) -> SandboxResult:
+    pass_fds: Sequence[int] = (),
+    watch: Watch | None = None,
+) -> Ended:
     """Run argv in its own session; whatever ends it, its whole process group is killed afterwards.
 
     Args:
-        memory_bytes: bound of the tree's resident memory, None to leave it unwatched.
+        wall_s: from when it is ready.
         environment: of the host process (the sandboxed program's own is the backend's business).
     """
-    began = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        env=environment,
-    )
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    overflow = asyncio.Event()
-    out, err = _Capture(output_bytes, overflow), _Capture(output_bytes, overflow)
-    io: asyncio.Future[Any] = asyncio.gather(
-        _feed(process.stdin, stdin), out.drain(process.stdout), err.drain(process.stderr), process.wait()
-    )
-    stoppers: dict[asyncio.Future[Any], Outcome] = {
-        asyncio.create_task(asyncio.sleep(wall_s)): Outcome.TIMEOUT,
-        asyncio.create_task(overflow.wait()): Outcome.OUTPUT_LIMIT,
-    }
-    if memory_bytes is not None:
-        stoppers[asyncio.create_task(_watch_memory(process.pid, memory_bytes))] = Outcome.MEMORY_LIMIT
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Ended] = loop.create_future()
+    stop = os.eventfd(0)
+    done.add_done_callback(lambda _: os.close(stop))
+
+    def body() -> None:
+        ended = failure = None
+        try:
+            ended = _to_the_end(argv, stdin, wall_s, output_bytes, environment, pass_fds, watch, stop)
+        except BaseException as error:
+            failure = error
+        # A loop that was closed over a run has nobody left to tell.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, done, ended, failure)
+
+    # A daemon: an interpreter that exits takes the run with it and does not wait for its clock.
+    threading.Thread(target=body, name="sandbox-run", daemon=True).start()
     try:
-        done, _ = await asyncio.wait({io, *stoppers}, return_when=asyncio.FIRST_COMPLETED)
-        outcome = Outcome.EXITED if io in done else next(stoppers[task] for task in stoppers if task in done)
-    finally:
-        for task in stoppers:
-            task.cancel()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        # The pipes close once every writer is dead, so this ends at once.
-        await io
-    code = process.returncode
-    return SandboxResult(
-        outcome=outcome,
-        exit_code=code if outcome is Outcome.EXITED else None,
-        stdout=out.text(),
-        stderr=err.text(),
-        wall_s=time.monotonic() - began,
-    )
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        if not done.done():
+            os.eventfd_write(stop, 1)
+            await asyncio.wait([done])
+        raise
 
 
-async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    # A program may end, or close its input, without reading all of it.
-    with suppress(BrokenPipeError, ConnectionResetError):
-        stream.write(data)
-        await stream.drain()
-    stream.close()
-    with suppress(BrokenPipeError, ConnectionResetError):
-        await stream.wait_closed()
+def _resolve(done: asyncio.Future[Ended], ended: Ended | None, failure: BaseException | None) -> None:
+    if ended is not None:
+        done.set_result(ended)
+    elif failure is not None:
+        done.set_exception(failure)
 
 
-async def _watch_memory(pid: int, limit: int) -> None:
-    while True:
-        await asyncio.sleep(WATCH_PERIOD_S)
-        if _tree_memory(pid) > limit:
-            return
+def _to_the_end(
+    argv: Sequence[str],
+    stdin: bytes,
+    wall_s: float,
+    output_bytes: int,
+    environment: dict[str, str] | None,
+    pass_fds: Sequence[int],
+    watch: Watch | None,
+    stop: int,
+) -> Ended:
+    with ExitStack() as stack:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            env=environment,
+            pass_fds=pass_fds,
+        )
+        stack.callback(_kill, process)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            stack.callback(stream.close)
+        run = stack.enter_context(closing(_Run(process, stdin, wall_s, output_bytes, watch, stop)))
+        outcome = run.until_over()
+        wall_s = time.monotonic() - run.begin
+        _kill(process)
+        run.drain()
+        if outcome is Outcome.EXITED and run.overflow:
+            outcome = Outcome.OUTPUT_LIMIT
+        stdout, stderr = run.outputs()
+        return Ended(outcome, process.returncode, stdout, stderr, wall_s, run.ready)
 
 
-def _tree_memory(pid: int) -> int:
-    try:
-        root = psutil.Process(pid)
-        members = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
-    total = 0
-    for member in members:
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            total += member.memory_info().rss
-    return total
+class _Run:
+    """One run's clock, pipes and memory. Each watched descriptor has a handler that says whether it is done with."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        stdin: bytes,
+        wall_s: float,
+        output_bytes: int,
+        watch: Watch | None,
+        stop: int,
+    ) -> None:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self._wall_s, self._output_bytes, self._watch = wall_s, output_bytes, watch
+        self._stdin, self._left = process.stdin, memoryview(stdin)
+        self._captures = {process.stdout: bytearray(), process.stderr: bytearray()}
+        self._outcome: Outcome | None = None
+        self._status, self._first_pid = b"", 0
+        self._memory: TreeMemory | None = None
+        self._memory_bytes = 0
+        self._pidfd = os.pidfd_open(process.pid)
+        self._selector = selectors.DefaultSelector()
+        self.overflow = False
+        self.ready = watch is None
+        self.begin = self._next_look = time.monotonic()
+        self._deadline = self.begin + (wall_s if self.ready else SETUP_S)
+        self._selector.register(self._stdin, selectors.EVENT_WRITE, self._feed)
+        for stream, held in self._captures.items():
+            self._selector.register(stream, selectors.EVENT_READ, partial(self._take, stream, held))
+        for descriptor in (self._pidfd, stop):
+            self._selector.register(descriptor, selectors.EVENT_READ, partial(self._over, Outcome.EXITED))
+        if watch is not None:
+            self._selector.register(watch.status, selectors.EVENT_READ, partial(self._told, watch))
+
+    def until_over(self) -> Outcome:
+        """Serve until it has ended or must be."""
+        while self._outcome is None:
+            self._serve(min(self._deadline, self._next_look) if self._memory else self._deadline)
+            now = time.monotonic()
+            if now >= self._deadline:
+                self._over(Outcome.TIMEOUT)
+            if self._memory is not None and now >= self._next_look:
+                self._look(self._memory, now)
+        return self._outcome
+
+    def drain(self) -> None:
+        """Read what was written before the end: the pipes close once every writer is dead."""
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj not in self._captures:
+                self._selector.unregister(key.fileobj)
+        until = time.monotonic() + DRAIN_S
+        while self._selector.get_map() and time.monotonic() < until:
+            self._serve(until)
+
+    def outputs(self) -> tuple[str, str]:
+        """Standard output and standard error."""
+        out, err = (held.decode(errors="replace") for held in self._captures.values())
+        return out, err
+
+    def close(self) -> None:
+        """Let go of what was opened here."""
+        self._selector.close()
+        os.close(self._pidfd)
+        self._forget_memory()
+
+    def _serve(self, until: float) -> None:
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+            if key.data() is CLOSED:
+                self._selector.unregister(key.fileobj)
+
+    def _over(self, outcome: Outcome) -> None:
+        self._outcome = self._outcome or outcome
+
+    def _feed(self) -> object:
+        # A program may end, or close its input, without reading all of it.
+        with suppress(BrokenPipeError):
+            self._left = self._left[os.write(self._stdin.fileno(), self._left[:CHUNK]) :]
+            if self._left:
+                return None
+        self._selector.unregister(self._stdin)
+        self._stdin.close()
+        return None
+
+    def _take(self, stream: IO[bytes], held: bytearray) -> object:
+        chunk = os.read(stream.fileno(), CHUNK)
+        room = self._output_bytes - len(held)
+        held += chunk[: max(0, room)]
+        if len(chunk) > room:
+            self.overflow = True
+            self._over(Outcome.OUTPUT_LIMIT)
+        return None if chunk else CLOSED
+
+    def _told(self, watch: Watch) -> object:
+        """bubblewrap's JSON lines, of which the first process's number matters, and READY."""
+        chunk = os.read(watch.status, CHUNK)
+        *lines, self._status = (self._status + chunk).split(b"\n")
+        for line in lines:
+            if line == READY:
+                self._set_off(watch)
+            elif line:
+                self._first_pid = json.loads(line).get("child-pid", self._first_pid)
+        return None if chunk else CLOSED
+
+    def _set_off(self, watch: Watch) -> None:
+        self.ready = True
+        self.begin = self._next_look = time.monotonic()
+        self._deadline = self.begin + self._wall_s
+        if watch.memory_bytes is not None:
+            self._memory_bytes = watch.memory_bytes
+            try:
+                self._memory = TreeMemory(self._first_pid, watch.folders)
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # It is over already.
+            except PermissionError:
+                # What cannot be watched does not run. The start-up probe tells hosts where this is always so.
+                self._over(Outcome.MEMORY_LIMIT)
+
+    def _look(self, memory: TreeMemory, now: float) -> None:
+        left = self._memory_bytes - memory.held(self._memory_bytes)
+        if left < 0:
+            self._over(Outcome.MEMORY_LIMIT)
+        pause = left / (FILL_BYTES_PER_S * (os.cpu_count() or 1))
+        self._next_look = now + min(max(pause, SHORTEST_WATCH_S), LONGEST_WATCH_S)
+
+    def _forget_memory(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill it with its group and reap it. A second time does nothing."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -16,7 +16,7 @@ from nemotron_steps.sandbox.containers import ContainerSandbox, ContainerSession
 def test_a_container_has_no_network_no_privileges_and_limits(engine: str) -> None:
     sandbox = create_sandbox(engine, image="python:3.11-slim")
     assert isinstance(sandbox, ContainerSandbox)
-    command = sandbox.command("name", ["python3", "x.py"], "/in", Limits(memory_bytes=2**30, processes=9))
+    command = sandbox.command("name", ["python3", "x.py"], "/in", "/p.json", Limits(memory_bytes=2**30, processes=9))
     text = " ".join(command)
     assert command[:2] == [engine, "run"]
     for part in (
@@ -27,23 +27,36 @@ def test_a_container_has_no_network_no_privileges_and_limits(engine: str) -> Non
         "--user 65534:65534",
         "--memory 1073741824 --memory-swap 1073741824",
         "--pids-limit 9",
+        "--security-opt seccomp=/p.json",
+        "--ulimit core=1:1",
+        "--ulimit cpu=60:61",
+        "--log-driver none",
         "src=/in,dst=/inputs,readonly",
     ):
         assert part in text
     image = command.index("python:3.11-slim")
-    assert command[image + 1] == "/bin/sh" and command[-2:] == ["python3", "x.py"]
+    assert command[image + 1 : image + 5] == ["timeout", "-s", "KILL", "130.0"], "it ends without anybody outside"
+    assert command[image + 5] == "/bin/sh" and command[-2:] == ["python3", "x.py"]
 
 
 def test_apptainer_contains_everything_and_has_no_network() -> None:
-    command = ContainerSandbox("apptainer", "image.sif").command("n", ["true"], "/in", Limits())
+    command = ContainerSandbox("apptainer", "image.sif").command("n", ["true"], "/in", "/p.json", Limits())
     text = " ".join(command)
-    for part in ("--containall", "--no-home", "--net --network none", "--no-privs", "--bind /in:/inputs:ro"):
+    for part in (
+        "--containall",
+        "--no-home",
+        "--net --network none",
+        "--no-privs",
+        "--security seccomp:/p.json",
+        "--bind /in:/inputs:ro",
+    ):
         assert part in text
 
 
 def test_a_session_is_isolated_too() -> None:
-    text = " ".join(ContainerSession("docker", "repo:1").start_arguments())
-    assert "--network none" in text and "--cap-drop ALL" in text and "repo:1" in text
+    text = " ".join(ContainerSession("docker", "repo:1").start_arguments("/p.json"))
+    for part in ("--network none", "--cap-drop ALL", "--security-opt seccomp=/p.json", "--rm --interactive", "repo:1"):
+        assert part in text
 
 
 def test_an_absent_engine_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

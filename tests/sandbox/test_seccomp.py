@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import errno
+import platform
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.sandbox import seccomp
+from nemotron_steps.sandbox.syscalls import (
+    ATTRIBUTES,
+    BY_ARGUMENT,
+    DANGEROUS,
+    HARMLESS,
+    NETWORK,
+    SHARING,
+    calls,
+)
+
+MACHINES = ("x86_64", "aarch64")
+ALLOWED = 0x7FFF0000
+I386 = 0x40000003
+
+
+def decide(program: bytes, number: int, *arguments: int, architecture: int) -> int:
+    """What the kernel would return: an interpreter of the few operations that the filter is made of."""
+    words = [argument & (2**64 - 1) for argument in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
+    data = struct.pack("<iIQ6Q", number, architecture, 0, *words)
+    code = [struct.unpack("<HBBI", program[at : at + 8]) for at in range(0, len(program), 8)]
+    at, loaded = 0, 0
+    while True:
+        operation, then, otherwise, operand = code[at]
+        at += 1
+        if operation == 0x06:
+            return operand
+        if operation == 0x20:
+            (loaded,) = struct.unpack_from("<I", data, operand)
+        elif operation == 0x54:
+            loaded &= operand
+        else:
+            true = {0x15: loaded == operand, 0x35: loaded >= operand, 0x45: bool(loaded & operand)}[operation]
+            at += then if true else otherwise
+
+
+def call(machine: str, name: str, *arguments: int) -> int | str:
+    """`allowed` or the error number."""
+    number = calls(machine, HARMLESS, BY_ARGUMENT, NETWORK, ATTRIBUTES, SHARING, DANGEROUS)[name]
+    answer = decide(seccomp.filter_program(machine), number, *arguments, architecture=seccomp.AUDIT_ARCH[machine])
+    return "allowed" if answer == ALLOWED else answer & 0xFFFF
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_number_is_refused_but_those_on_the_list(machine: str) -> None:
+    program, architecture = seccomp.filter_program(machine), seccomp.AUDIT_ARCH[machine]
+    wrong = -1
+    through = {
+        number for number in range(2048) if decide(program, number, *[wrong] * 6, architecture=architecture) == ALLOWED
+    }
+    assert through <= set(seccomp.allowed(machine).values())
+    assert set(calls(machine, HARMLESS).values()) <= through
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_call_is_in_two_groups(machine: str) -> None:
+    groups = [calls(machine, group) for group in (HARMLESS, BY_ARGUMENT, NETWORK, ATTRIBUTES, SHARING, DANGEROUS)]
+    numbers = [number for group in groups for number in group.values()]
+    assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_call_of_another_architecture_is_refused_even_where_the_number_is_allowed(machine: str) -> None:
+    number = calls(machine, HARMLESS)["read"]
+    other = next(seccomp.AUDIT_ARCH[name] for name in MACHINES if name != machine)
+    for architecture in (I386, other, 0):
+        answer = decide(seccomp.filter_program(machine), number, architecture=architecture)
+        assert answer == 0x50000 | errno.ENOSYS
+
+
+def test_the_x32_interface_is_refused() -> None:
+    program, architecture = seccomp.filter_program("x86_64"), seccomp.AUDIT_ARCH["x86_64"]
+    for number in calls("x86_64", HARMLESS).values():
+        assert decide(program, number | 0x40000000, architecture=architecture) == 0x50000 | errno.ENOSYS
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("clone", (0x11,), "allowed"),
+        ("clone", (0x003D0F00,), "allowed"),  # a thread
+        ("clone", (0x10000011,), errno.EPERM),  # a user namespace
+        ("clone", (0x80,), errno.EPERM),  # a time namespace
+        ("mmap", (0, 4096, 3, 0x22, -1, 0), "allowed"),  # private anonymous
+        ("mmap", (0, 4096, 3, 0x01, 5, 0), "allowed"),  # a shared file
+        ("mmap", (0, 4096, 3, 0x21, -1, 0), errno.EPERM),
+        ("mmap", (0, 4096, 3, 0x23, -1, 0), errno.EPERM),  # MAP_SHARED_VALIDATE
+        ("mmap", (0, 4096, 3, 0x40022, -1, 0), errno.EPERM),  # huge pages
+        ("socketpair", (1, 1, 0, 0), "allowed"),
+        ("socketpair", (2, 1, 0, 0), errno.EAFNOSUPPORT),
+        ("socket", (1, 1, 0), errno.EAFNOSUPPORT),
+        ("socket", (40, 1, 0), errno.EAFNOSUPPORT),
+        ("ioctl", (0, 0x5401), "allowed"),
+        ("ioctl", (0, 0x5412), errno.ENOTTY),  # TIOCSTI
+        ("ioctl", (0, 0x1_0000_5412), errno.ENOTTY),  # the kernel takes 32 bits of it
+        ("prctl", (15,), "allowed"),
+        ("prctl", (35,), errno.EINVAL),  # PR_SET_MM
+        ("fcntl", (0, 1), "allowed"),
+        ("fcntl", (0, 1031), errno.EPERM),
+        ("setrlimit", (4, 1), 0),
+        ("setrlimit", (7, 1), "allowed"),
+        ("prlimit64", (0, 4, 0, 1), "allowed"),
+        ("prlimit64", (0, 4, 1, 0), 0),
+        ("prlimit64", (0, 4, 0x1_0000_0000, 0), 0),  # a pointer whose lower half is 0
+        ("prlimit64", (0, 7, 1, 0), "allowed"),
+        ("setxattr", (), errno.EOPNOTSUPP),
+        ("clone3", (), errno.ENOSYS),
+        ("keyctl", (), errno.ENOSYS),
+    ],
+)
+def test_rules_by_argument(machine: str, name: str, arguments: tuple[int, ...], expected: int | str) -> None:
+    assert call(machine, name, *arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [
+        ("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+        ("aarch64", "/usr/include/asm-generic/unistd.h"),
+    ],
+)
+def test_numbers_are_those_of_the_kernel_headers(machine: str, header: str) -> None:
+    if not Path(header).exists():
+        pytest.skip("no kernel headers on this machine")
+    found = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", Path(header).read_text(), re.MULTILINE)
+    defined = {"newfstatat" if name == "fstatat" else name: int(number) for name, number in found}
+    ours = calls(machine, HARMLESS, BY_ARGUMENT, NETWORK, ATTRIBUTES, SHARING, DANGEROUS)
+    checked = {name: number for name, number in ours.items() if name in defined}
+    assert checked == {name: defined[name] for name in checked}
+    assert len(checked) >= len(ours) - 3  # calls that are newer than the headers
+
+
+def test_an_unknown_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(UnsupportedError) as caught:
+        seccomp.architecture()
+    assert caught.value.found == "riscv64"
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_the_containers_profile_allows_no_more_than_it_says(session: bool) -> None:
+    profile = seccomp.container_profile(session=session)
+    freely = {name for rule in profile["syscalls"] if "args" not in rule for name in rule["names"]}
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert not freely & {name for machine in MACHINES for name in calls(machine, DANGEROUS)}
+    assert not freely & {"clone", "socket", "prlimit64", "fcntl"}
+    assert ("memfd_create" in freely) == ("bind" in freely) == session
+    families = [rule["args"][0]["value"] for rule in profile["syscalls"] if rule["names"] == ["socket"]]
+    assert families == ([1, 2, 10] if session else [])
