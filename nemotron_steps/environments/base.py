@@ -4,7 +4,7 @@
     row --seed--> Session (tools and state)        one per rollout
     policy turn --call_tool--> tool output          as often as the rollout calls tools
     policy turn --follow_up--> next user message    where an environment has several turns; None ends the rollout
-    row, Response, Session --verify--> Verdict      or verify_group for a whole group
+    row, Response, Session --verify--> Verdict      or verify_group for a whole group; judge_group checks what they gave
 
 An environment is stateless between rollouts: whatever a rollout changes lives in its Session, so one object serves
 any number of concurrent rollouts, in the process, in an actor or behind HTTP. It knows nothing of tokens, tensors,
@@ -12,6 +12,9 @@ steps or manifests.
 
 `reward is None` exactly when `failure` names why the answer could not be judged. A failure to judge is never a reward
 of 0: the loop masks such a sample out.
+
+`verify` runs on the event loop that every rollout shares. A grader that an answer could make slow belongs in a
+GradingPool (grading_pool.py), blocking input and output in a thread.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from nemotron_steps.environments.responses import Response, ToolCall
-from nemotron_steps.errors import DataError, JudgeUnavailableError, show_line
+from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, show_line
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -48,6 +52,8 @@ Row = Mapping[str, Any]
 
 JUDGE_UNAVAILABLE = "judge_unavailable"
 """Failure class: the judge did not answer within its retries."""
+REWARD_OUT_OF_RANGE = "reward_out_of_range"
+"""Failure class: the environment gave a reward outside its own `reward_range`."""
 
 
 class EnvironmentConfig(BaseModel):
@@ -75,8 +81,11 @@ class Verdict:
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.failure is not None):
             raise ValueError(f"a verdict has a reward or a failure, not both or neither: {self!r}")
-        if self.reward is not None and not math.isfinite(self.reward):
-            raise ValueError(f"reward must be finite, found {self.reward}")
+        if self.reward is not None and not _is_finite(self.reward):
+            raise ValueError(f"reward must be a finite number, found {self.reward!r}")
+        strange = {name: value for name, value in self.components.items() if not _is_finite(value)}
+        if strange:
+            raise ValueError(f"components must be finite numbers, found {strange!r}")
 
     @classmethod
     def failed(cls, failure: str, **details: Any) -> Verdict:
@@ -224,26 +233,63 @@ class Environment(ABC):
 
     @abstractmethod
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
-        """Judge one finished rollout.
+        """Judge one finished rollout: `Verdict(reward)` with a reward in `reward_range`, never a bare number.
 
-        May raise CannotJudgeError or JudgeUnavailableError instead of giving a verdict; verify_group, which is what
-        callers use, turns both into failed verdicts.
+        May raise CannotJudgeError or JudgeUnavailableError instead of giving a verdict; verify_group turns both into
+        failed verdicts.
         """
 
     async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
         """Judge all rollouts of one prompt, in order. Environments that judge groups override this."""
         return list(await asyncio.gather(*(self._guarded(row, r, s) for r, s in zip(responses, sessions, strict=True))))
 
+    async def judge_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+        """verify_group, and its verdicts checked: what callers use.
+
+        A reward outside `reward_range` becomes the failure REWARD_OUT_OF_RANGE.
+
+        Raises:
+            ConfigError: the environment gave something else than one Verdict a response.
+        """
+        verdicts = await self.verify_group(row, responses, sessions)
+        if not isinstance(verdicts, list) or len(verdicts) != len(responses):
+            raise self._broken("verify_group", f"a list of {len(responses)} verdicts, one a response", verdicts)
+        return [self._checked("verify_group", verdict) for verdict in verdicts]
+
     async def release(self, session: Session) -> None:  # noqa: B027  an optional hook
         """End a rollout: free what its session holds."""
 
     async def _guarded(self, row: Row, response: Response, session: Session) -> Verdict:
         try:
-            return await self.verify(row, response, session)
+            return self._checked("verify", await self.verify(row, response, session))
         except JudgeUnavailableError as error:
             return Verdict.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found)
         except CannotJudgeError as error:
             return Verdict.failed(error.failure, message=error.message)
+
+    def _checked(self, method: str, verdict: Any) -> Verdict:
+        if not isinstance(verdict, Verdict):
+            raise self._broken(method, "a Verdict", verdict)
+        low, high = self.reward_range
+        if verdict.reward is not None and not low <= verdict.reward <= high:
+            return Verdict.failed(REWARD_OUT_OF_RANGE, message=f"reward {verdict.reward} outside [{low}, {high}]")
+        return verdict
+
+    def _broken(self, method: str, expected: str, found: Any) -> ConfigError:
+        return ConfigError(
+            f"`{method}` of environment `{self.name}` returned something else than {expected}",
+            where=f"{type(self).__module__}:{type(self).__qualname__}.{method}",
+            expected=expected,
+            found=repr(found)[:200],
+            hints=(
+                "return Verdict(reward)   # from nemotron_steps.environments.base; reward in reward_range",
+                'raise CannotJudgeError("failure_class")   # where no judgement is possible',
+            ),
+        )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def lookup(row: Row, path: str) -> Any:

@@ -181,7 +181,7 @@ class RolloutCollector:
                     raise StragglerError(group_id)
             trajectories = [running[i].result() for i in finished]
             responses = [self._response(t) for t in trajectories]
-            judging = environment.verify_group(prompt.row, responses, [sessions[i] for i in finished])
+            judging = environment.judge_group(prompt.row, responses, [sessions[i] for i in finished])
             verdicts = await _verdicts(call_with_timeout(environment.name, "verify_group", judging), cut, group_id)
         finally:
             self._sampler.cancel(f"{group_id}/")  # of rollouts that were cut or cancelled

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from nemotron_steps.environments.base import (
+    REWARD_OUT_OF_RANGE,
+    CannotJudgeError,
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Session,
+    Verdict,
+)
+from nemotron_steps.errors import ConfigError, JudgeUnavailableError
+
+ROW = {"responses_create_params": {"input": "Say."}}
+
+
+class Given(Environment):
+    """Returns, or raises, what it was told to."""
+
+    name: ClassVar[str] = "given"
+
+    def __init__(self, outcome: Any) -> None:
+        super().__init__(EnvironmentConfig(), {})
+        self.outcome = outcome
+
+    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class GivenGroup(Given):
+    async def verify_group(self, row: Any, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+        return self.outcome
+
+
+def judge(environment: Environment, n: int = 2) -> list[Verdict]:
+    return asyncio.run(environment.judge_group(ROW, [Response("x")] * n, [Session()] * n))
+
+
+@pytest.mark.parametrize("wrong", [1.0, True, None, {"reward": 1.0}, (1.0, {})])
+def test_a_verify_that_returns_no_verdict_is_told_what_to_return(wrong: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        judge(Given(wrong))
+    assert "`verify` of environment `given`" in caught.value.what and repr(wrong) in str(caught.value.found)
+    assert "Verdict(reward)" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize("wrong", [[Verdict(1.0)], [Verdict(1.0), 1.0], None, (Verdict(1.0), Verdict(1.0))])
+def test_a_verify_group_must_give_one_verdict_a_response(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="`verify_group` of environment `given`"):
+        judge(GivenGroup(wrong))
+
+
+@pytest.mark.parametrize("kind", [Given, GivenGroup])
+@pytest.mark.parametrize("reward", [1.5, -0.1])
+def test_a_reward_outside_the_declared_range_is_a_failure(kind: type[Given], reward: float) -> None:
+    outcome: Any = Verdict(reward) if kind is Given else [Verdict(reward)] * 2
+    verdicts = judge(kind(outcome))
+    assert [(v.reward, v.failure) for v in verdicts] == [(None, REWARD_OUT_OF_RANGE)] * 2
+    assert str(reward) in verdicts[0].details["message"]
+
+
+def test_the_ends_of_the_range_belong_to_it() -> None:
+    assert [judge(Given(Verdict(reward)))[0].reward for reward in (0.0, 1.0)] == [0.0, 1.0]
+
+
+def test_a_failure_to_judge_is_never_a_reward() -> None:
+    assert judge(Given(CannotJudgeError("broken", "why")))[0] == Verdict.failed("broken", message="why")
+    assert judge(Given(JudgeUnavailableError("gone")))[0].failure == "judge_unavailable"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reward": None},
+        {"reward": 1.0, "failure": "x"},
+        {"reward": float("nan")},
+        {"reward": float("inf")},
+        {"reward": "1"},
+        {"reward": 1.0, "components": {"a": float("nan")}},
+        {"reward": 1.0, "components": {"a": "much"}},
+        {"reward": None, "failure": "x", "components": {"a": float("inf")}},
+    ],
+)
+def test_a_verdict_is_a_finite_reward_or_a_failure(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"reward|components"):
+        Verdict(**fields)
