@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,20 +15,9 @@ import pytest
 from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
+from tests.sandbox.programs import MIB, needs_bubblewrap, started
 
-pytestmark = [
-    pytest.mark.sandbox,
-    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
-]
-
-MIB = 1024 * 1024
-
-
-@functools.cache
-def started() -> BubblewrapSandbox:
-    sandbox = BubblewrapSandbox()
-    asyncio.run(sandbox.start())
-    return sandbox
+pytestmark = needs_bubblewrap
 
 
 def run(**arguments: Any) -> SandboxResult:

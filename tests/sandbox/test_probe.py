@@ -6,7 +6,6 @@ import asyncio
 import functools
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +20,9 @@ from nemotron_steps.sandbox.probe import probe
 from nemotron_steps.sandbox.process import Watch
 from nemotron_steps.sandbox.seccomp import allowed, architecture, filter_program
 from nemotron_steps.sandbox.syscalls import DANGEROUS, NETWORK, SHARING, calls
+from tests.sandbox.programs import needs_bubblewrap
 
-pytestmark = [
-    pytest.mark.sandbox,
-    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
-]
+pytestmark = needs_bubblewrap
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="a user namespace holds where this is taken away")
 
