@@ -1,47 +1,75 @@
 """Chats to token ids and back, through a tokenizer's own chat template.
 
+A conversation goes on in tokens: what was sampled stays as it was sampled, and only new messages are rendered.
+Templates that show earlier turns otherwise than later ones (without their reasoning, say) therefore work as they are:
+docs/decisions/tokens-in-tokens-out.md.
+
 Not for: reading what an assistant said (engine/rollouts/conversation.py) or training tokenizers (tokenizers.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import lru_cache
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
 
 from nemotron_steps.errors import ArtifactError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
 
 class ChatFormat:
     """Renders chats with a tokenizer's own template and decodes what a model said.
 
+    Args:
+        tokenizer: with its chat template.
+        source: where it is from, for errors.
+        template_kwargs: variables of the template besides messages, tools and add_generation_prompt
+            (`enable_thinking`, `truncate_history_thinking`, `date_string`, ...).
+
     Raises ArtifactError when the folder has no tokenizer or the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str = "tokenizer") -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        source: str = "tokenizer",
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         if not tokenizer.chat_template:
             raise ArtifactError("the tokenizer has no chat template", where=source, expected="chat_template.jinja")
         self.tokenizer = tokenizer
+        self._template_kwargs = dict(template_kwargs or {})
         self._render_cached = lru_cache(maxsize=4096)(self._render)
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> ChatFormat:
+    def from_folder(cls, folder: str | Path, template_kwargs: Mapping[str, Any] | None = None) -> ChatFormat:
         """Load tokenizer.json, tokenizer_config.json and the chat template from a checkpoint folder."""
         from transformers import AutoTokenizer
 
         if not Path(folder, "tokenizer.json").is_file() and not Path(folder, "tokenizer_config.json").is_file():
             raise ArtifactError("no tokenizer in the checkpoint", where=str(folder), expected="tokenizer.json")
-        return cls(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), str(folder))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        return cls(tokenizer, str(folder), template_kwargs)
 
     @property
     def eos_token_id(self) -> int:
         """The token that ends an assistant turn."""
         return int(self.tokenizer.eos_token_id)
+
+    @cached_property
+    def opens_thinking(self) -> bool:
+        """Whether the generation prompt ends inside a think tag, so that every turn begins with reasoning."""
+        prompt = self.render_text([{"role": "user", "content": "x"}])
+        return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
 
     def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
         text = self.render_text(json.loads(messages_json), json.loads(tools_json), generation_prompt)
@@ -57,6 +85,7 @@ class ChatFormat:
                 tools=[_template_tool(t) for t in tools] or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
+                **self._template_kwargs,
             )
         )
 
@@ -67,25 +96,53 @@ class ChatFormat:
         return list(self._render_cached(json.dumps(list(messages)), json.dumps(list(tools)), generation_prompt))
 
     def render_continuation(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, turn_ended: bool = True
     ) -> list[int]:
-        """Token ids to append after a sampled assistant turn (which ended with its end token): the messages (tool
-        results or a user's) and the next generation prompt. The sampled tokens are never tokenised again.
+        """Token ids to append after a sampled assistant turn: its end where it has none, the messages that came after
+        it (tool results, a user's), and the next generation prompt. The sampled tokens are never tokenised again.
+
+        The template renders a stub of a chat with and without the messages; what follows the stub's assistant turn is
+        what follows any. So it does not matter how the template shows earlier turns.
+
+        Args:
+            turn_ended: the turn's last token is one that ends turns. False: it was cut off, or ended by a stop string.
 
         Raises:
-            ArtifactError: the chat template rewrites earlier turns.
+            ArtifactError: the template ends the turn before a message otherwise than the last one.
+            jinja2.TemplateError, TypeError: the template refuses the messages.
         """
-        stub = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
-        before = self.render_text(stub, tools, generation_prompt=False)
-        after = self.render_text([*stub, *messages], tools)
-        if not after.startswith(before):
+        mark = _word_absent_from(json.dumps([list(messages), list(tools)]))
+        before, after = self._around(mark, messages, tools)
+        closing, tail = _what_follows(mark, before), _what_follows(mark, after)
+        end = self._end_of_turn.search(closing)
+        begun, ended = end.span() if end is not None else (len(closing), len(closing))
+        if tail[:ended] != closing[:ended]:
             raise ArtifactError(
-                "the chat template rewrites earlier turns when a message is added",
-                expected="a template whose rendering only grows",
+                "the chat template ends an assistant turn otherwise when a message follows",
+                expected=repr(closing[:ended]),
+                found=repr(tail[:ended]),
             )
-        end = self.decode_token(self.eos_token_id)
-        tail = after[before.rindex(end) + len(end) :] if end in before else after[len(before) :]
-        return list(self.tokenizer.encode(tail, add_special_tokens=False))
+        return list(self.tokenizer.encode(tail[ended if turn_ended else begun :], add_special_tokens=False))
+
+    def _around(
+        self, mark: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, str]:
+        """A stub of a chat whose assistant turn says `mark`, without and with the messages after it."""
+        *others, last = _stubs(mark, messages)
+        for stub in others:
+            try:
+                return self.render_text(stub, tools, False), self.render_text([*stub, *messages], tools)
+            except TemplateError:  # Llama 3 allows one call a turn, other templates as many results as calls
+                continue
+        return self.render_text(last, tools, False), self.render_text([*last, *messages], tools)
+
+    @cached_property
+    def _end_of_turn(self) -> re.Pattern[str]:
+        """What a template may end a turn with: the end token, or another special one (`<|im_end|>` of a base model
+        whose end token is `<|endoftext|>`)."""
+        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        texts = sorted(special | {self.decode_token(self.eos_token_id)}, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)))
 
     def decode_token(self, token_id: int) -> str:
         """Text of one token, special ones included."""
@@ -105,3 +162,35 @@ def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     if "function" in tool:
         return tool
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
+
+
+def _stubs(mark: str, messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Chats that the messages may follow: before tool results, the assistant has made calls, as many as there are
+    results or one."""
+    user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": mark}
+    roles = [message.get("role") for message in messages]
+    count = next((i for i, role in enumerate(roles) if role != "tool"), len(roles))
+    for calls in sorted({count, min(count, 1)}, reverse=True):
+        made = [
+            {
+                "id": message.get("tool_call_id", ""),
+                "type": "function",
+                "function": {"name": message.get("name", "x"), "arguments": {"x": mark}},
+            }
+            for message in messages[:calls]
+        ]
+        yield [user, {**assistant, "tool_calls": made} if made else assistant]
+
+
+def _what_follows(mark: str, text: str) -> str:
+    _, found, rest = text.rpartition(mark)
+    if not found:
+        raise ArtifactError("the chat template does not show what an assistant said", expected=mark, found=repr(text))
+    return rest
+
+
+def _word_absent_from(text: str) -> str:
+    word = "stub"
+    while word in text:
+        word += "x"
+    return word

@@ -143,7 +143,8 @@ class GenerationConfig(Section):
     max_sequences: Annotated[PositiveInt, OPERATIONAL] = 256
     """Sequences decoded at once by the embedded generator."""
     reasoning_parser: ReasoningParserName = "qwen3"
-    """How the model marks reasoning: qwen3 (think tags), deepseek_r1 (the prompt opens the thinking), none."""
+    """How the model marks reasoning: qwen3 (think tags), deepseek_r1 and nano_v3 (the prompt opens the thinking), none.
+    Which of these the prompt does is read from the chat template."""
     tool_parser: ToolParserName = "hermes"
     """How the model writes tool calls, in rollouts and behind the endpoint."""
     vllm_cfg: VllmConfig = VllmConfig()

@@ -144,7 +144,7 @@ def build_endpoint(
         name=POLICY_NAME,
         max_total_length=max_total_length,
         defaults=sampling_params(config, chat, seed=None),
-        turn_format=TurnFormat.of(config),
+        turn_format=TurnFormat.of(config, chat),
     )
 
 

@@ -8,12 +8,12 @@ the policy sampled are trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
-from nemotron_steps.engine.types import Completion, FinishReason
+from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, Row
 from nemotron_steps.models.chat import ChatFormat
 
@@ -25,10 +25,11 @@ class BrokenTokensError(ValueError):
     """The output cannot be trained on. Internal: the rollout is masked out as BROKEN_TOKENS."""
 
 
-def trajectory_of(run: AgentRun, chat: ChatFormat, version: int) -> Trajectory:
+def trajectory_of(run: AgentRun, chat: ChatFormat, version: int, params: SamplingParams) -> Trajectory:
     """The tokens of an agent's rollout.
 
     Args:
+        params: what its turns were sampled with by default: its stop tokens and strings end a turn.
         version: of the weights when the rollout began: what turns that do not say theirs (another server's) count
             as, and the oldest that a turn may say.
 
@@ -40,7 +41,7 @@ def trajectory_of(run: AgentRun, chat: ChatFormat, version: int) -> Trajectory:
         if "generation_token_ids" not in item:
             continue
         prompt = _ids(item, "prompt_token_ids", chat)
-        completion = _completion(item, version, chat)
+        completion = _completion(item, version, chat, params)
         known = len(trajectory.token_ids)
         if prompt[:known] != trajectory.token_ids:
             raise BrokenTokensError(f"turn {len(trajectory.turns)} does not continue the tokens before it")
@@ -62,7 +63,7 @@ def agent_row(row: Row, suffix: str) -> Row:
     return {**row, "responses_create_params": {**request, "input": with_instruction(items, suffix)}}
 
 
-def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat) -> Completion:
+def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params: SamplingParams) -> Completion:
     ids = _ids(item, "generation_token_ids", chat)
     logprobs = item.get("generation_log_probs")
     if not isinstance(logprobs, list) or len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
@@ -72,8 +73,15 @@ def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat) -> Comp
         raise BrokenTokensError("generation_weight_versions has not one number a token")
     if min(versions) < version:
         raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
-    reason = FinishReason.STOP if ids[-1] == chat.eos_token_id else FinishReason.LENGTH
+    reason = FinishReason.STOP if _ended(ids, chat, params) else FinishReason.LENGTH
     return Completion("", 0, ids, [float(value) for value in logprobs], reason, versions)
+
+
+def _ended(ids: Sequence[int], chat: ChatFormat, params: SamplingParams) -> bool:
+    """Whether a turn ended by itself: in a stop token, or in text that stops."""
+    if ids[-1] == chat.eos_token_id or ids[-1] in params.stop_token_ids:
+        return True
+    return bool(params.stop_strings) and any(stop in chat.decode(ids) for stop in params.stop_strings)
 
 
 def _is_logprob(value: Any) -> bool:

@@ -221,13 +221,11 @@ class RolloutCollector:
                 if question is None:
                     break
                 trajectory.output.append({"type": "message", "role": "user", "content": question})
-                continuation = self._chat.render_continuation([{"role": "user", "content": question}], session.tools)
+                new: list[dict[str, Any]] = [{"role": "user", "content": question}]
             else:
-                results = await self._call_tools(environment, session, said.tool_calls, trajectory)
-                continuation = self._chat.render_continuation(
-                    [{"role": "tool", "content": result} for result in results], session.tools
-                )
-            trajectory.append_context(continuation)
+                new = await self._call_tools(environment, session, said.tool_calls, trajectory)
+            ended = completion.token_ids[-1] in (self._chat.eos_token_id, *params.stop_token_ids)
+            trajectory.append_context(self._chat.render_continuation(new, session.tools, turn_ended=ended))
             room = self.max_total_length - len(trajectory.token_ids)
             if room < 1:
                 trajectory.truncated = True
@@ -278,7 +276,7 @@ class RolloutCollector:
                 rollouts.append(_failed(group_id, index, environment.name, run.verdict.failure))
                 continue
             try:
-                trajectory = trajectory_of(run, self._chat, version)
+                trajectory = trajectory_of(run, self._chat, version, params)
             except BrokenTokensError as error:
                 rollouts.append(_failed(group_id, index, environment.name, BROKEN_TOKENS, message=str(error)))
                 continue
@@ -295,7 +293,8 @@ class RolloutCollector:
     @staticmethod
     async def _call_tools(
         environment: Environment, session: Session, calls: Sequence[ToolCall], trajectory: Trajectory
-    ) -> list[str]:
+    ) -> list[dict[str, Any]]:
+        """The results as chat messages; the trajectory's output gets them as items."""
         results = []
         for call in calls:
             arguments = call.parsed_arguments()
@@ -304,7 +303,7 @@ class RolloutCollector:
             else:
                 calling = environment.call_tool(session, call.name, arguments)
                 result = await call_with_timeout(environment.name, "call_tool", calling)
-            results.append(result)
+            results.append({"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": result})
             trajectory.output.append(function_call_output_item(call.call_id, result))
         return results
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.schema.policy import GenerationConfig, ReasoningParserName, ToolParserName
-from nemotron_steps.engine.rollouts.parsers.reasoning import REASONING_PARSERS
+from nemotron_steps.engine.rollouts.parsers.reasoning import OPENED_BY_TEMPLATE, REASONING_PARSERS
 from nemotron_steps.engine.rollouts.parsers.tools import TOOL_PARSERS
 from nemotron_steps.environments.responses import ToolCall, content_text, message_item, reasoning_item
 from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.models.chat import ChatFormat
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,13 @@ class TurnFormat:
     tool_parser: ToolParserName = "hermes"
 
     @classmethod
-    def of(cls, config: GenerationConfig) -> TurnFormat:
-        """As `policy.generation` says."""
-        return cls(config.reasoning_parser, config.tool_parser)
+    def of(cls, config: GenerationConfig, chat: ChatFormat) -> TurnFormat:
+        """As `policy.generation` says; but whether a turn begins inside its reasoning is read from the template, as one
+        template may do either (`enable_thinking`)."""
+        reasoning = config.reasoning_parser
+        if reasoning != "none" and chat.opens_thinking != (reasoning in OPENED_BY_TEMPLATE):
+            reasoning = "deepseek_r1" if chat.opens_thinking else "qwen3"
+        return cls(reasoning, config.tool_parser)
 
 
 DEFAULT_FORMAT = TurnFormat()

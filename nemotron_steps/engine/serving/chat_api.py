@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
 from nemotron_steps.engine.serving.http_server import EventStream, Reply
-from nemotron_steps.engine.serving.served_model import Answer, RecordedTurn, Sampling, ServedModel
+from nemotron_steps.engine.serving.known_conversations import all_said, said_in_chat
+from nemotron_steps.engine.serving.served_model import Answer, Begun, Prompt, Sampling, ServedModel
 from nemotron_steps.environments.responses import content_text
 
 MAX_CHOICES = 256
@@ -140,7 +141,7 @@ async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: 
     """
     request = parse_body(ChatRequest, body)
     model.check_name(request.model)
-    prompt_ids = _prompt_ids(model, request)
+    prompt = _prompt(model, request)
     sampling = Sampling(
         n=request.n,
         max_tokens=request.max_completion_tokens or request.max_tokens,
@@ -151,19 +152,21 @@ async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: 
         seed=request.seed,
         label=request_id,
     )
-    answers = model.answers(prompt_ids, sampling, request.offered or None)
+    answers = model.answers(prompt.token_ids, sampling, request.offered or None)
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
     if request.stream:
-        return EventStream(_events(model, request, head, prompt_ids, answers))
+        return EventStream(_events(model, request, head, prompt, answers))
     finished = sorted([answer async for answer in answers], key=lambda answer: answer.completion.index)
+    for answer in finished:
+        model.remember(prompt, answer, [said_in_chat(_message(request, answer))])
     reply = {
         **head,
         "object": "chat.completion",
         "choices": [_choice(model, request, answer) for answer in finished],
-        "usage": usage_of(len(prompt_ids), finished),
+        "usage": usage_of(len(prompt.token_ids), finished),
     }
     if request.return_token_ids:
-        reply["prompt_token_ids"] = prompt_ids
+        reply["prompt_token_ids"] = prompt.token_ids
     return Reply(200, reply)
 
 
@@ -171,7 +174,7 @@ def tokenize(model: ServedModel, body: dict[str, Any]) -> Reply:
     """Token ids of a chat, ready to sample from."""
     request = parse_body(TokenizeRequest, body)
     model.check_name(request.model)
-    ids = _prompt_ids(model, request)
+    ids = _prompt(model, request).token_ids
     return Reply(200, {"count": len(ids), "max_model_len": model.max_total_length, "tokens": ids})
 
 
@@ -185,24 +188,29 @@ def usage_of(prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, int]:
     }
 
 
-def _prompt_ids(model: ServedModel, request: ChatPrompt) -> list[int]:
-    recorded, after = None, 0
+def _prompt(model: ServedModel, request: ChatPrompt) -> Prompt:
+    begun = None
     for position, message in enumerate(request.messages):
         if message.get("role") == "assistant" and message.get("generation_token_ids"):
-            try:
-                turn = RecordedTurn(message["prompt_token_ids"], message["generation_token_ids"])
-                if not all(isinstance(i, int) for i in (*turn.prompt_token_ids, *turn.generation_token_ids)):
-                    raise TypeError("not all are integers")
-            except (KeyError, TypeError) as error:
-                raise ApiError(
-                    400,
-                    f"recorded token ids need prompt_token_ids and generation_token_ids, lists of integers ({error})",
-                    param=f"messages.{position}",
-                    code="invalid_value",
-                ) from error
-            recorded, after = turn, position + 1
+            begun = Begun(recorded_ids(message, f"messages.{position}"), position + 1)
+    said = all_said(request.messages, said_in_chat)
+    begun = begun or model.begun(said, request.offered)
+    after = begun.count if begun is not None else 0
     messages = [_template_message(request.messages[i], i) for i in range(after, len(request.messages))]
-    return model.prompt_ids(messages, request.offered, recorded, "messages")
+    return Prompt(model.prompt_ids(messages, request.offered, begun, "messages"), said, request.offered)
+
+
+def recorded_ids(turn: Mapping[str, Any], param: str) -> list[int]:
+    """The exact tokens that a message or item carries, of its prompt and of itself.
+
+    Raises:
+        ApiError: 400.
+    """
+    parts = [turn.get(name) for name in ("prompt_token_ids", "generation_token_ids")]
+    if not all(isinstance(ids, list) and ids and all(type(i) is int for i in ids) for ids in parts):
+        what = "recorded token ids need prompt_token_ids and generation_token_ids, lists of integers"
+        raise ApiError(400, what, param=param, code="invalid_value")
+    return [token for ids in parts if ids is not None for token in ids]
 
 
 def _template_message(message: dict[str, Any], position: int) -> dict[str, Any]:
@@ -280,7 +288,7 @@ async def _events(
     model: ServedModel,
     request: ChatRequest,
     head: dict[str, Any],
-    prompt_ids: list[int],
+    prompt: Prompt,
     answers: AsyncGenerator[Answer, None],
 ) -> AsyncGenerator[str, None]:
     def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
@@ -288,11 +296,12 @@ async def _events(
 
     finished: list[Answer] = []
     roles = [{"index": i, "delta": {"role": "assistant", "content": ""}} for i in range(request.n)]
-    yield chunk(roles, **({"prompt_token_ids": prompt_ids} if request.return_token_ids else {}))
+    yield chunk(roles, **({"prompt_token_ids": prompt.token_ids} if request.return_token_ids else {}))
     try:
         async for answer in answers:
             finished.append(answer)
             delta = _message(request, answer)
+            model.remember(prompt, answer, [said_in_chat(delta)])
             del delta["role"]
             for index, call in enumerate(delta.get("tool_calls", ())):
                 call["index"] = index
@@ -303,5 +312,5 @@ async def _events(
         yield json.dumps(error.body)
     else:
         if request.stream_options.include_usage:
-            yield chunk([], usage=usage_of(len(prompt_ids), finished))
+            yield chunk([], usage=usage_of(len(prompt.token_ids), finished))
     yield "[DONE]"

@@ -15,12 +15,11 @@ from pydantic import Field
 
 from nemotron_steps.engine.rollouts.conversation import messages_of
 from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
-from nemotron_steps.engine.serving.chat_api import ApiModel, SharedFields, usage_of
+from nemotron_steps.engine.serving.chat_api import ApiModel, SharedFields, recorded_ids, usage_of
 from nemotron_steps.engine.serving.http_server import Reply
-from nemotron_steps.engine.serving.served_model import Answer, RecordedTurn, Sampling, ServedModel
+from nemotron_steps.engine.serving.known_conversations import all_said, said_in_item
+from nemotron_steps.engine.serving.served_model import Answer, Begun, Prompt, Sampling, ServedModel
 from nemotron_steps.errors import DataError
-
-TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 class ResponsesTool(ApiModel):
@@ -68,7 +67,8 @@ async def create_response(model: ServedModel, body: dict[str, Any], request_id: 
     """
     request = parse_body(ResponsesRequest, body)
     model.check_name(request.model)
-    prompt_ids = _prompt_ids(model, request)
+    prompt = _prompt(model, request)
+    prompt_ids = prompt.token_ids
     sampling = Sampling(
         max_tokens=request.max_output_tokens,
         temperature=request.temperature,
@@ -78,6 +78,8 @@ async def create_response(model: ServedModel, body: dict[str, Any], request_id: 
         label=request_id,
     )
     (answer,) = [item async for item in model.answers(prompt_ids, sampling, request.offered or None)]
+    output = _output(request, prompt_ids, answer)
+    model.remember(prompt, answer, [said_in_item(item) for item in output])
     truncated = answer.finish_reason == "length"
     counts = usage_of(len(prompt_ids), [answer])
     reasoning_tokens = model.chat.count_tokens(answer.turn.reasoning)
@@ -93,7 +95,7 @@ async def create_response(model: ServedModel, body: dict[str, Any], request_id: 
             "error": None,
             "instructions": request.instructions,
             "metadata": request.metadata or {},
-            "output": _output(request, prompt_ids, answer),
+            "output": output,
             "parallel_tool_calls": request.parallel_tool_calls,
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -111,21 +113,18 @@ async def create_response(model: ServedModel, body: dict[str, Any], request_id: 
     )
 
 
-def _prompt_ids(model: ServedModel, request: ResponsesRequest) -> list[int]:
+def _prompt(model: ServedModel, request: ResponsesRequest) -> Prompt:
     items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
-    recorded, after = None, 0
+    begun = None
     for position, item in enumerate(items):
         if item.get("generation_token_ids"):
-            if not all(_are_ids(item.get(name)) for name in TOKEN_FIELDS[:2]):
-                raise ApiError(
-                    400,
-                    "recorded token ids need prompt_token_ids and generation_token_ids, lists of integers",
-                    param=f"input.{position}",
-                    code="invalid_value",
-                )
-            recorded, after = RecordedTurn(item["prompt_token_ids"], item["generation_token_ids"]), position + 1
-    asked: dict[str, Any] = {"input": items[after:]}
-    if recorded is None:
+            begun = Begun(recorded_ids(item, f"input.{position}"), position + 1)
+    told = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    said = all_said([*told, *items], said_in_item)
+    if begun is None and (known := model.begun(said, request.offered)) is not None:
+        begun = Begun(known.token_ids, known.count - len(told))
+    asked: dict[str, Any] = {"input": items[begun.count if begun is not None else 0 :]}
+    if begun is None:
         asked["instructions"] = request.instructions
     try:
         messages = messages_of({"responses_create_params": asked}, "input")
@@ -133,11 +132,7 @@ def _prompt_ids(model: ServedModel, request: ResponsesRequest) -> list[int]:
         raise ApiError(400, error.what, param="input", code="invalid_value") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ApiError(400, f"malformed input item: {error!r}", param="input", code="invalid_value") from error
-    return model.prompt_ids(messages, request.offered, recorded, "input")
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(i, int) for i in value)
+    return Prompt(model.prompt_ids(messages, request.offered, begun, "input"), said, request.offered)
 
 
 def _output(request: ResponsesRequest, prompt_ids: list[int], answer: Answer) -> list[dict[str, Any]]:

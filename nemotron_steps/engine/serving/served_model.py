@@ -1,7 +1,8 @@
 """What both APIs share: chat to prompt ids, sampling, and a completion taken apart into a turn.
 
-A follow-up request whose messages carry the ids of an earlier turn continues exactly those ids: text that is tokenised
-again may come out as other tokens, and a trained token must be the one that was sampled.
+A follow-up request continues the exact ids of the earlier turns, whether its messages carry them or only say what was
+said (known_conversations.py): text that is tokenised again may come out as other tokens, and a trained token must be
+the one that was sampled.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jinja2 import TemplateError
 
 from nemotron_steps.engine.rollouts.conversation import AssistantTurn, TurnFormat, parse_assistant
 from nemotron_steps.engine.serving.api_errors import ApiError
+from nemotron_steps.engine.serving.known_conversations import KnownConversations, Said
 from nemotron_steps.engine.serving.sampling import SamplerBridge
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.errors import ArtifactError
@@ -24,11 +26,26 @@ from nemotron_steps.models.chat import ChatFormat
 
 
 @dataclass(frozen=True)
-class RecordedTurn:
-    """An earlier assistant turn's exact tokens, as this endpoint returned them."""
+class Begun:
+    """The beginning of a chat whose exact tokens are known."""
 
-    prompt_token_ids: Sequence[int]
-    generation_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    """Up to the end of an assistant turn."""
+    count: int
+    """Messages (or items) of the chat up to there."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is sampled from.
+
+    Attributes:
+        said, tools: what conversations are known by; None where that cannot be compared.
+    """
+
+    token_ids: list[int]
+    said: tuple[Said, ...] | None
+    tools: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,8 @@ class ServedModel:
         self._defaults = defaults
         self._vocabulary = len(chat.tokenizer)
         self._ids = itertools.count()
+        self._conversations = KnownConversations()
+        self._ends = frozenset((chat.eos_token_id, *defaults.stop_token_ids))
 
     def check_name(self, asked: str | None) -> None:
         """Refuse a request for another model (404)."""
@@ -103,17 +122,32 @@ class ServedModel:
                 404, f"no model is named {asked!r}; this is {self.name!r}", param="model", code="model_not_found"
             )
 
+    def begun(self, said: tuple[Said, ...] | None, tools: Sequence[Mapping[str, Any]]) -> Begun | None:
+        """The longest beginning of a chat that was sampled here."""
+        found = None if said is None else self._conversations.find(said, tools)
+        return None if found is None else Begun(found[0].token_ids(), found[1])
+
+    def remember(self, prompt: Prompt, answer: Answer, returned: Sequence[Said]) -> None:
+        """Keep an answer's tokens for the request that goes on after it.
+
+        Args:
+            returned: the answer as the client got it.
+        """
+        if prompt.said is not None:
+            ids = answer.completion.token_ids
+            self._conversations.remember(prompt.said, returned, prompt.tools, prompt.token_ids, ids)
+
     def prompt_ids(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]],
-        recorded: RecordedTurn | None,
+        begun: Begun | None,
         param: str,
     ) -> list[int]:
         """Token ids to sample from.
 
         Args:
-            messages: the whole chat; or, with `recorded`, only what came after that turn.
+            messages: the whole chat; or, with `begun`, only what came after that.
             param: field to name when the chat cannot be used.
 
         Raises:
@@ -122,10 +156,10 @@ class ServedModel:
         if not messages:
             raise ApiError(400, "no message to answer", param=param, code="invalid_value")
         try:
-            if recorded is None:
+            if begun is None:
                 ids = self.chat.render(messages, tools)
             else:
-                ids = self._continue(recorded, messages, tools, param)
+                ids = self._continue(begun.token_ids, messages, tools, param)
         except ArtifactError as error:
             raise ApiError(400, error.what, param=param, code="invalid_value") from error
         except (TypeError, ValueError, KeyError, TemplateError) as error:
@@ -141,14 +175,11 @@ class ServedModel:
         return ids
 
     def _continue(
-        self, recorded: RecordedTurn, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], param: str
+        self, ids: Sequence[int], messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], param: str
     ) -> list[int]:
-        ids = [*recorded.prompt_token_ids, *recorded.generation_token_ids]
-        if not recorded.prompt_token_ids or min(ids) < 0 or max(ids) >= self._vocabulary:
+        if min(ids) < 0 or max(ids) >= self._vocabulary:
             raise ApiError(400, "the recorded token ids are not this model's", param=param, code="invalid_value")
-        if ids[-1] != self.chat.eos_token_id:  # a turn that was cut off: the template ends it
-            ids.append(self.chat.eos_token_id)
-        return ids + self.chat.render_continuation(messages, tools)
+        return [*ids, *self.chat.render_continuation(messages, tools, turn_ended=ids[-1] in self._ends)]
 
     async def answers(
         self,

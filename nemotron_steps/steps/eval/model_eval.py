@@ -64,7 +64,7 @@ def run(context: StepContext[EvalConfig]) -> None:
             environments,
             sampling_params(config.generation, chat, settings.seed),
             max_total_length=settings.max_total_sequence_length,
-            turn_format=TurnFormat.of(config.generation),
+            turn_format=TurnFormat.of(config.generation, chat),
         )
         context.tracker.progress(f"grading {len(rows)} prompts", 0, None)
 

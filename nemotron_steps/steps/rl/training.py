@@ -134,7 +134,7 @@ def _assemble(
         sampling_params(config.policy.generation, chat, grpo.seed),
         max_total_length=config.policy.max_total_sequence_length,
         max_turns=grpo.max_rollout_turns,
-        turn_format=TurnFormat.of(config.policy.generation),
+        turn_format=TurnFormat.of(config.policy.generation, chat),
     )
     return GrpoRun(
         config=config,

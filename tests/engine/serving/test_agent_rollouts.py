@@ -250,11 +250,29 @@ def turn(prompt, generated, **fields):
     }
 
 
+PARAMS = SamplingParams(max_new_tokens=8)
+
+
+def test_a_turn_that_a_stop_token_or_string_ended_is_not_truncated(chat):
+    eos, other = chat.eos_token_id, chat.eos_token_id - 1
+    said = chat.tokenizer.encode("It is 2.", add_special_tokens=False)
+
+    def truncated(*ids, **stops):
+        run = AgentRun([turn([5, 6], list(ids))], Verdict(1.0))
+        return trajectory_of(run, chat, 7, SamplingParams(max_new_tokens=8, **stops)).truncated
+
+    assert [truncated(7, eos), truncated(7, other)] == [False, True]
+    assert not truncated(7, other, stop_token_ids=(other,))
+    assert not truncated(7, eos, stop_token_ids=(other,))
+    assert truncated(other, 7, stop_token_ids=(other,))
+    assert [truncated(*said, stop_strings=(stop,)) for stop in ("2.", "3.")] == [False, True]
+
+
 def test_turns_must_continue_each_other(chat):
     eos = chat.eos_token_id
 
     def read(*items, **fields):
-        return trajectory_of(AgentRun(list(items), Verdict(1.0), **fields), chat, 7)
+        return trajectory_of(AgentRun(list(items), Verdict(1.0), **fields), chat, 7, PARAMS)
 
     good = read(turn([5, 6], [7, eos]), {"type": "function_call_output"}, turn([5, 6, 7, eos, 8], [9, eos]))
     assert good.token_ids == [5, 6, 7, eos, 8, 9, eos] and good.token_mask == [0, 0, 1, 1, 0, 1, 1]

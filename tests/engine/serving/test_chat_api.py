@@ -17,6 +17,7 @@ from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.errors import WorkerLostError
 from tests.engine.serving.taught_model import CALL, GREETING, MAX_LENGTH, QUESTION, REPLY, RESULT, TOOL, embedded
 
+CALLED = {"type": "function", "function": {"name": "add", "arguments": {"by": 2}}}
 NESTED_TOOL = {"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}
 
 
@@ -74,7 +75,7 @@ def test_tool_calls_are_read_and_tool_choice_none_hides_the_tools(endpoint):
     assert "tool_calls" not in hidden["choices"][0]["message"]
 
 
-def test_a_follow_up_keeps_the_recorded_tokens(endpoint, chat):
+def test_a_follow_up_keeps_the_sampled_tokens_whether_it_carries_them_or_not(endpoint, chat):
     """The template shows no reasoning of earlier turns, so the chat tokenised again would be another prompt."""
     first = complete(endpoint, [QUESTION], tools=[NESTED_TOOL], return_token_ids=True)
     message = first["choices"][0]["message"]
@@ -88,7 +89,9 @@ def test_a_follow_up_keeps_the_recorded_tokens(endpoint, chat):
     second = complete(endpoint, [QUESTION, recorded, told[2]], tools=[NESTED_TOOL], return_token_ids=True)
     prefix = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
     assert second["prompt_token_ids"][: len(prefix)] == prefix
-    assert plain["prompt_token_ids"][: len(prefix)] != prefix
+    assert plain["prompt_token_ids"] == second["prompt_token_ids"]
+    rendered_again = chat.render([QUESTION, {**message, "tool_calls": [CALLED]}, RESULT], [TOOL])
+    assert rendered_again[: len(prefix)] != prefix
     assert chat.decode(second["prompt_token_ids"][len(prefix) :]).endswith("tool\nnow 2\nassistant\n")
     assert second["choices"][0]["message"]["content"] == "It is 2."
     # A turn that was cut off gets the end token that the template would write.

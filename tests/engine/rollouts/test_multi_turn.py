@@ -1,0 +1,100 @@
+"""Rollouts of several turns under the published chat templates: what is trained is what was sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
+from nemotron_steps.engine.rollouts.conversation import TurnFormat, parse_assistant
+from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.types import FinishReason, SamplingParams
+from nemotron_steps.environments.environment_set import EnvironmentSet
+from tests.engine.rollouts.scripted import ScriptedGenerator, Talk, a_turn
+from tests.models.stock_chats import FAMILIES, stock_chat, tool_parser_of
+
+
+def format_of(family, chat) -> TurnFormat:
+    return TurnFormat.of(GenerationConfig(tool_parser=tool_parser_of(family)), chat)
+
+
+def converse(family, seed, *, max_total_length=4000, members=3):
+    """A group of conversations of tool calls and questions; the generator that spoke in them."""
+    chat, drawn = stock_chat(family), random.Random(seed)
+
+    def speak(request, index):
+        by_stop_string = drawn.random() < 0.2
+        return a_turn(family, chat, drawn, calls=drawn.choice([0, 0, 1, 2])), not by_stop_string, FinishReason.STOP
+
+    generator = ScriptedGenerator(chat, speak)
+    params = SamplingParams(max_new_tokens=400, stop_token_ids=(chat.eos_token_id,), stop_strings=("unused",))
+    collector = RolloutCollector(
+        AsyncSampler(generator),
+        chat,
+        EnvironmentSet({}, {}),
+        params,
+        max_total_length=max_total_length,
+        max_turns=6,
+        turn_format=format_of(family, chat),
+    )
+    system = [{"role": "system", "content": "be brief"}] if drawn.random() < 0.5 else []
+    row = {"responses_create_params": {"input": [*system, {"role": "user", "content": "add"}]}}
+    group = asyncio.run(
+        collector.collect_group(
+            PromptRow(0, row, "row"), group_id="g", num_generations=members, environment=Talk(drawn, turns=3)
+        )
+    )
+    return chat, generator, group
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trained_tokens_are_the_sampled_ones_and_prompts_only_grow(family):
+    lengths = set()
+    for seed in range(8):
+        chat, generator, group = converse(family, seed)
+        spoken = {(c.request_id, c.index): c for c in generator.completions}
+        asked = {r.request_id: list(r.prompt_ids) for r in generator.requests}
+        for rollout in group.rollouts:
+            assert rollout.failure is None and not rollout.truncated
+            lengths.add(len(rollout.turns))
+            inside: set[int] = set()
+            for turn, (start, end) in enumerate(rollout.turns):
+                name = "g/0" if turn == 0 else f"g/{rollout.index}/{turn}"
+                completion = spoken[name, rollout.index if turn == 0 else 0]
+                assert asked[name] == rollout.token_ids[:start]  # everything before, as it was: prefix and context
+                assert rollout.token_ids[start:end] == completion.token_ids
+                assert rollout.logprobs[start:end] == completion.logprobs
+                inside |= set(range(start, end))
+            assert [bool(m) for m in rollout.token_mask] == [t in inside for t in range(len(rollout.token_ids))]
+            assert all(rollout.logprobs[t] == 0 for t in range(len(rollout.token_ids)) if t not in inside)
+            for (_, end), (start, _) in zip(rollout.turns, rollout.turns[1:], strict=False):
+                # One end of turn between two turns, sampled or written, wherever the first one stopped.
+                around = rollout.token_ids[end - 1 : end + 1]
+                assert around.count(chat.eos_token_id) == 1 and end < start
+    assert len(lengths) > 2 and max(lengths) == 6
+
+
+def test_a_conversation_that_outgrows_its_room_is_cut_and_truncated():
+    group = converse("qwen3", 3, max_total_length=700)[2]
+    whole = converse("qwen3", 3)[2]
+    cut = [r for r in group.rollouts if r.truncated]
+    assert cut and all(len(r.token_ids) <= 700 for r in group.rollouts)
+    assert max(len(r.token_ids) for r in whole.rollouts) > 700
+    assert all(len(r.token_ids) == len(r.token_mask) == len(r.logprobs) for r in cut)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reasoning_is_told_from_the_answer_as_the_template_begins_the_turn(family):
+    """`enable_thinking=false` closes the thinking in the prompt: a turn without tags is all answer then."""
+    chat = stock_chat(family)
+    for parser in ("qwen3", "nano_v3", "deepseek_r1"):
+        turn_format = TurnFormat.of(GenerationConfig(reasoning_parser=parser), chat)
+        said = parse_assistant("seven", turn_format=turn_format)
+        assert (said.reasoning, said.text) == (("seven", "") if chat.opens_thinking else ("", "seven"))
+        closed = parse_assistant("six?\n</think>\n\nseven", turn_format=turn_format)
+        assert (closed.reasoning, closed.text) == ("six?", "seven")
+    assert TurnFormat.of(GenerationConfig(reasoning_parser="none"), chat).reasoning_parser == "none"

@@ -1,0 +1,137 @@
+"""Conversations that go on in tokens, under the published templates."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import TemplateError
+
+from nemotron_steps.errors import ArtifactError
+from nemotron_steps.models.chat import ChatFormat
+from tests.models.stock_chats import FAMILIES, stock_chat
+
+CHATS = {family: stock_chat(family) for family in FAMILIES}
+TOOL = {"type": "function", "name": "add", "parameters": {"properties": {"by": {"type": "integer"}}}}
+WORDS = ["7", "yes", "the answer is\n\n7", " x ", "<b>", "stub", "stubx", '{"by": 1}', "die Lösung 😀"]
+
+
+def sampled_turn(chat: ChatFormat, drawn: random.Random, *, calls: int) -> tuple[list[int], dict[str, Any]]:
+    """Tokens as a model may sample them, cut otherwise than the tokenizer cuts, and the turn they are."""
+    thought, said = drawn.choice(WORDS), drawn.choice(WORDS)
+    text = f"<think>\n{thought}\n</think>\n\n{said}" if drawn.random() < 0.7 else said
+    ids = [token for letter in text for token in chat.tokenizer.encode(letter, add_special_tokens=False)]
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        function = {"name": "add", "arguments": {"by": drawn.randrange(9)}}
+        message["tool_calls"] = [{"type": "function", "id": f"c{i}", "function": function} for i in range(calls)]
+        ids += chat.tokenizer.encode("<tool_call>...</tool_call>", add_special_tokens=False)
+    return [*ids, chat.eos_token_id], message
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_a_conversation_only_grows_and_grows_by_what_the_template_writes(family: str, seed: int) -> None:
+    chat, drawn = CHATS[family], random.Random(seed)
+    tools = [TOOL] if drawn.random() < 0.7 else []
+    messages = [{"role": "system", "content": drawn.choice(WORDS)}] if drawn.random() < 0.5 else []
+    messages.append({"role": "user", "content": drawn.choice(WORDS)})
+    tokens = chat.render(messages, tools)
+    for _ in range(drawn.randrange(1, 5)):
+        calls = drawn.randrange(2 if family == "llama3" else 3) if tools else 0
+        ids, message = sampled_turn(chat, drawn, calls=calls)
+        new = [{"role": "tool", "content": drawn.choice(WORDS)} for _ in range(calls)]
+        if not calls or drawn.random() < 0.2:
+            new.append({"role": "user", "content": drawn.choice(WORDS)})
+        before = [*tokens, *ids]
+        tokens = before + chat.render_continuation(new, tools)
+        messages += [message, *new]
+        # What was added is what the whole chat, rendered by the template, ends with; the turn's end is not repeated.
+        added = chat.tokenizer.decode(tokens[len(before) :])
+        assert chat.render_text(messages, tools).endswith(chat.decode_token(chat.eos_token_id) + added)
+        assert chat.eos_token_id in tokens[len(before) :] and tokens[len(before)] != chat.eos_token_id
+        cut = chat.render_continuation(new, tools, turn_ended=False)
+        assert cut == [chat.eos_token_id, *tokens[len(before) :]]
+
+
+def test_the_published_qwen3_template_does_rewrite_earlier_turns() -> None:
+    """The ground of the above: rendering the whole chat again loses what was sampled."""
+    chat = CHATS["qwen3"]
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>\ny\n</think>\n\nz"}]
+    before = chat.render_text(turns, generation_prompt=False)
+    assert "<think>\ny" in before and not chat.render_text([*turns, turns[0]]).startswith(before)
+
+
+@pytest.mark.parametrize(
+    ("family", "ends"),
+    [
+        ("qwen3", "assistant\n"),
+        ("qwen3-no-thinking", "<think>\n\n</think>\n\n"),
+        ("qwen3.5", "<think>\n"),
+        ("qwen3.5-no-thinking", "<think>\n\n</think>\n\n"),
+        ("llama3", "<|end_header_id|>\n\n"),
+        ("nemotron3", "<think>\n"),
+        ("nemotron3-no-thinking", "<think></think>"),
+    ],
+)
+def test_every_turn_gets_the_templates_own_generation_prompt(family: str, ends: str) -> None:
+    chat = CHATS[family]
+    for message in ({"role": "user", "content": "a"}, {"role": "tool", "content": "a"}):
+        assert chat.tokenizer.decode(chat.render_continuation([message], [TOOL])).endswith(ends)
+    assert chat.opens_thinking is (ends == "<think>\n")
+
+
+def test_a_turn_of_a_base_model_ends_where_the_template_ends_it() -> None:
+    """Its end token is not the template's: neither is doubled."""
+    chat = stock_chat("qwen3")
+    chat.tokenizer.eos_token = "<|endoftext|>"
+    question = [{"role": "user", "content": "a"}]
+    text = "\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.tokenizer.decode(chat.render_continuation(question)) == text
+    assert chat.tokenizer.decode(chat.render_continuation(question, turn_ended=False)) == f"<|im_end|>{text}"
+
+
+def of_template(template: str) -> ChatFormat:
+    chat = stock_chat("qwen3")
+    chat.tokenizer.chat_template = template
+    return ChatFormat(chat.tokenizer)
+
+
+def test_as_many_calls_as_results_where_the_template_asks_for_them() -> None:
+    chat = of_template(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
+        "{% set results = messages | selectattr('role', 'equalto', 'tool') | list | length %}"
+        "{% if results and messages[1].tool_calls | length != results %}{{ raise_exception('lost') }}{% endif %}"
+    )
+    results = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    assert chat.tokenizer.decode(chat.render_continuation(results)) == "[tool]1<|im_end|>[tool]2<|im_end|>"
+
+
+def test_a_template_that_ends_turns_otherwise_before_a_message_is_refused() -> None:
+    chat = of_template(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        "{{ '<|im_end|>' if loop.last else '<|im_start|>' }}{% endfor %}"
+    )
+    with pytest.raises(ArtifactError, match="ends an assistant turn otherwise") as caught:
+        chat.render_continuation([{"role": "user", "content": "a"}])
+    assert (caught.value.expected, caught.value.found) == ("'<|im_end|>'", "'<|im_start'")
+
+
+def test_a_template_that_hides_what_was_said_is_refused() -> None:
+    chat = of_template("{% for m in messages %}[{{ m.role }}]{% endfor %}")
+    with pytest.raises(ArtifactError, match="does not show"):
+        chat.render_continuation([{"role": "user", "content": "a"}])
+
+
+def test_messages_that_the_template_refuses_are_named_by_it() -> None:
+    with pytest.raises(TemplateError, match="must be at the beginning"):
+        CHATS["qwen3.5"].render_continuation([{"role": "system", "content": "a"}])
+
+
+def test_a_template_without_an_end_of_turn_goes_on_after_the_turn() -> None:
+    chat = of_template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    assert chat.tokenizer.decode(chat.render_continuation([{"role": "user", "content": "a"}])) == "user: a\n"
