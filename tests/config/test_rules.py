@@ -77,10 +77,16 @@ GRPO: list[dict[str, Any]] = [
     {"grpo.adv_estimator.components": ["right", "format"]},
     {"grpo.low_effort.enabled": True, **GDPO},
     {"grpo.reward_shaping.enabled": True, **GDPO},
+    {**GDPO, "grpo.adv_estimator.reward_weights": [1, 1]},
+    {"grpo.adv_estimator.name": "gdpo", "grpo.adv_estimator.components": ["a", "b"],
+     "grpo.adv_estimator.reward_weights": [1]},
+    {"grpo.batch_multiplier": 1.5},
+    {"grpo.batch_multiplier": 1.5, "grpo.use_dynamic_sampling": True, "grpo.async_grpo.enabled": True},
+    {"grpo.val_start_at": 10},
     {"grpo.adv_estimator.minus_baseline": False},
     {"grpo.normalize_rewards": False, **PLUS_PLUS},
     {"grpo.use_leave_one_out_baseline": False, **PLUS_PLUS},
-]
+]  # fmt: skip
 JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
 ENV: list[dict[str, Any]] = [
     {f"{JUDGE}.backend": "http"},
@@ -252,11 +258,49 @@ def test_a_clamp_of_the_kl_is_above_zero_or_none(key: str) -> None:
         {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.overlong_buffer_length": 128},
         {"policy.dynamic_batching.enabled": True, **DTENSOR},
         {"policy.generation.temperature": 0.7},
+        {"grpo.batch_multiplier": 1.5, "grpo.use_dynamic_sampling": True},
+        {"grpo.val_start_at": 10, "grpo.val_period": 5},
     ],
     ids=name,
 )
 def test_what_has_a_meaning_is_accepted(meaningful: dict[str, Any]) -> None:
     composed(meaningful).model(RlConfig)
+
+
+LEARNING_RATE = "policy.megatron_cfg.optimizer.lr"
+
+
+@pytest.mark.parametrize(
+    ("second", "first", "value"),
+    [
+        ("grpo.num_iterations", "grpo.max_num_steps", 200),
+        ("grpo.learning_rate", LEARNING_RATE, 5e-7),
+        ("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards", False),
+        ("grpo.adv_estimator.use_leave_one_out_baseline", "grpo.use_leave_one_out_baseline", False),
+    ],
+)
+def test_a_second_name_says_what_the_first_does_and_goes_before_it(second: str, first: str, value: Any) -> None:
+    given = value if isinstance(value, bool) else str(value)  # YAML reads 5e-7 as a text
+    plain = composed({first: value}).model(RlConfig)
+    assert composed({second: given}).model(RlConfig) == plain
+    assert composed({second: given, first: 3 if value is not False else True}).model(RlConfig) == plain
+    again = composed({first: 7 if value is not False else True}).values
+    filled_in = plain.model_dump(mode="json")
+    assert RlConfig.model_validate(_merged(filled_in, again)) == composed(
+        {first: 7 if value is not False else True}
+    ).model(RlConfig)  # a run's written config, overridden, goes by the override
+
+
+def _merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    return {k: _merged(v, over.get(k, {})) if isinstance(v, dict) else over.get(k, v) for k, v in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("grpo.num_iterations", 0), ("grpo.learning_rate", "fast"), ("grpo.adv_estimator.normalize_rewards", 2)],
+)
+def test_a_wrong_value_is_told_of_the_name_that_it_was_given_under(key: str, value: Any) -> None:
+    assert refusal({key: value}).where == f"override '{key}'"
 
 
 @pytest.mark.parametrize("schema", [SftConfig, DpoConfig])

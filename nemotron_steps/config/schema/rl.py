@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.schema import rl_rules
+from nemotron_steps.config.schema import other_names, rl_rules
 from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
 from nemotron_steps.config.schema.policy import GeneratingPolicyConfig
 
@@ -50,6 +50,12 @@ class AdvantageEstimatorConfig(Section):
     """reinforce_plus_plus: subtract the group mean before normalising over the batch."""
     components: tuple[str, ...] = ()
     """gdpo: the reward components, each scaled and shaped like the reward, normalised separately and summed."""
+    reward_weights: tuple[float, ...] | None = None
+    """gdpo: weight of each component in the sum, in the alphabetical order of their names; None: 1."""
+    normalize_rewards: bool | None = None
+    """grpo.normalize_rewards by its other name, which goes before it."""
+    use_leave_one_out_baseline: bool | None = None
+    """grpo.use_leave_one_out_baseline by its other name, which goes before it."""
 
 
 class LowEffortConfig(Section):
@@ -107,7 +113,11 @@ class GrpoConfig(Section):
     num_prompts_per_step: PositiveInt = 32
     num_generations_per_prompt: PositiveInt = 8
     max_num_steps: PositiveInt = 1_000_000
+    num_iterations: PositiveInt | None = None
+    """max_num_steps by its other name, which goes before it."""
     max_num_epochs: PositiveInt = 1
+    learning_rate: PositiveFloat | None = None
+    """policy.megatron_cfg.optimizer.lr by its other name, which goes before it."""
     max_rollout_turns: PositiveInt = 1
     normalize_rewards: bool = True
     use_leave_one_out_baseline: bool = True
@@ -116,6 +126,8 @@ class GrpoConfig(Section):
     overlong_filtering: bool = False
     use_dynamic_sampling: bool = False
     dynamic_sampling_max_gen_batches: PositiveInt = 10
+    batch_multiplier: float = Field(1.0, ge=1)
+    """Prompts of one generation batch of dynamic sampling, in num_prompts_per_step; rounded down."""
     seq_logprob_error_threshold: float | None = Field(None, gt=0)
     reward_scaling: RewardScalingConfig = RewardScalingConfig()
     reward_shaping: RewardShapingConfig = RewardShapingConfig()
@@ -134,15 +146,32 @@ class GrpoConfig(Section):
     async_grpo: AsyncGrpoConfig = AsyncGrpoConfig()
     val_period: int = -1
     """Validate every so many steps; -1 never."""
+    val_start_at: int = -1
+    """First step that val_period may validate after; -1: any."""
     val_at_start: bool = False
     val_at_end: bool = False
     max_val_samples: PositiveInt | None = None
+    num_val_generations_per_prompt: PositiveInt | None = None
+    """Rollouts of each prompt in a validation; None: num_generations_per_prompt."""
     seed: int = 42
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_names(cls, values: Any) -> Any:
+        values = other_names.move(values, "num_iterations", "max_num_steps", PositiveInt)
+        for key in ("normalize_rewards", "use_leave_one_out_baseline"):
+            values = other_names.move(values, f"adv_estimator.{key}", key, bool)
+        return values
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> GrpoConfig:
         refuse(rl_rules.grpo_rules(self))
         return self
+
+    @property
+    def prompts_per_generation_batch(self) -> int:
+        """Prompts that are sampled together; more than a step trains on where dynamic sampling is to choose."""
+        return int(self.num_prompts_per_step * self.batch_multiplier)
 
 
 class LossFnConfig(Section):
@@ -325,6 +354,12 @@ class RlConfig(Section):
     heldout: HeldoutConfig = HeldoutConfig()
     cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
     checkpointing: Annotated[CheckpointingConfig, OPERATIONAL] = CheckpointingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_names(cls, values: Any) -> Any:
+        target = "policy.megatron_cfg.optimizer.lr"
+        return other_names.move(values, "grpo.learning_rate", target, PositiveFloat)
 
     @model_validator(mode="before")
     @classmethod

@@ -78,6 +78,26 @@ def grpo_rules(config: GrpoConfig) -> list[Rule]:
             ("advantage_clip_low=null advantage_clip_high=null",),
         ),
         Rule(
+            config.batch_multiplier != 1 and not config.use_dynamic_sampling,
+            "batch_multiplier",
+            f"grpo.batch_multiplier={config.batch_multiplier:g} samples more prompts than a step trains on, and only "
+            "grpo.use_dynamic_sampling chooses among them",
+            ("batch_multiplier=1", "use_dynamic_sampling=true"),
+        ),
+        Rule(
+            config.batch_multiplier != 1 and config.async_grpo.enabled,
+            "batch_multiplier",
+            "grpo.batch_multiplier is ignored by grpo.async_grpo, which samples prompts one by one as there is room",
+            ("batch_multiplier=1", "async_grpo.enabled=false"),
+        ),
+        Rule(
+            config.val_start_at > 0 and config.val_period <= 0,
+            "val_start_at",
+            f"grpo.val_start_at={config.val_start_at} delays validations, of which grpo.val_period={config.val_period} "
+            "asks for none",
+            ("val_start_at=-1", "val_period=10"),
+        ),
+        Rule(
             config.num_generations_per_prompt == 1 and centred,
             "num_generations_per_prompt",
             "grpo.num_generations_per_prompt=1 leaves nothing to compare an answer with: every advantage would be 0",
@@ -120,6 +140,19 @@ def grpo_rules(config: GrpoConfig) -> list[Rule]:
                 "reward_shaping.stop_properly_penalty_coef=0.5",
                 "adv_estimator.name=grpo adv_estimator.components=[]",
             ),
+        ),
+        Rule(
+            estimator.reward_weights is not None and len(estimator.reward_weights) != len(estimator.components),
+            "adv_estimator.reward_weights",
+            f"grpo.adv_estimator.reward_weights has {len(estimator.reward_weights or ())} entries for "
+            f"{len(estimator.components)} components",
+            ("adv_estimator.reward_weights=null",),
+        ),
+        Rule(
+            estimator.reward_weights is not None and list(estimator.components) != sorted(estimator.components),
+            "adv_estimator.components",
+            "grpo.adv_estimator.reward_weights are in the alphabetical order of the components, which these are not in",
+            (f"adv_estimator.components=[{','.join(sorted(estimator.components))}]",),
         ),
         Rule(
             estimator.name != "gdpo" and bool(estimator.components),

@@ -1,18 +1,24 @@
-"""Advantages from rewards: the group-relative baseline of GRPO, Reinforce++ and GDPO.
+"""Advantages from rewards: what each estimator gives credit for, and the group statistics under them.
 
-Everything is computed in float64 and in two passes (mean first, then squared distances from it): E[r^2] - E[r]^2 in
-float32 cancels, and a group like [0, .95 x 7] then gets an advantage of thousands. Groups are told apart by an explicit
-group index, never by their prompt tokens: one prompt in two environments is two groups.
+`ESTIMATORS` has them by the name that `grpo.adv_estimator.name` calls them by. Everything is computed in float64 and in
+two passes (mean first, then squared distances from it): E[r^2] - E[r]^2 in float32 cancels, and a group like
+[0, .95 x 7] then gets an advantage of thousands. Groups are told apart by an explicit group index, never by their
+prompt tokens: one prompt in two environments is two groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from nemotron_steps.errors import EngineError
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.rl import GrpoConfig
 
 STD_EPSILON = 1e-6
 """Added to a positive std before dividing by it."""
@@ -108,91 +114,138 @@ def grpo_advantages(
     return torch.where(valid & (statistics.valid_count > 1), advantages, torch.zeros_like(advantages))
 
 
-def gdpo_advantages(
-    components: Mapping[str, torch.Tensor],
-    group_index: torch.Tensor,
-    valid: torch.Tensor,
-    *,
-    names: Sequence[str],
-    leave_one_out: bool,
-    normalize: bool,
-) -> torch.Tensor:
-    """Group-reward-decoupled normalisation (GDPO, arXiv:2601.05242): normalise each component, then sum.
+@dataclass(frozen=True)
+class GradedRewards:
+    """A step's N rollouts as an estimator sees them."""
 
-    A_k = GRPO advantage of component k within its group; A = sum_k A_k, then standardised (mean 0, Bessel std 1) over
-    the valid samples of the batch. Components of different scales so keep their own resolution.
+    rewards: torch.Tensor
+    """float64 [N], scaled and shaped; entries of invalid rollouts are never read."""
+    components: Mapping[str, torch.Tensor]
+    """Named parts of the reward that every valid rollout carries, float64 [N] each, scaled and shaped as it is."""
+    group_index: torch.Tensor
+    """int64 [N], equal for the rollouts of one prompt."""
+    valid: torch.Tensor
+    """bool [N], rollouts that were graded."""
+    statistics: GroupStatistics
+    """Of `rewards`, under `grpo.use_leave_one_out_baseline`."""
+
+
+class AdvantageEstimator(ABC):
+    """Turns a step's rewards into an advantage of every token.
 
     Args:
-        components: name -> [N] rewards.
-        group_index: int64 [N].
-        valid: bool [N].
-        names: `grpo.adv_estimator.components`.
-        leave_one_out: `grpo.use_leave_one_out_baseline`.
-        normalize: `grpo.normalize_rewards`.
-
-    Returns:
-        float64 [N]; 0 for invalid samples.
-
-    Raises:
-        EngineError: a component that the rollouts do not carry.
+        config: `grpo`.
     """
-    missing = [name for name in names if name not in components]
-    if missing:
-        raise EngineError(
-            "GDPO needs reward components that every rollout carries",
-            where="grpo.adv_estimator.components",
-            expected="components of every rollout, of which there are: " + (", ".join(sorted(components)) or "none"),
-            found=", ".join(missing),
-            hints=("grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]",),
+
+    def __init__(self, config: GrpoConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def __call__(
+        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """float64 [N, T] advantages; 0 for invalid rollouts, anything outside the mask.
+
+        Args:
+            graded: the step's rewards.
+            mask: [N, T] trained tokens.
+            kl_penalty: [N, T] beta x KL of each token, taken off its reward (`loss_fn.use_kl_in_reward`).
+
+        Raises:
+            EngineError: the rollouts lack something that the estimator reads.
+        """
+
+
+class GroupRelative(AdvantageEstimator):
+    """A rollout is credited for being better than the others of its prompt (GRPO, arXiv:2402.03300).
+
+    All of its tokens get the same: its reward less the mean of the others (or of the whole group), in units of their
+    spread. A prompt that every rollout solves, or none, gives no credit.
+    """
+
+    def __call__(
+        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `AdvantageEstimator.__call__`."""
+        advantages = grpo_advantages(
+            graded.rewards, graded.statistics, graded.valid, normalize=self.config.normalize_rewards
         )
-    total = torch.zeros(len(group_index), dtype=torch.float64)
-    for name in names:
-        statistics = group_statistics(components[name], group_index, valid, leave_one_out=leave_one_out)
-        total += grpo_advantages(components[name], statistics, valid, normalize=normalize)
-    if not bool(valid.any()):
-        return total
-    mean, std = _mean_and_std(total[valid].unsqueeze(0))
-    centred = (total - mean) / (std if float(std) > 0 else 1.0)
-    return torch.where(valid, centred, torch.zeros_like(total))
+        return _over_tokens(advantages, mask, kl_penalty)
 
 
-def reinforce_plus_plus_advantages(
-    rewards: torch.Tensor,
-    group_index: torch.Tensor,
-    valid: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    minus_baseline: bool,
-    kl_penalty: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Reinforce++ (arXiv:2501.03262): token advantages normalised over the whole batch instead of the group.
-
-    A_t = r - (group mean, with `minus_baseline`) - beta KL_t, then (A - mean) / sqrt(max(var, 1e-8)), mean and
-    population variance over every trained token of the batch.
-
-    Args:
-        rewards: [N].
-        group_index: int64 [N].
-        valid: bool [N].
-        mask: [N, T] trained tokens.
-        minus_baseline: `grpo.adv_estimator.minus_baseline`.
-        kl_penalty: [N, T] beta x KL per token, for `loss_fn.use_kl_in_reward`.
-
-    Returns:
-        float64 [N, T], 0 outside the mask.
+class RewardDecoupled(AdvantageEstimator):
+    """A rollout is credited for each reward component apart, so that none drowns in another's scale (GDPO,
+    arXiv:2601.05242): the group-relative advantages of `adv_estimator.components`, each times its `reward_weights`
+    entry, are summed and standardised over the batch (mean 0, Bessel-corrected std 1). All tokens get the same.
     """
-    advantages = torch.where(valid, rewards.double(), torch.zeros_like(rewards, dtype=torch.float64))
-    if minus_baseline:
-        advantages = advantages - group_statistics(rewards, group_index, valid, leave_one_out=False).baseline
-    trained = (mask > 0) & valid.unsqueeze(-1)
+
+    def __call__(
+        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `AdvantageEstimator.__call__`."""
+        names = self.config.adv_estimator.components
+        weights = self.config.adv_estimator.reward_weights or (1.0,) * len(names)
+        missing = [name for name in names if name not in graded.components]
+        if missing:
+            raise EngineError(
+                "GDPO needs reward components that every rollout carries",
+                where="grpo.adv_estimator.components",
+                expected="components of every rollout, of which there are: "
+                + (", ".join(sorted(graded.components)) or "none"),
+                found=", ".join(missing),
+                hints=("grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]",),
+            )
+        valid = graded.valid
+        total = torch.zeros(len(valid), dtype=torch.float64)
+        for name, weight in zip(names, weights, strict=True):
+            values = graded.components[name]
+            statistics = group_statistics(
+                values, graded.group_index, valid, leave_one_out=self.config.use_leave_one_out_baseline
+            )
+            total += weight * grpo_advantages(values, statistics, valid, normalize=self.config.normalize_rewards)
+        if bool(valid.any()):
+            mean, std = _mean_and_std(total[valid].unsqueeze(0))
+            centred = (total - mean) / (std if float(std) > 0 else 1.0)
+            total = torch.where(valid, centred, torch.zeros_like(total))
+        return _over_tokens(total, mask, kl_penalty)
+
+
+class ReinforcePlusPlus(AdvantageEstimator):
+    """A token is credited for being better than the average token of the batch (Reinforce++, arXiv:2501.03262).
+
+    It has its rollout's reward, less the mean of its prompt's rollouts under `adv_estimator.minus_baseline`, less its
+    own KL; then (A - mean) / sqrt(max(var, 1e-8)), mean and population variance over the batch's trained tokens.
+    """
+
+    def __call__(
+        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `AdvantageEstimator.__call__`; 0 outside the mask."""
+        rewards, valid = graded.rewards.double(), graded.valid
+        if self.config.adv_estimator.minus_baseline:
+            whole = group_statistics(rewards, graded.group_index, valid, leave_one_out=False)
+            rewards = rewards - whole.baseline
+        tokens = _over_tokens(torch.where(valid, rewards, torch.zeros_like(rewards)), mask, kl_penalty)
+        trained = (mask > 0) & valid.unsqueeze(-1)
+        zeros = torch.zeros_like(tokens)
+        count = trained.sum().clamp(min=1)
+        mean = torch.where(trained, tokens, zeros).sum() / count
+        variance = torch.where(trained, (tokens - mean).square(), zeros).sum() / count
+        return torch.where(trained, (tokens - mean) * variance.clamp(min=1e-8).rsqrt(), zeros)
+
+
+ESTIMATORS: Mapping[str, type[AdvantageEstimator]] = {
+    "grpo": GroupRelative,
+    "gdpo": RewardDecoupled,
+    "reinforce_plus_plus": ReinforcePlusPlus,
+}
+"""`grpo.adv_estimator.name` -> estimator."""
+
+
+def _over_tokens(advantages: torch.Tensor, mask: torch.Tensor, kl_penalty: torch.Tensor | None) -> torch.Tensor:
+    """[N] -> [N, T]: each rollout's advantage at all of its tokens, less the token's own penalty."""
     tokens = advantages.unsqueeze(-1).expand(mask.shape)
-    if kl_penalty is not None:
-        tokens = tokens - kl_penalty.double()
-    zeros = torch.zeros_like(tokens)
-    count = trained.sum().clamp(min=1)
-    mean = torch.where(trained, tokens, zeros).sum() / count
-    variance = torch.where(trained, (tokens - mean).square(), zeros).sum() / count
-    return torch.where(trained, (tokens - mean) * variance.clamp(min=1e-8).rsqrt(), zeros)
+    return tokens if kl_penalty is None else tokens - kl_penalty.double()
 
 
 def clip_advantages(advantages: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:

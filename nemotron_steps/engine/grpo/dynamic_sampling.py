@@ -53,11 +53,13 @@ class DynamicSampler:
         num_prompts: groups a step trains on.
         max_batches: `grpo.dynamic_sampling_max_gen_batches`.
         scaling: `grpo.reward_scaling`; the signal is looked for in the scaled, unshaped reward.
+        batch_size: groups of a generation batch, by which max_batches counts; None: num_prompts.
     """
 
     num_prompts: int
     max_batches: int
     scaling: RewardScalingConfig
+    batch_size: int | None = None
     kept: list[RolloutGroup] = field(default_factory=list)
     batches: int = 0
     offered: int = 0
@@ -96,7 +98,7 @@ class DynamicSampler:
             else:
                 self.without_signal += position not in again
                 self.untrained += failures_of(group)
-        if not self.complete and self.offered >= self.max_batches * self.num_prompts:
+        if not self.complete and self.offered >= self.max_batches * (self.batch_size or self.num_prompts):
             raise too_few_groups(len(self.kept), self.num_prompts, self.offered, self.max_batches)
         return again
 

@@ -164,8 +164,10 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
     begin_sampling(run)
     if not grpo.use_dynamic_sampling:
         return await sample_groups(run, prompts, _ids(f"{run.step}", prompts))
-    sampler = DynamicSampler(len(prompts), grpo.dynamic_sampling_max_gen_batches, grpo.reward_scaling)
-    watch = AnswerWatch(len(prompts))
+    sampler = DynamicSampler(
+        grpo.num_prompts_per_step, grpo.dynamic_sampling_max_gen_batches, grpo.reward_scaling, len(prompts)
+    )
+    watch = AnswerWatch(grpo.num_prompts_per_step)
     failed: Counter[int] = Counter()
     more = iter(run.prompts)
     while True:
@@ -338,16 +340,18 @@ def validation_due(run: GrpoRun) -> bool:
     """Whether the step just trained is followed by a validation."""
     grpo = run.config.grpo
     last = run.step >= run.total_steps
-    return (grpo.val_period > 0 and run.step % grpo.val_period == 0) or (last and grpo.val_at_end)
+    periodic = grpo.val_period > 0 and run.step % grpo.val_period == 0 and run.step >= grpo.val_start_at
+    return periodic or (last and grpo.val_at_end)
 
 
 async def validate(run: GrpoRun) -> EvaluationResult:
     """Grade the current policy on validation prompts, a whole group each (some environments judge groups)."""
-    rows = list(run.validation)[: run.config.grpo.max_val_samples]
+    grpo = run.config.grpo
+    rows = list(run.validation)[: grpo.max_val_samples]
     groups = await run.collector.collect(
         rows,
         group_ids=[f"validation/{run.step}/{i}" for i in range(len(rows))],
-        num_generations=run.config.grpo.num_generations_per_prompt,
+        num_generations=grpo.num_val_generations_per_prompt or grpo.num_generations_per_prompt,
     )
     result = summarize(groups)
     run.reporter.event("validation", step=run.step, **result.to_dict())

@@ -37,7 +37,7 @@ def overlong_penalty(
     L_max.
 
     Args:
-        lengths: [N] response tokens.
+        lengths: [N] tokens of the first assistant message.
         max_response_length: L_max.
         buffer_length: tokens over which the penalty grows.
         penalty: its size at L_max, at least 0.
@@ -61,7 +61,7 @@ def shape_rewards(
 
     Args:
         rewards: [N], already scaled.
-        lengths: [N] response tokens.
+        lengths: [N] tokens of the first assistant message.
         truncated: bool [N].
         config: `grpo.reward_shaping`; rewards are returned unchanged when it is off.
         max_response_length: L_max where the config leaves it open (the generator's max_new_tokens).

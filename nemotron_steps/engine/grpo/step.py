@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nemotron_steps.engine.batches.batching import pad_rows
-from nemotron_steps.engine.grpo.advantages import (
-    GroupStatistics,
-    clip_advantages,
-    gdpo_advantages,
-    group_statistics,
-    grpo_advantages,
-    reinforce_plus_plus_advantages,
-)
+from nemotron_steps.engine.grpo.advantages import ESTIMATORS, GradedRewards, clip_advantages, group_statistics
 from nemotron_steps.engine.grpo.dynamic_sampling import epsilon_filter
 from nemotron_steps.engine.grpo.penalties import apply_penalties, find_violations, mask_turns, treatments
 from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
@@ -58,15 +51,7 @@ class PreparedBatch:
     batch: TrainBatch
     rollouts: list[Rollout]
     """N rollouts, rows of the batch."""
-    group_index: torch.Tensor
-    """int64 [N], position of each row's group."""
-    valid: torch.Tensor
-    """bool [N], rows that were graded."""
-    rewards: torch.Tensor
-    """float64 [N], scaled and shaped."""
-    components: dict[str, torch.Tensor]
-    """For GDPO: the named reward components, each scaled and shaped like the reward."""
-    statistics: GroupStatistics
+    graded: GradedRewards
     metrics: dict[str, float]
 
 
@@ -114,7 +99,8 @@ def prepare_batch(
     rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
     valid = torch.tensor([r.failure is None for r in rollouts])
     truncated = torch.tensor([r.truncated for r in rollouts])
-    lengths = torch.tensor([sum(r.token_mask) for r in rollouts])
+    # As in NeMo-RL, the length that shaping looks at is that of the first answer, also of several turns.
+    lengths = torch.tensor([r.turns[0][1] - r.turns[0][0] if r.turns else 0 for r in rollouts])
     raw = torch.tensor([r.reward if r.failure is None else 0.0 for r in rollouts], dtype=torch.float64)
 
     scaled = scale_rewards(raw, config.reward_scaling)
@@ -162,7 +148,8 @@ def prepare_batch(
         sample_mask = sample_mask * (~truncated).float()
 
     batch = pad_rows(rollouts, sample_mask, pad_token_id=pad_token_id, length_multiple=length_multiple)
-    return PreparedBatch(batch, rollouts, group_index, valid, rewards, components, statistics, metrics)
+    graded = GradedRewards(rewards, components, group_index, valid, statistics)
+    return PreparedBatch(batch, rollouts, graded, metrics)
 
 
 def finish_batch(
@@ -200,7 +187,12 @@ def finish_batch(
         mask = loss_mask(batch.token_mask, batch.sample_mask)
         level = loss_fn.token_level_loss
         metrics["kl_penalty"] = float(reduce_over_batch(kl, mask, count_normalizers(batch), token_level=level))
-    advantages = _advantages(prepared, batch, config, None if kl is None else loss_fn.reference_policy_kl_penalty * kl)
+    estimator = ESTIMATORS[config.adv_estimator.name](config)
+    advantages = estimator(
+        prepared.graded,
+        loss_mask(batch.token_mask, batch.sample_mask),
+        None if kl is None else loss_fn.reference_policy_kl_penalty * kl,
+    )
 
     treated = treatments(config)
     violations = find_violations(
@@ -233,37 +225,6 @@ def _kl_in_reward(batch: TrainBatch, loss_fn: LossFnConfig) -> torch.Tensor:
         input_clamp=loss_fn.kl_input_clamp_value,
         output_clamp=loss_fn.kl_output_clamp_value,
     )
-
-
-def _advantages(
-    prepared: PreparedBatch, batch: TrainBatch, config: GrpoConfig, kl_penalty: torch.Tensor | None
-) -> torch.Tensor:
-    """float64 [N, T] by the configured estimator, less `kl_penalty` (beta x KL)."""
-    estimator = config.adv_estimator
-    if estimator.name == "reinforce_plus_plus":
-        return reinforce_plus_plus_advantages(
-            prepared.rewards,
-            prepared.group_index,
-            prepared.valid,
-            loss_mask(batch.token_mask, batch.sample_mask),
-            minus_baseline=estimator.minus_baseline,
-            kl_penalty=kl_penalty,
-        )
-    if estimator.name == "gdpo":
-        advantages = gdpo_advantages(
-            prepared.components,
-            prepared.group_index,
-            prepared.valid,
-            names=estimator.components,
-            leave_one_out=config.use_leave_one_out_baseline,
-            normalize=config.normalize_rewards,
-        )
-    else:
-        advantages = grpo_advantages(
-            prepared.rewards, prepared.statistics, prepared.valid, normalize=config.normalize_rewards
-        )
-    tokens = advantages.unsqueeze(-1).expand(batch.token_mask.shape)
-    return tokens if kl_penalty is None else tokens - kl_penalty
 
 
 def _flatten(groups: Sequence[RolloutGroup], num_generations: int) -> tuple[list[Rollout], torch.Tensor]:

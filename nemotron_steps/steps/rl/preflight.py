@@ -37,7 +37,7 @@ def prompt_stream(config: RlConfig, rows: list[PromptRow]) -> PromptStream:
     """Training prompts in their order. DataError if there are fewer than a step takes."""
     return PromptStream(
         rows,
-        batch_size=config.grpo.num_prompts_per_step,
+        batch_size=config.grpo.prompts_per_generation_batch,
         max_epochs=config.grpo.max_num_epochs,
         seed=config.grpo.seed,
         shuffle=config.data.shuffle,

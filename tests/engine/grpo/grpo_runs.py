@@ -184,3 +184,7 @@ def stop_after(run, step):
             raise KeyboardInterrupt
 
     run.reporter._listener = listen
+
+
+def events_of(records, name):
+    return [r["fields"] for r in records if r["kind"] == "event" and r["name"] == name]

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import statistics
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemotron_steps.config.schema.rl import AdvantageEstimatorConfig, GrpoConfig
 from nemotron_steps.engine.grpo.advantages import (
+    ESTIMATORS,
+    GradedRewards,
     clip_advantages,
-    gdpo_advantages,
     group_statistics,
     grpo_advantages,
-    reinforce_plus_plus_advantages,
 )
 from nemotron_steps.errors import EngineError
 
@@ -106,49 +108,122 @@ def test_the_order_of_rows_does_not_matter(rewards: list[float], order: object) 
     assert advantages([rewards[i] for i in rows]) == pytest.approx([base[i] for i in rows], rel=1e-9, abs=1e-9)
 
 
-def test_gdpo_gives_a_small_component_the_same_say_as_a_large_one() -> None:
-    index, valid = torch.tensor([0, 0, 0, 0]), torch.ones(4, dtype=torch.bool)
-    big = torch.tensor([100.0, 0.0, 100.0, 0.0])
-    small = torch.tensor([0.01, 0.01, 0.0, 0.0])
-    got = gdpo_advantages(
-        {"big": big, "small": small}, index, valid, names=("big", "small"), leave_one_out=False, normalize=True
+def estimate(
+    config: dict[str, object],
+    rewards: list[float],
+    groups: list[int],
+    *,
+    mask: torch.Tensor | None = None,
+    components: dict[str, list[float]] | None = None,
+    valid: list[bool] | None = None,
+    kl_penalty: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[N, T] advantages by the estimator that `grpo.*` keys ask for; two tokens a rollout unless a mask is given."""
+    grpo = GrpoConfig.model_validate(config)
+    r, index = torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups)
+    ok = torch.tensor(valid if valid is not None else [True] * len(rewards))
+    statistics = group_statistics(r, index, ok, leave_one_out=grpo.use_leave_one_out_baseline)
+    parts = {name: torch.tensor(values, dtype=torch.float64) for name, values in (components or {}).items()}
+    graded = GradedRewards(r, parts, index, ok, statistics)
+    mask = torch.ones(len(rewards), 2) if mask is None else mask
+    return ESTIMATORS[grpo.adv_estimator.name](grpo)(graded, mask, kl_penalty)
+
+
+def test_every_estimator_of_the_schema_has_a_row_in_the_table() -> None:
+    names = AdvantageEstimatorConfig.model_fields["name"].annotation
+    assert set(ESTIMATORS) == set(get_args(names))
+
+
+REINFORCE: dict[str, object] = {"adv_estimator": {"name": "reinforce_plus_plus"}}
+
+
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.2, 1.0, -5.0]), min_size=4, max_size=9),
+    seed=st.integers(0, 99),
+    loo=st.booleans(),
+    normalize=st.booleans(),
+    minus_baseline=st.booleans(),
+)
+def test_estimators_agree_with_their_formulas_written_out(
+    rewards: list[float], seed: int, loo: bool, normalize: bool, minus_baseline: bool
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+    n = len(rewards)
+    groups = [i % 2 for i in range(n)]
+    mask = (torch.rand(n, 3, generator=g) < 0.7).float()
+    mask[:, 1] = 1.0
+    kl = torch.rand(n, 3, generator=g, dtype=torch.float64)
+    other = torch.rand(n, generator=g, dtype=torch.float64).tolist()
+    keys: dict[str, object] = {"use_leave_one_out_baseline": loo, "normalize_rewards": normalize}
+
+    def relative(values: list[float]) -> list[float]:
+        found = [0.0] * n
+        for group in (0, 1):
+            rows = [i for i in range(n) if groups[i] == group]
+            part = by_hand([values[i] for i in rows], leave_one_out=loo, normalize=normalize)
+            for row, advantage in zip(rows, part, strict=True):
+                found[row] = advantage
+        return found
+
+    got = estimate(keys, rewards, groups, mask=mask, kl_penalty=kl)
+    assert got.flatten().tolist() == pytest.approx(
+        [a - kl[i, t].item() for i, a in enumerate(relative(rewards)) for t in range(3)], rel=1e-9, abs=1e-9
     )
+
+    weights = [2.0, -0.5]
+    gdpo = {"name": "gdpo", "components": ["a", "b"], "reward_weights": weights}
+    summed = [weights[0] * a + weights[1] * b for a, b in zip(relative(rewards), relative(other), strict=True)]
+    mean, std = statistics.fmean(summed), statistics.stdev(summed)
+    spread = std if max(summed) - min(summed) > 1e-9 else 1.0
+    got = estimate({**keys, "adv_estimator": gdpo}, rewards, groups, components={"a": rewards, "b": other})
+    assert got[:, 0].tolist() == pytest.approx([(a - mean) / spread for a in summed], rel=1e-6, abs=1e-6)
+
+    means = [statistics.fmean(r for r, k in zip(rewards, groups, strict=True) if k == group) for group in (0, 1)]
+    estimator = {"name": "reinforce_plus_plus", "minus_baseline": minus_baseline}
+    got = estimate({"adv_estimator": estimator}, rewards, groups, mask=mask, kl_penalty=kl)
+    tokens = {
+        (i, t): rewards[i] - (means[groups[i]] if minus_baseline else 0.0) - kl[i, t].item()
+        for i in range(n)
+        for t in range(3)
+        if mask[i, t] > 0
+    }
+    mean, std = statistics.fmean(tokens.values()), max(statistics.pvariance(tokens.values()), 1e-8) ** 0.5
+    expected = [(tokens[i, t] - mean) / std if (i, t) in tokens else 0.0 for i in range(n) for t in range(3)]
+    assert got.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_gdpo_gives_a_small_component_the_same_say_as_a_large_one() -> None:
+    components = {"big": [100.0, 0.0, 100.0, 0.0], "small": [0.01, 0.01, 0.0, 0.0]}
+    gdpo = {"name": "gdpo", "components": ["big", "small"]}
+    config: dict[str, object] = {"use_leave_one_out_baseline": False, "adv_estimator": gdpo}
+    got = estimate(config, [0.0] * 4, [0] * 4, components=components)[:, 0]
     # Both components standardise to +-0.866, so rows 1 and 2 tie; the sum is standardised again.
     assert got.tolist() == pytest.approx([1.2247, 0.0, 0.0, -1.2247], abs=2e-3)
     assert got.std().item() == pytest.approx(1.0)
+    heavy = {**config, "adv_estimator": {**gdpo, "reward_weights": [1.0, 3.0]}}
+    got = estimate(heavy, [0.0] * 4, [0] * 4, components=components)[:, 0]
+    assert got[1] > 0 > got[2]  # the weights are in the order of the names: small weighs three times as much
 
 
-def test_gdpo_equals_a_sum_of_group_advantages_standardised_over_the_batch() -> None:
-    torch.manual_seed(1)
-    parts = {"a": torch.rand(12), "b": torch.rand(12) * 7}
-    index = torch.arange(3).repeat_interleave(4)
-    valid = torch.ones(12, dtype=torch.bool)
-    valid[5] = False
-    got = gdpo_advantages(parts, index, valid, names=("a", "b"), leave_one_out=True, normalize=True)
-    total = [0.0] * 12
-    for values in parts.values():
-        ok = valid.tolist()
-        for i, a in enumerate(advantages(values.double().tolist(), index.tolist(), ok)):
-            total[i] += a
-    kept = [t for t, v in zip(total, valid.tolist(), strict=True) if v]
-    mean, std = statistics.fmean(kept), statistics.stdev(kept)
-    expected = [(t - mean) / std if v else 0.0 for t, v in zip(total, valid.tolist(), strict=True)]
-    assert got.tolist() == pytest.approx(expected, rel=1e-9)
+def test_gdpo_leaves_rollouts_that_could_not_be_graded_out_of_the_batch_it_standardises() -> None:
+    gdpo = {"name": "gdpo", "components": ["a", "b"]}
+    components = {"a": [1.0, 0.0, 9.0], "b": [0.0, 0.5, 9.0]}
+    valid = [True, True, False]
+    got = estimate({"adv_estimator": gdpo}, [0.0] * 3, [0] * 3, components=components, valid=valid)[:, 0]
+    whole = estimate({"adv_estimator": gdpo}, [0.0] * 2, [0] * 2, components={"a": [1.0, 0.0], "b": [0.0, 0.5]})
+    assert got.tolist() == pytest.approx([*whole[:, 0].tolist(), 0.0])
 
 
 def test_gdpo_names_the_component_that_rollouts_lack() -> None:
-    index, valid = torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.bool)
+    gdpo = {"name": "gdpo", "components": ["a", "nope"]}
     with pytest.raises(EngineError, match="components that every rollout carries") as caught:
-        gdpo_advantages({"a": torch.ones(2)}, index, valid, names=("a", "nope"), leave_one_out=True, normalize=True)
+        estimate({"adv_estimator": gdpo}, [0.0] * 2, [0] * 2, components={"a": [1.0, 1.0]})
     assert "nope" in (caught.value.found or "")
 
 
 def test_reinforce_plus_plus_normalises_over_the_tokens_of_the_batch() -> None:
-    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    index = torch.tensor([0, 0, 1, 1])
-    valid = torch.ones(4, dtype=torch.bool)
     mask = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0]], dtype=torch.float32)
-    got = reinforce_plus_plus_advantages(rewards, index, valid, mask, minus_baseline=True)
+    got = estimate(REINFORCE, [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], mask=mask)
     values = [0.5] * 3 + [-0.5] + [0.5] * 2 + [-0.5] * 2
     mean, std = statistics.fmean(values), statistics.pstdev(values)
     assert got[0, 1].item() == pytest.approx((0.5 - mean) / std)
@@ -157,11 +232,17 @@ def test_reinforce_plus_plus_normalises_over_the_tokens_of_the_batch() -> None:
     assert not got[mask == 0].any()
 
 
+def test_reinforce_plus_plus_reads_nothing_of_rollouts_that_could_not_be_graded() -> None:
+    got = estimate(REINFORCE, [1.0, 0.0, float("nan")], [0, 0, 0], valid=[True, True, False])
+    assert got[2].tolist() == [0.0, 0.0]
+    assert torch.equal(got[:2], estimate(REINFORCE, [1.0, 0.0], [0, 0]))
+
+
 def test_reinforce_plus_plus_with_kl_in_the_reward_lowers_tokens_that_left_the_reference() -> None:
-    rewards, index, valid = torch.tensor([1.0, 1.0]), torch.tensor([0, 1]), torch.ones(2, dtype=torch.bool)
     mask = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
     penalty = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    got = reinforce_plus_plus_advantages(rewards, index, valid, mask, minus_baseline=False, kl_penalty=penalty)
+    bare: dict[str, object] = {"adv_estimator": {"name": "reinforce_plus_plus", "minus_baseline": False}}
+    got = estimate(bare, [1.0, 1.0], [0, 1], mask=mask, kl_penalty=penalty)
     # Tokens before normalisation: 1, 0, 1, 1.
     assert got[0, 1].item() == pytest.approx(0.25 / 0.1875**0.5)
     assert got[0, 2].item() == pytest.approx(-0.75 / 0.1875**0.5)

@@ -70,6 +70,14 @@ def test_it_gives_up_with_numbers_and_advice() -> None:
         sampler.take()
 
 
+def test_the_limit_counts_generation_batches_which_may_be_larger_than_a_step() -> None:
+    sampler = DynamicSampler(2, 2, PLAIN, batch_size=3)
+    sampler.offer([group(f"a{i}", [1, 1]) for i in range(3)])
+    sampler.offer([group(f"b{i}", [1, 1]) for i in range(2)])  # five of six
+    with pytest.raises(EngineError, match="in 2 batches"):
+        sampler.offer([group("c", [1, 1])])
+
+
 def test_a_full_batch_in_the_last_allowed_round_is_fine() -> None:
     sampler = DynamicSampler(1, 1, PLAIN)
     sampler.offer([group("a", [0, 1])])

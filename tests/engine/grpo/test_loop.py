@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 
 import pytest
 
@@ -17,7 +18,7 @@ from nemotron_steps.errors import (
     RetryableError,
     UnsupportedError,
 )
-from tests.engine.grpo.grpo_runs import config_of, metrics_of, run_loop, start, stop_after
+from tests.engine.grpo.grpo_runs import Marked, config_of, events_of, marked, metrics_of, run_loop, start, stop_after
 
 
 def test_reward_rises_and_generator_and_policy_agree(task, tmp_path):
@@ -99,6 +100,39 @@ def test_the_rate_of_generation_counts_groups_that_dynamic_sampling_leaves_out(t
     assert max(m["dynamic_sampling/discarded_share"] for m in metrics) > 0
     sampled = sum(m["tokens/generated_per_s"] * m["timing/generation_s"] for m in metrics)
     assert sampled == pytest.approx(run.sampler.generated_tokens)
+
+
+def test_a_generation_batch_of_dynamic_sampling_may_hold_more_prompts_than_a_step(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(Marked, "asked", Counter())
+    rows = marked(read_rows(task / "train.jsonl")[:12], number=range(12), differs=[False, *[True] * 11])
+    records = []
+    changes = {"grpo__use_dynamic_sampling": True, "grpo__batch_multiplier": 1.7}
+    run = start(config_of(task, 1, environment="marked", **changes), tmp_path, records, rows)
+    assert train(run)["steps"] == 1
+    assert sum(Marked.asked.values()) == 6  # 4 x 1.7, rounded down
+    (metrics,) = metrics_of(records)
+    assert metrics["groups/count"] == 4 and metrics["dynamic_sampling/batches"] == 1
+
+
+def test_a_prompt_is_trained_on_if_its_judge_answers_the_last_time_and_dropped_if_not(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(Marked, "asked", Counter())
+    rows = marked(read_rows(task / "train.jsonl")[:8], number=range(8), differs=[True] * 8, silent=[2, 3] + [0] * 6)
+    records = []
+    run = start(config_of(task, 1, environment="marked", grpo__use_dynamic_sampling=True), tmp_path, records, rows)
+    with pytest.MonkeyPatch.context() as patch:  # in file order
+        patch.setattr(run.prompts, "_shuffle", False)
+        train(run)
+    assert [Marked.asked[i] for i in range(2)] == [3, 3]
+    assert [event["where"] for event in events_of(records, "prompt_dropped")] == [rows[1].where]
+
+
+def test_validation_begins_where_it_is_told_to_with_a_number_of_rollouts_of_its_own(task, tmp_path):
+    records = []
+    changes = {"grpo__val_period": 1, "grpo__val_start_at": 2, "grpo__num_val_generations_per_prompt": 3}
+    run = start(config_of(task, 3, **changes), tmp_path, records)
+    run.validation = read_rows(task / "train.jsonl")[:2]
+    train(run)
+    assert [(v["step"], v["samples"]) for v in events_of(records, "validation")] == [(2, 6), (3, 6)]
 
 
 def test_a_judge_that_never_answers_is_an_error_and_not_a_reward_of_zero(task, tmp_path):

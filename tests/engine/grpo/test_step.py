@@ -127,6 +127,41 @@ def test_scaling_and_shaping_come_before_the_baseline() -> None:
     assert metrics["reward/shaped_mean"] == pytest.approx(5 / 8 * 2 - 1 - 0.5)
 
 
+def test_the_overlong_penalty_looks_at_the_length_of_the_first_answer() -> None:
+    shaping = {"enabled": True, "overlong_buffer_length": 4, "overlong_buffer_penalty": 1.0, "max_response_length": 6}
+    config = grpo(normalize_rewards=False, use_leave_one_out_baseline=False, reward_shaping=shaping)
+    several = group("a", [0, 0, 0, 0])
+    # First answers of 2, 3, 4 and 0 tokens: -0, -.25, -.5, and nothing said; what follows does not count.
+    for row, turns in enumerate([[(2, 4), (4, 6)], [(2, 5)], [(2, 6)], []]):
+        several.rollouts[row] = replace(several.rollouts[row], turns=turns, metadata={"turn_texts": ["x"] * len(turns)})
+    prepared = prepare([several, TWO[1]], config)
+    assert prepared.graded.rewards[:4].tolist() == pytest.approx([0.0, -0.25, -0.5, 0.0])
+
+
+def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_shaping_and_low_effort_make_of_it() -> (
+    None
+):
+    scaling = {"enabled": True, "source_min": 0.0, "source_max": 4.0}
+    shaping = {"enabled": True, "overlong_buffer_length": 2, "overlong_buffer_penalty": 0.5, "max_response_length": 4}
+    low = {"enabled": True, "weight": 1.0, "upper_bound_tokens": 8}
+    config = grpo(
+        num_prompts_per_step=3,
+        epsilon_filtering={"enabled": True, "limit_start": 0.01},
+        reward_scaling=scaling,
+        reward_shaping=shaping,
+        low_effort=low,
+    )
+    asked = {"low_effort": True, "turn_texts": ["x"]}
+    groups = [
+        group("solved", [4, 4, 4, 4]),  # shaped: .5, far from both ends
+        group("half", [2, 2, 2, 2], metadata=asked),  # with low effort .75 - .5
+        group("raw_one", [1, 1, 1, 1]),  # scaled: .25; shaped: below 0
+    ]
+    batch, metrics = finish(groups, config)
+    assert batch.sample_mask.tolist() == [0] * 4 + [1] * 8
+    assert metrics["epsilon_filtering/dropped_share"] == pytest.approx(1 / 3)
+
+
 def test_low_effort_rollouts_are_rewarded_by_the_length_of_their_last_message() -> None:
     config = grpo(normalize_rewards=False, low_effort={"enabled": True, "weight": 1.0, "upper_bound_tokens": 8})
     asked = group("a", [1, 1, 1, 1], metadata={"low_effort": True, "turn_texts": ["x"]})
