@@ -120,7 +120,7 @@ def status(arguments: argparse.Namespace) -> int:
     if never_started:
         raise _not_started(store, info)
     terminal.print()
-    for hint in _advice(info):
+    for hint in _advice(info, has_metrics=bool(metrics)):
         terminal.print(f"  {terminal.style(hint, 'cyan')}")
     return 0
 
@@ -296,9 +296,14 @@ def _ago(created: float) -> str:
     return "just now"
 
 
-def _advice(info: RunInfo) -> tuple[str, ...]:
+def _advice(info: RunInfo, *, has_metrics: bool) -> tuple[str, ...]:
     if info.status in ("running", "submitted"):
         return (f"steps logs {info.id} -f", f"steps cancel {info.id}")
     if info.status == "done":
         return (f"steps report {info.id}",)
+    ran = any(step.get("state") == "ran" for step in info.steps.values())
+    # What was wrong with the request is still wrong: going on helps where something is there to go on from.
+    wrong = info.error is not None and str(info.error.get("code", "")) < "E600"
+    if wrong and not ran and not has_metrics:
+        return (f"steps logs {info.id}",)
     return (f"steps run --resume {info.id}", f"steps logs {info.id}")

@@ -240,20 +240,14 @@ class Workbench:
         """The resolver's DescribeInput: a path, an artifact of the home, or the name of a hub model.
 
         Raises:
-            ArtifactError: there is no such thing.
+            ArtifactError: there is no such thing, or nothing of its contents says what it is.
         """
-        from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
         from nemotron_steps.resolver.plan import SuppliedInput
         from nemotron_steps.resolver.problems import AbsentInput
 
         path = Path(ref).expanduser()
         if path.exists():
-            # Only built-in types are recognised by their content; for any other the user's word counts.
-            known = any(has_validator(name) for name in self.registry.types.ancestors(wanted_type))
-            type_name = (sniff_type(path) if known else None) or wanted_type
-            # Rows are read and checked when the step opens them; a checkpoint's headers are cheap to look at now.
-            attributes = validate(type_name, path) if type_name.startswith("checkpoint") else {}
-            return SuppliedInput(ref, type_name, attributes)
+            return self._describe_path(path, ref, wanted_type)
         if not _looks_like_path(ref):
             try:
                 artifact = self.store.find(ref)
@@ -271,6 +265,27 @@ class Workbench:
             found=ref,
             hints=hints or ("steps artifacts list",),
         )
+
+    def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
+        from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
+        from nemotron_steps.resolver.foreign_data import holds_no_rows, refusal
+        from nemotron_steps.resolver.plan import SuppliedInput
+
+        types = self.registry.types
+        ancestors = types.ancestors(wanted_type)
+        # Only built-in types are recognised by their content; for any other the user's word counts.
+        if not any(has_validator(name) for name in ancestors):
+            return SuppliedInput(ref, wanted_type)
+        found = sniff_type(path)
+        # Rows are read and checked when the step opens them; anything else is cheap to look at now.
+        if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
+            raise refusal(path, ref, wanted_type, self.registry)
+        type_name = found or wanted_type
+        if path.is_file() and type_name.startswith("checkpoint"):
+            raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")
+        if found is None or type_name.startswith("checkpoint"):
+            return SuppliedInput(ref, type_name, validate(type_name, path, types.ancestors(type_name)))
+        return SuppliedInput(ref, type_name)
 
     def profile(self, name: str | None) -> Profile | None:
         """An env.toml profile by name, as its executor reads it; None for no name."""

@@ -14,7 +14,7 @@ from nemotron_steps.cli.planning import dry_run, show_plan, with_cached
 from nemotron_steps.cli.request import Asked, Workbench, asked_from
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.redaction import MASK
-from nemotron_steps.errors import RequestError, StepsError
+from nemotron_steps.errors import InterruptedRunError, RequestError, RetryableError, StepsError
 
 if TYPE_CHECKING:
     import argparse
@@ -137,22 +137,28 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 class _RunSeen:
-    """Remembers where the run's log is, for errors that are nobody's fault but this program's."""
+    """Remembers where the run's log is, for errors that are nobody's fault but this program's, and what it did."""
 
     def __init__(self) -> None:
         self.log: str | None = None
         self.run: str | None = None
+        self.did_something = False
+        """Whether a step ended or reported numbers: there may be artifacts or checkpoints to go on from."""
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "run_started":
             self.run = record["run"]
             self.log = f"`steps logs {record['run']}`"
+        elif record["kind"] in ("step_finished", "metrics"):
+            self.did_something = True
 
     def add_hints(self, error: StepsError) -> None:
         """How to look closer and to go on, unless the error says so itself."""
         if self.run is None:
             return
-        wanted = (f"steps logs {self.run}", f"steps run --resume {self.run}")
+        wanted = [f"steps logs {self.run}"]
+        if self.did_something or isinstance(error, RetryableError | InterruptedRunError):
+            wanted.append(f"steps run --resume {self.run}")
         error.hints += tuple(hint for hint in wanted if not any(hint in known for known in error.hints))
 
 

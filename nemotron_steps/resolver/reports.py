@@ -8,6 +8,7 @@ from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.names import nearest
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.advice import producers_of, steps_between
+from nemotron_steps.resolver.foreign_data import ROWS
 from nemotron_steps.resolver.graph import Node
 from nemotron_steps.resolver.problems import AmbiguousSource, MissingInput, TypeMismatch, UnknownPort, WrongDirection
 
@@ -30,17 +31,21 @@ def mismatch(
     for name in found:
         for step, entrance in steps_between(registry, name, port.type):
             if not producer:
-                hints.append(f"steps run {step} --input {entrance}={label}   # makes a {port.type} of it")
+                made = f"{port.type} of such rows" if port.type in ROWS else f"a {port.type} of it"
+                hints.append(f"steps run {step} --input {entrance}={label}   # makes {made}")
             elif step not in (producer, node.manifest.id):
                 hints.append(f"steps plan {producer} {step} {node.manifest.id}")
     hints += [f"steps plan {step} {node.manifest.id}" for step in producers_of(registry, port.type) if step != producer]
     shown = " or ".join(found) or "no output at all"
+    accepted = _accepted(registry, port.type)
+    if not producer and port.type in ROWS:
+        accepted += f": rows like {ROWS[port.type]}"
     if backwards:
         return WrongDirection(
             f"'{port.name}' of {node.key} needs {port.type}, and not every {backwards[0]} is one",
             chain=(label, target),
             where=where or node.manifest.where_input(port.name),
-            expected=_accepted(registry, port.type),
+            expected=accepted,
             found=f"{shown} ({port.type} is_a {backwards[0]}, not the other way round)",
             hints=tuple(dict.fromkeys(hints))[:3],
         )
@@ -48,7 +53,7 @@ def mismatch(
         f"'{port.name}' of {node.key} cannot take {shown}",
         chain=(label, target),
         where=where or node.manifest.where_input(port.name),
-        expected=_accepted(registry, port.type),
+        expected=accepted,
         found=shown,
         hints=tuple(dict.fromkeys(hints))[:3],
     )

@@ -124,15 +124,15 @@ class Sources:
     # -- kinds of source --------------------------------------------------------------------------------------
 
     def _from_reference(self, node: Node, port: Consumes, ref: str, where: str | None) -> InputSource | None:
-        supplied = self._describe(node, port, ref)
+        supplied = self._describe(node, port, ref, where)
         return None if supplied is None else self._fit(node, port, supplied, supplied.type, where)
 
     def _from_config_key(self, node: Node, port: Consumes, key: str, value: str) -> InputSource | None:
-        supplied = self._describe(node, port, value)
+        where = node.config.where(key) if node.config is not None else None
+        supplied = self._describe(node, port, value, where)
         if supplied is None:
             return None
         described = SuppliedInput(value, supplied.type, supplied.attributes, key)
-        where = node.config.where(key) if node.config is not None else None
         return self._fit(node, port, described, described.type, where)
 
     def _from_stage(self, node: Node, port: Consumes, wired: StageSource, where: str | None) -> InputSource | None:
@@ -249,13 +249,14 @@ class Sources:
             return None
         return self.graph.convert(source, path, node, port.name)
 
-    def _describe(self, node: Node, port: Consumes, ref: str) -> SuppliedInput | None:
+    def _describe(self, node: Node, port: Consumes, ref: str, where: str | None) -> SuppliedInput | None:
         key = (ref, port.type)
         if key not in self._described:
             try:
                 self._described[key] = self._describe_input(ref, port.type)
             except StepsError as error:
                 self._described[key] = None
+                error.where = error.where or where
                 self.graph.report(error)
         if self._described[key] is None:
             node.failed.add(port.name)

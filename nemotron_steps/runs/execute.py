@@ -44,7 +44,7 @@ from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, cache_key, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
-from nemotron_steps.runs.inputs import check_inputs, open_input
+from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
 from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.recorder import Recorder, report_unwritable
@@ -315,7 +315,8 @@ class _Run:
             if was_interrupted(error):
                 raise KeyboardInterrupt from error
             self.recorder.log_traceback(error)
-            raise as_steps_error(error, planned, work.path, self.recorder.folder.id) from error
+            failure = as_steps_error(error, planned, work.path, self.recorder.folder.id)
+            raise name_users_files(failure, inputs.values()) from error
         summary = self.recorder.summary(planned.key)
         seconds = time.monotonic() - started
         work.mark_filled(slots, summary, seconds)

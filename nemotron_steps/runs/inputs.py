@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore, default_name
-from nemotron_steps.errors import ArtifactError, UnknownNameError
+from nemotron_steps.errors import ArtifactError, StepsError, UnknownNameError
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
@@ -157,6 +158,34 @@ def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: Ty
                     expected=f"{term} = {first[1]} (as {first[0]})",
                     found=f"{term} = {value}",
                 )
+
+
+def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsError:
+    """The error with the user's own files named where it names copies of them in the home, if they still are alike."""
+    theirs: dict[str, str] = {}
+    told = [text for text in (error.what, error.where, error.expected, error.found, *error.hints) if text]
+    for artifact in inputs:
+        if not artifact.source or Path(artifact.source) == artifact.path:
+            continue
+        for record in artifact.files:
+            copy = str(artifact.path / record.path)
+            source = Path(artifact.source)
+            own = source if source.is_file() else source / record.path
+            if any(copy in text for text in told) and own.is_file() and sha256_file(own) == record.sha256:
+                theirs[copy] = str(own)
+
+    def replaced(text: str) -> str:
+        for copy, own in theirs.items():
+            text = text.replace(copy, own)
+        return text
+
+    if theirs:
+        error.what = replaced(error.what)
+        error.where, error.expected, error.found = (
+            None if text is None else replaced(text) for text in (error.where, error.expected, error.found)
+        )
+        error.hints = tuple(replaced(hint) for hint in error.hints)
+    return error
 
 
 def _check_attributes(planned: PlannedStep, consumes: Consumes, artifact: Artifact) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
 from nemotron_steps.runs.cache import entry_module
-from nemotron_steps.runs.inputs import open_input
+from nemotron_steps.runs.inputs import name_users_files, open_input
 from nemotron_steps.runs.step_entry import imported, validated_config
 
 PACKAGES = {"ray": "pip install 'nemotron-steps[ray]'", "vllm": "pip install 'nemotron-steps[vllm]'"}
@@ -61,17 +62,18 @@ def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> 
         reference = planned.manifest.step.preflight
         if planned.cached is not None or reference is None:
             continue
+        opened: dict[str, Artifact] = {}
         try:
             there = {
                 port: open_input(planned, port, source, store, types=types)
                 for port, source in planned.inputs.items()
                 if isinstance(source, SuppliedInput)
             }
-            opened = {port: artifact for port, artifact in there.items() if artifact is not None}
+            opened |= {port: artifact for port, artifact in there.items() if artifact is not None}
             check = imported(reference, planned)
             check(validated_config(planned, opened), {**dict.fromkeys(planned.inputs), **opened})
         except StepsError as error:
-            problems.append(error)
+            problems.append(name_users_files(error, opened.values()))
     raise_all(problems, "the run cannot start")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
-from nemotron_steps.errors import JudgeUnavailableError, NonFiniteLossError
+from nemotron_steps.errors import DataError, JudgeUnavailableError, NonFiniteLossError, show_line
 from nemotron_steps.runs.context import StepContext
 
 
@@ -38,7 +38,7 @@ class Judge(Section):
 class TrainConfig(Section):
     steps: PositiveInt = 6
     seconds_per_step: float = 0.0
-    end: Literal["done", "diverge", "judge", "bug", "interrupt"] = "done"
+    end: Literal["done", "diverge", "judge", "bug", "interrupt", "row"] = "done"
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     judge: Judge = Judge()
@@ -55,7 +55,11 @@ def make(context: StepContext[MakeConfig]) -> None:
 def train(context: StepContext[TrainConfig]) -> None:
     config = context.config
     logging.getLogger("nemotron_steps.toy").warning("this toy is small; hint: steps list")
-    rows = context.inputs["rows"].require_jsonl().read_text().splitlines()
+    file = context.inputs["rows"].require_jsonl()
+    if config.end == "row":
+        where = f"{file}:1"
+        raise DataError("the row is no good", where=where, hints=show_line(where))
+    rows = file.read_text().splitlines()
     for step in range(1, config.steps + 1):
         time.sleep(config.seconds_per_step)
         context.tracker.metrics(

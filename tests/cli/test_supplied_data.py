@@ -1,0 +1,131 @@
+"""`--input PORT=PATH` of data that is no artifact: told by the plan, with commands that make one of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+ROW = {"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "math_with_judge_simple_agent"}}
+
+
+def given(folder: Path, kind: str) -> Path:
+    """Data of one kind below `folder`."""
+    path = folder / kind
+    if kind == "folder_of_parquet":
+        path.mkdir()
+        (path / "train-00000.parquet").write_bytes(b"PAR1")
+    elif kind == "saved":
+        path.mkdir()
+        (path / "dataset_info.json").write_text("{}")
+        (path / "data-00000-of-00001.arrow").write_bytes(b"ARROW1")
+    elif kind == "saved_with_splits":
+        (path / "train").mkdir(parents=True)
+        (path / "dataset_dict.json").write_text("{}")
+        (path / "train" / "data.arrow").write_bytes(b"ARROW1")
+    elif kind == "nothing":
+        path.mkdir()
+    else:
+        text = {
+            "rows.csv": "question,answer\n1+1,2\n",
+            "rows.tsv": "question\tanswer\n1+1\t2\n",
+            "rows.json": json.dumps([ROW, ROW]),
+            "rows.parquet": "PAR1",
+            "rows.txt": json.dumps(ROW) + "\n",
+            "rows.jsonl.gz": "x",
+            "empty.jsonl": "",
+            "notes.md": "some notes\n",
+        }[kind]
+        path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "command"),
+    [
+        ("rows.csv", "a CSV file", "csv.DictReader"),
+        ("rows.tsv", "a TSV file", "csv.DictReader"),
+        ("rows.json", "a JSON list", "json.load"),
+        ("rows.parquet", "a Parquet file", "pip install pyarrow"),
+        ("folder_of_parquet", "a folder of Parquet files", "pip install pyarrow"),
+        ("saved", "a data set that `datasets` saved", "pip install datasets"),
+        ("saved_with_splits", "a data set that `datasets` saved, with splits", "saved_with_splits.jsonl train"),
+        ("rows.txt", "JSON Lines in a file whose name does not end in .jsonl", "cp "),
+        ("rows.jsonl.gz", "a compressed file (.gz)", "gzip -dc"),
+        ("empty.jsonl", "an empty file", None),
+        ("nothing", "an empty folder", None),
+        ("notes.md", "a file of another kind (.md)", None),
+    ],
+)
+def test_data_that_is_no_artifact_is_refused_by_the_plan(
+    cli: Cli, workplace: Path, kind: str, said: str, command: str | None
+) -> None:
+    path = given(workplace, kind)
+    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{path.name}", "--json")
+    assert refused.code == 2
+    (problem,) = refused.json["error"]["problems"]
+    assert problem["what"] == f"'./{path.name}' is {said}, not rl_prompts"
+    assert problem["where"] == f"--input prompts=./{path.name}"
+    assert "responses_create_params" in problem["expected"]
+    if command is not None:
+        assert command in problem["hints"][0] and problem["hints"][1].startswith("steps run data_prep/rl_prep --input")
+
+
+@pytest.mark.parametrize("kind", ["rows.csv", "rows.tsv", "rows.json", "rows.txt"])
+def test_the_commands_of_the_hints_work(cli: Cli, workplace: Path, kind: str) -> None:
+    given(workplace, kind)
+    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{kind}", "--json")
+    convert, prepare, *_ = refused.json["error"]["problems"][0]["hints"]
+    convert = convert.replace("python -c", f"{sys.executable} -c", 1)
+    subprocess.run(["bash", "-c", convert], check=True, cwd=workplace, timeout=60)
+    rows = [json.loads(line) for line in (workplace / "rows.jsonl").read_text().splitlines()]
+    assert rows[0] == (ROW if kind in ("rows.json", "rows.txt") else {"question": "1+1", "answer": "2"})
+    planned = cli(*prepare.partition("#")[0].replace("steps run", "plan").split(), "--json")
+    assert planned.code == 0 and planned.json["steps"][0]["inputs"]["source"]["ref"] == "rows.jsonl"
+
+
+def test_rows_of_another_shape_are_shown_the_right_one(cli: Cli, workplace: Path) -> None:
+    (workplace / "rows.jsonl").write_text('{"question": "1+1"}\n')
+    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", "prompts=rows.jsonl")
+    assert refused.code == 2 and "error[E302]" in refused.err
+    assert 'rows like {"responses_create_params"' in refused.err
+
+
+def test_a_file_is_no_checkpoint(cli: Cli, workplace: Path) -> None:
+    (workplace / "model.safetensors").write_bytes(b"x")
+    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", "policy=./model.safetensors")
+    assert refused.code == 2 and "is a file, not checkpoint_megatron" in refused.err
+
+
+def test_a_message_about_a_row_names_the_users_file(cli: Cli, workplace: Path) -> None:
+    rows = workplace / "mine.jsonl"
+    rows.write_text('{"number": 1}\n')
+    refused = cli("run", "toy/train", "end=row", "--input", "rows=./mine.jsonl", "--json")
+    assert refused.code == 2
+    error = refused.json["error"]
+    assert error["where"] == f"{rows}:1" and f"sed -n 1p {rows}   # the row" in error["hints"]
+    assert cli("status", "latest", "--json").json["error"]["where"] == f"{rows}:1"
+    # Where the user's file is another one by now, the copy that the step read is named.
+    added = cli("artifacts", "add", "mine.jsonl", "--type", "toy_rows", "--name", "mine")
+    assert added.code == 0
+    rows.write_text('{"number": 2}\n')
+    changed = cli("run", "toy/train", "end=row", "--input", "rows=mine:v1", "--json").json["error"]
+    assert "/home/artifacts/" in changed["where"]
+
+
+def test_resume_is_suggested_where_something_is_there_to_go_on_from(cli: Cli, workplace: Path) -> None:
+    (workplace / "mine.jsonl").write_text('{"number": 1}\n')
+    alone = cli("run", "toy/train", "end=row", "--input", "rows=./mine.jsonl")
+    assert alone.code == 2 and "--resume" not in alone.err and "steps logs" in alone.err
+    assert "--resume" not in cli("status").out
+    # Here the step before it has committed its rows.
+    after = cli("run", "toy/train", "-c", "tiny", "end=row")
+    assert after.code == 2 and "steps run --resume" in after.err
+    assert "--resume" in cli("status").out
+    retry = cli("run", "toy/train", "-c", "tiny", "end=judge")
+    assert retry.code == 3 and "steps run --resume" in retry.err
