@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -16,6 +16,11 @@ class Reporter(Protocol):
 
     def sample(self, sample: Mapping[str, Any]) -> None:
         """One example worth reading."""
+
+    def groups(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+        """What became of prompts by the end of one training step, one entry a prompt: `prompt` (row of the file),
+        `attempt` (0 for the first) and `outcome` (`trained`, `dropped`, or why it was discarded), asynchronously also
+        `position` (place in the data order). Of a step that is reported again the later report counts."""
 
     def event(self, name: str, **fields: Any) -> None:
         """Something that happened."""

@@ -1,4 +1,4 @@
-"""Everything one run writes about itself: events, metrics, samples, log, run.json; and what it hands to listeners.
+"""Everything one run writes about itself: events, metrics, samples, groups, log, run.json; and what listeners get.
 
 The runner decides; this only records, redacted.
 """
@@ -17,7 +17,7 @@ from nemotron_steps.runs.hints import Signal
 from nemotron_steps.runs.lines import RunLog
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
 from nemotron_steps.runs.secrets import Secrets
-from nemotron_steps.runs.tracker import JsonLines, Listener, Record, Tracker
+from nemotron_steps.runs.tracker import FILES, JsonLines, Listener, Record, Tracker
 
 
 class Recorder:
@@ -35,7 +35,7 @@ class Recorder:
         self._secrets = Secrets(*secret_sources)
         self._listeners: list[Listener] = []
         self._log = RunLog(folder.path / "log.txt", self.redact_text)
-        self._files = {name: JsonLines(folder.path / f"{name}.jsonl") for name in ("events", "metrics", "samples")}
+        self._files = {name: JsonLines(folder.path / f"{name}.jsonl") for name in (*FILES.values(), "events")}
         self._signals: dict[str, dict[str, Signal]] = {}
         self._summaries: dict[str, dict[str, Any]] = {}
         self.run = self.tracker("")
@@ -110,8 +110,7 @@ class Recorder:
         elif kind == "summary":
             self._summaries.setdefault(step, {}).update(record["values"])
         if kind != "progress":
-            file = {"metrics": "metrics", "sample": "samples"}.get(kind, "events")
-            self._files[file].write(record)
+            self._files[FILES.get(kind, "events")].write(record)
             self._log(record)
         for listener in self._listeners:
             listener(record)

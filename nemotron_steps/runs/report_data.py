@@ -136,10 +136,15 @@ def _apply_metrics(steps: Mapping[str, StepReport], folder: Path, only: str | No
         for name, points in step.curves.items():
             # A resumed run reports some training steps twice: the later report counts.
             step.curves[name] = sorted(dict(points).items())
-    for record in _lines(folder / "samples.jsonl"):
+    samples: dict[str, dict[Any, dict[str, Any]]] = {}
+    for number, record in enumerate(_lines(folder / "samples.jsonl")):
         step = steps.get(record.get("step", ""))
         if step is not None and (only is None or step.key == only):
-            step.samples.append(record["sample"])
+            sample = record["sample"]
+            named = (sample.get("step"), sample.get("which", number))  # reported twice, as above
+            samples.setdefault(step.key, {})[named] = sample
+    for key, by_name in samples.items():
+        steps[key].samples.extend(by_name.values())
 
 
 def _artifacts(steps: Mapping[str, StepReport], store: ArtifactStore) -> dict[str, Artifact]:

@@ -5,6 +5,7 @@ runs/<id>/run.json       what was asked, its state, process or job, and each ste
           config.yaml    every step's merged config, redacted
           events.jsonl   everything that happened, in order
           metrics.jsonl  samples.jsonl  log.txt  report.html
+          groups.jsonl   what became of each prompt, by training step
           lock           held by the process that works on it, so that a killed run is known to be dead
           submit.lock    held by the process that hands it to an executor, for the same reason
 """

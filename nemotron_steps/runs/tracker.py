@@ -1,4 +1,4 @@
-"""What a step reports while it works: metrics, samples, events, signals, progress and a summary.
+"""What a step reports while it works: metrics, samples, groups, events, signals, progress and a summary.
 
 A Tracker turns each report into one JSON line of the run folder, flushed at once, and hands the same record to a
 listener (the command line's progress display, the W&B mirror). It draws nothing and decides nothing.
@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.jsonable import plain
 
 Record = dict[str, Any]
+FILES = {"metrics": "metrics", "sample": "samples", "groups": "groups"}
+"""Kind → file of the run folder, without `.jsonl`; the other kinds are in `events`, `progress` nowhere."""
+
 Listener = Callable[[Record], None]
 """Called with every record, in the thread that reported it.
 
 Every record has `kind`, `time` (Unix seconds) and `step` (step id, "" for the run itself). Kinds a step causes:
-`metrics` (index, values), `sample` (sample), `event` (name, fields), `signal` (name, numbers), `progress`
-(description, completed, total), `summary` (values). Kinds the runner adds are listed in `execute`.
+`metrics` (index, values), `sample` (sample), `groups` (index, groups), `event` (name, fields), `signal` (name,
+numbers), `progress` (description, completed, total), `summary` (values). Kinds the runner adds are listed in `execute`.
 """
 
 
@@ -54,8 +57,8 @@ class Tracker:
 
     Args:
         step: the step's id, put on every record.
-        folder: run folder whose metrics.jsonl, samples.jsonl and events.jsonl receive the records; None keeps
-            nothing on disk.
+        folder: run folder whose metrics.jsonl, samples.jsonl, groups.jsonl and events.jsonl receive the records; None
+            keeps nothing on disk.
         listener: also called with every record.
         redact: applied to every record before anyone sees it.
     """
@@ -72,27 +75,31 @@ class Tracker:
         self._redact = redact
         self._files: dict[str, JsonLines] = {}
         if folder is not None:
-            self._files = {name: JsonLines(folder / f"{name}.jsonl") for name in ("metrics", "samples", "events")}
+            self._files = {name: JsonLines(folder / f"{name}.jsonl") for name in (*FILES.values(), "events")}
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Numbers of one training step; `step` is its index."""
-        self._emit("metrics", {"index": int(step), "values": dict(values)}, "metrics")
+        self._emit("metrics", {"index": int(step), "values": dict(values)})
 
     def sample(self, sample: Mapping[str, Any]) -> None:
         """One example worth reading: usually prompt, response, reward, index."""
-        self._emit("sample", {"sample": dict(sample)}, "samples")
+        self._emit("sample", {"sample": dict(sample)})
+
+    def groups(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+        """What became of prompts by the end of one training step; see the engine's Reporter."""
+        self._emit("groups", {"index": int(step), "groups": [dict(group) for group in groups]})
 
     def event(self, name: str, **fields: Any) -> None:
         """Something that happened: a checkpoint written, a phase timed, a judge retried."""
-        self._emit("event", {"name": name, "fields": fields}, "events")
+        self._emit("event", {"name": name, "fields": fields})
 
     def signal(self, name: str, **numbers: Any) -> None:
         """A warning sign over metrics (kl_spike, reward_saturated, ...) with the numbers that raised it."""
-        self._emit("signal", {"name": name, "numbers": numbers}, "events")
+        self._emit("signal", {"name": name, "numbers": numbers})
 
     def progress(self, description: str, completed: float, total: float | None = None) -> None:
         """How far the current work is. Not kept on disk."""
-        self._emit("progress", {"description": description, "completed": completed, "total": total}, None)
+        self._emit("progress", {"description": description, "completed": completed, "total": total})
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """What the step achieved, shown at the end of the run and in the report.
@@ -100,11 +107,11 @@ class Tracker:
         A value is a number or a text, or {"before": x, "after": y} for what the step changed; a third key
         "better" ("higher" or "lower") says which direction is an improvement.
         """
-        self._emit("summary", {"values": dict(values)}, "events")
+        self._emit("summary", {"values": dict(values)})
 
     def record(self, kind: str, **fields: Any) -> None:
         """A record of the runner itself (see `execute`)."""
-        self._emit(kind, fields, "events")
+        self._emit(kind, fields)
 
     def close(self) -> None:
         """Close the files."""
@@ -112,11 +119,11 @@ class Tracker:
             file.close()
         self._files = {}
 
-    def _emit(self, kind: str, fields: Mapping[str, Any], file: str | None) -> None:
+    def _emit(self, kind: str, fields: Mapping[str, Any]) -> None:
         record: Record = {"kind": kind, "time": time.time(), "step": self.step, **fields}
         if self._redact is not None:
             record = self._redact(plain(record))
-        if file is not None and file in self._files:
-            self._files[file].write(record)
+        if kind != "progress" and self._files:
+            self._files[FILES.get(kind, "events")].write(record)
         if self._listener is not None:
             self._listener(record)

@@ -90,6 +90,17 @@ def test_report_of_a_cached_run_shows_the_curves_of_the_run_that_made_it(store: 
     assert any(name == "data-points" for _, name, _ in page.attributes)
 
 
+def test_a_sample_that_a_resumed_run_reports_again_is_shown_once(store: ArtifactStore) -> None:
+    result = run(store)
+    with (result.folder / "samples.jsonl").open("a") as file:
+        for response, which in (("rolled back", "best"), ("the other", "worst"), ("trained again", "best")):
+            sample = {"prompt": "2+2", "response": response, "step": 7, "which": which}
+            file.write(json.dumps({"kind": "sample", "step": "toy/train", "sample": sample}) + "\n")
+    write_report(result.folder, store)
+    text = page_of(result.folder).text
+    assert "trained again" in text and "the other" in text and "rolled back" not in text
+
+
 def test_report_can_be_written_again_when_artifacts_are_gone(store: ArtifactStore) -> None:
     import shutil
 

@@ -1,18 +1,21 @@
-"""Asynchronous GRPO: generation never waits for training, and training never sees a token older than the age bound.
+"""Asynchronous GRPO: generation goes on while the policy trains, and training never sees a token older than the bound.
 
-One event loop drives the generator, the environments and the judges; the policy trains in a thread beside it. The
-GroupBuffer decides which prompts may start and which groups a step may take (buffer.py holds the age bound). After each
-step the new weights are pushed between two decoding steps: running rollouts go on under them.
+One event loop drives the generator, the environments and the judges; the policy trains, and its checkpoints are
+written, in a thread beside it. The GroupBuffer decides which prompts may start, and promises each of them to a step,
+which waits for it (buffer.py holds the age bound). After each step the new weights are pushed between two decoding
+steps: running rollouts go on under them.
 
 Dynamic sampling discards groups without a signal as they come; what is left over opens the next step, within the age
-bound. The numeric part of a step is `train_on`, shared with the synchronous loop (grpo.py).
+bound. The numeric part of a step is `train_on`, shared with the synchronous loop (loop.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
@@ -22,10 +25,11 @@ from nemotron_steps.engine.grpo.loop import (
     GrpoRun,
     StepRecord,
     begin_sampling,
-    finish_step,
     mean,
     prompts_used_up,
     refit,
+    refuse_overtime,
+    report_step,
     restore,
     sample_groups,
     save_step,
@@ -36,6 +40,9 @@ from nemotron_steps.engine.grpo.loop import (
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import DataError
+
+SAY_SECONDS = 30.0
+"""A step that has waited so long for its groups says so, and again after twice the time."""
 
 
 def train_async(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
@@ -67,6 +74,7 @@ class _AsyncLoop:
             settings.max_trajectory_age_steps,
             straggler_deadline_s=settings.straggler_deadline_s,
             num_positions=run.prompts.num_positions,
+            num_steps=run.total_steps,
         )
         self.tasks: dict[str, asyncio.Task[RolloutGroup]] = {}
         self.cuts: dict[str, asyncio.Event] = {}
@@ -92,14 +100,14 @@ class _AsyncLoop:
                 record = StepRecord()
                 tokens_before = run.sampler.generated_tokens
                 with record.timer.phase("wait_for_rollouts"):
-                    groups = await self._next_groups()
+                    groups = await self._next_groups(record)
                 if groups is None:
                     self._end_early(rewards)
                     break
                 record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
                 record.metrics.update(self._sampling_metrics())
                 record.untrained, self.untrained = self.untrained, []
-                await self._beside_generation(groups, record)
+                await self._beside_generation(train_on, run, groups, record)
                 with record.timer.phase("drain"):
                     if not self.settings.in_flight_weight_updates:
                         await self._drain()
@@ -113,8 +121,10 @@ class _AsyncLoop:
                 if validation_due(run):
                     with record.timer.phase("validation"):
                         record.metrics["validation/reward"] = (await validate(run)).reward
-                if not finish_step(run, groups, record, rewards, self.buffer):
-                    break
+                outcomes, state = self._outcomes(), self.buffer.state()  # of the same moment
+                if report_step(run, groups, record, outcomes):
+                    await self._beside_generation(save_step, run, record, rewards, state)
+                    refuse_overtime(run)
         finally:
             for task in self.tasks.values():
                 task.cancel()
@@ -123,7 +133,6 @@ class _AsyncLoop:
 
     def _restore(self) -> list[float]:
         rewards = restore(self.run, self.buffer)
-        self.buffer.next_step = self.run.step
         self.reported_drops = len(self.buffer.dropped)
         begin_sampling(self.run)
         return rewards
@@ -141,45 +150,75 @@ class _AsyncLoop:
                 hints=["grpo.async_grpo.straggler_deadline_s=null", "policy.generation.max_new_tokens=1024"],
             )
         run.reporter.event("prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
+        run.reporter.groups(run.step + 1, self._outcomes())
         run.checkpoints.wait()
         latest = run.checkpoints.latest()
         if run.config.checkpointing.enabled and (latest is None or latest.step < run.step):
-            save_step(run, StepRecord(), rewards, self.buffer)
+            save_step(run, StepRecord(), rewards, self.buffer.state())
 
-    async def _beside_generation(self, groups: list[RolloutGroup], record: StepRecord) -> None:
-        """Train in a thread while the event loop goes on generating and judging."""
-        training = asyncio.ensure_future(asyncio.to_thread(train_on, self.run, groups, record))
+    async def _beside_generation(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Train or save in a thread while the event loop goes on generating and judging."""
+        working = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
         try:
-            while not training.done():
+            while not working.done():
                 self._issue()
                 self._cut_stragglers()
-                waiting = {training, *self.tasks.values()}
+                waiting = {working, *self.tasks.values()}
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
                 self._gather()
         finally:
-            await asyncio.wait({training})  # a thread cannot be cancelled, and what it uses is closed next
-        training.result()
+            await asyncio.wait({working})  # a thread cannot be cancelled, and what it uses is closed next
+        working.result()
 
-    async def _next_groups(self) -> list[RolloutGroup] | None:
+    async def _next_groups(self, record: StepRecord) -> list[RolloutGroup] | None:
         """The groups of the next step; None when the prompts are used up."""
+        began, say_after = _now(), SAY_SECONDS
+        awaited: int | None = None
         while True:
             self._gather()
             groups = self.buffer.take(self.run.step)
             self._report_drops()
             if groups is not None:
+                record.metrics["async/waited_s"] = _now() - began
+                record.metrics["async/awaited_groups"] = float(awaited or 0)
                 return groups
+            if _now() - began >= say_after:
+                self._say_waiting(_now() - began)
+                say_after *= 2
             if self.buffer.exhausted and not self.tasks:
                 return None
             self._refuse_hopeless()
             self._issue()
             if not self.tasks:
                 return None
+            awaited = len(self.buffer.awaited()) if awaited is None else awaited
             await self._wait_for_groups()
 
     async def _wait_for_groups(self) -> None:
         """Wait until a group finishes, or a moment; cut those that straggle. A dead worker fails its groups itself."""
         self._cut_stragglers()
         await asyncio.wait(self.tasks.values(), return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
+
+    def _say_waiting(self, waited_s: float) -> None:
+        """Which groups keep the step waiting, in the log and on the screen."""
+        run, awaited = self.run, self.buffer.awaited()
+        if not awaited:
+            return
+        longest = awaited[0]
+        run.reporter.event(
+            "waiting_for_groups",
+            step=run.step + 1,
+            waited_s=waited_s,
+            groups=len(awaited),
+            ready=self.buffer.ready,
+            longest=run.prompts.at(longest.position).where,
+            longest_s=_now() - longest.issued_at,
+        )
+        run.reporter.progress(f"grpo  waiting for {len(awaited)} groups", run.step, run.total_steps)
+
+    def _outcomes(self) -> list[dict[str, Any]]:
+        """What became of prompts since the last step, as Reporter.groups takes it."""
+        return [{"prompt": self.run.prompts.at(each.position).index, **asdict(each)} for each in self.buffer.outcomes()]
 
     def _refuse_hopeless(self) -> None:
         """Dynamic sampling gives up after as many groups as the synchronous loop does."""
@@ -208,7 +247,7 @@ class _AsyncLoop:
         """Start as many groups as the age bound allows."""
         version = self.run.generator.weight_version
         while self.buffer.can_issue(version):
-            ticket = self.buffer.issue(version, time.monotonic())
+            ticket = self.buffer.issue(version, _now())
             cut = asyncio.Event()
             self.cuts[ticket.group_id] = cut
             self.tasks[ticket.group_id] = asyncio.ensure_future(self._generate(ticket, cut))
@@ -251,7 +290,7 @@ class _AsyncLoop:
         self.reported_drops = len(self.buffer.dropped)
 
     def _cut_stragglers(self) -> None:
-        for ticket in [*self.buffer.overdue(time.monotonic()), *self.buffer.unreachable()]:
+        for ticket in self.buffer.overdue(_now()):
             self.cuts[ticket.group_id].set()
 
     async def _drain(self) -> None:
@@ -267,3 +306,8 @@ class _AsyncLoop:
                 return
             await self._wait_for_groups()
             self._gather()
+
+
+def _now() -> float:
+    """Seconds on the event loop's clock."""
+    return asyncio.get_running_loop().time()

@@ -1,14 +1,20 @@
 """The versioned buffer of prompt groups between asynchronous generation and training.
 
 It owns the life of every prompt position of the data order: *issued* to the generator, *ready* once its group is
-graded, then *taken* into exactly one training step. A group that fails, straggles or grows too old sends its position
-to the *retry* queue, MAX_FAILURES times at most: then the prompt is *dropped*. Groups that dynamic sampling finds no
-signal in are *discarded*. A position is in exactly one of these places, so that no prompt is lost and none is trained
-on twice, through kills and resumes included.
+graded, then *taken* into exactly one training step. A group that fails or straggles sends its position to the *retry*
+queue, MAX_FAILURES times at most: then the prompt is *dropped*. Groups that dynamic sampling finds no signal in are
+*discarded*. A position is in exactly one of these places, so that no prompt is lost and none is trained on twice,
+through kills and resumes included.
 
 Versions: step v trains on the weights of version v and leaves version v + 1. A group may enter step v only if every
-one of its sampled tokens came from version >= v - max_age. The check reads the tokens' own versions at the moment of
-taking; a group's stamp is never trusted.
+one of its sampled tokens came from version >= v - max_age.
+
+Promises: when it is issued, a group is promised to the first step with room for it, its *target step*, and nothing is
+issued whose target is more than max_age past the weights it starts on. A step waits for every group promised to it,
+however long that takes (straggler_deadline_s bounds it where one is set), so a group is never too old when its turn
+comes, and long answers are trained on as often as short ones. Room that a step gains (a group without a signal, an
+attempt that failed) goes to groups of later steps that are ready, as long as all that are left keep their promises.
+docs/decisions/promised-groups.md has the reasons.
 
 Pure bookkeeping: it starts no thread, reads no clock (callers pass `now`) and knows no generator. Not thread-safe; the
 asynchronous loop owns it.
@@ -18,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,10 +34,10 @@ from nemotron_steps.engine.grpo.rollout_metrics import oldest_version
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import EngineError
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 
 MAX_FAILURES = 3
-"""Attempts of a prompt that may straggle, fail or expire; a prompt that always does would be tried for ever."""
+"""Attempts of a prompt that may straggle or fail; a prompt that always does would be tried for ever."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,33 @@ class Ticket:
     """Generator weights when it was issued."""
     issued_at: float
     """`now` of the caller, seconds on any monotonic clock."""
+    target_step: int
+    """The step that waits for it; an earlier one may have room for it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a prompt position: it is not issued again."""
+
+    position: int
+    attempt: int
+    """Of its last attempt."""
+    outcome: str
+    """`trained`, `dropped`, or why it was discarded."""
+
+
+@dataclass(frozen=True)
+class BufferState:
+    """A buffer at one moment. Encoding it takes time and may happen in another thread, while the buffer goes on."""
+
+    plain: dict[str, Any]
+    """JSON-able, without the groups."""
+    ready: list[RolloutGroup]
+
+    def encode(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What `GroupBuffer.load_state_dict` takes: JSON-able data and tensors (safetensors)."""
+        groups, tensors = encode_groups(self.ready)
+        return {**self.plain, "groups": groups}, tensors
 
 
 class GroupBuffer:
@@ -58,7 +91,7 @@ class GroupBuffer:
         max_age: `grpo.async_grpo.max_trajectory_age_steps`.
         straggler_deadline_s: seconds after which a ticket is overdue; None for never.
         num_positions: length of the data order over all epochs; None for endless.
-        next_step: the step (equal to its weight version) that will take groups next.
+        num_steps: steps of the run, beyond which nothing is promised; None for endless.
     """
 
     def __init__(
@@ -68,39 +101,42 @@ class GroupBuffer:
         *,
         straggler_deadline_s: float | None = None,
         num_positions: int | None = None,
-        next_step: int = 0,
+        num_steps: int | None = None,
     ) -> None:
         self.num_prompts_per_step = num_prompts_per_step
         self.max_age = max_age
         self.straggler_deadline_s = straggler_deadline_s
         self.num_positions = num_positions
-        self.next_step = next_step
+        self.num_steps = num_steps
+        self.next_step = 0
+        """The step (equal to its weight version) that will take groups next."""
         self._cursor = 0
         self._attempts: dict[int, int] = {}
         self._failures: dict[int, int] = {}
         self.dropped: list[int] = []
         """Positions given up after MAX_FAILURES, in the order that happened."""
         self._retry: list[int] = []
+        self._interrupted: list[Ticket] = []
+        """In flight when the state was saved; their places are kept."""
         self._in_flight: dict[str, Ticket] = {}
         self._ready: dict[str, tuple[Ticket, RolloutGroup]] = {}
         self._counts: Counter[str] = Counter()
+        self._outcomes: list[Outcome] = []
 
     # -- generation's side ------------------------------------------------------------------------------------------
 
     def can_issue(self, generator_version: int) -> bool:
-        """Whether a group started now, on weights `generator_version`, would still be young enough when its turn comes.
-
-        With a groups ahead of it, a group is taken by step next_step + floor(a / P), which must not be more than
-        `max_age` past the weights it starts on. Issuing beyond that would only generate groups to throw away. Groups
-        that are themselves unreachable take no step's place and do not count.
-        """
+        """Whether a group started now, on weights `generator_version`, would be young enough for the step it would be
+        promised to."""
+        if self._interrupted:
+            return True
         if not self._retry and self.num_positions is not None and self._cursor >= self.num_positions:
             return False
-        ahead = len(self._in_flight) - len(self.unreachable()) + len(self._ready)
-        return self.next_step + ahead // self.num_prompts_per_step <= generator_version + self.max_age
+        target = self._next_target()
+        return target <= generator_version + self.max_age and (self.num_steps is None or target < self.num_steps)
 
     def issue(self, generator_version: int, now: float) -> Ticket:
-        """The next position to generate: a retry first, else the next of the data order.
+        """The next position to generate: an interrupted attempt first, then a retry, else the next of the data order.
 
         Raises:
             EngineError: `can_issue` is false.
@@ -113,15 +149,19 @@ class GroupBuffer:
                 found=f"{len(self._in_flight)} in flight, {len(self._ready)} ready, next step {self.next_step}, "
                 f"generator version {generator_version}",
             )
-        if self._retry:
-            position = self._retry.pop(0)
+        if self._interrupted:
+            ticket = replace(self._interrupted.pop(0), version=generator_version, issued_at=now)
         else:
-            position = self._cursor
-            self._cursor += 1
-        attempt = self._attempts.get(position, 0)
-        ticket = Ticket(position, attempt, f"{position}.{attempt}", generator_version, now)
+            target = self._next_target()
+            if self._retry:
+                position = self._retry.pop(0)
+            else:
+                position = self._cursor
+                self._cursor += 1
+            attempt = self._attempts.get(position, 0)
+            ticket = Ticket(position, attempt, f"{position}.{attempt}", generator_version, now, target)
+            self._counts["issued"] += 1
         self._in_flight[ticket.group_id] = ticket
-        self._counts["issued"] += 1
         return ticket
 
     def complete(self, group: RolloutGroup, *, partial: bool = False) -> None:
@@ -138,6 +178,7 @@ class GroupBuffer:
                 expected="an issued group, completed once",
                 found="ready" if group.group_id in self._ready else "unknown or withdrawn",
             )
+        # The tokens' own versions, not the group's stamp: the age bound is about what was sampled.
         if oldest_version(group.rollouts, ticket.version) < ticket.version:
             raise EngineError(
                 f"group {group.group_id} holds tokens older than the weights it was issued on",
@@ -158,7 +199,7 @@ class GroupBuffer:
         return sorted(late, key=lambda ticket: (ticket.issued_at, ticket.position))
 
     def withdraw(self, group_id: str, reason: str) -> None:
-        """Give up on an attempt (straggler, lost worker, judge down); its position is retried, or dropped at last.
+        """Give up on an attempt (straggler, judge down); its position is retried, or dropped at last.
 
         Args:
             group_id: in flight or ready.
@@ -167,7 +208,18 @@ class GroupBuffer:
         Raises:
             EngineError: unknown id.
         """
-        self._return(self._remove(group_id, "withdraw"), reason)
+        ticket = self._remove(group_id, "withdraw")
+        position = ticket.position
+        self._counts[f"withdrawn_{reason}"] += 1
+        failures = self._failures.get(position, 0) + 1
+        if failures >= MAX_FAILURES:
+            self._end(ticket, "dropped")
+            self.dropped.append(position)
+            self._counts["dropped"] += 1
+            return
+        self._failures[position] = failures
+        self._attempts[position] = ticket.attempt + 1
+        self._retry.append(position)
 
     def discard(self, group_id: str, reason: str) -> None:
         """Take a group's prompt out of the run: nothing is to be learned from it, and it is not tried again.
@@ -179,16 +231,15 @@ class GroupBuffer:
         Raises:
             EngineError: unknown id.
         """
-        self._forget(self._remove(group_id, "discard").position)
+        self._end(self._remove(group_id, "discard"), reason)
         self._counts[f"discarded_{reason}"] += 1
 
     # -- training's side --------------------------------------------------------------------------------------------
 
     def take(self, step: int) -> list[RolloutGroup] | None:
-        """The groups of step `step`, or None while too few are young enough.
+        """The groups of step `step`, or None while it has to wait for some.
 
-        Too old groups are withdrawn and counted (`expired`). The oldest versions go first, so that they are used
-        before they expire; among equals, data order decides.
+        First those promised to it, in data order, then ready ones of later steps where it has room.
 
         Raises:
             EngineError: steps are not taken in order.
@@ -200,63 +251,45 @@ class GroupBuffer:
                 expected=str(self.next_step),
                 found=str(step),
             )
-        self.expire()
-        if len(self._ready) < self.num_prompts_per_step:
+        queue = sorted(self._ready.values(), key=lambda entry: (entry[0].target_step, entry[0].position))
+        taken, later = queue[: self.num_prompts_per_step], queue[self.num_prompts_per_step :]
+        if len(taken) < self.num_prompts_per_step or not self._keeps_promises([ticket for ticket, _ in later]):
             return None
-        queue = sorted(self._ready.values(), key=lambda entry: (_oldest(entry), entry[0].position))
-        taken = queue[: self.num_prompts_per_step]
         for ticket, _ in taken:
             del self._ready[ticket.group_id]
-            self._forget(ticket.position)
+            self._end(ticket, "trained")
         self.next_step = step + 1
         self._counts["taken"] += len(taken)
         return [group for _, group in taken]
 
-    def expire(self) -> list[Ticket]:
-        """Withdraw ready groups with a token older than the next step may train on; returns their tickets.
+    def _keeps_promises(self, later: Iterable[Ticket]) -> bool:
+        """Whether all that would be left after the next step can still be trained by their target steps."""
+        left = sorted(t.target_step for t in [*later, *self._in_flight.values(), *self._interrupted])
+        first = self.next_step + 1
+        return all(target >= first + place // self.num_prompts_per_step for place, target in enumerate(left))
 
-        It counts as a failure: groups are issued only as far ahead as their turn comes in time, so one that expires
-        took too long.
-        """
-        oldest_allowed = self.next_step - self.max_age
-        old = [entry for entry in self._ready.values() if _oldest(entry) < oldest_allowed]
-        for ticket, _ in old:
-            del self._ready[ticket.group_id]
-            self._return(ticket, "expired")
-        return [ticket for ticket, _ in old]
+    def awaited(self) -> list[Ticket]:
+        """Groups in flight that are promised to the next step, longest first; when none is, all that are in flight."""
+        promised = [t for t in self._in_flight.values() if t.target_step <= self.next_step]
+        return sorted(promised or self._in_flight.values(), key=lambda ticket: (ticket.issued_at, ticket.position))
 
-    def unreachable(self) -> list[Ticket]:
-        """Tickets in flight that can no longer make the next step: started on weights already too old.
-
-        Continuing them wastes generation; the caller should cancel and withdraw them.
-        """
-        oldest_allowed = self.next_step - self.max_age
-        return [ticket for ticket in self._in_flight.values() if ticket.version < oldest_allowed]
+    def outcomes(self) -> list[Outcome]:
+        """What became of positions since the last call."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
     @property
     def exhausted(self) -> bool:
         """Whether the data order has ended and fewer groups are left than a step needs."""
         if self.num_positions is None:
             return False
-        left = self.num_positions - self._cursor + len(self._retry) + len(self._in_flight) + len(self._ready)
+        left = self.num_positions - self._cursor + len(self._retry) + self._outstanding
         return left < self.num_prompts_per_step
-
-    @property
-    def in_flight(self) -> int:
-        """Groups being generated or judged."""
-        return len(self._in_flight)
 
     @property
     def ready(self) -> int:
         """Groups waiting for a step."""
         return len(self._ready)
-
-    def outstanding(self) -> set[int]:
-        """Positions issued at least once and not yet taken. Every other one below the cursor was trained on, unless it
-        is among `dropped` or was discarded."""
-        positions = {ticket.position for ticket in self._in_flight.values()}
-        positions |= {ticket.position for ticket, _ in self._ready.values()}
-        return positions | set(self._retry)
 
     def metrics(self) -> dict[str, float]:
         """Occupancy now, and counts since the start of the run (`async/withdrawn_<reason>` among them)."""
@@ -269,49 +302,50 @@ class GroupBuffer:
 
     # -- checkpoint -------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Everything a resumed run needs, as JSON-able data and tensors (safetensors).
+    def state(self) -> BufferState:
+        """Everything a resumed run needs.
 
-        Groups in flight are saved as retries: their partial generations die with the process. The retry is the same
-        attempt, so with the same weights a seeded generator samples the same group again.
+        Groups in flight die with the process. A resumed run issues them again as the same attempts, so that with the
+        same weights a seeded generator samples them again, and for the same steps.
         """
         ready = sorted(self._ready.values(), key=lambda entry: entry[0].position)
-        groups, tensors = encode_groups([group for _, group in ready])
-        attempts = dict(self._attempts)
-        retry = list(self._retry)
-        for ticket in sorted(self._in_flight.values(), key=lambda t: t.position):
-            retry.append(ticket.position)
-            attempts[ticket.position] = ticket.attempt
-        state = {
+        interrupted = [*self._interrupted, *self._in_flight.values()]
+        plain = {
             "format": STATE_FORMAT,
             "num_prompts_per_step": self.num_prompts_per_step,
             "max_age": self.max_age,
             "next_step": self.next_step,
             "cursor": self._cursor,
-            "attempts": sorted(attempts.items()),
+            "attempts": sorted(self._attempts.items()),
             "failures": sorted(self._failures.items()),
-            "dropped": self.dropped,
-            "retry": retry,
-            "ready": [[t.position, t.attempt, t.version] for t, _ in ready],
-            "groups": groups,
+            "dropped": list(self.dropped),
+            "retry": list(self._retry),
+            "interrupted": [
+                _saved(ticket) for ticket in sorted(interrupted, key=lambda t: (t.target_step, t.position))
+            ],
+            "ready": [_saved(ticket) for ticket, _ in ready],
             "counts": dict(self._counts),
         }
-        return state, tensors
+        return BufferState(plain, [group for _, group in ready])
 
     def load_state_dict(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """The inverse of `state_dict`, into a fresh buffer. The age bound applies to restored groups like any others.
+        """Go on from an encoded `state`, in a fresh buffer.
 
         Raises:
-            EngineError: the buffer is in use, or the state has another format.
+            EngineError: the buffer is in use, or the state is of another format or of other settings.
         """
-        if self._cursor or self._in_flight or self._ready:
-            raise EngineError("state is loaded into a buffer that is in use", where="GroupBuffer.load_state_dict")
-        if state.get("format") != STATE_FORMAT:
+        where = "GroupBuffer.load_state_dict"
+        if self._cursor or self._outstanding:
+            raise EngineError("state is loaded into a buffer that is in use", where=where)
+        # Promises were made for these settings.
+        settings = [STATE_FORMAT, self.num_prompts_per_step, self.max_age]
+        found = [state.get(name) for name in ("format", "num_prompts_per_step", "max_age")]
+        if found != settings:
             raise EngineError(
-                "the buffer's saved state has another format",
-                where="GroupBuffer.load_state_dict",
-                expected=str(STATE_FORMAT),
-                found=str(state.get("format")),
+                "the buffer's saved state is of another format or of other settings",
+                where=where,
+                expected="format {}, {} prompts a step, max_trajectory_age_steps {}".format(*settings),
+                found="format {}, {} prompts a step, max_trajectory_age_steps {}".format(*found),
             )
         self.next_step = int(state["next_step"])
         self._cursor = int(state["cursor"])
@@ -319,11 +353,20 @@ class GroupBuffer:
         self._failures = {int(position): int(count) for position, count in state["failures"]}
         self.dropped = [int(position) for position in state["dropped"]]
         self._retry = [int(position) for position in state["retry"]]
+        self._interrupted = [_restored(saved) for saved in state["interrupted"]]
         self._counts = Counter({str(name): int(count) for name, count in state["counts"].items()})
         groups = decode_groups(state["groups"], tensors)
-        for (position, attempt, version), group in zip(state["ready"], groups, strict=True):
-            ticket = Ticket(int(position), int(attempt), group.group_id, int(version), 0.0)
-            self._ready[group.group_id] = (ticket, group)
+        for saved, group in zip(state["ready"], groups, strict=True):
+            self._ready[group.group_id] = (_restored(saved), group)
+
+    @property
+    def _outstanding(self) -> int:
+        """Groups that have a place in a step."""
+        return len(self._interrupted) + len(self._in_flight) + len(self._ready)
+
+    def _next_target(self) -> int:
+        """The first step with room, behind all that are promised."""
+        return self.next_step + self._outstanding // self.num_prompts_per_step
 
     def _remove(self, group_id: str, caller: str) -> Ticket:
         ticket = self._in_flight.pop(group_id, None)
@@ -333,28 +376,19 @@ class GroupBuffer:
             raise EngineError(f"group {group_id} is neither in flight nor ready", where=f"GroupBuffer.{caller}")
         return ticket
 
-    def _return(self, ticket: Ticket, reason: str) -> None:
-        position = ticket.position
-        self._counts[f"withdrawn_{reason}"] += 1
-        failures = self._failures.get(position, 0) + 1
-        if failures >= MAX_FAILURES:
-            self._forget(position)
-            self.dropped.append(position)
-            self._counts["dropped"] += 1
-            return
-        self._failures[position] = failures
-        self._attempts[position] = ticket.attempt + 1
-        self._retry.append(position)
-
-    def _forget(self, position: int) -> None:
-        self._attempts.pop(position, None)
-        self._failures.pop(position, None)
+    def _end(self, ticket: Ticket, outcome: str) -> None:
+        self._attempts.pop(ticket.position, None)
+        self._failures.pop(ticket.position, None)
+        self._outcomes.append(Outcome(ticket.position, ticket.attempt, outcome))
 
 
-def _oldest(entry: tuple[Ticket, RolloutGroup]) -> int:
-    """Oldest version of any sampled token; the ticket's when nothing was sampled."""
-    ticket, group = entry
-    return oldest_version(group.rollouts, ticket.version)
+def _saved(ticket: Ticket) -> list[int]:
+    return [ticket.position, ticket.attempt, ticket.version, ticket.target_step]
+
+
+def _restored(saved: Iterable[int]) -> Ticket:
+    position, attempt, version, target_step = map(int, saved)
+    return Ticket(position, attempt, f"{position}.{attempt}", version, 0.0, target_step)
 
 
 def max_policy_lag(groups: Iterable[RolloutGroup], step: int) -> int:

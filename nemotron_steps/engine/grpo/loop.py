@@ -9,7 +9,8 @@
         generator.update_weights(policy.weights())    refit
 
 Everything numeric is a pure function elsewhere; backends are chosen in build/. The asynchronous loop
-(async_loop.py) is made of the same `train_on`, `refit` and `finish_step`, with generation running beside them.
+(async_loop.py) is made of the same `train_on`, `refit`, `report_step` and `save_step`, with generation running beside
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +30,7 @@ from nemotron_steps.engine.batches.batching import split_batch
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer
+from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, BufferState, GroupBuffer
 from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler
 from nemotron_steps.engine.grpo.judge_outage import AnswerWatch, refuse_ungraded
 from nemotron_steps.engine.grpo.step import (
@@ -91,6 +92,8 @@ class StepRecord:
     started: float = field(default_factory=time.perf_counter)
     untrained: list[str | None] = field(default_factory=list)
     """Of each rollout that was judged for the step and is not trained: why it has no reward, or None."""
+    retries: Counter[int] = field(default_factory=Counter)
+    """How often a prompt was sampled for the step before, by its index; synchronously."""
 
 
 def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
@@ -125,7 +128,14 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
             if validation_due(run):
                 with record.timer.phase("validation"):
                     record.metrics["validation/reward"] = run_on(runner, validate(run)).reward
-            if not finish_step(run, groups, record, rewards):
+            sampled_groups = [
+                {"prompt": g.prompt_index, "attempt": record.retries[g.prompt_index], "outcome": "trained"}
+                for g in groups
+            ]
+            if report_step(run, groups, record, sampled_groups):
+                save_step(run, record, rewards)
+                refuse_overtime(run)
+            if run.step >= run.total_steps:
                 break
         else:
             if run.step < run.total_steps:  # dynamic sampling went through all prompts, the last step's included
@@ -168,7 +178,7 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
         grpo.num_prompts_per_step, grpo.dynamic_sampling_max_gen_batches, grpo.reward_scaling, len(prompts)
     )
     watch = AnswerWatch(grpo.num_prompts_per_step)
-    failed: Counter[int] = Counter()
+    failed = record.retries
     more = iter(run.prompts)
     while True:
         groups = await sample_groups(run, prompts, _ids(f"{run.step}.{sampler.batches}", prompts))
@@ -288,38 +298,33 @@ def refit(run: GrpoRun, record: StepRecord) -> None:
     record.metrics["weight_sync/bytes"] = float(report.bytes)
 
 
-def finish_step(
-    run: GrpoRun,
-    groups: Sequence[RolloutGroup],
-    record: StepRecord,
-    rewards: Sequence[float],
-    buffer: GroupBuffer | None = None,
+def report_step(
+    run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord, outcomes: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Log, raise signals, checkpoint (with the asynchronous loop's buffer). Returns whether to go on.
+    """Log the step just trained, raise signals. Returns whether it is to be saved.
 
-    Raises:
-        RetryableError: checkpoint_must_save_by has come, and the step is saved.
+    It comes before `save_step`: what a checkpoint holds has been reported, wherever a kill comes. A kill between the
+    two has the step trained and reported again.
+
+    Args:
+        outcomes: see Reporter.groups.
     """
     record.metrics.update(record.timer.metrics())
     record.metrics["timing/step_s"] = time.perf_counter() - record.started
-    last = run.step >= run.total_steps
     signals = run.signals.update(run.step, record.metrics)  # before they are saved: a resumed run goes on from them
     run.checkpoints.check()
-    saved = run.checkpoints.due(run.step, last)
-    if saved:
-        save_step(run, record, rewards, buffer)
-    run.reporter.metrics(run.step, record.metrics)
-    run.reporter.progress(f"grpo  reward {record.metrics['reward/mean']:.3f}", run.step, run.total_steps)
+    due = run.checkpoints.due(run.step, run.step >= run.total_steps)
+    run.reporter.groups(run.step, outcomes)
     for signal in signals:
         run.reporter.signal(signal.name, step=signal.step, message=signal.message, **signal.numbers)
     _report_sample(run, groups)
-    if saved and not last:
-        run.checkpoints.refuse_overtime(run.step, run.total_steps, run.reporter)
-    return not last
+    run.reporter.metrics(run.step, record.metrics)
+    run.reporter.progress(f"grpo  reward {record.metrics['reward/mean']:.3f}", run.step, run.total_steps)
+    return due
 
 
-def save_step(run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffer: GroupBuffer | None = None) -> None:
-    """Checkpoint the step just trained; `timing/checkpoint_s` is what training waits for."""
+def save_step(run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffered: BufferState | None = None) -> None:
+    """Checkpoint the step just trained, with the asynchronous loop's buffer. The event says what training waited."""
     started = time.perf_counter()
     state: dict[str, Any] = {
         "prompts": run.prompts.state_dict(),
@@ -328,12 +333,22 @@ def save_step(run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffer
         "metrics": record.metrics,
     }
     tensors: dict[str, torch.Tensor] = {}
-    if buffer is not None:
-        state["buffer"], tensors = buffer.state_dict()
+    if buffered is not None:
+        state["buffer"], tensors = buffered.encode()
     grpo = run.config.grpo
     validated = ["validation/reward"] if grpo.val_period > 0 or grpo.val_at_end else []
     run.checkpoints.save(run.step, run.policy, state, tensors, reported=[*run.signals.metrics, *validated])
-    record.metrics["timing/checkpoint_s"] = time.perf_counter() - started
+    run.reporter.event("checkpoint", step=run.step, seconds=time.perf_counter() - started)
+
+
+def refuse_overtime(run: GrpoRun) -> None:
+    """End the run where another step would be over too late; called once a step is saved.
+
+    Raises:
+        RetryableError: checkpoint_must_save_by has come.
+    """
+    if run.step < run.total_steps:
+        run.checkpoints.refuse_overtime(run.step, run.total_steps, run.reporter)
 
 
 def validation_due(run: GrpoRun) -> bool:
@@ -384,10 +399,11 @@ async def evaluate_heldout(
 def _report_sample(run: GrpoRun, groups: Sequence[RolloutGroup]) -> None:
     """The best and the worst answer of the step's first group."""
     graded = sorted((r for r in groups[0].rollouts if r.failure is None), key=lambda r: r.reward)
-    for rollout in {id(r): r for r in graded[-1:] + graded[:1]}.values():
+    for which, rollout in zip(("best", "worst"), {id(r): r for r in graded[-1:] + graded[:1]}.values(), strict=False):
         run.reporter.sample(
             {
                 "step": run.step,
+                "which": which,
                 "environment": rollout.environment,
                 "prompt": run.collector.prompt_text(rollout),
                 "response": "\n".join(rollout.metadata["turn_texts"]),

@@ -77,6 +77,30 @@ def test_checkpoints_resume_without_losing_or_repeating_a_prompt(task, tmp_path)
     assert metrics_of(records)[-1]["async/taken"] == 6 * 4
 
 
+@pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
+def test_what_a_checkpoint_holds_has_been_reported_whenever_the_kill_comes(changes, task, tmp_path):
+    run = start(config_of(task, 6, **changes, checkpointing__save_period=2), tmp_path, records := [])
+    save = run.checkpoints.save
+
+    def killed_after_the_commit(step, *arguments, **options):
+        save(step, *arguments, **options)
+        if step == 4:
+            raise KeyboardInterrupt
+
+    run.checkpoints.save = killed_after_the_commit
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(run)
+    again = []
+    run_loop(start(config_of(task, 6, **changes, checkpointing__save_period=2), tmp_path, again))
+    for kind, count in (("metrics", 1), ("groups", 1), ("sample", 2)):
+        steps = [
+            r["sample"]["step"] if kind == "sample" else r["index"] for r in [*records, *again] if r["kind"] == kind
+        ]
+        assert steps == [step for step in range(1, 7) for _ in range(count)], kind
+    prompts = [group["prompt"] for r in [*records, *again] if r["kind"] == "groups" for group in r["groups"]]
+    assert len(prompts) == len(set(prompts)) == 6 * 4
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, {"grpo__use_dynamic_sampling": True, "grpo__num_generations_per_prompt": 2, "environment": "any_vowel"}],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from safetensors.torch import load_file, save_file
 
-from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
+from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Outcome, Ticket, max_policy_lag
 from nemotron_steps.engine.grpo.group_codec import decode_groups, encode_groups
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import EngineError
@@ -35,6 +35,31 @@ def filled(buffer: GroupBuffer, count: int, version: int) -> list[Ticket]:
     return tickets
 
 
+def encoded(buffer: GroupBuffer) -> tuple[dict, dict]:
+    """The buffer's state as it is read back from disk."""
+    state, tensors = buffer.state().encode()
+    return json.loads(json.dumps(state, allow_nan=False)), tensors
+
+
+def resumed(buffer: GroupBuffer) -> GroupBuffer:
+    """The buffer of a process that goes on after a kill."""
+    back = GroupBuffer(
+        buffer.num_prompts_per_step,
+        buffer.max_age,
+        straggler_deadline_s=buffer.straggler_deadline_s,
+        num_positions=buffer.num_positions,
+        num_steps=buffer.num_steps,
+    )
+    back.load_state_dict(*encoded(buffer))
+    return back
+
+
+def outstanding(buffer: GroupBuffer) -> set[int]:
+    """Positions issued at least once whose end is not known yet."""
+    state = buffer.state().plain
+    return {saved[0] for saved in [*state["interrupted"], *state["ready"]]} | set(state["retry"])
+
+
 def test_groups_wait_until_a_step_is_full_and_go_in_data_order() -> None:
     buffer = GroupBuffer(3, 1)
     tickets = [buffer.issue(0, 0.0) for _ in range(3)]
@@ -44,7 +69,7 @@ def test_groups_wait_until_a_step_is_full_and_go_in_data_order() -> None:
     buffer.complete(graded(tickets[0]))
     taken = buffer.take(0)
     assert taken is not None and [g.prompt_index for g in taken] == [0, 1, 2]
-    assert buffer.outstanding() == set()
+    assert outstanding(buffer) == set()
 
 
 def test_generation_runs_ahead_exactly_as_far_as_the_age_bound_allows() -> None:
@@ -59,30 +84,54 @@ def test_generation_runs_ahead_exactly_as_far_as_the_age_bound_allows() -> None:
     buffer = GroupBuffer(4, 2)
     while buffer.can_issue(0):
         buffer.issue(0, 0.0)
-    assert buffer.in_flight == 12
+    assert buffer.metrics()["async/in_flight"] == 12
 
 
-def test_the_bound_is_on_every_token_not_on_the_groups_stamp() -> None:
-    buffer = GroupBuffer(1, 1)
-    ticket = buffer.issue(0, 0.0)
-    late = graded(ticket, versions=[0, 1, 2, 2])
-    late.weight_version = 2  # a stamp that lies
-    buffer.next_step = 2
-    buffer.complete(late)
-    assert buffer.take(2) is None  # version 0 is two behind
-    assert buffer.metrics()["async/withdrawn_expired"] == 1.0
-    again = buffer.issue(2, 0.0)
-    assert (again.position, again.attempt, again.group_id) == (0, 1, "0.1")
+def test_a_step_waits_for_every_group_promised_to_it_however_many_others_are_ready() -> None:
+    buffer = GroupBuffer(2, 1)
+    long, *others = [buffer.issue(0, 0.0) for _ in range(4)]
+    assert [t.target_step for t in [long, *others]] == [0, 0, 1, 1]
+    for ticket in others:
+        buffer.complete(graded(ticket))
+    assert buffer.take(0) is None and buffer.awaited() == [long]
+    buffer.complete(graded(long))
+    for step, positions in ((0, [0, 1]), (1, [2, 3])):
+        taken = buffer.take(step)
+        assert taken is not None and [g.prompt_index for g in taken] == positions
 
 
-def test_oldest_versions_go_first_before_they_expire() -> None:
-    buffer = GroupBuffer(1, 1)
-    first = buffer.issue(0, 0.0)
-    second = buffer.issue(0, 0.0)
-    buffer.complete(graded(first, versions=[1, 1, 1, 1]))
-    buffer.complete(graded(second, versions=[0, 1, 1, 1]))
+def test_room_that_a_step_gains_goes_to_whatever_is_ready_and_can_be_spared() -> None:
+    buffer = GroupBuffer(2, 2)
+    first, gone, *others = [buffer.issue(0, 0.0) for _ in range(6)]
+    buffer.complete(graded(first))
+    buffer.discard(gone.group_id, "no_signal")
+    assert buffer.take(0) is None and buffer.awaited() == others  # any of them will do
+    last = others[-1]
+    buffer.complete(graded(last))
     taken = buffer.take(0)
-    assert taken is not None and taken[0].group_id == second.group_id
+    assert taken is not None and [g.prompt_index for g in taken] == [first.position, last.position]
+
+
+def test_no_step_takes_a_group_whose_place_another_ones_promise_needs() -> None:
+    buffer = GroupBuffer(2, 2)
+    kept, gone, *second = [buffer.issue(0, 0.0) for _ in range(3)]
+    buffer.discard(gone.group_id, "no_signal")
+    second += [buffer.issue(0, 0.0), buffer.issue(0, 0.0)]
+    third = [buffer.issue(0, 0.0), buffer.issue(0, 0.0)]
+    assert [t.target_step for t in [kept, *second, *third]] == [0, 1, 1, 1, 2, 2]  # three for the two places of step 1
+    buffer.complete(graded(kept))
+    buffer.complete(graded(third[0]))
+    assert buffer.take(0) is None
+    buffer.complete(graded(second[2]))
+    taken = buffer.take(0)
+    assert taken is not None and [g.prompt_index for g in taken] == [kept.position, second[2].position]
+
+
+def test_nothing_is_issued_for_steps_beyond_the_last() -> None:
+    buffer = GroupBuffer(2, 3, num_steps=2)
+    while buffer.can_issue(0):
+        buffer.issue(0, 0.0)
+    assert buffer.metrics()["async/in_flight"] == 4
 
 
 def test_stragglers_are_found_withdrawn_counted_and_retried_first() -> None:
@@ -106,20 +155,16 @@ def test_stragglers_are_found_withdrawn_counted_and_retried_first() -> None:
 def test_a_prompt_that_always_fails_is_dropped_and_a_kill_is_not_its_fault() -> None:
     buffer = GroupBuffer(1, 1)
     for failure in range(MAX_FAILURES):
-        state, tensors = buffer.state_dict()
-        buffer = GroupBuffer(1, 1)  # a kill between attempts neither counts nor forgives
-        buffer.load_state_dict(json.loads(json.dumps(state)), tensors)
+        buffer = resumed(buffer)  # a kill between attempts neither counts nor forgives
         ticket = buffer.issue(0, 0.0)
         assert (ticket.position, ticket.attempt) == (0, failure)
         buffer.withdraw(ticket.group_id, "straggler")
-    assert buffer.dropped == [0] and buffer.outstanding() == set()
+    assert buffer.dropped == [0] and outstanding(buffer) == set()
     assert buffer.metrics()["async/dropped"] == 1.0
     assert buffer.metrics()["async/withdrawn_straggler"] == float(MAX_FAILURES)
     assert buffer.issue(0, 0.0).position == 1
     for _ in range(2 * MAX_FAILURES):
-        state, tensors = buffer.state_dict()
-        buffer = GroupBuffer(1, 1)
-        buffer.load_state_dict(state, tensors)
+        buffer = resumed(buffer)
         assert buffer.dropped == [0]
         assert buffer.issue(0, 0.0).group_id == "1.0"
 
@@ -128,20 +173,27 @@ def test_groups_without_a_signal_leave_and_their_prompts_do_not_come_back() -> N
     buffer = GroupBuffer(1, 1, num_positions=2)
     first, second = filled(buffer, 2, 0)
     buffer.discard(first.group_id, "no_signal")
-    assert buffer.outstanding() == {second.position} and buffer.dropped == []
+    assert outstanding(buffer) == {second.position} and buffer.dropped == []
     assert buffer.metrics()["async/discarded_no_signal"] == 1.0
     with pytest.raises(EngineError, match="neither"):
         buffer.discard(first.group_id, "no_signal")
     assert buffer.take(0) is not None and buffer.exhausted
 
 
-def test_groups_started_on_weights_too_old_are_named_and_block_nobody() -> None:
+def test_the_end_of_every_position_is_told_once_with_its_attempt() -> None:
     buffer = GroupBuffer(1, 1)
-    stuck = [buffer.issue(0, 0.0), buffer.issue(0, 0.0)]
-    assert not buffer.can_issue(0)
-    buffer.next_step = 2
-    assert buffer.unreachable() == stuck
-    assert buffer.can_issue(2)
+    first, second = filled(buffer, 2, 0)
+    assert buffer.take(0) is not None
+    buffer.withdraw(second.group_id, "straggler")
+    again = buffer.issue(1, 0.0)
+    assert buffer.outcomes() == [Outcome(first.position, 0, "trained")]
+    buffer.complete(graded(again))
+    buffer.discard(again.group_id, "no_signal")
+    assert buffer.outcomes() == [Outcome(second.position, 1, "no_signal")]
+    for _ in range(MAX_FAILURES):
+        buffer.withdraw(buffer.issue(1, 0.0).group_id, "straggler")
+    assert buffer.outcomes() == [Outcome(2, MAX_FAILURES - 1, "dropped")]
+    assert buffer.outcomes() == []
 
 
 def test_misuse_is_refused() -> None:
@@ -155,8 +207,10 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(EngineError, match="neither"):
         buffer.withdraw("9.0", "x")
     other = buffer.issue(0, 0.0)
+    late = graded(other, versions=[-1, 0, 0, 0])
+    late.weight_version = 0  # a stamp that lies: the bound is on every token
     with pytest.raises(EngineError, match="older than the weights"):
-        buffer.complete(graded(replace(other, version=0), versions=[-1, 0, 0, 0]))
+        buffer.complete(late)
     with pytest.raises(EngineError, match="in use"):
         buffer.load_state_dict({}, {})
 
@@ -178,13 +232,13 @@ def test_state_survives_json_and_safetensors_bit_by_bit(tmp_path: Path) -> None:
     broken.rollouts[0] = replace(broken.rollouts[0], reward=math.nan, failure="judge_failed", logprobs=[0.1 + 0.2] * 6)
     buffer.complete(broken)
     flying = buffer.issue(0, 0.0)
-    state, tensors = buffer.state_dict()
+    state, tensors = buffer.state().encode()
     save_file(tensors, tmp_path / "groups.safetensors")
     (tmp_path / "state.json").write_text(json.dumps(state, allow_nan=False))
 
     back = GroupBuffer(4, 1)
     back.load_state_dict(json.loads((tmp_path / "state.json").read_text()), load_file(tmp_path / "groups.safetensors"))
-    assert back.outstanding() == buffer.outstanding() == {0, 1, 2, 3}
+    assert outstanding(back) == outstanding(buffer) == {0, 1, 2, 3}
     retry = back.issue(0, 0.0)
     # The same attempt under the same id: a seeded generator samples again what died with the process.
     assert retry.group_id == flying.group_id
@@ -195,22 +249,33 @@ def test_state_survives_json_and_safetensors_bit_by_bit(tmp_path: Path) -> None:
     assert taken[2].rollouts[0].logprobs == [0.1 + 0.2] * 6 and math.isnan(taken[2].rollouts[0].reward)
 
 
-def test_a_resumed_buffer_still_refuses_groups_that_are_too_old() -> None:
-    buffer = GroupBuffer(1, 1)
-    filled(buffer, 2, 0)
-    assert buffer.take(0) is not None
-    assert buffer.take(1) is not None
-    buffer = GroupBuffer(1, 1)
-    filled(buffer, 1, 0)
-    state, tensors = buffer.state_dict()
-    state["next_step"] = 2  # two updates have happened since
-    back = GroupBuffer(1, 1)
-    back.load_state_dict(state, tensors)
-    assert back.take(2) is None and back.outstanding() == {0}
+def test_what_was_in_flight_keeps_its_step_through_a_kill() -> None:
+    buffer = GroupBuffer(2, 1)
+    tickets = [buffer.issue(0, 0.0) for _ in range(4)]
+    for ticket in tickets[2:]:
+        buffer.complete(graded(ticket))
+    back = resumed(resumed(buffer))  # killed again before anything was issued
+    assert back.take(0) is None
+    again = [back.issue(0, 7.0), back.issue(0, 7.0)]
+    assert again == [replace(ticket, issued_at=7.0) for ticket in tickets[:2]]
+    assert not back.can_issue(0)
+    assert back.metrics()["async/issued"] == 4
+    for ticket in again:
+        back.complete(graded(ticket))
+    taken = back.take(0)
+    assert taken is not None and [g.prompt_index for g in taken] == [0, 1]
+
+
+def test_a_state_of_another_age_bound_is_refused() -> None:
+    buffer = GroupBuffer(2, 2)
+    filled(buffer, 6, 0)
+    with pytest.raises(EngineError, match="other settings") as caught:
+        GroupBuffer(2, 1).load_state_dict(*encoded(buffer))
+    assert "max_trajectory_age_steps 2" in str(caught.value)
 
 
 def test_saved_groups_that_do_not_match_their_tensors_are_refused() -> None:
-    records, tensors = encode_groups([graded(Ticket(0, 0, "0.0", 0, 0.0))])
+    records, tensors = encode_groups([graded(Ticket(0, 0, "0.0", 0, 0.0, 0))])
     tensors["token_ids"] = tensors["token_ids"].repeat(2)
     with pytest.raises(EngineError, match="do not belong together"):
         decode_groups(records, tensors)
@@ -219,7 +284,7 @@ def test_saved_groups_that_do_not_match_their_tensors_are_refused() -> None:
 class AsyncRun(RuleBasedStateMachine):
     """Random interleavings of generation, failures, stragglers, training and kill-and-resume."""
 
-    prompts, max_age = 3, 1
+    prompts, max_age = 3, 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,6 +334,7 @@ class AsyncRun(RuleBasedStateMachine):
             return
         assert len(groups) == self.prompts
         assert max_policy_lag(groups, step) <= self.max_age
+        assert all(ticket.target_step > step for ticket in self.flying.values())
         self.trained += [group.prompt_index for group in groups]
 
     @rule()
@@ -277,30 +343,29 @@ class AsyncRun(RuleBasedStateMachine):
 
     @rule()
     def kill_and_resume(self) -> None:
-        state, tensors = self.buffer.state_dict()
-        self.buffer = GroupBuffer(self.prompts, self.max_age, straggler_deadline_s=5.0)
-        self.buffer.load_state_dict(json.loads(json.dumps(state)), tensors)
+        self.buffer = resumed(self.buffer)
         self.flying.clear()
         self.version = self.buffer.next_step
 
     @invariant()
     def no_prompt_is_lost_or_repeated(self) -> None:
         assert len(set(self.trained)) == len(self.trained)
-        places = [*self.buffer.outstanding(), *self.trained, *self.buffer.dropped, *self.discarded]
+        places = [*outstanding(self.buffer), *self.trained, *self.buffer.dropped, *self.discarded]
         assert sorted(places) == list(range(len(places)))
 
     @invariant()
     def a_prompt_is_dropped_only_after_it_failed_often_enough(self) -> None:
         often = {position for position, count in self.failures.items() if count >= MAX_FAILURES}
         assert often <= set(self.buffer.dropped)
-        withdrawn = sum(n for name, n in self.buffer.metrics().items() if name.startswith("async/withdrawn_"))
-        assert withdrawn >= MAX_FAILURES * len(self.buffer.dropped)
+        counts = self.buffer.metrics()
+        withdrawn = sum(n for name, n in counts.items() if name.startswith("async/withdrawn_"))
+        assert withdrawn == counts.get("async/withdrawn_straggler", 0) >= MAX_FAILURES * len(self.buffer.dropped)
 
     @invariant()
     def generation_can_always_go_on(self) -> None:
-        """Never a state in which nothing flies, too little is ready, and nothing may be issued on fresh weights."""
-        if not self.flying and self.buffer.ready < self.prompts:
-            assert self.buffer.can_issue(self.buffer.next_step)
+        """Nothing flies: the next step has what it waits for, or more may be issued on fresh weights."""
+        if not self.flying and not self.buffer.can_issue(self.buffer.next_step):
+            assert resumed(self.buffer).take(self.buffer.next_step) is not None
 
 
 TestAsyncRun = AsyncRun.TestCase

@@ -1,0 +1,26 @@
+"""Kill -9 in the middle of an asynchronous run, whose weights are updated in flight."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.kill_async import PROMPTS, kill_until_done
+
+
+@pytest.mark.parametrize(
+    ("kills", "steps", "dynamic"),
+    [
+        pytest.param(2, 8, True, id="2-kills"),
+        pytest.param(20, 40, True, id="20-kills-dynamic-sampling", marks=pytest.mark.slow),
+        pytest.param(20, 40, False, id="20-kills", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_asynchronous_run_neither_loses_nor_repeats_a_prompt_nor_lacks_a_report(
+    kills, steps, dynamic, tmp_path
+):
+    account = kill_until_done(tmp_path, kills=kills, steps=steps, dynamic=dynamic, seed=1)
+    assert account.lost == account.repeated == []
+    assert account.trained == steps * PROMPTS
+    assert account.rolled_back > 0 or kills < 20  # kills came where there was something to lose
+    assert account.without_metrics == account.without_samples == []
+    assert dynamic == ("no_signal" in account.outcomes)
