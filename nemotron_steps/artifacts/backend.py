@@ -3,39 +3,43 @@
 Both backends keep one promise: `commit_tree` makes a folder appear whole or not at all. Locally that is one
 rename; on an object store, which has none, the files are uploaded first and `artifact.json` last, and a folder
 without it does not exist.
+
+Every path handed in is checked to stay in the home (see confinement), for a record may have named it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from nemotron_steps.artifacts.confinement import confined
 from nemotron_steps.artifacts.files import (
     create_exclusive,
+    hash_tree,
     remove_tree,
     seal_tree,
+    set_aside,
     storage_errors,
     sync_folder,
-    tree_files,
     write_atomic,
 )
 from nemotron_steps.artifacts.models import MANIFEST_NAME, FileRecord
-from nemotron_steps.errors import ArtifactError, RequestError, StorageError, UnsupportedError
+from nemotron_steps.errors import StorageError
 
 DEFAULT_HOME = ".steps"
 
 
 class Backend(Protocol):
-    """Records and folders under one home. Paths are relative, posix."""
+    """Records and folders under one home. Paths are relative, posix; ArtifactError for one that leaves the home."""
 
     url: str
     """What the user called the home."""
     scratch: Path
     """A local folder for staging, locks, work folders and copies; the home itself if that is local."""
+    private: Path
+    """A local folder of this user's own, in no home: what lies there was written by this user."""
 
     def read(self, path: str) -> bytes | None:
         """A record's content, None if it is not there."""
@@ -58,6 +62,12 @@ class Backend(Protocol):
     def local_tree(self, path: str, files: Sequence[FileRecord]) -> Path:
         """A local folder with the content of a committed folder."""
 
+    def stored_files(self, path: str) -> list[FileRecord]:
+        """Every file of a committed folder but its artifact.json, hashed as it is in the home, not in a local copy."""
+
+    def local(self, path: str) -> Path:
+        """The place of `path` on this machine, whether or not anything is there."""
+
     def drop_copy(self, path: str) -> bool:
         """Delete the local copy of a committed folder; false if what is local is the only one."""
 
@@ -68,39 +78,46 @@ class Backend(Protocol):
 class LocalBackend:
     """A home that is a folder of this machine or of a shared file system."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, cache: Path | None = None) -> None:
         self.root = root
         self.url = str(root)
         self.scratch = root
+        self.private = cache or default_cache()
 
     def read(self, path: str) -> bytes | None:
         """See Backend."""
+        place = self.local(path)
         try:
-            return (self.root / path).read_bytes()
+            return place.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
 
     def write(self, path: str, data: bytes) -> None:
         """See Backend."""
-        write_atomic(self.root / path, data)
+        write_atomic(self.local(path), data)
 
     def create(self, path: str, data: bytes) -> bool:
         """See Backend."""
-        return create_exclusive(self.root / path, data)
+        return create_exclusive(self.local(path), data)
 
     def names(self, path: str) -> list[str]:
         """See Backend."""
+        place = self.local(path)
         try:
-            return sorted(name for name in os.listdir(self.root / path) if not name.startswith("."))
+            return sorted(name for name in os.listdir(place) if not name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
 
     def commit_tree(self, staged: Path, path: str, *, replace: bool = False) -> None:
         """See Backend."""
-        target = self.root / path
+        target = self.local(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if replace:
-            _discard(target)
+            set_aside(target)
         seal_tree(staged)
         with storage_errors(target):
             try:
@@ -114,7 +131,15 @@ class LocalBackend:
 
     def local_tree(self, path: str, files: Sequence[FileRecord]) -> Path:
         """See Backend."""
-        return self.root / path
+        return self.local(path)
+
+    def stored_files(self, path: str) -> list[FileRecord]:
+        """See Backend."""
+        return hash_tree(self.local(path))
+
+    def local(self, path: str) -> Path:
+        """See Backend."""
+        return confined(self.root, path)
 
     def drop_copy(self, path: str) -> bool:
         """See Backend."""
@@ -122,145 +147,6 @@ class LocalBackend:
 
     def upload(self, source: Path, path: str) -> None:
         """Nothing to do: the folder is already in the home."""
-
-
-class FsspecBackend:
-    """A home on an object store or any other fsspec file system, with a local cache of what is read."""
-
-    def __init__(self, url: str, cache: Path | None = None) -> None:
-        import fsspec
-
-        try:
-            filesystem, root = fsspec.core.url_to_fs(url)
-        except ImportError as error:
-            protocol = url.split("://", 1)[0]
-            raise UnsupportedError(
-                f"no file system package for '{protocol}://' is installed",
-                where=url,
-                found=str(error),
-                hints=("pip install 'nemotron-steps[s3]'",) if protocol in ("s3", "s3a") else (),
-            ) from error
-        except ValueError as error:
-            raise RequestError("the home URL is not understood", where=url, found=str(error)) from error
-        self._fs: Any = filesystem
-        self._root = root.rstrip("/")
-        self.url = url
-        name = hashlib.sha256(f"{filesystem.protocol}:{self._root}".encode()).hexdigest()[:16]
-        self.scratch = (cache or default_cache()) / name
-
-    def read(self, path: str) -> bytes | None:
-        """See Backend."""
-        self._fs.invalidate_cache()
-        try:
-            data: bytes = self._fs.cat_file(self._at(path))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._failed("reading", path, error) from error
-        return data
-
-    def write(self, path: str, data: bytes) -> None:
-        """See Backend."""
-        try:
-            self._fs.pipe_file(self._at(path), data)
-        except OSError as error:
-            raise self._failed("writing", path, error) from error
-
-    def create(self, path: str, data: bytes) -> bool:
-        """See Backend."""
-        self._fs.invalidate_cache()
-        try:
-            self._fs.pipe_file(self._at(path), data, mode="create")
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if getattr(error.__cause__, "response", {}).get("Error", {}).get("Code") == "PreconditionFailed":
-                return False
-            raise self._failed("writing", path, error) from error
-        return True
-
-    def names(self, path: str) -> list[str]:
-        """See Backend."""
-        self._fs.invalidate_cache()
-        try:
-            found = self._fs.ls(self._at(path), detail=False)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._failed("listing", path, error) from error
-        return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {path.rsplit("/", 1)[-1]})
-
-    def commit_tree(self, staged: Path, path: str, *, replace: bool = False) -> None:
-        """See Backend."""
-        local = self.scratch / path
-        if replace:
-            _discard(local)
-        if replace or self.read(f"{path}/{MANIFEST_NAME}") is None:
-            self._put(staged, path)
-            self.write(f"{path}/{MANIFEST_NAME}", (staged / MANIFEST_NAME).read_bytes())
-        seal_tree(staged)
-        local.parent.mkdir(parents=True, exist_ok=True)
-        # What was just written is the first thing the next step reads: keep it as the local copy.
-        if local.exists():
-            remove_tree(staged)
-        else:
-            staged.rename(local)
-
-    def local_tree(self, path: str, files: Sequence[FileRecord]) -> Path:
-        """See Backend."""
-        local = self.scratch / path
-        if (local / MANIFEST_NAME).is_file():
-            return local
-        partial = local.with_name(f"{local.name}.{uuid.uuid4().hex[:8]}.partial")
-        partial.mkdir(parents=True)
-        for name in [*(record.path for record in files), MANIFEST_NAME]:
-            target = partial / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._fs.get_file(self._at(f"{path}/{name}"), str(target))
-            except FileNotFoundError as error:
-                raise ArtifactError(
-                    "a file of the artifact is missing from the store",
-                    where=f"{self.url.rstrip('/')}/{path}/{name}",
-                    hints=("run the step that produced it again with --force",),
-                ) from error
-            except OSError as error:
-                raise self._failed("reading", f"{path}/{name}", error) from error
-        try:
-            partial.rename(local)
-        except OSError:
-            if not (local / MANIFEST_NAME).is_file():
-                raise
-            remove_tree(partial)
-        return local
-
-    def drop_copy(self, path: str) -> bool:
-        """See Backend."""
-        _discard(self.scratch / path)
-        return True
-
-    def upload(self, source: Path, path: str) -> None:
-        """See Backend."""
-        self._put(source, path)
-
-    def _put(self, source: Path, path: str) -> None:
-        for file in tree_files(source):
-            name = file.relative_to(source).as_posix()
-            try:
-                self._fs.put_file(str(file), self._at(f"{path}/{name}"))
-            except OSError as error:
-                raise self._failed("writing", f"{path}/{name}", error) from error
-
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}"
-
-    def _failed(self, action: str, path: str, error: OSError) -> StorageError:
-        return StorageError(
-            f"{action} the store failed",
-            where=f"{self.url.rstrip('/')}/{path}",
-            found=str(error),
-            hints=("check the credentials and the address of the store, then run the same command again",),
-        )
 
 
 def open_backend(home: str | Path | None = None, cache: Path | None = None) -> Backend:
@@ -273,7 +159,9 @@ def open_backend(home: str | Path | None = None, cache: Path | None = None) -> B
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     if "://" in text or text.startswith("memory:"):
-        return FsspecBackend(text, cache)
+        from nemotron_steps.artifacts.object_store import FsspecBackend
+
+        return FsspecBackend(text, cache or default_cache())
     root = Path(text).expanduser().absolute()
     if root.exists() and not root.is_dir():
         raise StorageError(
@@ -282,16 +170,7 @@ def open_backend(home: str | Path | None = None, cache: Path | None = None) -> B
             expected="a folder, or a path to make one at",
             hints=("--home DIR", "export STEPS_HOME=DIR"),
         )
-    return LocalBackend(root)
-
-
-def _discard(folder: Path) -> None:
-    if not folder.exists():
-        return
-    # Renamed first: a reader never sees a folder with half of its files deleted.
-    aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.corrupt")
-    folder.rename(aside)
-    remove_tree(aside)
+    return LocalBackend(root, cache)
 
 
 def default_cache() -> Path:

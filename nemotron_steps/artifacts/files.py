@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.confinement import link_root, walk
 from nemotron_steps.artifacts.models import MANIFEST_NAME, FileRecord
 from nemotron_steps.errors import StorageError
 
@@ -30,34 +31,61 @@ _STORAGE_ERRNOS = {
 }
 _CHUNK = 1 << 20
 
-
-def sha256_file(path: Path) -> str:
-    """sha256 of a file's content, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+Progress = Callable[[int, int], None]
+"""Called while files are hashed, with the bytes done so far and the bytes of all of them."""
 
 
-def hash_tree(folder: Path, *, user_folder: bool = False) -> list[FileRecord]:
-    """Size and sha256 of every file that `tree_files` finds."""
-    return [
-        FileRecord(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_file(path))
-        for path in tree_files(folder, user_folder=user_folder)
-    ]
+def sha256_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """sha256 of a file's content, in hex. `progress` is called with the bytes of every piece read."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            if progress is not None:
+                progress(count)
+    return digest.hexdigest()
+
+
+def hash_tree(folder: Path, *, user_folder: bool = False, progress: Progress | None = None) -> list[FileRecord]:
+    """Size and sha256 of every file that `tree_files` finds; a single file stands for itself.
+
+    `progress` is called with the bytes hashed so far and the bytes of all files.
+    """
+    files = [folder] if folder.is_file() else tree_files(folder, user_folder=user_folder)
+    root = folder.parent if folder.is_file() else folder
+    sizes = {path: path.stat().st_size for path in files}
+    done = 0
+
+    def count(piece: int) -> None:
+        nonlocal done
+        done += piece
+        if progress is not None:
+            progress(done, sum(sizes.values()))
+
+    return [FileRecord(path.relative_to(root).as_posix(), sizes[path], sha256_file(path, count)) for path in files]
 
 
 def tree_files(folder: Path, *, user_folder: bool = False) -> list[Path]:
-    """The files an artifact folder consists of, sorted by relative posix path; symbolic links are followed.
+    """The files an artifact folder consists of, sorted by relative posix path.
 
     Its own artifact.json is not one of them, and in a folder that a user supplies neither is what lies in hidden
-    entries at its top (`.git`, `.cache`).
+    entries at its top (`.git`, `.cache`). A symbolic link to a file of the folder counts as that file.
+
+    Raises ArtifactError for any other link: it would take files from elsewhere, or leave some out without a word.
     """
-    found: list[Path] = []
-    for path in folder.rglob("*"):
-        top = path.relative_to(folder).parts[0]
-        if not path.is_file() or path == folder / MANIFEST_NAME or (user_folder and top.startswith(".")):
-            continue
-        found.append(path)
+    follow = link_root(folder) if user_folder else folder
+    found = (path for path in walk(folder, follow=follow, skip_hidden=user_folder) if path != folder / MANIFEST_NAME)
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def replace_links(folder: Path) -> None:
+    """Put the file in place of every symbolic link to one: a committed folder must not depend on how it was filled."""
+    for path in tree_files(folder):
+        if path.is_symlink():
+            temporary = _temporary(path)
+            shutil.copyfile(path, temporary)
+            temporary.replace(path)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -132,6 +160,14 @@ def seal_tree(folder: Path) -> None:
 def remove_tree(folder: Path) -> None:
     """Delete a folder if it is there."""
     shutil.rmtree(folder, ignore_errors=False, onerror=_ignore_missing)
+
+
+def set_aside(folder: Path) -> None:
+    """Delete a folder, if it is there, so that no reader sees it with half of its files gone."""
+    if folder.exists():
+        aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.corrupt")
+        folder.rename(aside)
+        remove_tree(aside)
 
 
 def copy_tree(source: Path, target: Path) -> None:

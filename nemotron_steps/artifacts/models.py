@@ -18,8 +18,8 @@ from nemotron_steps.errors import ArtifactError, DataError
 MANIFEST_NAME = "artifact.json"
 """The file whose presence commits an artifact."""
 
-FORMAT = 1
-"""Version of the `artifact.json` layout."""
+LONGEST_NAME = 200
+"""Characters of an artifact's name, which is a folder's name in the home."""
 
 _SPLIT_NAMES = {"validation": ("validation", "val"), "heldout": ("heldout", "test")}
 
@@ -118,9 +118,8 @@ class Artifact:
         return path
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `artifact.json` (no local path: the folder may be anywhere)."""
+        """The fields of `artifact.json` (no local path: the folder may be anywhere). `records` reads them back."""
         return {
-            "format": FORMAT,
             "type": self.type,
             "digest": self.digest,
             "name": self.name,
@@ -134,40 +133,6 @@ class Artifact:
             "location": self.location,
         }
 
-    @staticmethod
-    def from_json(data: Mapping[str, Any], path: Path) -> Artifact:
-        """The inverse of to_json, for the folder at `path`. ArtifactError if the record is malformed."""
-        try:
-            if data["format"] != FORMAT:
-                raise ArtifactError(
-                    "this artifact was written by another version of nemotron_steps",
-                    where=str(path),
-                    expected=f"format {FORMAT}",
-                    found=f"format {data['format']}",
-                )
-            return Artifact(
-                type=str(data["type"]),
-                digest=str(data["digest"]),
-                path=path,
-                attributes=dict(data["attributes"]),
-                files=tuple(FileRecord(f["path"], int(f["size"]), f["sha256"]) for f in data["files"]),
-                name=str(data["name"]),
-                version=int(data["version"]),
-                producer=Producer(**data["producer"]) if data["producer"] else None,
-                inputs=tuple(Edge(**edge) for edge in data["inputs"]),
-                created=float(data["created"]),
-                source=str(data["source"]),
-                location=str(data["location"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ArtifactError):
-                raise
-            raise ArtifactError(
-                f"{MANIFEST_NAME} is malformed: {error!r}",
-                where=str(path),
-                hints=("steps artifacts list",),
-            ) from error
-
     def at(self, path: Path) -> Artifact:
         """The same artifact read from another local folder."""
         return replace(self, path=path)
@@ -175,7 +140,7 @@ class Artifact:
 
 def tree_digest(type_name: str, files: Iterable[FileRecord]) -> str:
     """sha256 over the type and every (path, sha256), sorted by path: independent of order, times and place."""
-    digest = hashlib.sha256(f"nemotron-steps-artifact-{FORMAT}\0{type_name}\0".encode())
+    digest = hashlib.sha256(f"nemotron-steps-artifact-1\0{type_name}\0".encode())
     for record in sorted(files, key=lambda f: f.path):
         digest.update(f"{record.path}\0{record.sha256}\0".encode())
     return digest.hexdigest()
@@ -195,7 +160,7 @@ def parse_ref(text: str) -> tuple[str, str]:
     version = version or "latest"
     if version.isdigit():
         version = f"v{version}"
-    if not is_artifact_name(name) or not re.fullmatch(r"latest|v[1-9][0-9]*", version):
+    if not is_artifact_name(name) or not re.fullmatch(r"latest|v[1-9][0-9]{0,8}", version):
         raise ArtifactError(
             f"'{text}' is not an artifact reference",
             expected="NAME, NAME:vN or NAME:latest",
@@ -205,5 +170,7 @@ def parse_ref(text: str) -> tuple[str, str]:
 
 
 def is_artifact_name(text: str) -> bool:
-    """Whether text can name an artifact: letters, digits and `._/-`, no empty or dotted path part."""
-    return bool(_NAME.fullmatch(text)) and all(part not in ("", ".", "..") for part in text.split("/"))
+    """Whether text can name an artifact: at most 200 letters, digits and `._/-`, no empty or dotted path part."""
+    if len(text) > LONGEST_NAME or not _NAME.fullmatch(text):
+        return False
+    return all(part not in ("", ".", "..") for part in text.split("/"))

@@ -3,11 +3,13 @@
 Layout under a home (paths of the backend):
 
     artifacts/objects/<digest>/            files and artifact.json of one artifact, read-only
-    artifacts/references/<digest>.json     an artifact used in place, in a folder the user supplied
+    artifacts/references/<digest>.json     an artifact used in place, in a folder the user supplied (see imports)
     artifacts/names/<name>/vN.json         one version: the full record of one production of an artifact
 
 and, always on this machine: `artifacts/staging/` (being written), `artifacts/verified/` (size and time of files
-whose hash was right), `artifacts/imports/` (hashes of user-supplied folders).
+whose hash was right).
+
+Records are read with distrust (see records), and no path of one leads out of the home (see confinement).
 
 Content decides identity: the same type and bytes are one object, however often they are produced. Which step and
 which inputs produced it is the version's record. Commit order is object, then version; a kill in between leaves an
@@ -16,11 +18,13 @@ object no one names, which the next production of the same content reuses.
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import hashlib
 import json
 import logging
 import os
+import re
+import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,16 +34,21 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.backend import Backend, open_backend
+from nemotron_steps.artifacts.confinement import is_digest
 from nemotron_steps.artifacts.files import (
+    Progress,
     copy_tree,
     hash_tree,
     remove_tree,
     remove_unfinished,
+    replace_links,
     sha256_file,
     to_json_bytes,
     tree_files,
     write_atomic,
 )
+from nemotron_steps.artifacts.imports import Imports, default_name, require_type, stat_of
+from nemotron_steps.artifacts.integrity import NAMES, OBJECTS, REFERENCES, Contents, corrupt, gone, object_problems
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import (
     MANIFEST_NAME,
@@ -52,14 +61,13 @@ from nemotron_steps.artifacts.models import (
     short_digest,
     tree_digest,
 )
-from nemotron_steps.artifacts.validators import sniff_type, validate
+from nemotron_steps.artifacts.records import artifact_bytes, parse_artifact
+from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError
 
 logger = logging.getLogger(__name__)
 
-_OBJECTS = "artifacts/objects"
-_REFERENCES = "artifacts/references"
-_NAMES = "artifacts/names"
+_VERSION_FILE = re.compile(r"v([1-9][0-9]{0,8})\.json")
 
 
 class ArtifactStore:
@@ -67,7 +75,7 @@ class ArtifactStore:
 
     def __init__(self, home: str | Path | Backend | None = None) -> None:
         self.backend: Backend = open_backend(home) if home is None or isinstance(home, str | Path) else home
-        self._local = self.backend.scratch / "artifacts"
+        self.imports = Imports(self.backend.private / "imports")
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -77,7 +85,7 @@ class ArtifactStore:
 
         What killed processes left is cleaned on the way: a staging folder whose lock nobody holds is dead.
         """
-        root = self._local / "staging"
+        root = self.backend.local("artifacts/staging")
         root.mkdir(parents=True, exist_ok=True)
         _clean_staging(root)
         folder, lock = _locked_folder(root)
@@ -101,17 +109,20 @@ class ArtifactStore:
     ) -> Artifact:
         """Validate, hash and publish a filled folder as the next version of `name`. The folder is moved away.
 
-        Attributes read from the files win over `attributes`. If the newest version of the name is the same
-        production (content, producer but for the run, inputs), that version is returned.
+        Attributes read from the files win over `attributes`. Links to files of the folder become files. If the newest
+        version of the name is the same production (content, producer but for the run, inputs), it is returned.
 
-        Raises ArtifactError or DataError if the folder is not valid for its type (nothing is committed and the
-        folder stays), StorageError if it cannot be written.
+        Raises ArtifactError or DataError if the folder is empty, links to files elsewhere or is not valid for its
+        type (nothing is committed and the folder stays), StorageError if it cannot be written.
         """
         _require_name(name)
         # A commit killed while it wrote the manifest must not make the next one another artifact.
         remove_unfinished(staged / MANIFEST_NAME)
+        replace_links(staged)
         found = validate(type_name, staged, supertypes)
         files = tuple(hash_tree(staged))
+        if not files:
+            raise ArtifactError("the output is empty", where=str(staged), expected="at least one file")
         artifact = Artifact(
             type=type_name,
             digest=tree_digest(type_name, files),
@@ -124,11 +135,11 @@ class ArtifactStore:
             created=time.time(),
             source=source,
         )
-        path = f"{_OBJECTS}/{artifact.digest}"
+        path = f"{OBJECTS}/{artifact.digest}"
         corrupt = False
         if self.backend.read(f"{path}/{MANIFEST_NAME}") is not None:
-            corrupt = bool(self._problems(artifact, self.backend.local_tree(path, files), full=True))
-        write_atomic(staged / MANIFEST_NAME, to_json_bytes(artifact.to_json()))
+            corrupt = bool(object_problems(self.backend, artifact.digest))
+        write_atomic(staged / MANIFEST_NAME, artifact_bytes(artifact))
         self.backend.commit_tree(staged, path, replace=corrupt)
         local = self.backend.local_tree(path, files)
         self._remember_verified(artifact.digest, local, files)
@@ -144,7 +155,7 @@ class ArtifactStore:
         supertypes: Sequence[str] = (),
     ) -> Artifact:
         """Copy a file or folder of the user's into the home as an artifact. The type is sniffed unless given."""
-        type_name = type_name or self._require_type(path)
+        type_name = type_name or require_type(path)
         # Checked where it lies, so that an error names the user's own file; the copy is checked again at commit.
         validate(type_name, path, supertypes)
         with self.staging() as folder:
@@ -159,49 +170,25 @@ class ArtifactStore:
             )
 
     def reference(
-        self, path: Path, *, type_name: str | None = None, supertypes: Sequence[str] = (), name: str | None = None
+        self,
+        path: Path,
+        *,
+        type_name: str | None = None,
+        supertypes: Sequence[str] = (),
+        name: str | None = None,
+        progress: Progress | None = None,
     ) -> Artifact:
         """Take a folder of the user's as an artifact in place, without copying it; a single file is copied.
 
-        The folder is validated and hashed once, and again when a file's size or modification time changes; then
-        it is another artifact.
+        The folder is validated and hashed once (see Imports), and again when it changed: then it is another artifact.
         """
         if not path.exists():
             raise ArtifactError("there is nothing at this path", where=str(path))
-        path = path.absolute()
         if path.is_file():
             return self.add(path, type_name=type_name, name=name, supertypes=supertypes)
-        index = self._local / "imports" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
-        stats = {f.relative_to(path).as_posix(): _stat(f) for f in tree_files(path, user_folder=True)}
-        known = _read_json(index)
-        if known and known["stats"] == stats and (type_name is None or known["type"] == type_name):
-            type_name, found = str(known["type"]), dict(known["attributes"])
-            files = [FileRecord(f, stats[f][0], digest) for f, digest in known["hashes"].items()]
-        else:
-            type_name = type_name or self._require_type(path)
-            found = validate(type_name, path, supertypes)
-            files = hash_tree(path, user_folder=True)
-            record = {
-                "path": str(path),
-                "type": type_name,
-                "stats": stats,
-                "hashes": {f.path: f.sha256 for f in files},
-                "attributes": plain(found),
-            }
-            write_atomic(index, to_json_bytes(record))
-        artifact = Artifact(
-            type=type_name,
-            digest=tree_digest(type_name, files),
-            path=path,
-            attributes=plain(found),
-            files=tuple(files),
-            name=name or default_name(path),
-            created=time.time(),
-            source=str(path),
-            location=str(path),
-        )
-        self.backend.write(f"{_REFERENCES}/{artifact.digest}.json", to_json_bytes(artifact.to_json()))
-        self._remember_verified(artifact.digest, path, artifact.files)
+        artifact = self.imports.identify(path, type_name=type_name, supertypes=supertypes, name=name, progress=progress)
+        self.backend.write(f"{REFERENCES}/{artifact.digest}.json", artifact_bytes(artifact))
+        self._remember_verified(artifact.digest, artifact.path, artifact.files)
         return self._new_version(artifact)
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -212,26 +199,35 @@ class ArtifactStore:
         Reads no file of the artifact; `path` may not exist yet (see `open`). UnknownNameError with near names.
         """
         if _looks_like_digest(ref):
-            for digest in self.backend.names(_OBJECTS):
-                if digest.startswith(ref):
+            for digest in self.backend.names(OBJECTS):
+                if digest.startswith(ref) and is_digest(digest):
                     return self.by_digest(digest)
-            for entry in self.backend.names(_REFERENCES):
-                if entry.startswith(ref):
+            for entry in self.backend.names(REFERENCES):
+                if entry.startswith(ref) and is_digest(entry.removesuffix(".json")):
                     return self.by_digest(entry.removesuffix(".json"))
         name, version = parse_ref(ref)
         versions = self.versions(name)
         if version == "latest" and versions:
             version = f"v{versions[-1]}"
-        record = self.backend.read(f"{_NAMES}/{_quote(name)}/{version}.json") if versions else None
-        if record is None:
+        if not versions or version == "latest":
             raise self._unknown(ref, name, versions)
-        return self._from_record(record, f"{_NAMES}/{name}/{version}.json")
+        return self._version(name, int(version[1:]))
 
     def by_digest(self, digest: str) -> Artifact:
         """The first version of a digest. UnknownNameError if it is not in this home."""
-        record = self.backend.read(f"{_OBJECTS}/{digest}/{MANIFEST_NAME}")
-        if record is None:
-            record = self.backend.read(f"{_REFERENCES}/{digest}.json")
+        record = self.backend.read(f"{OBJECTS}/{digest}/{MANIFEST_NAME}") if is_digest(digest) else None
+        if record is not None:
+            artifact = self._parsed(record, f"{OBJECTS}/{digest}/{MANIFEST_NAME}", digest=digest)
+        else:
+            artifact = self.reference_record(digest)
+        # The object was written before its number was known; a kill in between leaves it without one.
+        versions = self.list_artifacts(name=artifact.name)
+        return next((version for version in versions if version.digest == digest), artifact)
+
+    def reference_record(self, digest: str) -> Artifact:
+        """The record of an artifact that is used in place. UnknownNameError if there is none."""
+        path = f"{REFERENCES}/{digest}.json"
+        record = self.backend.read(path) if is_digest(digest) else None
         if record is None:
             raise UnknownNameError(
                 "no artifact has this digest",
@@ -239,21 +235,19 @@ class ArtifactStore:
                 found=short_digest(digest),
                 hints=("steps artifacts list",),
             )
-        artifact = self._from_record(record, digest)
-        # The object was written before its number was known; a kill in between leaves it without one.
-        versions = self.list_artifacts(name=artifact.name)
-        return next((version for version in versions if version.digest == digest), artifact)
+        return self._parsed(record, path, digest=digest)
 
     def open(self, ref: str | Artifact, *, full: bool = False) -> Artifact:
-        """An artifact ready to be read: on this machine, with the bytes that were committed.
+        """An artifact ready to be read: on this machine, with the files that were committed and no others.
 
         Files whose size and modification time are those of the last successful check are trusted unless `full`.
-        Raises ArtifactError naming the file, the expected and the found hash.
+        Raises ArtifactError naming the file, the expected and the found hash; also for an artifact in a folder
+        outside the home that this user never supplied.
         """
         artifact = self.find(ref) if isinstance(ref, str) else ref
         artifact = artifact.at(self._local_path(artifact))
         problems = self._problems(artifact, artifact.path, full=full)
-        if problems and not artifact.location and self.backend.drop_copy(f"{_OBJECTS}/{artifact.digest}"):
+        if problems and not artifact.location and self.backend.drop_copy(f"{OBJECTS}/{artifact.digest}"):
             # Perhaps only this machine's copy is bad.
             problems = self._problems(artifact, self._local_path(artifact), full=True)
         if problems:
@@ -261,38 +255,66 @@ class ArtifactStore:
         return artifact
 
     def verify(self, ref: str | Artifact) -> list[ArtifactError]:
-        """Hash every file of an artifact; every problem found, empty if it is whole."""
+        """Hash every file of an artifact where the home has it; every problem found, empty if it is whole."""
         artifact = self.find(ref) if isinstance(ref, str) else ref
-        return self._problems(artifact, self._local_path(artifact), full=True)
+        return Contents(self).problems(artifact)
 
     def exists(self, digest: str) -> bool:
         """Whether an artifact of this digest is committed (or referenced) here."""
-        return (
-            self.backend.read(f"{_OBJECTS}/{digest}/{MANIFEST_NAME}") is not None
-            or self.backend.read(f"{_REFERENCES}/{digest}.json") is not None
+        return is_digest(digest) and (
+            self.backend.read(f"{OBJECTS}/{digest}/{MANIFEST_NAME}") is not None
+            or self.backend.read(f"{REFERENCES}/{digest}.json") is not None
         )
 
     def names(self) -> list[str]:
         """Every artifact name, sorted."""
-        return sorted(_unquote(name) for name in self.backend.names(_NAMES))
+        found = (_unquote(name) for name in self.backend.names(NAMES))
+        return sorted(name for name in found if is_artifact_name(name))
 
     def versions(self, name: str) -> list[int]:
         """The versions of a name, oldest first; empty if there is no such name."""
-        found = self.backend.names(f"{_NAMES}/{_quote(name)}")
-        return sorted(int(v[1:-5]) for v in found if v.startswith("v") and v.endswith(".json") and v[1:-5].isdigit())
+        found = self.backend.names(f"{NAMES}/{_quote(name)}")
+        return sorted(int(match[1]) for entry in found if (match := _VERSION_FILE.fullmatch(entry)))
 
-    def list_artifacts(self, *, type_name: str | None = None, name: str | None = None) -> list[Artifact]:
-        """The record of every version, by name and version. `name` and `type_name` filter exactly."""
-        artifacts = []
+    def records(self, name: str | None = None) -> Iterator[tuple[str, Artifact | ArtifactError]]:
+        """(reference, record) of every version, by name and version; an error for a record that is broken."""
         for each in self.names() if name is None else [name]:
             for version in self.versions(each):
-                record = self.backend.read(f"{_NAMES}/{_quote(each)}/v{version}.json")
-                if record is None:
+                ref = f"{each}:v{version}"
+                try:
+                    yield ref, self._version(each, version)
+                except UnknownNameError:
                     continue
-                artifact = self._from_record(record, f"{each}:v{version}")
-                if type_name is None or artifact.type == type_name:
-                    artifacts.append(artifact)
+                except ArtifactError as error:
+                    yield ref, error
+
+    def list_artifacts(self, *, type_name: str | None = None, name: str | None = None) -> list[Artifact]:
+        """The record of every version, by name and version. `name` and `type_name` filter exactly.
+
+        A broken record is left out, with a warning.
+        """
+        artifacts = []
+        for ref, record in self.records(name):
+            if isinstance(record, ArtifactError):
+                logger.warning("the record of artifact %s is broken (steps artifacts verify): %s", ref, record.what)
+            elif type_name is None or record.type == type_name:
+                artifacts.append(record)
         return artifacts
+
+    def require_allowed(self, artifact: Artifact) -> None:
+        """ArtifactError for an artifact in a folder outside the home that is gone, or that this user never supplied."""
+        if not Path(artifact.location).is_dir():
+            raise gone(artifact, self.backend)
+        if not self.imports.allows(artifact.location):
+            raise ArtifactError(
+                f"artifact '{artifact.ref}' lies in a folder outside the home that you never gave as an input",
+                where=artifact.location,
+                expected="an artifact of the home, or a folder that this user supplied from this machine",
+                hints=(
+                    f"--input PORT={shlex.quote(artifact.location)}   # if you trust it",
+                    f"steps artifacts add {shlex.quote(artifact.location)}",
+                ),
+            )
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -300,58 +322,85 @@ class ArtifactStore:
         while True:
             versions = self.versions(artifact.name)
             if versions:
-                newest = self.find(f"{artifact.name}:v{versions[-1]}")
-                if _same_production(newest, artifact):
-                    return newest.at(artifact.path)
+                try:
+                    newest = self._version(artifact.name, versions[-1])
+                except ArtifactError as error:
+                    # What was just made must not be lost over it.
+                    logger.warning("the newest record of %s is broken: %s", artifact.name, error.what)
+                else:
+                    if _same_production(newest, artifact):
+                        return newest.at(artifact.path)
             numbered = replace(artifact, version=(versions[-1] if versions else 0) + 1)
-            path = f"{_NAMES}/{_quote(artifact.name)}/v{numbered.version}.json"
-            if self.backend.create(path, to_json_bytes(numbered.to_json())):
+            path = f"{NAMES}/{_quote(artifact.name)}/v{numbered.version}.json"
+            if self.backend.create(path, artifact_bytes(numbered)):
                 return numbered
 
-    def _from_record(self, data: bytes, where: str) -> Artifact:
-        try:
-            record = json.loads(data)
-        except ValueError as error:
-            raise ArtifactError("the artifact's record is not JSON", where=where, found=str(error)) from error
-        artifact = Artifact.from_json(record, Path())
+    def _version(self, name: str, version: int) -> Artifact:
+        path = f"{NAMES}/{_quote(name)}/v{version}.json"
+        record = self.backend.read(path)
+        if record is None:
+            raise self._unknown(f"{name}:v{version}", name, self.versions(name))
+        return self._parsed(record, path, ref=f"{name}:v{version}")
+
+    def _parsed(self, data: bytes, path: str, *, digest: str | None = None, ref: str | None = None) -> Artifact:
+        """A record that must be that of a digest or of a reference, with its path filled in."""
+        where = f"{self.backend.url.rstrip('/')}/{path}"
+        artifact = parse_artifact(data, where)
+        expected, found = (digest, artifact.digest) if digest is not None else (ref, artifact.ref)
+        if expected != found or (path.startswith(REFERENCES) and not artifact.location):
+            raise ArtifactError(
+                "the record is another artifact's",
+                where=where,
+                expected=f"the record of {expected}",
+                found=f"the record of {found}",
+                hints=("steps artifacts verify",),
+            )
         if artifact.location:
             return artifact.at(Path(artifact.location))
-        return artifact.at(self.backend.scratch / _OBJECTS / artifact.digest)
+        return artifact.at(self.backend.scratch / OBJECTS / artifact.digest)
 
     def _local_path(self, artifact: Artifact) -> Path:
-        if self.backend.read(f"{_OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
-            return self.backend.local_tree(f"{_OBJECTS}/{artifact.digest}", artifact.files)
-        if artifact.location and Path(artifact.location).is_dir():
-            return Path(artifact.location)
-        raise ArtifactError(
-            f"the files of artifact '{artifact.ref}' are gone",
-            where=artifact.location or f"{self.backend.url}/{_OBJECTS}/{artifact.digest}",
-            expected="the folder it was registered from" if artifact.location else "a committed artifact",
-            hints=(_recreate_hint(artifact),),
-        )
+        if self.backend.read(f"{OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
+            return self.backend.local_tree(f"{OBJECTS}/{artifact.digest}", artifact.files)
+        if not artifact.location:
+            raise gone(artifact, self.backend)
+        self.require_allowed(artifact)
+        return Path(artifact.location)
 
     def _problems(self, artifact: Artifact, folder: Path, *, full: bool) -> list[ArtifactError]:
-        trusted: dict[str, Any] = {} if full else (_read_json(self._verified_path(artifact.digest)) or {})
-        trusted_files = trusted.get("files", {}) if trusted.get("folder") == str(folder) else {}
+        trusted = {} if full else self._verified_before(artifact.digest, folder)
+        in_place = str(folder) == artifact.location
+        there = {path.relative_to(folder).as_posix(): path for path in tree_files(folder, user_folder=in_place)}
         problems: list[ArtifactError] = []
         checked = False
         for record in artifact.files:
-            path = folder / record.path
-            if not path.is_file():
-                problems.append(_corrupt(artifact, path, f"sha256 {record.sha256}", "no file"))
+            path = there.pop(record.path, None)
+            if path is None:
+                problems.append(corrupt(artifact, str(folder / record.path), f"sha256 {record.sha256}", "no file"))
                 continue
-            if trusted_files.get(record.path) == _stat(path):
+            if trusted.get(record.path) == stat_of(path):
                 continue
             checked = True
             found = sha256_file(path)
             if found != record.sha256:
-                problems.append(_corrupt(artifact, path, f"sha256 {record.sha256}", f"sha256 {found}"))
+                problems.append(corrupt(artifact, str(path), f"sha256 {record.sha256}", f"sha256 {found}"))
+        for path in there.values():
+            problems.append(corrupt(artifact, str(path), "no such file", "a file that was not committed"))
         if checked and not problems:
             self._remember_verified(artifact.digest, folder, artifact.files)
         return problems
 
+    def _verified_before(self, digest: str, folder: Path) -> dict[str, Any]:
+        """Size and time of each file when its hash was last right."""
+        try:
+            record = json.loads(self._verified_path(digest).read_bytes())
+            files = record["files"] if record["folder"] == str(folder) else {}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return {}
+        return files if isinstance(files, dict) else {}
+
     def _remember_verified(self, digest: str, folder: Path, files: Sequence[FileRecord]) -> None:
-        record = {"folder": str(folder), "files": {f.path: _stat(folder / f.path) for f in files}}
+        record = {"folder": str(folder), "files": {f.path: stat_of(folder / f.path) for f in files}}
         try:
             write_atomic(self._verified_path(digest), to_json_bytes(record))
         except StorageError as error:
@@ -359,20 +408,7 @@ class ArtifactStore:
             logger.warning("could not record that %s is verified: %s", short_digest(digest), error.what)
 
     def _verified_path(self, digest: str) -> Path:
-        return self._local / "verified" / f"{digest}.json"
-
-    def _require_type(self, path: Path) -> str:
-        if not path.exists():
-            raise ArtifactError("there is nothing at this path", where=str(path))
-        type_name = sniff_type(path)
-        if type_name is None:
-            raise ArtifactError(
-                "the artifact type cannot be told from the files",
-                where=str(path),
-                expected="config.json and safetensors (checkpoint_hf), hf/ and weights/ (checkpoint_megatron), *.jsonl",
-                hints=(f"steps artifacts add {path} --type <type>",),
-            )
-        return type_name
+        return self.backend.local(f"artifacts/verified/{digest}.json")
 
     def _unknown(self, ref: str, name: str, versions: Sequence[int]) -> UnknownNameError:
         import difflib
@@ -413,8 +449,14 @@ def _locked_folder(root: Path) -> tuple[Path, int]:
 def _clean_staging(root: Path) -> None:
     for folder in root.iterdir():
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            # A file, or a link to a folder elsewhere: nothing of ours.
+            folder.unlink(missing_ok=True)
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -425,16 +467,9 @@ def _clean_staging(root: Path) -> None:
             os.close(descriptor)
 
 
-def default_name(path: Path) -> str:
-    """The name of a user-supplied artifact: `input/` and the file's or folder's name."""
-    stem = path.stem if path.is_file() else path.name
-    cleaned = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).strip(".-") or "unnamed"
-    return f"input/{cleaned}"
-
-
 def _require_name(name: str) -> None:
     if not is_artifact_name(name):
-        raise ArtifactError("this cannot name an artifact", expected="letters, digits and ._-/", found=name)
+        raise ArtifactError("this cannot name an artifact", expected="at most 200 letters, digits and ._-/", found=name)
 
 
 def _same_production(a: Artifact, b: Artifact) -> bool:
@@ -445,36 +480,6 @@ def _same_production(a: Artifact, b: Artifact) -> bool:
         return artifact.digest, dict(artifact.attributes), made_by, inputs, artifact.location
 
     return identity(a) == identity(b)
-
-
-def _corrupt(artifact: Artifact, path: Path, expected: str, found: str) -> ArtifactError:
-    return ArtifactError(
-        f"artifact '{artifact.ref}' is corrupt: a file is not what was committed",
-        where=str(path),
-        expected=expected,
-        found=found,
-        hints=(f"steps artifacts verify {artifact.ref}", _recreate_hint(artifact)),
-    )
-
-
-def _recreate_hint(artifact: Artifact) -> str:
-    if artifact.producer is not None:
-        step, run = artifact.producer.step, artifact.producer.run
-        return f"steps run {step} --force   # makes it again; with the config of `steps status {run}`"
-    return f"steps artifacts add {artifact.source or '<folder>'} --name {artifact.name or '<name>'}"
-
-
-def _stat(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        data = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
 
 
 def _looks_like_digest(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,10 @@ from nemotron_steps.cli.terminal import Terminal, printable, size
 if TYPE_CHECKING:
     import argparse
 
+    from nemotron_steps.artifacts.integrity import Verified
     from nemotron_steps.artifacts.lineage import Lineage
     from nemotron_steps.artifacts.models import Artifact
+    from nemotron_steps.artifacts.store import ArtifactStore
 
 
 def list_artifacts(arguments: argparse.Namespace) -> int:
@@ -37,7 +40,7 @@ def list_artifacts(arguments: argparse.Namespace) -> int:
         [
             [
                 artifact.ref,
-                terminal.style(artifact.type, "cyan"),
+                terminal.style(printable(artifact.type), "cyan"),
                 terminal.style(size(sum(file.size for file in artifact.files)).rjust(8), "dim"),
                 terminal.style(time.strftime("%Y-%m-%d %H:%M", time.localtime(artifact.created)), "dim"),
                 terminal.style(_origin(artifact), "dim"),
@@ -83,8 +86,8 @@ def lineage_artifacts(arguments: argparse.Namespace) -> int:
         return 0
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(found.of.ref, 'bold')}  {terminal.style(found.of.type, 'cyan')}")
-    terminal.tree(_ancestors(found, found.of.digest, terminal, ()))
-    below = {found.label(link.child) for link in found.descendants if link.parent == found.of.digest}
+    terminal.tree(_ancestors(found, found.of.ref, terminal, {found.of.ref}))
+    below = {link.child for link in found.descendants if link.parent == found.of.ref}
     if below:
         terminal.print()
         terminal.print(terminal.style("used by", "dim"))
@@ -93,28 +96,42 @@ def lineage_artifacts(arguments: argparse.Namespace) -> int:
 
 
 def verify_artifacts(arguments: argparse.Namespace) -> int:
-    """`steps artifacts verify [REF ...]`: exit code 2 if anything is not what was committed."""
+    """`steps artifacts verify [REF ...]`: exit code 2 if anything is not what was committed.
+
+    Without a reference it looks at all there is: artifacts, records that no name leads to, and what counts as cached.
+    """
     store = Workbench(arguments.home).store
-    artifacts = [store.find(ref) for ref in arguments.ref] if arguments.ref else store.list_artifacts()
-    unique = {artifact.digest: artifact for artifact in artifacts}
     terminal = Terminal.of()
     results = []
     failed = None
-    for artifact in unique.values():
-        problems = store.verify(artifact)
-        results.append({"ref": artifact.ref, "digest": artifact.digest, "problems": [p.to_dict() for p in problems]})
-        failed = failed or (problems[0] if problems else None)
+    for each in _looked_at(store, arguments.ref):
+        results.append({"ref": each.ref, "digest": each.digest, "problems": [p.to_dict() for p in each.problems]})
+        failed = failed or next(iter(each.problems), None)
         if arguments.as_json:
             continue
-        mark = terminal.style("✗", "red") if problems else terminal.style("✓", "green")
-        terminal.print(f"{mark} {artifact.ref}")
-        for problem in problems:
+        mark = terminal.style("✗", "red") if each.problems else terminal.style("✓", "green")
+        terminal.print(f"{mark} {printable(each.ref)}")
+        for problem in each.problems:
             render(problem, terminal)
     if arguments.as_json:
         print_json(results)
-    elif not unique:
+    elif not results:
         terminal.print("no artifacts yet")
     return failed.exit_code if failed is not None else 0
+
+
+def _looked_at(store: ArtifactStore, refs: Sequence[str]) -> Iterator[Verified]:
+    from nemotron_steps.artifacts.integrity import Contents, Verified, verify_home
+    from nemotron_steps.runs.cache import verify_entries
+
+    if not refs:
+        yield from verify_home(store)
+        yield from verify_entries(store)
+        return
+    contents = Contents(store)
+    for ref in refs:
+        artifact = store.find(ref)
+        yield Verified(artifact.ref, artifact.digest, tuple(contents.problems(artifact)))
 
 
 def add_artifacts(arguments: argparse.Namespace) -> int:
@@ -141,8 +158,8 @@ def _fields(artifact: Artifact) -> dict[str, Any]:
 
 def _origin(artifact: Artifact) -> str:
     if artifact.producer is not None:
-        return f"{artifact.producer.step} (run {artifact.producer.run})"
-    return f"added from {artifact.source}" if artifact.source else "added"
+        return printable(f"{artifact.producer.step} (run {artifact.producer.run})")
+    return f"added from {printable(artifact.source)}" if artifact.source else "added"
 
 
 def _shown(value: Any) -> str:
@@ -150,11 +167,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _ancestors(found: Lineage, digest: str, terminal: Terminal, path: tuple[str, ...]) -> dict[str, Any]:
+def _ancestors(found: Lineage, ref: str, terminal: Terminal, shown: set[str]) -> dict[str, Any]:
+    """What a version was made from, as a tree; what two branches share is drawn below the first of them."""
     tree: dict[str, Any] = {}
     for link in found.ancestors:
-        if link.child != digest or link.parent in path:
+        if link.child != ref:
             continue
-        label = f"{found.label(link.parent)}  {terminal.style(f'{link.port} of {link.step}', 'dim')}"
-        tree[label] = _ancestors(found, link.parent, terminal, (*path, digest))
+        repeated = link.parent in shown and any(each.child == link.parent for each in found.ancestors)
+        note = f"{link.port} of {link.step}" + (", see above" if repeated else "")
+        label = f"{link.parent}  {terminal.style(printable(note), 'dim')}"
+        fresh = link.parent not in shown
+        shown.add(link.parent)
+        tree[label] = _ancestors(found, link.parent, terminal, shown) if fresh else {}
     return tree

@@ -171,6 +171,9 @@ def cancel(arguments: argparse.Namespace) -> int:
         raise RequestError(
             f"run '{info.id}' works on another machine", found=info.host, hints=(f"run `steps cancel` on {info.host}",)
         )
+    if info.pid <= 1:
+        # 0 and 1 are not processes of a run, and 0 would be this command and its shell.
+        raise RequestError(f"no process works on run '{info.id}'", hints=(f"steps status {info.id}",))
     os.kill(info.pid, signal.SIGTERM)
     return _wait_until_stopped(arguments, store, info)
 

@@ -16,7 +16,8 @@ StepsError
 │   └── SandboxError             E630  the sandbox is unsafe or failed
 ├── RetryableError (exit 3)      trying again may help
 │   ├── JudgeUnavailableError    E700  a judge did not answer within its retries
-│   └── WorkerLostError          E710  a worker, node or server died
+│   ├── WorkerLostError          E710  a worker, node or server died
+│   └── StorageUnreachableError  E720  the home's object store does not answer (a StorageError as well)
 └── InterruptedRunError (130)    Ctrl-C or SIGTERM; the run can be resumed
 """
 
@@ -214,6 +215,13 @@ class WorkerLostError(RetryableError):
     """A worker, node or server died."""
 
     code = "E710"
+
+
+class StorageUnreachableError(StorageError, RetryableError):
+    """The object store that holds the home does not answer, or says that it is busy or broken."""
+
+    code = "E720"
+    exit_code = 3
 
 
 class InterruptedRunError(StepsError):

@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import sha256_file, to_json_bytes
-from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.artifacts.files import sha256_file
+from nemotron_steps.artifacts.integrity import Verified
+from nemotron_steps.artifacts.models import Artifact, short_digest
+from nemotron_steps.artifacts.records import opened, sealed
+from nemotron_steps.artifacts.shapes import DIGEST, NUMBER, TEXT, Values, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.redaction import is_secret_key
 from nemotron_steps.errors import ArtifactError, UnknownNameError, UnsupportedError
@@ -28,6 +33,15 @@ from nemotron_steps.runs.inputs import bound_values, open_input
 
 _FORMAT = 2
 _FOLDER = "artifacts/steps"
+_KEY = re.compile(r"[0-9a-f]{32}")
+_RECORD = {
+    "run": re.compile(r"\w[\w.-]*"),
+    "seconds": NUMBER,
+    "outputs": Values({"ref": TEXT, "digest": DIGEST}),
+    "summary": dict,
+}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,33 +103,67 @@ def _code(planned: PlannedStep) -> str:
 def recall(store: ArtifactStore, key: str) -> CacheEntry | None:
     """What is committed under a key, None if nothing or if an artifact of it is gone.
 
+    A record that is broken, or names what something else made, counts as nothing, with a warning: the step runs again.
     The artifacts are records only: whoever reads one opens it, which verifies it.
     """
-    data = store.backend.read(_path(key))
-    if data is None:
+    try:
+        return _entry(store, key)
+    except UnknownNameError:
         return None
-    record = json.loads(data)
-    outputs: dict[str, Artifact] = {}
-    for port, ref in record["outputs"].items():
-        try:
-            artifact = store.find(ref["ref"])
-        except UnknownNameError:
-            return None
-        if artifact.digest != ref["digest"] or not store.exists(artifact.digest):
-            return None
-        outputs[port] = artifact
-    return CacheEntry(key, record["run"], record["seconds"], outputs, record["summary"])
+    except ArtifactError as error:
+        logger.warning("what the cache says about %s is not used: %s (%s)", key[:12], error.what, error.where)
+        return None
 
 
 def remember(store: ArtifactStore, entry: CacheEntry) -> None:
     """Record that everything under a key is committed: this is the moment a step counts as done."""
     record = {
+        "key": entry.key,
         "run": entry.run,
         "seconds": entry.seconds,
         "outputs": {port: {"ref": a.ref, "digest": a.digest} for port, a in entry.outputs.items()},
         "summary": dict(entry.summary),
     }
-    store.backend.write(_path(entry.key), to_json_bytes(record))
+    store.backend.write(_path(entry.key), sealed(record))
+
+
+def verify_entries(store: ArtifactStore) -> Iterator[Verified]:
+    """Every record of what was done that is broken, or contradicts the records of what it names."""
+    for name in store.backend.names(_FOLDER):
+        key = name.removesuffix(".json")
+        try:
+            if key == name or not _KEY.fullmatch(key):
+                raise ArtifactError("this is not a cache record", where=f"{store.backend.url}/{_FOLDER}/{name}")
+            _entry(store, key)
+        except UnknownNameError:
+            # An artifact that is gone is not corrupt: the step runs again.
+            continue
+        except ArtifactError as error:
+            yield Verified(f"{_FOLDER}/{name}", "", (error,))
+
+
+def _entry(store: ArtifactStore, key: str) -> CacheEntry | None:
+    """The record of a key, checked against those of its artifacts. UnknownNameError if one of them is gone."""
+    data = store.backend.read(_path(key))
+    if data is None:
+        return None
+    where = f"{store.backend.url}/{_path(key)}"
+    record = opened(data, where)
+    require_shape(record, {"key": re.compile(key), **_RECORD}, where)
+    outputs = {port: store.find(each["ref"]) for port, each in record["outputs"].items()}
+    for port, artifact in outputs.items():
+        made_by = (artifact.producer.port, artifact.producer.cache_key) if artifact.producer else None
+        if artifact.digest != record["outputs"][port]["digest"] or made_by != (port, key):
+            raise ArtifactError(
+                f"a cache record names another artifact as its output '{port}' than its step made",
+                where=where,
+                expected=f"{short_digest(record['outputs'][port]['digest'])}, made under {key[:12]}",
+                found=f"{artifact.ref}, {short_digest(artifact.digest)}",
+                hints=("steps artifacts verify",),
+            )
+        if not store.exists(artifact.digest):
+            raise UnknownNameError("an artifact is gone", where=where, found=artifact.ref)
+    return CacheEntry(key, record["run"], record["seconds"], outputs, record["summary"])
 
 
 def with_cached(plan: Plan, store: ArtifactStore) -> Plan:

@@ -238,7 +238,7 @@ class _Run:
         key = cache_key(planned, inputs)
         tracker = self.recorder.tracker(planned.key)
         force = self.force and planned.key in self.plan.goals
-        work = WorkFolder(self.store.backend.scratch / "work", key)
+        work = WorkFolder(self.store.backend.local("work"), key)
         if not force:
             entry = recall(self.store, key)
             if entry is not None:
@@ -255,7 +255,7 @@ class _Run:
             resumed = work.has_progress()
             tracker.record("step_started", cache_key=key, work=str(work.path), resumed=resumed)
             self.recorder.set_step(planned.key, RUNNING, cache_key=key)
-            filled = work.filled() or self._call(planned, config, inputs, work)
+            filled = work.filled(planned.produces) or self._call(planned, config, inputs, work)
             outputs = self._commit(planned, key, inputs, work, filled[0])
             entry = CacheEntry(key, self.recorder.folder.id, filled[2], outputs, filled[1])
             remember(self.store, entry)
@@ -332,10 +332,18 @@ class _Run:
     ) -> dict[str, Artifact]:
         edges = tuple(Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items())
         outputs: dict[str, Artifact] = {}
+        filled = {port: slot for port, slot in slots.items() if any(path.is_file() for path in slot.path.rglob("*"))}
         for port, slot in slots.items():
-            optional = not planned.manifest.outputs[port].required
-            if optional and not any(slot.path.iterdir()):
-                continue
+            # Before anything is committed, of a step that may have left all of it empty.
+            if port not in filled and planned.manifest.outputs[port].required:
+                work.reject()
+                raise StepFailedError(
+                    f"step '{planned.step_id}' left its output '{port}' empty",
+                    where=str(slot.path),
+                    expected=f"a {slot.type}",
+                    found="no file",
+                )
+        for port, slot in filled.items():
             producer = Producer(
                 planned.step_id, port, self.recorder.folder.id, planned.manifest.step.version, cache_key=key
             )

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.files import sha256_file
+from nemotron_steps.artifacts.imports import default_name
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.artifacts.store import ArtifactStore, default_name
+from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, StepsError, UnknownNameError
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.typegraph import TypeGraph

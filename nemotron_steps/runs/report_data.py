@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.confinement import is_run_id
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, UnknownNameError
+from nemotron_steps.errors import ArtifactError, StepsError, UnknownNameError
 from nemotron_steps.runs.run_folder import RUN_FILE, parse_lines
 
 _TIMING = "timing/"
@@ -58,7 +59,21 @@ class RunReport:
 
 
 def read_report(folder: Path, store: ArtifactStore) -> RunReport:
-    """Read a run folder; files that a run which ended early did not write count as empty."""
+    """Read a run folder; files that a run which ended early did not write count as empty.
+
+    Raises ArtifactError if a file is not what a run writes.
+    """
+    try:
+        return _read_report(folder, store)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
+        if isinstance(error, StepsError):
+            raise
+        raise ArtifactError(
+            "the run's records are not what a run writes", where=str(folder), found=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _read_report(folder: Path, store: ArtifactStore) -> RunReport:
     info = _json(folder / RUN_FILE)
     plan = _json(folder / "plan.json")
     events = _lines(folder / "events.jsonl")
@@ -75,7 +90,7 @@ def read_report(folder: Path, store: ArtifactStore) -> RunReport:
     _apply_events(steps, events)
     _apply_metrics(steps, folder, only=None)
     for step in steps.values():
-        if step.made_by and step.state != "ran" and not step.curves:
+        if is_run_id(step.made_by) and step.state != "ran" and not step.curves:
             _apply_metrics({step.key: step}, folder.parent / step.made_by, only=step.key)
     finished = [event for event in events if event.get("kind") == "run_finished"]
     return RunReport(

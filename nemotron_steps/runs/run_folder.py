@@ -13,7 +13,9 @@ runs/<id>/run.json       what was asked, its state, process or job, and each ste
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import secrets
 import socket
 import time
@@ -22,12 +24,17 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.confinement import is_run_id
 from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.artifacts.records import json_object
+from nemotron_steps.artifacts.shapes import ANY, COUNT, NUMBER, TEXT, TIME, Optional, Values, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import StorageError, UnknownNameError
+from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError
 from nemotron_steps.runs.locks import is_held
 from nemotron_steps.runs.secrets import Secrets
+
+logger = logging.getLogger(__name__)
 
 RUN_FILE = "run.json"
 JOB_FILE = "job.json"
@@ -88,13 +95,42 @@ def new_run_id(name: str) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{tail[:24]}-{secrets.token_hex(2)}"
 
 
+_STEP: Mapping[Any, Any] = {
+    "state": TEXT,
+    "outputs": Optional(Values(TEXT)),
+    "seconds": Optional((None, NUMBER)),
+    ANY: ANY,
+}
+_ERROR: Mapping[Any, Any] = {
+    "what": str,
+    **dict.fromkeys(("code", "class"), Optional(str)),
+    **dict.fromkeys(("where", "expected", "found"), Optional((None, str))),
+    "hints": Optional([str]),
+    ANY: ANY,
+}
+_RUN: Mapping[Any, Any] = {
+    "name": Optional(str),
+    "status": Optional(re.compile("|".join((SUBMITTED, RUNNING, DONE, FAILED, INTERRUPTED, KILLED)))),
+    "request": Optional(dict),
+    "steps": Optional(Values(_STEP)),
+    **dict.fromkeys(("executor", "job", "host"), Optional(TEXT)),
+    **dict.fromkeys(("pid", "attempts"), Optional(COUNT)),
+    "error": Optional((None, _ERROR)),
+    **dict.fromkeys(("created", "updated"), Optional(TIME)),
+}
+# A job's name is handed to programs as an argument: it must not be taken for an option.
+_JOB: Mapping[Any, Any] = {"executor": TEXT, "job": re.compile(r"[^-\s\x00-\x1f][^\x00-\x1f]{0,500}"), ANY: ANY}
+
+
 class RunFolder:
     """One run's folder on this machine, written by the process that works on the run."""
 
     def __init__(self, store: ArtifactStore, run_id: str) -> None:
         self.id = run_id
         self._store = store
-        self.path = store.backend.scratch / "runs" / run_id
+        if not is_run_id(run_id):
+            raise UnknownNameError("this cannot name a run", found=run_id, hints=("steps runs",))
+        self.path = store.backend.local(f"runs/{run_id}")
 
     @property
     def lock(self) -> Path:
@@ -130,9 +166,10 @@ class RunFolder:
     def load(self) -> RunInfo | None:
         """What run.json says, None if there is no such run on this machine."""
         try:
-            return _parse((self.path / RUN_FILE).read_bytes())
+            data = (self.path / RUN_FILE).read_bytes()
         except FileNotFoundError:
             return None
+        return _parse(data, self.id, str(self.path / RUN_FILE))
 
     def update(self, info: RunInfo, **changes: Any) -> RunInfo:
         """Write run.json with some fields changed and return the new state."""
@@ -146,18 +183,27 @@ class RunFolder:
 
 
 def list_runs(store: ArtifactStore) -> list[RunInfo]:
-    """Every run of the home, oldest first, with the state it is really in."""
+    """Every run of the home, oldest first, with the state it is really in. One with a broken run.json is left out,
+    with a warning."""
     names = set(store.backend.names("runs"))
-    local = store.backend.scratch / "runs"
+    local = store.backend.local("runs")
     if local.is_dir():
         names.update(path.name for path in local.iterdir() if (path / RUN_FILE).is_file())
-    found = [info for name in names if (info := _load(store, name)) is not None]
+    found = []
+    for name in filter(is_run_id, names):
+        try:
+            info = _load(store, name)
+        except ArtifactError as error:
+            logger.warning("run %s cannot be read: %s (%s)", name, error.what, error.where)
+            continue
+        if info is not None:
+            found.append(info)
     return sorted(found, key=lambda info: (info.created, info.id))
 
 
 def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
     """One run by its id, by a unique part of it, or `latest`. UnknownNameError with near ids otherwise."""
-    exact = _load(store, run_id) if run_id and "/" not in run_id else None
+    exact = _load(store, run_id) if is_run_id(run_id) else None
     if exact is not None:
         return exact
     runs = list_runs(store)
@@ -185,7 +231,7 @@ def run_file(store: ArtifactStore, run_id: str, name: str) -> Path:
     UnknownNameError if the run has no such file (yet).
     """
     info = get_run(store, run_id)
-    path = store.backend.scratch / "runs" / info.id / name
+    path = store.backend.local(f"runs/{info.id}/{name}")
     if not path.is_file():
         data = store.backend.read(f"runs/{info.id}/{name}")
         if data is None:
@@ -211,7 +257,7 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             records.append(record)
@@ -228,7 +274,7 @@ def _load(store: ArtifactStore, run_id: str) -> RunInfo | None:
     info = folder.load()
     if info is None:
         data = store.backend.read(f"runs/{run_id}/{RUN_FILE}")
-        info = _parse(data) if data is not None else None
+        info = _parse(data, run_id, f"{store.backend.url}/runs/{run_id}/{RUN_FILE}") if data is not None else None
     if info is None:
         return None
     info = _with_job(info, folder.path)
@@ -242,13 +288,19 @@ def _load(store: ArtifactStore, run_id: str) -> RunInfo | None:
 
 
 def _with_job(info: RunInfo, folder: Path) -> RunInfo:
+    path = folder / JOB_FILE
     try:
-        record = json.loads((folder / JOB_FILE).read_bytes())
-    except (FileNotFoundError, ValueError):
+        data = path.read_bytes()
+    except FileNotFoundError:
         return info
+    record = json_object(data, str(path))
+    require_shape(record, _JOB, str(path), hints=())
     return replace(info, executor=record["executor"], job=record["job"])
 
 
-def _parse(data: bytes) -> RunInfo:
+def _parse(data: bytes, run_id: str, where: str) -> RunInfo:
+    """The content of a run.json. ArtifactError if it is not one, or not that run's."""
     known = {each.name for each in fields(RunInfo)}
-    return RunInfo(**{key: value for key, value in json.loads(data).items() if key in known})
+    record = {key: value for key, value in json_object(data, where).items() if key in known}
+    require_shape(record, {"id": re.compile(re.escape(run_id)), **_RUN}, where, hints=())
+    return RunInfo(**record)

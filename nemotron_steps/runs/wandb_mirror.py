@@ -112,12 +112,11 @@ class WandbMirror:
 
     def _on_step_finished(self, record: Record) -> None:
         outputs = [self._store.find(ref) for ref in record["outputs"].values()]
-        edges = {edge.digest: edge for artifact in outputs for edge in artifact.inputs}
-        for digest in edges:
+        for ref in dict.fromkeys(edge.ref or edge.digest for artifact in outputs for edge in artifact.inputs):
             try:
-                self._use(self._store.by_digest(digest))
+                self._use(self._store.find(ref))
             except UnknownNameError:
-                logger.warning("W&B: input %s is no longer in the home", digest[:12])
+                logger.warning("W&B: input %s is no longer in the home", ref)
         for artifact in outputs:
             self._run.log_artifact(self._described(artifact), aliases=[f"v{artifact.version}"])
         self._finish(0)

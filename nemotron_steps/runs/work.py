@@ -8,7 +8,8 @@ work/<key>.lock              held while someone works on the key
 
 from __future__ import annotations
 
-import json
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 
 from nemotron_steps.artifacts.files import remove_tree, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.artifacts.records import json_object
+from nemotron_steps.artifacts.shapes import NUMBER, require_shape
 from nemotron_steps.runs.context import OutputSlot
 from nemotron_steps.runs.locks import hold_if_free
 
@@ -65,12 +68,23 @@ class WorkFolder:
         }
         write_atomic(self._filled, to_json_bytes(plain(record)))
 
-    def filled(self) -> tuple[dict[str, OutputSlot], dict[str, Any], float] | None:
-        """(slots, summary, seconds) an earlier attempt filled and did not commit; None if there are none."""
+    def filled(self, produces: Mapping[str, str]) -> tuple[dict[str, OutputSlot], dict[str, Any], float] | None:
+        """(slots, summary, seconds) an earlier attempt filled and did not commit; None if there are none.
+
+        Args:
+            produces: port → type of what the step makes.
+
+        Raises ArtifactError if the note of it is not one that this step left.
+        """
         try:
-            record = json.loads(self._filled.read_bytes())
+            data = self._filled.read_bytes()
         except FileNotFoundError:
             return None
+        record = json_object(data, str(self._filled))
+        # Its ports are names of folders to be moved into the home: none but the step's own.
+        slot = {port: {"type": re.compile(re.escape(name)), "attributes": dict} for port, name in produces.items()}
+        hints = (f"rm {shlex.quote(str(self._filled))}   # then the step runs again, from its checkpoints",)
+        require_shape(record, {"slots": slot, "summary": dict, "seconds": NUMBER}, str(self._filled), hints)
         slots = {
             port: OutputSlot(slot["type"], self._outputs / port, slot["attributes"])
             for port, slot in record["slots"].items()

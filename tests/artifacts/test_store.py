@@ -11,16 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nemotron_steps.artifacts import validators
 from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.models import Edge, FileRecord, Producer, parse_ref, tree_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError, UnknownNameError
 from tests.artifacts.checkpoint_files import write_hf
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "home")
 
 
 def rows(path: Path, *values: int) -> Path:
@@ -129,6 +125,23 @@ def test_invalid_content_is_not_committed(store: ArtifactStore, tmp_path: Path) 
     assert store.list_artifacts() == [] and not (tmp_path / "home/artifacts/objects").exists()
 
 
+def test_what_the_files_say_wins_over_what_was_declared(store: ArtifactStore, tmp_path: Path) -> None:
+    declared = {"rows": {"train": 99}, "tokenizer": "mine"}
+    artifact = store.add(rows(tmp_path / "train.jsonl", 1, 2), name="data", attributes=declared)
+    assert artifact.attributes == {"rows": {"train": 2}, "tokenizer": "mine"} == store.find("data").attributes
+
+
+def test_an_empty_folder_is_no_artifact_whatever_its_type_accepts(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(validators._VALIDATORS, "accepts_anything", lambda folder: {})
+    with store.staging() as folder:
+        (folder / "tree" / "deep").mkdir(parents=True)
+        with pytest.raises(ArtifactError, match="empty"):
+            store.commit(folder / "tree", "accepts_anything", name="x")
+    assert store.list_artifacts() == []
+
+
 def test_user_folder_is_used_in_place_and_noticed_when_it_changes(store: ArtifactStore, tmp_path: Path) -> None:
     folder = write_hf(tmp_path / "model")
     (folder / ".git").mkdir()
@@ -231,7 +244,7 @@ def test_lineage_follows_edges_both_ways(store: ArtifactStore, tmp_path: Path) -
     def commit(name: str, value: int, *parents: str) -> None:
         with store.staging() as folder:
             rows(folder / "tree" / "train.jsonl", value)
-            edges = [Edge("in", store.find(parent).digest, parent) for parent in parents]
+            edges = [Edge("in", store.find(parent).digest, store.find(parent).ref) for parent in parents]
             store.commit(
                 folder / "tree", "training_jsonl", name=name, inputs=edges, producer=Producer(name, "out", "r")
             )
@@ -241,8 +254,8 @@ def test_lineage_follows_edges_both_ways(store: ArtifactStore, tmp_path: Path) -
     commit("c", 3, "a")
     commit("d", 4, "b", "c")
     graph = lineage(store, store.find("b")).to_dict()
-    assert graph["ancestors"] == [{"parent": "a:v1", "child": "b:v1", "port": "in", "step": "b"}]
-    assert graph["descendants"] == [{"parent": "b:v1", "child": "d:v1", "port": "in", "step": "d"}]
+    assert graph["ancestors"] == [{"parent": "a:v1", "child": "b:v1", "port": "in", "step": "b", "run": "r"}]
+    assert graph["descendants"] == [{"parent": "b:v1", "child": "d:v1", "port": "in", "step": "d", "run": "r"}]
     up = lineage(store, store.find("d")).to_dict()["ancestors"]
     assert {(link["parent"], link["child"]) for link in up} == {
         ("b:v1", "d:v1"),
@@ -250,6 +263,28 @@ def test_lineage_follows_edges_both_ways(store: ArtifactStore, tmp_path: Path) -
         ("a:v1", "b:v1"),
         ("a:v1", "c:v1"),
     }
+
+
+def test_lineage_keeps_productions_of_the_same_bytes_apart(store: ArtifactStore, tmp_path: Path) -> None:
+    """A step that hands on what it was given does not make a model its own parent."""
+
+    def commit(name: str, run: str, *parents: str) -> None:
+        with store.staging() as folder:
+            rows(folder / "tree" / "train.jsonl", 1)
+            edges = [Edge("in", store.find(parent).digest, store.find(parent).ref) for parent in parents]
+            producer = Producer(name, "out", run, cache_key=run)
+            store.commit(folder / "tree", "training_jsonl", name=name, inputs=edges, producer=producer)
+
+    commit("base", "r1")
+    commit("tuned", "r2", "base")
+    commit("other", "r3")
+    commit("tuned", "r4", "other")
+    assert len({artifact.digest for artifact in store.list_artifacts()}) == 1
+    up = {ref: [link.parent for link in lineage(store, store.find(ref)).ancestors] for ref in ("tuned:v1", "tuned:v2")}
+    assert up == {"tuned:v1": ["base:v1"], "tuned:v2": ["other:v1"]}
+    assert lineage(store, store.find("base")).ancestors == ()
+    below = lineage(store, store.find("base")).descendants
+    assert [(link.child, link.step, link.run) for link in below] == [("tuned:v1", "tuned", "r2")]
 
 
 paths = st.text("ab/.", min_size=1, max_size=6)

@@ -99,6 +99,10 @@ def broken_report(context: StepContext[TrainConfig]) -> None:
     (context.outputs["report"].path / "report.json").write_text('{"metrics": {"sum": "many"}}')
 
 
+def forgets_the_model(context: StepContext[TrainConfig]) -> None:
+    (context.outputs["report"].path / "report.json").write_text('{"metrics": {"sum": 1}}')
+
+
 def leak(context: StepContext[TrainConfig]) -> None:
     secret = os.environ["SOME_SERVICE_TOKEN"]
     context.tracker.event("request", header=f"Bearer {secret}")

@@ -192,12 +192,19 @@ def test_invalid_output_is_not_committed_and_the_step_runs_again(store: Artifact
         run(store, entry="tests.runs.runner_toy_steps:broken_report")
 
 
+def test_a_required_output_left_empty_fails_the_step_and_nothing_of_it_is_committed(store: ArtifactStore) -> None:
+    with pytest.raises(StepFailedError, match="left its output 'model' empty"):
+        run(store, entry="runner_toy_steps:forgets_the_model")
+    assert [artifact.name for artifact in store.list_artifacts()] == ["toy/make/rows"]
+    assert [step.state for step in run(store).steps] == ["cached", "ran"]
+
+
 def test_user_file_is_an_input_and_part_of_the_lineage(store: ArtifactStore, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"value": 3}\n')
     result = run(store, rows=path)
     model = result.step("toy/train").outputs["model"]
-    assert [link.parent for link in lineage(store, model).ancestors] == [store.find("input/mine").digest]
+    assert [link.parent for link in lineage(store, model).ancestors] == ["input/mine:v1"]
     assert run(store, rows="input/mine:v1").nothing_ran
     path.write_text('{"value": 4}\n')
     assert not run(store, rows=path).nothing_ran
@@ -331,7 +338,7 @@ def test_secrets_reach_no_file_of_the_run(
 
 
 def test_remote_home_runs_and_is_read_from_another_machine(tmp_path: Path) -> None:
-    from nemotron_steps.artifacts.backend import FsspecBackend
+    from nemotron_steps.artifacts.object_store import FsspecBackend
     from nemotron_steps.runs.run_folder import run_file
 
     url = f"memory://remote-{tmp_path.name}"

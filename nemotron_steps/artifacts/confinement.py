@@ -1,0 +1,134 @@
+"""Paths that records name stay where they belong: below a home's folder, or below an artifact's own.
+
+A home may be shared, so what its records say is checked before it is used. Two checks: of the text (no `..`, not
+absolute), and of the file system (no symbolic link on the way leads out). Not for: paths that the user typed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemotron_steps.errors import ArtifactError
+
+_LONGEST_PART = 255
+_LONGEST_PATH = 4096
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_RUN_ID = re.compile(r"\w[\w.-]{0,199}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Characters no path of a record has: control characters, and what stands for bytes that are not UTF-8."""
+
+
+def is_digest(text: str) -> bool:
+    """Whether text is a sha256 in hex, which names objects."""
+    return bool(_DIGEST.fullmatch(text))
+
+
+def is_run_id(text: str) -> bool:
+    """Whether text can name a run's folder."""
+    return bool(_RUN_ID.fullmatch(text))
+
+
+def require_relative(path: str, where: str) -> str:
+    """`path` if it is a plain relative posix path. ArtifactError naming `where` it was read if it is anything else."""
+    if not _is_relative(path):
+        raise ArtifactError(
+            "a record names a path that leaves its folder",
+            where=where,
+            expected="a relative path without `..`",
+            found=repr(path if len(path) <= 120 else path[:117] + "..."),
+            hints=("steps artifacts verify",),
+        )
+    return path
+
+
+def _is_relative(path: str) -> bool:
+    if _CONTROL.search(path) or len(path.encode()) > _LONGEST_PATH:
+        return False
+    return all(part not in ("", ".", "..") and len(part.encode()) <= _LONGEST_PART for part in path.split("/"))
+
+
+def confined(root: Path, relative: str) -> Path:
+    """`root / relative`, where following symbolic links does not lead out of the first folder of `relative`.
+
+    That first folder may itself be a link: people move `artifacts/` to another disk.
+
+    Raises ArtifactError if it would.
+    """
+    require_relative(relative, str(root))
+    base = os.path.realpath(root / relative.split("/", 1)[0])
+    real = os.path.realpath(root / relative)
+    if real != base and not real.startswith(base.rstrip(os.sep) + os.sep):
+        raise leaves(root / relative, real)
+    return root / relative
+
+
+def walk(folder: Path, *, follow: Path | None, skip_hidden: bool = False) -> Iterator[Path]:
+    """Every file below a folder.
+
+    Args:
+        follow: symbolic links to files below this folder count as the files; any other link is refused. With None
+            links are left out.
+        skip_hidden: leave out entries at the top whose names begin with a dot.
+
+    Raises:
+        ArtifactError: a link that leads out, to a folder or nowhere; a name with control characters or not UTF-8.
+    """
+    pending = [folder]
+    while pending:
+        here = pending.pop()
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if skip_hidden and here == folder and entry.name.startswith("."):
+                    continue
+                path = here / entry.name
+                if entry.is_symlink():
+                    if follow is not None:
+                        yield _linked(path, follow)
+                elif entry.is_dir():
+                    pending.append(path)
+                elif entry.is_file():
+                    yield _named(path)
+
+
+def link_root(folder: Path) -> Path:
+    """Where links in a folder that a user supplies may lead: into itself; for a snapshot of the model hub's cache,
+    whose files are all links, into that model's part of the cache."""
+    real = Path(os.path.realpath(folder))
+    is_snapshot = real.parent.name == "snapshots" and real.parent.parent.name.startswith(("models--", "datasets--"))
+    return real.parent.parent if is_snapshot else real
+
+
+def leaves(path: Path, target: str) -> ArtifactError:
+    """The error for a link that leads out of its folder."""
+    return ArtifactError(
+        "a symbolic link leads out of the folder",
+        where=str(path),
+        expected="files, or links to files of the same folder",
+        found=f"a link to {target}",
+        hints=(f"cp -rL {path.parent} COPY   # a copy with the files in place of links",),
+    )
+
+
+def _linked(path: Path, root: Path) -> Path:
+    target = os.path.realpath(path)
+    if not target.startswith(os.path.realpath(root).rstrip(os.sep) + os.sep):
+        raise leaves(path, target)
+    if not os.path.isfile(target):
+        raise ArtifactError(
+            "a symbolic link leads to no file",
+            where=str(path),
+            expected="links to files only: a linked folder is not followed",
+            found=f"a link to {target}",
+        )
+    return _named(path)
+
+
+def _named(path: Path) -> Path:
+    if _CONTROL.search(path.name):
+        raise ArtifactError(
+            "a file's name holds control characters or is not UTF-8", where=repr(str(path)), hints=("rename it",)
+        )
+    return path

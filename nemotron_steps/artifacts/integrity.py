@@ -1,0 +1,210 @@
+"""Whether what a home holds is what was committed: records against records, and every byte against the records.
+
+`verify_home` looks at every record there is, also at those that no name leads to, and goes on after what is broken.
+Files are hashed where the home has them, not in a local copy of them. The cheap check before an artifact is read is
+the store's own.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nemotron_steps.artifacts.backend import Backend
+from nemotron_steps.artifacts.confinement import is_digest
+from nemotron_steps.artifacts.files import hash_tree
+from nemotron_steps.artifacts.models import MANIFEST_NAME, Artifact, FileRecord, short_digest, tree_digest
+from nemotron_steps.artifacts.records import parse_artifact
+from nemotron_steps.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from nemotron_steps.artifacts.store import ArtifactStore
+
+OBJECTS = "artifacts/objects"
+REFERENCES = "artifacts/references"
+NAMES = "artifacts/names"
+
+_LEFTOVERS = (".corrupt", ".partial")
+"""Ends of the names of folders that a kill can leave beside objects."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One thing that was looked at: an artifact's version, or a record that no name leads to.
+
+    `digest` is empty where the record could not be read.
+    """
+
+    ref: str
+    digest: str
+    problems: tuple[ArtifactError, ...]
+
+
+def verify_home(store: ArtifactStore) -> Iterator[Verified]:
+    """Look at every record and every file of a home's artifacts, each file once."""
+    contents = Contents(store)
+    named: set[str] = set()
+    for ref, record in store.records():
+        if isinstance(record, ArtifactError):
+            yield Verified(ref, "", (record,))
+            continue
+        named.add(record.digest)
+        yield Verified(ref, record.digest, tuple(contents.problems(record)))
+    backend = store.backend
+    for name in backend.names(OBJECTS):
+        if name in named or name.endswith(_LEFTOVERS):
+            continue
+        problems = object_problems(backend, name) if is_digest(name) else [_stray(backend, f"{OBJECTS}/{name}")]
+        if problems:
+            yield Verified(f"{OBJECTS}/{name}", name if is_digest(name) else "", tuple(problems))
+    for name in backend.names(REFERENCES):
+        path, digest = f"{REFERENCES}/{name}", name.removesuffix(".json")
+        try:
+            if not is_digest(digest) or digest == name:
+                raise _stray(backend, path)
+            store.reference_record(digest)
+        except ArtifactError as error:
+            yield Verified(path, "", (error,))
+
+
+class Contents:
+    """The files behind digests, hashed once each."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._found: dict[tuple[str, str], list[FileRecord] | ArtifactError] = {}
+        self._objects: dict[str, ArtifactError | None] = {}
+
+    def problems(self, artifact: Artifact) -> list[ArtifactError]:
+        """Everything about an artifact that is not as its version's record says."""
+        backend = self._store.backend
+        path = f"{OBJECTS}/{artifact.digest}"
+        if backend.read(f"{path}/{MANIFEST_NAME}") is None:
+            if not artifact.location:
+                return [gone(artifact, backend)]
+            try:
+                self._store.require_allowed(artifact)
+            except ArtifactError as error:
+                return [error]
+            place = Path(artifact.location)
+            return self._compared(artifact, str(place), lambda: hash_tree(place, user_folder=True))
+        if artifact.digest not in self._objects:
+            self._objects[artifact.digest] = _record_problem(backend, artifact.digest)
+        broken = self._objects[artifact.digest]
+        problems = self._compared(artifact, _place(backend, path), lambda: backend.stored_files(path))
+        return [*([broken] if broken else []), *problems]
+
+    def _compared(self, artifact: Artifact, place: str, read: Callable[[], list[FileRecord]]) -> list[ArtifactError]:
+        key = (place, artifact.digest)
+        if key not in self._found:
+            try:
+                self._found[key] = read()
+            except ArtifactError as error:
+                self._found[key] = error
+            except OSError as error:
+                self._found[key] = ArtifactError("a file cannot be read", where=place, found=str(error))
+        found = self._found[key]
+        return [found] if isinstance(found, ArtifactError) else differences(artifact, found, place)
+
+
+def object_problems(backend: Backend, digest: str) -> list[ArtifactError]:
+    """Everything about a committed folder that is not as its own artifact.json says."""
+    path = f"{OBJECTS}/{digest}"
+    data = backend.read(f"{path}/{MANIFEST_NAME}")
+    if data is None:
+        # An upload that was cut short: it does not exist yet.
+        return []
+    broken = _record_problem(backend, digest)
+    if broken is not None:
+        return [broken]
+    artifact = parse_artifact(data, _place(backend, f"{path}/{MANIFEST_NAME}"))
+    try:
+        return differences(artifact, backend.stored_files(path), _place(backend, path))
+    except ArtifactError as error:
+        return [error]
+
+
+def differences(artifact: Artifact, found: Sequence[FileRecord], place: str) -> list[ArtifactError]:
+    """Files that are missing, too many or changed, and a tree digest that does not come out.
+
+    Args:
+        found: the files as they are.
+        place: folder or URL they are in, for the errors.
+    """
+    problems: list[ArtifactError] = []
+    there = {record.path: record for record in found}
+    for record in artifact.files:
+        other = there.pop(record.path, None)
+        if other is None:
+            problems.append(corrupt(artifact, f"{place}/{record.path}", f"sha256 {record.sha256}", "no file"))
+        elif other.sha256 != record.sha256:
+            problems.append(
+                corrupt(artifact, f"{place}/{record.path}", f"sha256 {record.sha256}", f"sha256 {other.sha256}")
+            )
+        elif other.size != record.size:
+            problems.append(corrupt(artifact, f"{place}/{record.path}", f"{record.size} bytes", f"{other.size} bytes"))
+    for path in there:
+        problems.append(corrupt(artifact, f"{place}/{path}", "no such file", "a file that was not committed"))
+    computed = tree_digest(artifact.type, found)
+    if not problems and computed != artifact.digest:
+        problems.append(corrupt(artifact, place, f"digest {artifact.digest}", f"digest {computed}"))
+    return problems
+
+
+def corrupt(artifact: Artifact, where: str, expected: str, found: str) -> ArtifactError:
+    """The error for a file that is not what was committed."""
+    return ArtifactError(
+        f"artifact '{artifact.ref}' is corrupt: a file is not what was committed",
+        where=where,
+        expected=expected,
+        found=found,
+        hints=(f"steps artifacts verify {artifact.ref}", recreate_hint(artifact)),
+    )
+
+
+def gone(artifact: Artifact, backend: Backend) -> ArtifactError:
+    """The error for an artifact whose folder is not there."""
+    return ArtifactError(
+        f"the files of artifact '{artifact.ref}' are gone",
+        where=artifact.location or _place(backend, f"{OBJECTS}/{artifact.digest}"),
+        expected="the folder it was registered from" if artifact.location else "a committed artifact",
+        hints=(recreate_hint(artifact),),
+    )
+
+
+def recreate_hint(artifact: Artifact) -> str:
+    """A command that makes an artifact again."""
+    if artifact.producer is not None:
+        step, run = shlex.quote(artifact.producer.step), shlex.quote(artifact.producer.run)
+        return f"steps run {step} --force   # makes it again; with the config of `steps status {run}`"
+    source = shlex.quote(artifact.source) if artifact.source else "<folder>"
+    return f"steps artifacts add {source} --name {artifact.name or '<name>'}"
+
+
+def _record_problem(backend: Backend, digest: str) -> ArtifactError | None:
+    """What is wrong with the artifact.json of an object, None if nothing is."""
+    where = _place(backend, f"{OBJECTS}/{digest}/{MANIFEST_NAME}")
+    try:
+        record = parse_artifact(backend.read(f"{OBJECTS}/{digest}/{MANIFEST_NAME}") or b"", where)
+    except ArtifactError as error:
+        return error
+    if record.digest != digest or record.location or record.version:
+        return ArtifactError(
+            "the record is another artifact's",
+            where=where,
+            expected=f"the record of {short_digest(digest)}",
+            found=f"the record of {record.ref}",
+            hints=(recreate_hint(record),),
+        )
+    return None
+
+
+def _stray(backend: Backend, path: str) -> ArtifactError:
+    return ArtifactError("this is not part of any artifact", where=_place(backend, path), expected="a sha256 in hex")
+
+
+def _place(backend: Backend, path: str) -> str:
+    return f"{backend.url.rstrip('/')}/{path}"

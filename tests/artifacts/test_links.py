@@ -1,0 +1,67 @@
+"""Symbolic links: those within a folder are files of it, all others are refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from checkpoint_files import write_hf
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "mine"
+    made.mkdir()
+    (made / "train.jsonl").write_text('{"v": 1}\n')
+    (tmp_path / "secret.txt").write_text("canary")
+    (tmp_path / "elsewhere").mkdir()
+    return made
+
+
+@pytest.mark.parametrize("target", ["../secret.txt", "/etc/hostname", "../elsewhere", "nowhere", "deep"])
+@pytest.mark.parametrize("way", ["add", "reference", "commit"])
+def test_a_link_out_of_the_folder_is_refused_by_name(store: ArtifactStore, folder: Path, target: str, way: str) -> None:
+    (folder / "deep").mkdir()
+    link = folder / "link.txt"
+    link.symlink_to(target)
+    with pytest.raises(ArtifactError, match="symbolic link") as caught:
+        if way == "commit":
+            store.commit(folder, "training_jsonl", name="a")
+        else:
+            getattr(store, way)(folder, name="a")
+    assert caught.value.where == str(link)
+    assert caught.value.found and os.path.basename(target) in caught.value.found
+    assert store.list_artifacts() == []
+
+
+def test_a_link_within_the_folder_is_a_file_of_the_artifact(store: ArtifactStore, folder: Path) -> None:
+    (folder / "validation.jsonl").symlink_to("train.jsonl")
+    for artifact in (store.add(folder, name="a"), store.open(store.reference(folder, name="b"))):
+        assert [file.path for file in artifact.files] == ["train.jsonl", "validation.jsonl"]
+        assert artifact.require_jsonl("validation").read_text() == '{"v": 1}\n'
+    committed = store.commit(folder, "training_jsonl", name="c")
+    assert not (committed.path / "validation.jsonl").is_symlink() and store.verify("c") == []
+
+
+def test_a_snapshot_of_the_hub_cache_is_a_model_folder(store: ArtifactStore, tmp_path: Path) -> None:
+    blobs = write_hf(tmp_path / "hub/models--org--name/blobs")
+    snapshot = tmp_path / "hub/models--org--name/snapshots/0123abc"
+    snapshot.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
+    assert store.open(store.reference(snapshot, name="model")).type == "checkpoint_hf"
+    assert store.add(snapshot, name="copy").digest == store.find("model").digest
+    (snapshot / "stolen.txt").symlink_to("../../../../stolen.txt")
+    (tmp_path / "stolen.txt").write_text("x")
+    with pytest.raises(ArtifactError, match="leads out"):
+        store.reference(snapshot, name="model")
+
+
+def test_a_file_whose_name_is_not_text_is_refused(store: ArtifactStore, folder: Path) -> None:
+    (Path(os.fsdecode(os.fsencode(folder) + b"/bad\xff.txt"))).write_text("x")
+    with pytest.raises(ArtifactError, match="not UTF-8"):
+        store.add(folder, name="a")
