@@ -71,7 +71,7 @@ class Graph:
         self.uncomposed: list[tuple[Node, StepsError]] = []
         """What keeps configs from being composed, and the step each belongs to."""
         self._compose = compose
-        self._conversions: dict[tuple[int | str, str, str | None], StepOutput] = {}
+        self._conversions: dict[tuple[tuple[str, str | None], str, str | None], StepOutput] = {}
 
     def find_step(self, step_id: str, where: str | None) -> StepManifest | None:
         """A step's manifest; None after reporting that there is none. `where` is who asked for it."""
@@ -117,18 +117,20 @@ class Graph:
     def convert(self, source: InputSource, path: Iterable[Conversion], consumer: Node, port: str) -> InputSource:
         """Append the conversions of `path` to a source. The same artifact is converted the same way only once."""
         for hop in path:
-            key = (_source_key(source), hop.step_id, consumer.config_name)
+            manifest = self.registry.step(hop.step_id)
+            # A converter runs at the scale of the step it serves, where it has a config of that name.
+            config_name = consumer.config_name if consumer.config_name in manifest.config_names else None
+            key = (_source_key(source), hop.step_id, config_name)
             known = self._conversions.get(key)
             if known is None:
-                known = self._conversions[key] = self._insert(source, hop, consumer, port)
+                because = f"{consumer.at(port)} needs {hop.target}"
+                known = self._conversions[key] = self._insert(source, hop, manifest, config_name, because)
             source = known
         return source
 
-    def _insert(self, source: InputSource, hop: Conversion, consumer: Node, port: str) -> StepOutput:
-        manifest = self.registry.step(hop.step_id)
-        # A converter runs at the scale of the step it serves, where it has a config of that name.
-        config_name = consumer.config_name if consumer.config_name in manifest.config_names else None
-        because = f"{consumer.at(port)} needs {hop.target}"
+    def _insert(
+        self, source: InputSource, hop: Conversion, manifest: StepManifest, config_name: str | None, because: str
+    ) -> StepOutput:
         node = self.add(hop.step_id, manifest, config_name, (), because, inserted=True)
         entrance = next(p for p in manifest.consumes if p.required)
         node.inputs[entrance.name] = source
@@ -184,5 +186,7 @@ class Graph:
         )
 
 
-def _source_key(source: InputSource) -> int | str:
-    return id(source) if isinstance(source, SuppliedInput) else f"{source.step_key}.{source.port}"
+def _source_key(source: InputSource) -> tuple[str, str | None]:
+    if isinstance(source, SuppliedInput):
+        return source.ref, source.type
+    return f"{source.step_key}.{source.port}", None

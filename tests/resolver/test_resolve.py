@@ -383,6 +383,27 @@ def test_a_converter_uses_the_consumers_config_where_it_has_it(world: World, tmp
     assert plan.step("convert/up").config_name == "default"
 
 
+def test_consumers_of_different_configs_share_a_converter_only_where_it_has_neither(
+    world: World, tmp_path: Path
+) -> None:
+    folder = world.registry.step("convert/up").config_dir
+    assert folder is not None
+    folder.mkdir(parents=True)
+    for name in ("tiny", "large"):
+        world.configs["rl", name] = {"inputs": {"policy": "hf", "prompts": "prompts"}}
+        world.configs["convert/up", name] = {}
+        (folder / f"{name}.yaml").write_text("{}\n")
+    stages = ({"name": name, "step": "rl", "config": name} for name in ("tiny", "large"))
+    plan = world.plan_pipeline(pipeline(*stages))
+    converters = {name: plan.step(wiring(plan)[name]["policy"].partition(".")[0]) for name in ("tiny", "large")}
+    assert {name: step.config_name for name, step in converters.items()} == {"tiny": "tiny", "large": "large"}
+    for name in ("tiny", "large"):
+        (folder / f"{name}.yaml").unlink()
+    stages = ({"name": name, "step": "rl", "config": name} for name in ("tiny", "large"))
+    plan = world.plan_pipeline(pipeline(*stages))
+    assert [step.key for step in plan] == ["convert/up", "tiny", "large"]
+
+
 # -- pipelines ------------------------------------------------------------------------------------------------
 
 
