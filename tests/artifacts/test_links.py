@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from checkpoint_files import write_hf
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
+from tests.artifacts.checkpoint_files import write_hf
 
 
 @pytest.fixture

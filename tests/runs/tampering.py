@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from runner_toy_plan import run
-
 from nemotron_steps.artifacts.integrity import verify_home
 from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.models import Artifact
@@ -24,6 +22,7 @@ from nemotron_steps.runs.context import OutputSlot
 from nemotron_steps.runs.report_data import read_report
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events, run_file
 from nemotron_steps.runs.work import WorkFolder
+from tests.runs.runner_toy_plan import run
 
 KEY = "0123456789abcdef" * 2
 """A work folder whose step was killed before it committed."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_toy_plan import run
 
 from nemotron_steps.artifacts.records import sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.cache import recall, verify_entries
+from tests.runs.runner_toy_plan import run
 
 
 def entries(store: ArtifactStore) -> list[Path]:

@@ -194,7 +194,7 @@ def test_invalid_output_is_not_committed_and_the_step_runs_again(store: Artifact
 
 def test_a_required_output_left_empty_fails_the_step_and_nothing_of_it_is_committed(store: ArtifactStore) -> None:
     with pytest.raises(StepFailedError, match="left its output 'model' empty"):
-        run(store, entry="runner_toy_steps:forgets_the_model")
+        run(store, entry="tests.runs.runner_toy_steps:forgets_the_model")
     assert [artifact.name for artifact in store.list_artifacts()] == ["toy/make/rows"]
     assert [step.state for step in run(store).steps] == ["cached", "ran"]
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tampering import changed, fields, fill, is_record, nasty, outside, use_everything, watched, written
 
 from nemotron_steps.artifacts.backend import LocalBackend
 from nemotron_steps.artifacts.models import FileRecord, tree_digest
 from nemotron_steps.artifacts.records import sealed
 from nemotron_steps.artifacts.store import ArtifactStore
+from tests.runs.tampering import changed, fields, fill, is_record, nasty, outside, use_everything, watched, written
 from tests.s3_server import home_on
 
 examples = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
