@@ -1,14 +1,19 @@
 """Persistent helper processes that compute one JSON answer per JSON line, and are killed when they take too long.
 
 For library code that may hang and cannot be interrupted in a thread (computer algebra). Not a sandbox: such code is
-trusted, only its inputs are not.
+trusted, only its inputs are not. A worker dies with the process that started it, whatever it is doing, and has a limit
+of memory, and of processor time for each answer, that hold even while nobody is there to watch the clock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import math
 import os
+import resource
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +21,17 @@ from typing import Any
 from nemotron_steps.errors import WorkerLostError
 
 LINE_LIMIT = 64 * 1024 * 1024
+MEMORY_BYTES = 4 * 1024**3
+"""Of address space: what an expression that grows without end may take before it counts as too long."""
+OUT_OF_MEMORY = 86
+"""Exit code of a worker that came to MEMORY_BYTES."""
+ENDING_S = 5.0
+"""From a worker's last word to its end."""
+PR_SET_PDEATHSIG = 1
 
 
 class WorkerTimeoutError(Exception):
-    """The worker did not answer in time and was killed."""
+    """The worker did not answer within its time or its memory, and was killed."""
 
 
 class WorkerPool:
@@ -38,7 +50,8 @@ class WorkerPool:
         """Answer to one request.
 
         Raises:
-            WorkerTimeoutError: it took longer than timeout_s. WorkerLostError: the process died.
+            WorkerTimeoutError: it took longer than timeout_s, or more than MEMORY_BYTES. WorkerLostError: the process
+                died otherwise.
         """
         async with self._slots:
             process = self._free.pop() if self._free else await self._start()
@@ -54,7 +67,9 @@ class WorkerPool:
                 await _kill(process)
                 raise
             if not line:
-                await _kill(process)
+                await _ended(process)
+                if process.returncode in (OUT_OF_MEMORY, -signal.SIGXCPU):
+                    raise WorkerTimeoutError(f"{self._module} used up its memory or its processor time")
                 raise WorkerLostError(f"helper process {self._module} died", found=f"exit code {process.returncode}")
             self._free.append(process)
             return json.loads(line)
@@ -69,6 +84,8 @@ class WorkerPool:
             sys.executable,
             "-m",
             self._module,
+            str(os.getpid()),
+            str(math.ceil(self._timeout_s) + 1),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_LIMIT,
@@ -79,13 +96,41 @@ class WorkerPool:
 def serve(answer: Callable[[Any], Any]) -> None:
     """The worker's side: answer lines of standard input until it closes.
 
-    Whatever the library prints goes to standard error, so it cannot be taken for an answer.
+    Whatever the library prints goes to standard error, so it cannot be taken for an answer. The command line holds the
+    parent's process id and the processor seconds of one answer.
     """
+    parent, seconds = (int(argument) for argument in sys.argv[1:])
+    # By the kernel: a thread that watched a pipe would wait for the interpreter's lock, which one operation can hold.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return  # It died before this.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        channel.write(json.dumps(answer(json.loads(line))) + "\n")
+        _allow_processor_time(seconds)
+        try:
+            text = json.dumps(answer(json.loads(line)))
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        channel.write(text + "\n")
         channel.flush()
+
+
+def _allow_processor_time(seconds: int) -> None:
+    """From now on; past it the kernel ends the process with SIGXCPU."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """One that closed its output: killing it at once would take its exit code away from asyncio."""
+    try:
+        await asyncio.wait_for(process.wait(), ENDING_S)
+    except TimeoutError:
+        await _kill(process)
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

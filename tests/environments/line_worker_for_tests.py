@@ -1,0 +1,33 @@
+"""A worker that does what a request says."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Any
+
+from nemotron_steps.environments.line_worker import serve
+
+
+def answer(request: Any) -> Any:
+    match request:
+        case "spin":
+            while True:
+                pass
+        case "one long operation":  # holds the interpreter's lock
+            return len(str(3 ** (10**9)))
+        case "grow":
+            return len([bytearray(2**28) for _ in range(100)])
+        case "die":
+            os._exit(7)
+        case "limits":
+            return [resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_CORE, resource.RLIMIT_AS)]
+        case "processor time left":
+            return resource.getrlimit(resource.RLIMIT_CPU)[0] - sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        case "print":
+            print("not an answer")
+    return request
+
+
+if __name__ == "__main__":
+    serve(answer)

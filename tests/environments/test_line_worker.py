@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.line_worker import MEMORY_BYTES, WorkerPool, WorkerTimeoutError
+from nemotron_steps.errors import WorkerLostError
+
+MODULE = "tests.environments.line_worker_for_tests"
+
+
+def with_pool(use: Callable[[WorkerPool], Awaitable[Any]], *, timeout_s: float = 20.0, size: int = 1) -> Any:
+    async def run() -> Any:
+        pool = WorkerPool(MODULE, size=size, timeout_s=timeout_s)
+        try:
+            return await use(pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(run())
+
+
+def workers_of(parent: int) -> list[int]:
+    """Processes of the test's module that were started by one process."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if MODULE.encode() in words and str(parent).encode() in words:
+                found.append(int(process.name))
+    return found
+
+
+def gone_within(seconds: float, parent: int) -> bool:
+    until = time.monotonic() + seconds
+    while workers_of(parent) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not workers_of(parent)
+
+
+def test_answers_come_back_whatever_the_worker_prints() -> None:
+    async def use(pool: WorkerPool) -> list[Any]:
+        return [await pool.call(request) for request in ("print", {"a": [1, "\ud800"]}, None)]
+
+    assert with_pool(use) == ["print", {"a": [1, "\ud800"]}, None]
+
+
+@pytest.mark.parametrize("request_", ["spin", "one long operation"])
+def test_a_worker_that_takes_too_long_is_killed_and_the_next_call_answered(request_: str) -> None:
+    async def use(pool: WorkerPool) -> Any:
+        assert await pool.call(1) == 1  # started
+        with pytest.raises(WorkerTimeoutError):
+            await asyncio.wait_for(pool.call(request_), 15)
+        return await pool.call(2)
+
+    assert with_pool(use, timeout_s=3.0) == 2
+    assert gone_within(2, os.getpid())
+
+
+def test_a_worker_that_takes_too_much_memory_counts_as_too_long() -> None:
+    async def use(pool: WorkerPool) -> Any:
+        with pytest.raises(WorkerTimeoutError, match="memory"):
+            await pool.call("grow")
+        return await pool.call(2)
+
+    assert with_pool(use) == 2
+
+
+def test_a_worker_that_dies_is_said_to_be_lost() -> None:
+    async def use(pool: WorkerPool) -> None:
+        with pytest.raises(WorkerLostError) as caught:
+            await pool.call("die")
+        assert caught.value.found == "exit code 7"
+
+    with_pool(use)
+
+
+def test_limits_of_a_worker() -> None:
+    async def use(pool: WorkerPool) -> tuple[Any, list[float]]:
+        return await pool.call("limits"), [await pool.call("processor time left") for _ in range(3)]
+
+    limits, left = with_pool(use, timeout_s=10.0)
+    assert limits == [0, MEMORY_BYTES]
+    assert all(10.0 < seconds <= 12.0 for seconds in left), "renewed for each answer"
+
+
+def test_a_worker_whose_clock_nobody_watches_is_ended_by_its_processor_time() -> None:
+    async def use(pool: WorkerPool) -> None:
+        pool._timeout_s, timeout_s = 0.5, 600.0
+        process = await pool._start()
+        pool._timeout_s = timeout_s
+        pool._free.append(process)
+        with pytest.raises(WorkerTimeoutError, match="processor time"):
+            await pool.call("spin")
+        assert process.returncode == -signal.SIGXCPU
+
+    with_pool(use)
+
+
+PARENT = f"""
+import asyncio, sys
+from nemotron_steps.environments.line_worker import WorkerPool
+
+async def main():
+    pool = WorkerPool("{MODULE}", size=2, timeout_s=600)
+    await asyncio.gather(pool.call(1), pool.call(2))
+    print("ready", flush=True)
+    await asyncio.gather(pool.call(sys.argv[1]), pool.call("spin"))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("request_", ["spin", "one long operation"])
+def test_workers_die_with_a_parent_that_is_killed_in_the_middle_of_a_call(request_: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, request_], stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
+        assert len(workers_of(parent.pid)) == 2
+        time.sleep(0.3)  # both are at work
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert gone_within(2, parent.pid)
