@@ -28,6 +28,7 @@ OK, WARNING, FAILED, ABSENT = "ok", "warning", "failed", "absent"
 _GB = 1_000_000_000
 _LOW_DISK, _LOW_MEMORY = 20 * _GB, 8 * _GB
 _TORCH_SECONDS = 120
+_DIE_WITH_PARENT = "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL)"  # PR_SET_PDEATHSIG
 _TORCH_PROBE = (
     "import torch; print(torch.__version__, torch.cuda.is_available(), torch.cuda.device_count(), "
     "torch.cuda.get_device_name(0) if torch.cuda.is_available() else '-', sep='|')"
@@ -205,8 +206,8 @@ def _compiler() -> Finding:
 
 
 def _probe(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a Python program says in a process of its own."""
-    command = [sys.executable, "-c", program, *arguments]
+    """What a Python program says in a process of its own, which dies with this one: a driver can hang for ever."""
+    command = [sys.executable, "-c", f"{_DIE_WITH_PARENT}; {program}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
 
 

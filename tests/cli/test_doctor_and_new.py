@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +86,32 @@ def test_doctor_does_well_without_a_compiler(cli, workplace, one_kernel, monkeyp
     monkeypatch.setenv("PATH", str(workplace))
     code, finding = compiler_finding(cli)
     assert (code, finding["state"], finding["fix"]) == (0, "absent", "apt-get install gcc libc6-dev")
+
+
+def test_what_doctor_tries_dies_with_it():
+    program = (
+        "from nemotron_steps.cli.doctor import _probe; _probe('print(1, flush=True); input()', 'a-hanging-driver')"
+    )
+    doctor = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+
+    def tried():
+        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        return any(b"a-hanging-driver" in line.split(b"\0") for line in lines)
+
+    try:
+        assert eventually(tried)
+        time.sleep(0.2)  # it has asked the kernel
+    finally:
+        doctor.kill()
+    assert eventually(lambda: not tried())
+    doctor.communicate()
+
+
+def eventually(condition):
+    until = time.monotonic() + 10
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return condition()
 
 
 def test_a_new_step_works_as_it_is(cli, workplace, monkeypatch):

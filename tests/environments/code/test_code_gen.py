@@ -54,6 +54,33 @@ class TestInTheSandbox:
         assert grade("print(' 1.5  2.0 '); print('x '); print()", task).reward == 1.0
         assert grade("print('1.5 2 x')", task).reward == 0.0
 
+    @pytest.mark.parametrize("name", ["fd/0", "fd/1", "mem", "environ"])
+    def test_a_program_cannot_reach_into_the_harness(self, name: str) -> None:
+        program = (
+            "import os\n"
+            f"try: open(f'/proc/{{os.getppid()}}/{name}', 'rb'); print('reached')\n"
+            "except PermissionError: print('refused')"
+        )
+        assert grade(program, row([""], ["refused\n"])).reward == 1.0
+
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "print('\ud800')",
+            "print(3)\x00",
+            "import os; os.write(1, bytes(range(256)))",
+            "import os, sys; sys.stderr.write('bwrap: no'); os._exit(113)",
+            "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
+            "import os, signal; os.kill(-1, signal.SIGKILL)",
+            "print('[' * 100_000)",
+            "import sys; sys.stderr.write('\\ud800')",
+        ],
+    )
+    def test_nothing_that_a_program_says_or_does_is_more_than_a_wrong_answer(self, program: str) -> None:
+        verdict = grade(program, ADD)
+        assert verdict.reward == 0.0
+        json.dumps(verdict.details, ensure_ascii=False).encode()
+
     def test_crashes_loops_and_exits_fail(self) -> None:
         assert "ZeroDivisionError" in grade("1/0", ADD).details["problem"]
         assert "time-out" in grade("while True: pass", ADD, unit_test_timeout_secs=1.0).details["problem"]
