@@ -174,6 +174,36 @@ class GrpoConfig(Section):
         return int(self.num_prompts_per_step * self.batch_multiplier)
 
 
+class RewardPenaltyTokenIdsConfig(Section):
+    """`reward_penalties.token_ids`."""
+
+    unwanted: tuple[int, ...] = ()
+    think_open: int | None = None
+    think_close: int | None = None
+    """Tokens of the thinking tags; None: the tokenizer's, where it writes each tag as one."""
+
+
+class RewardPenaltiesConfig(Section):
+    """`reward_penalties.*`: rollouts that lose their reward for how they were written. What each means:
+    `nemotron_steps/engine/grpo/reward_penalties.py`."""
+
+    penalize_duplicated_reasoning: bool = False
+    penalize_empty_final_answer: bool = False
+    penalize_unwanted_tokens: bool = False
+    penalize_malformed_think_tag: bool = False
+    token_ids: RewardPenaltyTokenIdsConfig = RewardPenaltyTokenIdsConfig()
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> RewardPenaltiesConfig:
+        refuse(rl_rules.reward_penalty_rules(self))
+        return self
+
+    @property
+    def any_enabled(self) -> bool:
+        """Whether rollouts are looked at at all."""
+        return any(getattr(self, name) for name in type(self).model_fields if name.startswith("penalize_"))
+
+
 class LossFnConfig(Section):
     """`loss_fn.*`. Formulas: `nemotron_steps/engine/losses/policy_gradient.py`."""
 
@@ -348,6 +378,7 @@ class RlConfig(Section):
 
     grpo: GrpoConfig = GrpoConfig()
     loss_fn: LossFnConfig = LossFnConfig()
+    reward_penalties: RewardPenaltiesConfig = RewardPenaltiesConfig()
     policy: GeneratingPolicyConfig = GeneratingPolicyConfig()
     env: EnvConfig = EnvConfig()
     data: DataConfig = DataConfig()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         GrpoConfig,
         LossFnConfig,
         LowEffortConfig,
+        RewardPenaltiesConfig,
         RewardScalingConfig,
         RewardShapingConfig,
         RlConfig,
@@ -188,6 +189,34 @@ def grpo_rules(config: GrpoConfig) -> list[Rule]:
                 ("invalid_tool_call", config.invalid_tool_call_strategy == "mask"),
                 ("malformed_thinking", False),
             )
+        ),
+    ]
+
+
+def reward_penalty_rules(config: RewardPenaltiesConfig) -> list[Rule]:
+    """Rules of `reward_penalties`."""
+    ids = config.token_ids
+    return [
+        Rule(
+            config.penalize_unwanted_tokens and not ids.unwanted,
+            "penalize_unwanted_tokens",
+            "reward_penalties.penalize_unwanted_tokens needs the tokens' ids, reward_penalties.token_ids.unwanted",
+            ("penalize_unwanted_tokens=false",),
+        ),
+        Rule(
+            bool(ids.unwanted) and not config.penalize_unwanted_tokens,
+            "token_ids.unwanted",
+            "reward_penalties.token_ids.unwanted is ignored without reward_penalties.penalize_unwanted_tokens",
+            ("penalize_unwanted_tokens=true", "token_ids.unwanted=[]"),
+        ),
+        *(
+            Rule(
+                getattr(ids, name) is not None and not config.penalize_malformed_think_tag,
+                f"token_ids.{name}",
+                f"reward_penalties.token_ids.{name} is ignored without reward_penalties.penalize_malformed_think_tag",
+                ("penalize_malformed_think_tag=true", f"token_ids.{name}=null"),
+            )
+            for name in ("think_open", "think_close")
         ),
     ]
 
@@ -385,6 +414,13 @@ def run_rules(config: RlConfig) -> list[Rule]:
                 "loss_fn.truncated_importance_sampling_ratio=5",
                 "loss_fn.force_on_policy_ratio=false",
             ),
+        ),
+        Rule(
+            config.grpo.adv_estimator.name == "gdpo" and config.reward_penalties.any_enabled,
+            "grpo.adv_estimator.name",
+            "reward_penalties take a rollout's reward away, and would leave it the components that "
+            "grpo.adv_estimator.name=gdpo takes it apart into",
+            ("grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]",),
         ),
         Rule(
             generation.top_p < 1 or generation.top_k > 0,

@@ -33,6 +33,7 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, BufferState, GroupBuffer
 from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler
 from nemotron_steps.engine.grpo.judge_outage import AnswerWatch, refuse_ungraded
+from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.grpo.step import (
     finish_batch,
     needs_prev_logprobs,
@@ -67,6 +68,7 @@ class GrpoRun:
     checkpoints: CheckpointManager
     reporter: Reporter
     signals: SignalMonitor
+    reward_penalties: RewardPenalties | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     """What ends with the run: engines, actors, servers."""
     step: int = 0
@@ -238,7 +240,7 @@ async def sample_groups(
     group_ids: Sequence[str],
     cuts: Sequence[asyncio.Event] | None = None,
 ) -> list[RolloutGroup]:
-    """Sample and judge prompts; some are asked for low effort.
+    """Sample and judge prompts; some are asked for low effort, some lose their reward for how they are written.
 
     Args:
         group_ids: one a prompt, unique within the run.
@@ -253,9 +255,10 @@ async def sample_groups(
         return low.instruction if asks else ""
 
     suffixes = [suffix(prompt, group_id) for prompt, group_id in zip(prompts, group_ids, strict=True)]
-    return await run.collector.collect(
+    groups = await run.collector.collect(
         prompts, group_ids=group_ids, num_generations=grpo.num_generations_per_prompt, suffixes=suffixes, cuts=cuts
     )
+    return groups if run.reward_penalties is None else run.reward_penalties.apply(groups)
 
 
 def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -> None:

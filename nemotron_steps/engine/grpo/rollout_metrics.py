@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from nemotron_steps.engine.grpo.reward_penalties import METADATA_KEY, RewardPenalty
 from nemotron_steps.engine.types import Rollout
 
 
@@ -95,6 +96,13 @@ def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | No
         metrics["response_length/mean"], metrics["response_length/max"] = _mean(lengths), max(lengths)
         metrics["turns/mean"] = _mean([float(max(len(r.turns), 1)) for r in sampled])
     return metrics
+
+
+def reward_penalty_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Share of the graded rollouts that lost their reward, by `reward_penalties.*`; none where none were looked at."""
+    looked_at = [r.metadata[METADATA_KEY] for r in rollouts if METADATA_KEY in r.metadata]
+    counts = Counter(name for names in looked_at for name in names)
+    return {f"reward_penalties/{penalty}": counts[penalty] / len(looked_at) for penalty in RewardPenalty if looked_at}
 
 
 def group_metrics(group_std: torch.Tensor, group_index: torch.Tensor, valid_count: torch.Tensor) -> dict[str, float]:

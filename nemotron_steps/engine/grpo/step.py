@@ -28,6 +28,7 @@ from nemotron_steps.engine.grpo.rollout_metrics import (
     group_metrics,
     policy_lag_metrics,
     reward_metrics,
+    reward_penalty_metrics,
 )
 from nemotron_steps.engine.losses.importance import sequence_logprob_error
 from nemotron_steps.engine.losses.kl import kl_divergence
@@ -127,6 +128,7 @@ def prepare_batch(
         **reward_metrics(rollouts, raw),
         **component_metrics(rollouts),
         **completion_metrics(rollouts, untrained),
+        **reward_penalty_metrics(rollouts),
         **group_metrics(statistics.group_std, group_index, statistics.valid_count),
         **policy_lag_metrics(rollouts, version),
     }

@@ -17,6 +17,7 @@ from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import GrpoRun, evaluate_heldout, train
+from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.policy.malloc_tuning import freeze_objects
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
@@ -95,6 +96,7 @@ def build_run(
     needed = check_rows(config, [*rows, *validation], heldout)
     hf_folder = _hf_folder(config)
     chat = ChatFormat.from_folder(hf_folder)
+    penalties = _reward_penalties(config, chat)
     prompts = prompt_stream(config, rows)
     total_steps = min(grpo.max_num_steps, grpo.max_num_epochs * prompts.steps_per_epoch())
     updates = grpo.num_prompts_per_step * grpo.num_generations_per_prompt // config.policy.train_global_batch_size
@@ -109,11 +111,23 @@ def build_run(
             parts.environments.offer_policy(endpoint.url, endpoint.model_name)
             context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
         run = _assemble(context, parts, chat, prompts, rows, validation)
+        run.reward_penalties = penalties
         check_heldout(config, parts.environments, heldout)  # which creates their environments: they are started too
         freeze_objects()
         parts.resources.callback(gc.unfreeze)
         run.resources = parts.resources.pop_all()
     return run, parts.environments
+
+
+def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | None:
+    if not config.reward_penalties.any_enabled:
+        return None
+    return RewardPenalties.of(
+        config.reward_penalties,
+        config.env.nemo_gym.thinking_tags,
+        chat.render_text([{"role": "user", "content": "x"}]),
+        lambda text: list(chat.tokenizer.encode(text, add_special_tokens=False)),
+    )
 
 
 def _assemble(
