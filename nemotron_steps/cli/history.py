@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,27 +129,31 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def logs(arguments: argparse.Namespace) -> int:
-    """`steps logs RUN [-f]`."""
+    """`steps logs RUN [-f] [--json]`: the log's lines, or the records of events and metrics in the order of time."""
     from nemotron_steps.runs.launch import error_of
     from nemotron_steps.runs.run_folder import get_run, run_file
 
     store = Workbench(arguments.home).store
     info = get_run(store, arguments.run)
-    path = store.backend.scratch / "runs" / info.id / "log.txt"
+    folder = store.backend.scratch / "runs" / info.id
+    first, *others = ("events.jsonl", "metrics.jsonl") if arguments.as_json else ("log.txt",)
+    write = _write_records if arguments.as_json else _write_lines
     refused = error_of(info)
-    if refused is not None and info.attempts == 0 and not path.is_file():
+    if refused is not None and info.attempts == 0 and not (folder / first).is_file():
         raise refused  # the run never began: why is all there is to say
+    tails = [_Tail(folder / name) for name in (first, *others)]
     if not arguments.follow:
-        _copy(run_file(store, info.id, "log.txt"), 0)
+        run_file(store, info.id, first)
+        for name in others:
+            _fetch(store, info.id, name)
+        write([line for tail in tails for line in tail.rest()])
         return 0
-    offset = 0
     try:
         while True:
             never_started = _never_started(info)
             # Read after the job's end was seen: it may have begun and ended meanwhile.
             now = get_run(store, info.id)
-            if path.is_file():
-                offset = _copy(path, offset)
+            write([line for tail in tails for line in tail.new()])
             if now.status not in ("running", "submitted"):
                 return 0
             if never_started and now.status == "submitted":
@@ -273,17 +280,47 @@ def _fetch(store: ArtifactStore, run_id: str, name: str) -> None:
         return
 
 
-def _copy(path: Path, offset: int) -> int:
-    """Print a file from an offset on; returns the new offset. Control characters of model text are left out."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        data = file.read()
-    # A line still being written stays for the next look.
-    whole = data[: data.rfind(b"\n") + 1] if offset or not data.endswith(b"\n") else data
-    for line in whole.decode("utf-8", "replace").splitlines():
-        sys.stdout.write(printable(line) + "\n")
+@dataclass
+class _Tail:
+    """What a growing file of lines has beyond what was read; a file that is not there yet has nothing."""
+
+    path: Path
+    offset: int = 0
+
+    def new(self) -> list[bytes]:
+        """The whole lines since the last look: one still being written stays for the next."""
+        data = self._read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return whole.splitlines()
+
+    def rest(self) -> list[bytes]:
+        """All there is; a kill may have cut the last line short."""
+        return self._read().splitlines()
+
+    def _read(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                return file.read()
+        except FileNotFoundError:
+            return b""
+
+
+def _write_lines(lines: Sequence[bytes]) -> None:
+    """Lines of a log. Control characters of model text are left out."""
+    for line in lines:
+        sys.stdout.write(printable(line.decode("utf-8", "replace")) + "\n")
     sys.stdout.flush()
-    return offset + len(whole)
+
+
+def _write_records(lines: Sequence[bytes]) -> None:
+    """JSON records, one a line, in the order of time."""
+    from nemotron_steps.runs.run_folder import parse_lines
+
+    for record in sorted(parse_lines(lines), key=lambda record: float(record["time"])):
+        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
 
 
 def _status(text: str, terminal: Terminal) -> str:

@@ -37,7 +37,7 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
 
-    plan = with_cached(bench, bench.plan(asked))
+    plan = with_cached(bench, bench.plan(asked), force=arguments.force)
     refuse_unimplemented(plan)
     redacted = asked.redacted()
     if MASK in redacted.command:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nemotron_steps.cli.terminal import Terminal, duration, number, printable
+from nemotron_steps.cli.terminal import Terminal, clock, duration, number, printable, shorten, tail, visible_width
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,10 @@ _HEADLINES = (
 """The few numbers worth a place beside a bar: label → metric name."""
 
 _SECONDS_BETWEEN_LINES = 5.0
+_BAR, _SHORTEST_BAR = 24, 8
+"""Columns of a bar; a shorter one says less than what could stand in its place."""
+_WIDE = 100
+"""Columns from which on there is room for padding."""
 
 
 class Display(Protocol):
@@ -95,25 +99,64 @@ class LineDisplay:
         self._terminal.stream.flush()
 
 
+def bar_line(
+    width: int, name: str, share: float | None, count: str, numbers: str, elapsed: str
+) -> list[tuple[str, str]]:
+    """One step at work, fitted to `width` columns: (text, style) pieces.
+
+    Step, count and time are always there; where columns are few the bar goes first, then the end of the numbers, then
+    the beginning of the name.
+
+    Args:
+        share: how much is done, from 0 to 1; None where that is not known.
+    """
+    ends = "".join(f"  {text}" for text in (count, elapsed) if text)
+    name = tail(name, max(width - len(ends), 8))
+    left = width - visible_width(name) - len(ends)
+    bar = min(_BAR, left - visible_width(numbers) - 4) if numbers else min(_BAR, left - 2)
+    if bar < _SHORTEST_BAR:
+        bar = 0
+    done = 0 if share is None else round(bar * min(max(share, 0.0), 1.0))
+    pieces = [(name, "bold")]
+    if bar:
+        pieces += [("  ", ""), ("━" * done, "cyan"), ("━" * (bar - done), "bright_black")]
+        left -= bar + 2
+    if count:
+        pieces.append((f"  {count}", "dim"))
+    if numbers and left > 6:
+        pieces.append((f"  {shorten(numbers, left - 2)}", ""))
+    pieces.append((f"  {elapsed}", "yellow"))
+    return pieces
+
+
 class BarDisplay:
     """One line per finished step, a bar with the numbers that matter for the one at work."""
 
     def __init__(self, terminal: Terminal, plan: Plan) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+        from rich.text import Text
+
+        console = Console(file=terminal.stream, highlight=False, no_color=not terminal.color)
+
+        class Line(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                fields = task.fields
+                share = task.completed / task.total if task.total else None
+                elapsed = clock(task.finished_time if task.finished else task.elapsed)
+                # What stands before it, and a column to spare: a line as wide as the terminal wraps in some.
+                width = console.width - 5
+                pieces = bar_line(width, fields["name"], share, fields["count"], fields["numbers"], elapsed)
+                return Text.assemble(*pieces, no_wrap=True)
 
         self._terminal = terminal
         self._width = max((len(step.key) for step in plan.steps), default=10)
-        self._console = Console(file=terminal.stream, highlight=False, no_color=not terminal.color)
+        self._console = console
         self._progress = Progress(
             TextColumn(" "),
             SpinnerColumn(style="cyan"),
-            TextColumn("{task.fields[name]}", style="bold"),
-            BarColumn(bar_width=24, complete_style="cyan", finished_style="cyan", pulse_style="cyan"),
-            TextColumn("{task.fields[count]}", style="dim"),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            console=self._console,
+            Line(),
+            console=console,
             transient=True,
             refresh_per_second=8,
         )
@@ -133,7 +176,9 @@ class BarDisplay:
         self._progress.stop()
 
     def _on_step_started(self, record: Record) -> None:
-        name = record["step"].ljust(self._width)
+        # Names of one width keep the bars of steps under each other, where there is room for that.
+        room = self._console.width >= _WIDE
+        name = record["step"].ljust(self._width) if room else record["step"]
         self._tasks[record["step"]] = self._progress.add_task(
             "", total=None, name=name, count="", numbers="continues" if record.get("resumed") else ""
         )

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from nemotron_steps.cli.parser import Parser, UsageError, build, split_passthrough
+from nemotron_steps.cli.parser import Parser, UsageError, build, refuse_flags_first, split_passthrough
 
 if TYPE_CHECKING:
     import argparse
@@ -48,6 +48,7 @@ def _main(arguments: Sequence[str], prog: str) -> int:
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
     parser = build(prog)
+    refuse_flags_first(parser, arguments)
     namespace, unknown = parser.parse_known_args(arguments)
     if hasattr(namespace, "words"):
         # argparse gives back positionals that stand after a flag: `run STEP -c tiny key=value`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -67,6 +68,24 @@ def build(prog: str) -> Parser:
     return parser
 
 
+def refuse_flags_first(parser: Parser, arguments: Sequence[str]) -> None:
+    """UsageError for `steps --home DIR run …`: flags belong to commands, so they come after one."""
+    if not arguments or not arguments[0].startswith("-") or arguments[0] in ("-h", "--help", "--version"):
+        return
+    commands = next(
+        action.choices or () for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    takes_value = {"--home", "-c", "--config", "-r", "--run", "-b", "--batch", "--input", "--resume"}
+    for at, word in enumerate(arguments):
+        if word in commands and arguments[at - 1] not in takes_value:
+            right = [parser.prog, word, *arguments[at + 1 :], *arguments[:at]]
+            raise UsageError(
+                f"'{arguments[0]}' stands before the command",
+                expected=f"flags after `{word}`",
+                hints=(shlex.join(right),),
+            )
+
+
 def _catalog(add: Callable[..., Parser]) -> None:
     command = add("list", "catalog:list_steps", "list the steps")
     command.add_argument("--category", metavar="C", help="only steps of this category")
@@ -98,7 +117,6 @@ def _planning(add: Callable[..., Parser]) -> None:
     how = command.add_argument_group("how it runs")
     how.add_argument("-d", "--dry-run", action="store_true", help="print the merged config and the plan; run nothing")
     how.add_argument("--resume", metavar="RUN", help="go on with an earlier run (its id, or `latest`)")
-    how.add_argument("--force", action="store_true", help="run the named steps even if their results are cached")
     _json(command)
 
 
@@ -117,6 +135,7 @@ def _request(command: Parser) -> None:
         default=[],
         help="supply an input: a path, NAME:VERSION, or a model name; repeat for more",
     )
+    command.add_argument("--force", action="store_true", help="the named steps run even if their results are cached")
     _home(command)
 
 
@@ -129,6 +148,9 @@ def _history(add: Callable[..., Parser]) -> None:
     command.add_argument("run", metavar="RUN", nargs="?", default="latest", help="run id or `latest`")
     command.add_argument("-f", "--follow", action="store_true", help="keep printing until the run ends")
     _home(command)
+    command.add_argument(
+        "--json", action="store_true", dest="as_json", help="print events and metrics as JSON, one record a line"
+    )
     for name, handler, summary in (
         ("status", "history:status", "show what a run is doing or how it ended"),
         ("cancel", "history:cancel", "stop a run; what it committed stays"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 def plan(arguments: argparse.Namespace) -> int:
     """`steps plan`."""
     bench = Workbench(arguments.home)
-    asked = asked_from(arguments)
-    found = with_cached(bench, bench.plan(asked))
+    asked = bench.settled(asked_from(arguments))
+    found = with_cached(bench, bench.plan(asked), force=arguments.force)
     if arguments.as_json:
         print_json(plan_fields(found))
     else:
@@ -28,12 +29,12 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def dry_run(bench: Workbench, asked: Asked, profile: Profile | None, *, as_json: bool) -> int:
+def dry_run(bench: Workbench, asked: Asked, profile: Profile | None, *, force: bool, as_json: bool) -> int:
     """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
 
     All of it redacted. Inputs that are not given, or not here, are no mistake yet.
     """
-    found = with_cached(bench, bench.plan(asked, allow_unfilled=True))
+    found = with_cached(bench, bench.plan(asked, allow_unfilled=True), force=force)
     if as_json:
         fields = plan_fields(found)
         fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}
@@ -66,11 +67,27 @@ def _show_unfilled(found: Plan, terminal: Terminal) -> None:
             terminal.print(f"      {terminal.style(printable(redact_text(hint)), 'cyan')}")
 
 
-def with_cached(bench: Workbench, found: Plan) -> Plan:
-    """The plan with what is already there filled in; a home that does not exist yet holds nothing."""
+def with_cached(bench: Workbench, found: Plan, *, force: bool = False) -> Plan:
+    """The plan with what is already there filled in; a home that does not exist yet holds nothing.
+
+    Args:
+        force: the steps asked for run whatever is there, so what reads their outputs cannot be known to be cached.
+    """
+    from nemotron_steps.resolver.plan import StepOutput
     from nemotron_steps.runs.cache import with_cached as look_up
 
-    return look_up(found, bench.store)
+    found = look_up(found, bench.store)
+    if not force:
+        return found
+    run: set[str] = set()
+    steps = []
+    for step in found.steps:
+        reads = {source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)}
+        if step.key in found.goals or step.cached is None or reads & run:
+            run.add(step.key)
+            step = replace(step, cached=None)
+        steps.append(step)
+    return replace(found, steps=tuple(steps))
 
 
 def plan_fields(found: Plan) -> dict[str, Any]:
@@ -100,7 +117,7 @@ def show_plan(found: Plan, terminal: Terminal, asked: Asked) -> None:
         if has_stages:
             row.insert(3, terminal.style(step.step_id, "dim") if _is_stage(step) else "")
         rows.append(row)
-    terminal.table(rows, indent=2)
+    terminal.table(rows, indent=2, below=7)
     for warning in found.warnings:
         terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(warning)}")
 

@@ -145,6 +145,28 @@ class Workbench:
 
         return ArtifactStore(self._home)
 
+    def settled(self, asked: Asked) -> Asked:
+        """The request with `-c NAME` as `./NAME.yaml`, where no step asked for has a config NAME and that file is."""
+        file = self._file_called(asked)
+        return asked if file is None or self._own_config(asked) else replace(asked, config=file)
+
+    def _file_called(self, asked: Asked) -> str | None:
+        """`./NAME.yaml` for `-c NAME`, if it is a file of the working directory."""
+        from nemotron_steps.config.search import is_path
+
+        if asked.config is None or is_path(asked.config):
+            return None
+        file = f"./{asked.config}.yaml"
+        return file if Path(file).is_file() else None
+
+    def _own_config(self, asked: Asked) -> str | None:
+        """The first step asked for that has a config of that name; a pipeline's `-c` is always for its steps."""
+        pipeline = self._pipeline(asked)
+        if pipeline is not None:
+            return pipeline.name
+        steps = (self.registry.find_step(target) for target in asked.targets)
+        return next((s.id for s in steps if s is not None and asked.config in self._search_path(s).names()), None)
+
     def plan(self, asked: Asked, *, allow_unfilled: bool = False) -> Plan:
         """Resolve a request, as one that may still have to be filled in if so asked.
 
@@ -166,7 +188,7 @@ class Workbench:
             if known:
                 raise_all([*known, error], f"cannot plan '{asked.command}'")
             raise
-        return resolve(
+        found = resolve(
             request,
             self.registry,
             compose=self.compose,
@@ -175,6 +197,11 @@ class Workbench:
             known=known,
             allow_unfilled=allow_unfilled,
         )
+        file = self._file_called(asked)
+        if file is not None:
+            warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
+            found = replace(found, warnings=(*found.warnings, warning))
+        return found
 
     def request(self, asked: Asked) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""

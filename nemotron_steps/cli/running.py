@@ -33,7 +33,7 @@ between two small operations. Without spinning a tiny model trains 1.6 times slo
 def run(arguments: argparse.Namespace) -> int:
     """`steps run`."""
     bench = Workbench(arguments.home)
-    asked = _asked(arguments, bench)
+    asked = bench.settled(_asked(arguments, bench))
     try:
         profile = bench.profile(asked.profile)
     except StepsError:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if profile is not None and profile.executor == "local":
         os.environ.update(profile.env_vars)
     if arguments.dry_run:
-        return dry_run(bench, asked, profile, as_json=arguments.as_json)
+        return dry_run(bench, asked, profile, force=arguments.force, as_json=arguments.as_json)
     if profile is not None:
         from nemotron_steps.cli.launching import inside_job, launch
 
@@ -57,7 +57,7 @@ def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> 
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     terminal = Terminal.of()
-    plan = with_cached(bench, bench.plan(asked))
+    plan = with_cached(bench, bench.plan(asked), force=arguments.force)
     if not arguments.as_json:
         show_plan(plan, terminal, asked)
         terminal.print()

@@ -104,7 +104,7 @@ def _show_next(result: RunResult, last: StepResult, registry: Registry, terminal
     commands = []
     made = [artifact for step in result.steps for artifact in step.outputs.values()]
     for artifact in last.outputs.values():
-        for consumer, port in _consumers(artifact.type, done, registry):
+        for consumer, port in _consumers(artifact.type, last.step_id, done, registry):
             fed = {port: artifact.ref}
             for other in registry.steps[consumer].consumes:
                 fitting = [each.ref for each in made if registry.types.is_a(each.type, other.type)]
@@ -122,17 +122,21 @@ def _show_next(result: RunResult, last: StepResult, registry: Registry, terminal
         terminal.print(f"    {terminal.style(command, 'cyan')}")
 
 
-def _consumers(type_name: str, done: set[str], registry: Registry) -> list[tuple[str, str]]:
+def _consumers(type_name: str, made_by: str, done: set[str], registry: Registry) -> list[tuple[str, str]]:
     """Steps worth running on an artifact: an evaluation, a conversion, else one that needs nothing more.
 
-    Each with the port the artifact goes to.
+    Each with the port the artifact goes to. What was just converted is not converted again.
     """
+    maker = registry.find_step(made_by)
+    converted = maker is not None and maker.step.category == "convert"
     best: dict[str, tuple[str, str]] = {}
     for step_id, manifest in registry.steps.items():
         if step_id in done or manifest.step.entry is None:
             continue
         required = [port.name for port in manifest.consumes if port.required]
         kind = manifest.step.category if manifest.step.category in ("eval", "convert") else "other"
+        if kind == "convert" and converted:
+            continue
         for port in manifest.consumes:
             if registry.types.is_a(type_name, port.type) and (kind != "other" or required == [port.name]):
                 best.setdefault(kind, (step_id, port.name))

@@ -89,10 +89,22 @@ class Terminal:
             text = text.encode("ascii", "replace").decode("ascii")
         self.stream.write(text + "\n")
 
-    def table(self, rows: Iterable[Sequence[str]], *, indent: int = 0, gap: int = 2, flexible: int = -1) -> None:
-        """Aligned columns. Only the `flexible` column gives way (is cut with …) when the terminal is too narrow.
+    def table(
+        self,
+        rows: Iterable[Sequence[str]],
+        *,
+        indent: int = 0,
+        gap: int = 2,
+        flexible: int = -1,
+        below: int | None = None,
+    ) -> None:
+        """Aligned columns. The `flexible` column gives way (is cut with …) when the terminal is too narrow, and at
+        last the end of the line: no row takes two lines by itself.
 
         Cells may be styled; a newline in a cell is not allowed.
+
+        Args:
+            below: instead of being cut, a last cell goes below its row, indented by so much.
         """
         cells = [list(row) for row in rows]
         if not cells:
@@ -106,12 +118,18 @@ class Terminal:
             used = indent + gap * (count - 1) + sum(widths) - widths[flexible]
             widths[flexible] = max(min(widths[flexible], self.width - used), 12)
         for row in cells:
+            under = ""
+            if below is not None and visible_width(row[-1]) > widths[-1]:
+                under, row[-1] = row[-1], ""
             parts = []
             for column, cell in enumerate(row):
                 if column == flexible and self.width is not None:
                     cell = shorten(cell, widths[column])
                 parts.append(cell + " " * (widths[column] - visible_width(cell)))
-            self.print((" " * indent + (" " * gap).join(parts)).rstrip())
+            line = (" " * indent + (" " * gap).join(parts)).rstrip()
+            self.print(line if self.width is None else shorten(line, self.width))
+            if under and below is not None:
+                self.print(" " * below + under)
 
     def tree(self, node: Mapping[str, Any], prefix: str = "") -> None:
         """A nested mapping as a tree; keys are labels, empty mappings are leaves."""
@@ -162,6 +180,13 @@ def shorten(text: str, width: int) -> str:
     return cut + "\x1b[0m" if "\x1b[" in cut else cut
 
 
+def tail(text: str, width: int) -> str:
+    """`text` cut to `width` columns with … at its beginning: of an id the end says most."""
+    while visible_width(text) > max(width, 1):
+        text = "…" + text.removeprefix("…")[1:]
+    return text
+
+
 def printable(text: str) -> str:
     """Text from a file or a model without control characters, which could steer the terminal."""
     return _CONTROL.sub("�", text)
@@ -185,6 +210,12 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def clock(seconds: float | None) -> str:
+    """`0:00:12`, as a clock counts."""
+    whole = int(seconds or 0)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def size(count: float) -> str:

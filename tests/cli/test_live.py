@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 
-from nemotron_steps.cli.live import LineDisplay, headline
-from nemotron_steps.cli.terminal import Terminal
+import pytest
+
+from nemotron_steps.cli.live import LineDisplay, bar_line, headline
+from nemotron_steps.cli.terminal import Terminal, visible_width
 
 
 def _lines(records) -> list[str]:
@@ -56,6 +58,24 @@ def test_samples_and_progress_do_not_flood():
     assert lines == ["[toy] reading 0/10"]
 
 
+@pytest.mark.parametrize("width", [36, 55, 75, 95, 115])
+def test_step_and_time_are_there_however_narrow_the_terminal(width):
+    name, numbers = "data_prep/sft_prep@tiny_judge", "reward 0.8125  loss 0.01234  kl 0.0008"
+    pieces = bar_line(width, name, 0.25, "12/60", numbers, "0:01:23")
+    line = "".join(text for text, _ in pieces)
+    assert visible_width(line) <= width
+    assert "12/60" in line and line.endswith("0:01:23") and "tiny_judge" in line
+    assert ("━" in line) == (width >= 95)  # the bar goes before anything that says more
+    assert (numbers in line) == (width >= 95)
+
+
+def test_the_bar_is_as_full_as_the_step_is_done():
+    pieces = bar_line(100, "toy", 0.5, "1/2", "", "0:00:01")
+    assert [len(text) for text, style in pieces if text.startswith("━")] == [12, 12]
+    unknown = bar_line(100, "toy", None, "", "reading", "0:00:01")
+    assert [len(text) for text, style in unknown if "━" in text] == [24]
+
+
 def test_a_terminal_gets_bars_and_is_left_tidy(workplace):
     parent, child = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
@@ -81,7 +101,7 @@ def test_a_terminal_gets_bars_and_is_left_tidy(workplace):
     text = output.decode()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert "━" in plain
-    assert re.search(r"2/3 reward 0.6667", plain)
+    assert re.search(r"2/3\s+reward 0.6667", plain)
     assert "▲ toy/train  reward_saturated" in plain
     assert re.search(r"✓ toy/train\s+\d", plain)
     assert plain.count("▲ this toy is small; hint: steps list") == 1

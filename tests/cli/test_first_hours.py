@@ -1,0 +1,89 @@
+"""What one runs into in the first hours: --force, a config file's name, flags before the command, logs as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nemotron_steps.cli.summary import _consumers
+from nemotron_steps.manifest.registry import load_registry
+from tests.cli.conftest import Cli
+
+
+def test_force_shows_what_will_run(cli: Cli) -> None:
+    cli("run", "toy/train", "toy/score", "-c", "tiny")
+    asked = ("toy/train", "-c", "tiny")
+    cached = cli("plan", *asked, "--json").json["steps"]
+    assert [step["cached"] is not None for step in cached] == [True, True]
+    for command in (("plan", *asked), ("run", "-d", *asked)):
+        forced = cli(*command, "--force", "--json").json["steps"]
+        assert [step["cached"] is not None for step in forced] == [True, False]
+    ran = cli("run", *asked, "--force")
+    plan, _, rest = ran.out.partition("\n\n")
+    assert "1 cached" in plan and "● " in plan and "1 ran, 1 cached" in rest
+    # What reads a forced step's output is not known to be cached.
+    chain = cli("plan", "toy/train", "toy/score", "-c", "tiny", "--force", "--json").json["steps"]
+    assert {step["key"]: step["cached"] is not None for step in chain} == {
+        "toy/make": True,
+        "toy/train": False,
+        "toy/convert": False,
+        "toy/score": False,
+    }
+
+
+def test_a_name_is_a_file_where_no_step_has_a_config_of_that_name(cli: Cli, workplace: Path) -> None:
+    (workplace / "mine.yaml").write_text("defaults: [tiny]\nsteps: 5\n")
+    shown = cli("run", "toy/make", "toy/train", "-c", "mine", "-d")
+    assert shown.code == 0, shown.err
+    assert "-c ./mine.yaml" in shown.out
+    (run,) = [cli("run", "toy/train", "-c", "mine", "--json").json["run"]]
+    assert yaml.safe_load((workplace / "home/runs" / run / "config.yaml").read_text())["toy/train"]["steps"] == 5
+    assert "has no config 'other'" in cli("plan", "toy/train", "-c", "other").err
+
+
+def test_a_steps_own_config_is_not_replaced_by_a_file_and_that_is_said(cli: Cli, workplace: Path) -> None:
+    (workplace / "tiny.yaml").write_text("steps: 5\n")
+    shown = cli("run", "toy/train", "-c", "tiny", "-d", "--json").json
+    assert shown["configs"]["toy/train"]["steps"] == 3
+    assert shown["warnings"] == ["-c tiny is that of toy/train, not ./tiny.yaml"]
+
+
+def test_nothing_is_converted_back() -> None:
+    registry = load_registry()
+    back = ("convert/hf_to_megatron", "checkpoint_hf")
+    trained = _consumers("checkpoint_hf", "sft/automodel", {"sft/automodel"}, registry)
+    assert back in trained
+    converted = _consumers("checkpoint_hf", "convert/megatron_to_hf", {"convert/megatron_to_hf"}, registry)
+    assert converted and back not in converted and not any(step.startswith("convert/") for step, _ in converted)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("--home x run toy/train -c tiny", "steps run toy/train -c tiny --home x"),
+        ("--home run run toy/train", "steps run toy/train --home run"),
+        ("--home=x runs --limit 3", "steps runs --limit 3 --home=x"),
+        ("--json list", "steps list --json"),
+    ],
+)
+def test_a_flag_before_the_command_is_put_right(cli: Cli, wrong: str, right: str) -> None:
+    result = cli(*wrong.split())
+    assert result.code == 2
+    if "--json" in wrong:
+        assert result.json["error"]["hints"] == [right]
+    else:
+        assert "stands before the command" in result.err and f"hint: {right}\n" in result.err
+
+
+def test_logs_as_json_are_events_and_metrics_in_order(cli: Cli) -> None:
+    cli("run", "toy/train", "-c", "tiny")
+    for command in (("logs", "--json"), ("logs", "-f", "--json")):
+        records = [json.loads(line) for line in cli(*command).out.splitlines()]
+        assert [record["time"] for record in records] == sorted(record["time"] for record in records)
+        kinds = [record["kind"] for record in records]
+        assert kinds[0] == "run_started" and kinds[-1] == "run_finished"
+        assert [r["index"] for r in records if r["kind"] == "metrics"] == [1, 2, 3]
+    assert json.loads(cli("logs", "nowhere", "--json").out)["error"]["code"] == "E110"
