@@ -31,15 +31,17 @@ def cosine(start: float, end: float, fraction: float) -> float:
 def learning_rate(step: int, optimizer: OptimizerConfig, scheduler: SchedulerConfig) -> float:
     """Learning rate of optimizer step `step` (0-based): linear warm-up, then constant, linear or cosine decay.
 
-    Warm-up step k of W uses lr (k + 1) / W, so the first step already moves and step W - 1 has the full rate. Decay
-    runs from there to `lr_decay_iters`, then stays at min_lr.
+    Warm-up step k of W uses lr (k + 1) / W, so the first step already moves and step W - 1 has the full rate; with
+    init = lr_warmup_init it uses init + (lr - init) k / W, as in Megatron, so the first step has init and step W the
+    full rate. Decay runs from there to `lr_decay_iters`, then stays at min_lr.
 
     Raises:
         ConfigError: a decaying style without lr_decay_iters.
     """
     warmup = scheduler.lr_warmup_iters
     if step < warmup:
-        return optimizer.lr * (step + 1) / warmup
+        init = scheduler.lr_warmup_init
+        return linear(init, optimizer.lr, step / warmup) if init else optimizer.lr * (step + 1) / warmup
     if scheduler.lr_decay_style == "constant":
         return optimizer.lr
     if scheduler.lr_decay_iters is None:

@@ -111,10 +111,20 @@ RUN: list[dict[str, Any]] = [
     {"policy.dynamic_batching.train_mb_tokens": 4096, "policy.dynamic_batching.enabled": True, **DTENSOR,
      "policy.max_total_sequence_length": 4090, "policy.dynamic_batching.sequence_length_round": 100},
 ]  # fmt: skip
+LINEAR = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.1, "total_iters": 10}}
 POLICY: list[dict[str, Any]] = [
     {"policy.megatron_cfg.scheduler.lr_decay_style": "cosine", "policy.megatron_cfg.scheduler.lr_decay_iters": 5,
      "policy.megatron_cfg.scheduler.lr_warmup_iters": 5},
     {"policy.megatron_cfg.scheduler.lr_decay_iters": 5},
+    {"policy.megatron_cfg.scheduler.lr_warmup_init": 3e-7},
+    {"policy.optimizer": {"kwargs": {"lr": 1e-5}}},
+    {"policy.scheduler": [LINEAR]},
+    {"policy.scheduler": [LINEAR, LINEAR], **DTENSOR},
+    {"policy.scheduler": [LINEAR, {"milestones": [5]}, LINEAR], **DTENSOR},
+    {"policy.scheduler": [], **DTENSOR},
+    {"policy.megatron_cfg.optimizer.lr": 1e-5, **DTENSOR},
+    {"policy.megatron_cfg.optimizer.adam_beta1": 0.8, **DTENSOR},
+    {"policy.megatron_cfg.scheduler.lr_warmup_iters": 5, **DTENSOR},
     {"policy.megatron_cfg.optimizer.exp_avg_dtype": "bfloat16"},
     {"policy.megatron_cfg.optimizer.exp_avg_sq_dtype": "bfloat16",
      "policy.megatron_cfg.optimizer.use_precision_aware_optimizer": True},

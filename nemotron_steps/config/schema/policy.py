@@ -12,6 +12,11 @@ from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
 """How reasoning is told from the answer: nemotron_steps/engine/rollouts/parsers/reasoning.py."""
+TorchSchedulerName = Literal[
+    "torch.optim.lr_scheduler.LinearLR",
+    "torch.optim.lr_scheduler.ConstantLR",
+    "torch.optim.lr_scheduler.CosineAnnealingLR",
+]
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
 """How tool calls are written: nemotron_steps/engine/rollouts/parsers/tools.py."""
 
@@ -42,6 +47,8 @@ class SchedulerConfig(Section):
     """Learning rate over optimizer steps: linear warm-up, then a decay style."""
 
     lr_warmup_iters: int = Field(0, ge=0)
+    lr_warmup_init: float = Field(0.0, ge=0)
+    """Rate that the warm-up starts from; 0: the first step already moves, by lr / lr_warmup_iters."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     lr_decay_iters: int | None = Field(None, ge=1)
     """Optimizer steps, warm-up included, after which a decaying rate stays at min_lr; None: those of the run."""
@@ -68,6 +75,35 @@ class MegatronConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
 
 
+class AdamWKwargs(Section):
+    """Arguments of torch.optim.AdamW."""
+
+    lr: PositiveFloat = 3e-6
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+
+
+class TorchOptimizerConfig(Section):
+    """`policy.optimizer`: the dtensor policy's, named as torch names it."""
+
+    name: Literal["torch.optim.AdamW"] = "torch.optim.AdamW"
+    kwargs: AdamWKwargs = AdamWKwargs()
+
+
+class TorchSchedulerConfig(Section):
+    """An entry of `policy.scheduler`: a torch scheduler, or, last, the steps at which the next one takes over."""
+
+    name: TorchSchedulerName | None = None
+    kwargs: dict[str, float] = Field(default_factory=dict)
+    milestones: tuple[PositiveInt, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TorchSchedulerConfig:
+        refuse(policy_rules.torch_scheduler_rules(self))
+        return self
+
+
 class DTensorConfig(Section):
     """`policy.dtensor_cfg`: a Hugging Face model under FSDP2 and tensor parallelism."""
 
@@ -83,7 +119,10 @@ class SequencePackingConfig(Section):
     enabled: bool = False
     train_mb_tokens: PositiveInt | None = None
     logprob_mb_tokens: PositiveInt | None = None
-    algorithm: Literal["modified_first_fit_decreasing"] = "modified_first_fit_decreasing"
+    algorithm: Literal["modified_first_fit_decreasing", "first_fit_decreasing", "concatenative"] = (
+        "modified_first_fit_decreasing"
+    )
+    """Which sequences share a row; concatenative: neighbours, in the order they have."""
     sequence_length_round: PositiveInt = 64
     """A row's tokens are padded to a multiple of this, at its end."""
 
@@ -182,7 +221,12 @@ class PolicyConfig(Section):
     """Tokens whose vocabulary logits exist at once."""
     max_total_sequence_length: PositiveInt = 4096
     make_sequence_length_divisible_by: Annotated[PositiveInt, OPERATIONAL] = 1
+    """The tokens of a micro-batch are padded to a multiple of this: of a packed row, or of each padded sequence."""
     max_grad_norm: PositiveFloat = 1.0
+    optimizer: TorchOptimizerConfig | None = None
+    """Of the dtensor policy; None: torch.optim.AdamW with its defaults above. The megatron policy has its own."""
+    scheduler: tuple[TorchSchedulerConfig, ...] | None = None
+    """Of the dtensor policy, as torch's SequentialLR takes them; None: a constant rate."""
     megatron_cfg: MegatronConfig = MegatronConfig()
     dtensor_cfg: DTensorConfig = DTensorConfig()
     sequence_packing: Annotated[SequencePackingConfig, OPERATIONAL] = SequencePackingConfig()

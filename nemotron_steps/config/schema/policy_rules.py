@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.schema.base import Rule
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.policy import OptimizerConfig, PolicyConfig, SchedulerConfig, VllmConfig
+    from nemotron_steps.config.schema.policy import (
+        OptimizerConfig,
+        PolicyConfig,
+        SchedulerConfig,
+        TorchSchedulerConfig,
+        VllmConfig,
+    )
 
 _MEGATRON_ALONE = (
     "tensor_model_parallel_size",
@@ -19,13 +25,19 @@ _MEGATRON_ALONE = (
     "freeze_moe_router",
     "moe_router_bias_update_rate",
 )
-"""Keys of `megatron_cfg` that the dtensor policy does not read; it takes optimizer and scheduler from there."""
-_OPTIMIZER_OF_MEGATRON_ALONE = ("use_precision_aware_optimizer", "use_distributed_optimizer")
+"""Keys of `megatron_cfg` that the dtensor policy does not read, besides its optimizer and scheduler."""
+_TORCH_NAMES = {"lr": "lr", "weight_decay": "weight_decay", "adam_eps": "eps"}
+"""Keys of Megatron's optimizer that mean the same under another name in `policy.optimizer.kwargs`."""
+_SCHEDULER_KWARGS = {
+    "LinearLR": ("start_factor", "end_factor", "total_iters"),
+    "ConstantLR": ("factor", "total_iters"),
+    "CosineAnnealingLR": ("T_max", "eta_min"),
+}
 
 
 def policy_rules(config: PolicyConfig) -> list[Rule]:
     """Rules of `policy`."""
-    return [*_dtensor_rules(config), *_batching_rules(config)]
+    return [*_dtensor_rules(config), *_optimizer_place_rules(config), *_batching_rules(config)]
 
 
 def scheduler_rules(config: SchedulerConfig) -> list[Rule]:
@@ -44,7 +56,49 @@ def scheduler_rules(config: SchedulerConfig) -> list[Rule]:
             "lr_decay_iters is ignored while lr_decay_style is constant",
             ("lr_decay_style=cosine", "lr_decay_iters=null"),
         ),
+        Rule(
+            config.lr_warmup_init > 0 and warmup == 0,
+            "lr_warmup_init",
+            "lr_warmup_init is ignored without a warm-up: lr_warmup_iters is 0",
+            ("lr_warmup_iters=10", "lr_warmup_init=0"),
+        ),
     ]
+
+
+def torch_scheduler_rules(config: TorchSchedulerConfig) -> list[Rule]:
+    """Rules of one entry of `policy.scheduler`."""
+    known = _SCHEDULER_KWARGS.get((config.name or "").rpartition(".")[2], ())
+    unknown = sorted(set(config.kwargs) - set(known))
+    return [
+        Rule(
+            (config.name is None) == (config.milestones is None) or (config.name is None and bool(config.kwargs)),
+            "name",
+            "an entry of policy.scheduler is a scheduler (name, kwargs) or milestones",
+            ("name=torch.optim.lr_scheduler.ConstantLR milestones=null",),
+        ),
+        Rule(
+            config.name is not None and bool(unknown),
+            "kwargs",
+            f"{config.name} takes {', '.join(known)}, not {', '.join(unknown)}",
+            ("kwargs={}",),
+        ),
+    ]
+
+
+def _sequence_rule(config: PolicyConfig) -> Rule:
+    """Schedulers one after another need the steps between them, once and at the end."""
+    entries = config.scheduler or ()
+    schedulers = sum(entry.name is not None for entry in entries)
+    steps = [step for entry in entries for step in entry.milestones or ()]
+    at_end = all(entry.name is not None for entry in entries[:-1])
+    return Rule(
+        config.scheduler is not None
+        and (schedulers == 0 or len(steps) != schedulers - 1 or not at_end or steps != sorted(steps)),
+        "scheduler",
+        f"policy.scheduler has {schedulers} schedulers and {len(steps)} milestones: between each two of them is one "
+        "step, rising, in one last entry",
+        ("scheduler=null",),
+    )
 
 
 def optimizer_rules(config: OptimizerConfig) -> list[Rule]:
@@ -86,16 +140,6 @@ def vllm_rules(config: VllmConfig) -> list[Rule]:
 
 def _dtensor_rules(config: PolicyConfig) -> list[Rule]:
     megatron, dtensor = config.megatron_cfg, config.dtensor_cfg
-    optimizer = [
-        Rule(
-            dtensor.enabled and getattr(megatron.optimizer, key),
-            f"megatron_cfg.optimizer.{key}",
-            f"policy.megatron_cfg.optimizer.{key} is for the megatron policy: the dtensor policy keeps float32 weights "
-            "and moments, sharded by FSDP",
-            (f"megatron_cfg.optimizer.{key}=false", "dtensor_cfg.enabled=false"),
-        )
-        for key in _OPTIMIZER_OF_MEGATRON_ALONE
-    ]
     ignored = [
         Rule(
             dtensor.enabled and value != default,
@@ -121,7 +165,32 @@ def _dtensor_rules(config: PolicyConfig) -> list[Rule]:
         "neither policy.megatron_cfg nor policy.dtensor_cfg is enabled: there is no policy to train",
         ("megatron_cfg.enabled=true", "dtensor_cfg.enabled=true"),
     )
-    return [*optimizer, *ignored, nothing]
+    return [*ignored, nothing]
+
+
+def _optimizer_place_rules(config: PolicyConfig) -> list[Rule]:
+    """Each policy has an optimizer and a scheduler in its own place."""
+    megatron, dtensor = config.megatron_cfg, config.dtensor_cfg
+    of_megatron = [
+        Rule(
+            dtensor.enabled and value != default,
+            f"megatron_cfg.{section}.{key}",
+            f"policy.megatron_cfg.{section}.{key} is for the megatron policy: the dtensor policy has policy.{section}",
+            (f"{_of_torch(section, key, value)}megatron_cfg.{section}.{key}={_text(default)}",),
+        )
+        for section in ("optimizer", "scheduler")
+        for key, value, default in _values(getattr(megatron, section))
+    ]
+    of_dtensor = [
+        Rule(
+            not dtensor.enabled and getattr(config, section) is not None,
+            section,
+            f"policy.{section} is for the dtensor policy: the megatron policy has policy.megatron_cfg.{section}",
+            (f"{section}=null",),
+        )
+        for section in ("optimizer", "scheduler")
+    ]
+    return [*of_megatron, *of_dtensor, _sequence_rule(config)]
 
 
 def _batching_rules(config: PolicyConfig) -> list[Rule]:
@@ -154,6 +223,12 @@ def _of_dtensor(key: str, value: Any) -> str:
         "activation_checkpointing": "activation_checkpointing",
     }.get(key)
     return f"dtensor_cfg.{same}={_text(value)} " if same is not None else ""
+
+
+def _of_torch(section: str, key: str, value: Any) -> str:
+    """The override of `policy.optimizer` that means the same, and a space; empty if there is none."""
+    same = _TORCH_NAMES.get(key) if section == "optimizer" else None
+    return f"optimizer.kwargs.{same}={_text(value)} " if same is not None else ""
 
 
 def _text(value: Any) -> str:

@@ -9,6 +9,24 @@ from bisect import bisect_right, insort
 from collections.abc import Sequence
 
 
+def pack(algorithm: str, sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Item indices of each bin by one of ALGORITHMS."""
+    return ALGORITHMS[algorithm](sizes, capacity)
+
+
+def concatenative(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """In the order given: a bin is closed by the first item that it has no room for."""
+    bins: list[list[int]] = []
+    room = 0
+    for item, size in enumerate(sizes):
+        if not bins or size > room:
+            bins.append([])
+            room = capacity
+        bins[-1].append(item)
+        room -= size
+    return bins
+
+
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Longest first, each into the first bin with room. At most 11/9 of the optimum plus 6/9 of a bin."""
     bins: list[list[int]] = []
@@ -90,3 +108,11 @@ def _largest_that_fits(ascending: list[tuple[int, int]], room: int) -> int | Non
     """Position of the largest entry of at most `room`, None if there is none."""
     position = bisect_right(ascending, (room, 1)) - 1
     return position if position >= 0 else None
+
+
+ALGORITHMS = {
+    "modified_first_fit_decreasing": modified_first_fit_decreasing,
+    "first_fit_decreasing": first_fit_decreasing,
+    "concatenative": concatenative,
+}
+"""`policy.sequence_packing.algorithm` → how items are packed into bins."""

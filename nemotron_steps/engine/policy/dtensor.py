@@ -17,20 +17,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.config.schema.policy import PolicyConfig, TorchOptimizerConfig
 from nemotron_steps.engine.batches.batching import select_rows
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
+from nemotron_steps.engine.policy.learning_rate import TorchLearningRate
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
 from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
-from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError
 from nemotron_steps.models.architecture import Architecture, hf_folder
@@ -52,12 +53,12 @@ class DTensorPolicy:
     """A trainable Hugging Face causal LM.
 
     Args:
-        config: `policy.*`; the optimizer and scheduler sections of `megatron_cfg` apply here as well.
+        config: `policy.*`.
         checkpoint_path: a Hugging Face or Megatron checkpoint folder.
         loss_fn: as MegatronPolicy's.
         reference: keep a frozen copy of the starting weights (this rank's shards of them).
         seed: of torch's generator on this rank.
-        total_steps: optimizer steps of the run, for decay styles without `lr_decay_iters`.
+        total_steps: as MegatronPolicy's; torch's schedulers say themselves how long they are.
 
     Raises:
         ConfigError: the number of ranks is not a multiple of `dtensor_cfg.tensor_parallel_size`.
@@ -90,12 +91,10 @@ class DTensorPolicy:
         self.model = LogprobModel(hf.to(self.device), chunk=config.logprob_chunk_size, temperature=loss_fn.temperature)
         self._shard()
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._settings = (config.optimizer or TorchOptimizerConfig()).kwargs
         self.optimizers = self._make_optimizers()
         self.steps = 0
-        scheduler = config.megatron_cfg.scheduler
-        if scheduler.lr_decay_iters is None and total_steps is not None:
-            scheduler = scheduler.model_copy(update={"lr_decay_iters": max(total_steps, scheduler.lr_warmup_iters + 1)})
-        self._scheduler = scheduler
+        self._learning_rate = TorchLearningRate(self._settings.lr, config.scheduler or ())
         self._reference = [_local(p).to("cpu", copy=True) for p in self.parameters] if reference else None
 
     # ------------------------------------------------------------------------------------------------ logprobs
@@ -169,9 +168,9 @@ class DTensorPolicy:
                 where=f"optimizer step {self.steps}",
                 expected="finite numbers",
                 found=f"loss {metrics.get('loss')}, gradient norm {norm}",
-                hints=("policy.megatron_cfg.optimizer.lr=1e-7", "policy.precision=float32"),
+                hints=("policy.optimizer.kwargs.lr=1e-7", "policy.precision=float32"),
             )
-        lr = learning_rate(self.steps, self.config.megatron_cfg.optimizer, self._scheduler)
+        lr = self._learning_rate.at(self.steps)
         scale = min(1.0, self.config.max_grad_norm / (norm + 1e-6))
         for parameter in self.parameters:
             if parameter.grad is None:  # no row had a gradient: weight decay and moments go on, as in any step
@@ -254,7 +253,7 @@ class DTensorPolicy:
         fully_shard(self.model, reshard_after_forward=True, **settings)
 
     def _make_optimizers(self) -> list[torch.optim.AdamW]:
-        settings = self.config.megatron_cfg.optimizer
+        settings = self._settings
         # A fused update cannot mix tensors of different meshes (tensor-parallel ones live on two dimensions).
         meshes: dict[Any, list[torch.nn.Parameter]] = {}
         for parameter in self.parameters:
@@ -270,8 +269,8 @@ class DTensorPolicy:
                 torch.optim.AdamW(
                     [group for group in groups if group["params"]],
                     lr=settings.lr,
-                    betas=(settings.adam_beta1, settings.adam_beta2),
-                    eps=settings.adam_eps,
+                    betas=settings.betas,
+                    eps=settings.eps,
                     fused=True,
                 )
             )
@@ -293,7 +292,9 @@ class DTensorPolicy:
         width = layout.shape[1]
         ids = batch.input_ids[torch.as_tensor(rows), :width].to(self.device)
         cells = layout.cells.to(self.device)
-        logprobs, entropy = self.model(ids, cells - 1, layout.targets.to(self.device))
+        padding = -width % self.config.make_sequence_length_divisible_by
+        source = cells - 1 + cells // width * padding  # cells of the padded rows
+        logprobs, entropy = self.model(F.pad(ids, (0, padding)), source, layout.targets.to(self.device))
         flat = torch.zeros(layout.shape[0] * width, device=self.device)
         scattered = [flat.index_copy(0, cells, values).view(layout.shape) for values in (logprobs, entropy)]
         return scattered[0], scattered[1], layout

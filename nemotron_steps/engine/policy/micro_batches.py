@@ -5,6 +5,7 @@ Every rank plans the whole batch, so no communication is needed to agree. The lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batches.batching import fixed_micro_batches, round_up, token_budget_micro_batches
-from nemotron_steps.engine.batches.packing import modified_first_fit_decreasing
+from nemotron_steps.engine.batches.packing import pack
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError
 
@@ -100,19 +101,19 @@ def plan_micro_batches(
                 found=str(budget),
                 hints=(f"{key}={max(sizes)}",),
             )
-        packed = modified_first_fit_decreasing(sizes, budget)
+        packing = config.sequence_packing
+        packed = pack(packing.algorithm if packing.enabled else "modified_first_fit_decreasing", sizes, budget)
         bins = [[position for number in chosen for position in families[number].positions] for chosen in packed]
     shares = [bins[rank::data_ranks] for rank in range(data_ranks)]
     return [[[rows[position] for position in sorted(part)] for part in share] for share in shares]
 
 
 def token_multiple(config: PolicyConfig) -> int:
-    """What a policy over flat tokens rounds the tokens of a micro-batch up to: `sequence_length_round` of the budget it
-    is cut by. Kernels then meet fewer and aligned sizes; nothing is padded between sequences."""
-    for budgeted in (config.sequence_packing, config.dynamic_batching):
-        if budgeted.enabled:
-            return budgeted.sequence_length_round
-    return 1
+    """What a policy over flat tokens rounds the tokens of a micro-batch up to: `make_sequence_length_divisible_by`, and
+    `sequence_length_round` of the budget it is cut by. Kernels then meet fewer and aligned sizes; nothing is padded
+    between sequences."""
+    rounds = [each.sequence_length_round for each in (config.sequence_packing, config.dynamic_batching) if each.enabled]
+    return math.lcm(config.make_sequence_length_divisible_by, *rounds)
 
 
 @dataclass

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from nemotron_steps.config.schema.rl import LossFnConfig
 from nemotron_steps.engine.batches.batching import select_rows, token_budget_micro_batches
 from nemotron_steps.engine.batches.packing import (
+    ALGORITHMS,
     first_fit_decreasing,
     modified_first_fit_decreasing,
+    pack,
 )
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.reduction import count_normalizers
@@ -76,3 +78,16 @@ def test_a_budget_below_one_sequence_is_refused_with_the_budget_to_set() -> None
     with pytest.raises(ConfigError, match="does not fit") as caught:
         token_budget_micro_batches([60], 50, length_multiple=8, key=key)
     assert (caught.value.where, caught.value.hints) == (key, (f"{key}=64",))
+
+
+def test_concatenative_keeps_neighbours_together():
+    assert pack("concatenative", [30, 60, 20, 90, 10, 1], 100) == [[0, 1], [2], [3, 4], [5]]
+    assert pack("concatenative", [], 100) == []
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_packs_every_item_once_and_no_bin_too_full(algorithm):
+    sizes = [(7 * i) % 100 + 1 for i in range(50)]
+    bins = pack(algorithm, sizes, 100)
+    assert sorted(item for chosen in bins for item in chosen) == list(range(50))
+    assert max(sum(sizes[item] for item in chosen) for chosen in bins) <= 100

@@ -15,6 +15,8 @@ def test_policy_and_generator_agree_about_tokens_sampled_at_a_temperature(task, 
         2,
         policy__generation__temperature=temperature,
         policy__dtensor_cfg={"enabled": dtensor},
+        policy__megatron_cfg={} if dtensor else {"optimizer": {"lr": 2e-3}},
+        policy__optimizer={"kwargs": {"lr": 2e-3}} if dtensor else None,
         grpo__seq_logprob_error_threshold=1.01,
     )
     records = []

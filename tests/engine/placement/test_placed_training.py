@@ -43,6 +43,9 @@ def data(tmp_path_factory):
 
 
 def policy_of(checkpoint, **changes):
+    fsdp = changes.get("dtensor_cfg", {}).get("enabled")
+    optimizer = {"optimizer": {"kwargs": {"lr": 2e-3}}} if fsdp else {}
+    megatron = {} if fsdp else {"optimizer": {"lr": 2e-3}, **changes.get("megatron_cfg", {})}
     return {
         "checkpoint": str(checkpoint),
         "precision": "float32",
@@ -51,7 +54,8 @@ def policy_of(checkpoint, **changes):
         "logprob_batch_size": 4,
         "max_total_sequence_length": 96,
         **changes,
-        "megatron_cfg": {"optimizer": {"lr": 2e-3}, **changes.get("megatron_cfg", {})},
+        **optimizer,
+        "megatron_cfg": megatron,
     }
 
 

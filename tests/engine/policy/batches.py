@@ -43,6 +43,8 @@ def policy_config(**changes) -> PolicyConfig:
     """float32, everything in one micro-batch unless changed."""
     settings = {"precision": "float32", "train_micro_batch_size": 64, "logprob_batch_size": 64, **changes}
     settings.setdefault("megatron_cfg", {"optimizer": {"lr": 1e-2, "weight_decay": 0.1}})
+    if settings.get("dtensor_cfg", {}).get("enabled"):
+        settings["optimizer"] = {"kwargs": settings.pop("megatron_cfg").get("optimizer", {})}
     return PolicyConfig.model_validate(settings)
 
 

@@ -12,12 +12,19 @@ from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy
 from tests.models.checkpoints import SIZES, write_checkpoint, write_tokenizer
 
 
+def fsdp_config(activation_checkpointing=False, **changes):
+    return policy_config(dtensor_cfg={"enabled": True, "activation_checkpointing": activation_checkpointing}, **changes)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "qwen2_tied", "llama_rope_scaling", "qwen3_moe"])
 @pytest.mark.parametrize("loss", [{}, {"force_on_policy_ratio": False, "reference_policy_kl_penalty": 0.1}], ids=str)
 def test_it_trains_like_megatron(name, loss, tmp_path, batch):
     write_checkpoint(name, tmp_path, initializer_range=0.1)
-    config = policy_config(train_micro_batch_size=4, logprob_batch_size=5)
-    policies = [kind(config, tmp_path, rl_loss(**loss), reference=True) for kind in (MegatronPolicy, DTensorPolicy)]
+    sizes = {"train_micro_batch_size": 4, "logprob_batch_size": 5}
+    policies = [
+        MegatronPolicy(policy_config(**sizes), tmp_path, rl_loss(**loss), reference=True),
+        DTensorPolicy(fsdp_config(**sizes), tmp_path, rl_loss(**loss), reference=True),
+    ]
     before = [policy.logprobs(batch) for policy in policies]
     torch.testing.assert_close(before[1], before[0], atol=1e-5, rtol=0)
     batch.prev_logprobs = before[0] + 0.05 * batch.token_mask
@@ -39,7 +46,7 @@ def test_it_trains_like_megatron(name, loss, tmp_path, batch):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_resuming_equals_an_unbroken_run_bit_for_bit(precision, qwen3_folder, tmp_path):
-    config = policy_config(precision=precision)
+    config = fsdp_config(precision=precision)
     batches = [grouped_batch(seed=number) for number in range(4)]
     unbroken = DTensorPolicy(config, qwen3_folder, rl_loss())
     expected = [unbroken.train_step(batch) for batch in batches]
@@ -55,25 +62,38 @@ def test_resuming_equals_an_unbroken_run_bit_for_bit(precision, qwen3_folder, tm
 
 
 def test_its_models_open_in_the_other_policy(qwen3_folder, tmp_path, batch):
-    policy = DTensorPolicy(policy_config(), qwen3_folder, rl_loss())
+    policy = DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss())
     policy.train_step(batch)
     expected = policy.logprobs(batch)
     policy.save_model(tmp_path / "megatron")
     policy.save_hf(tmp_path / "hf")
     for folder in ("megatron", "hf"):
         for kind in (MegatronPolicy, DTensorPolicy):
-            found = kind(policy_config(), tmp_path / folder, rl_loss()).logprobs(batch)
+            config = policy_config() if kind is MegatronPolicy else fsdp_config()
+            found = kind(config, tmp_path / folder, rl_loss()).logprobs(batch)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_activation_checkpointing_changes_nothing(qwen3_folder, batch):
-    plain = DTensorPolicy(policy_config(), qwen3_folder, rl_loss()).train_step(batch)
-    config = policy_config(dtensor_cfg={"enabled": True, "activation_checkpointing": True})
+    plain = DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss()).train_step(batch)
+    config = fsdp_config(activation_checkpointing=True)
     assert DTensorPolicy(config, qwen3_folder, rl_loss()).train_step(batch) == pytest.approx(plain, rel=1e-5, abs=1e-7)
 
 
+def test_padding_to_a_multiple_changes_nothing(qwen3_folder, batch):
+    plain, padded = (
+        DTensorPolicy(fsdp_config(**changes), qwen3_folder, rl_loss())
+        for changes in ({}, {"make_sequence_length_divisible_by": 64})
+    )
+    widths = []
+    padded.model.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
+    torch.testing.assert_close(padded.logprobs(batch), plain.logprobs(batch), atol=1e-5, rtol=0)
+    assert padded.train_step(batch) == pytest.approx(plain.train_step(batch), rel=1e-4, abs=1e-6)
+    assert widths and all(width % 64 == 0 for width in widths) and batch.input_ids.shape[1] % 64
+
+
 def test_nan_stops_before_the_update(qwen3_folder, batch):
-    policy = DTensorPolicy(policy_config(), qwen3_folder, rl_loss())
+    policy = DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss())
     before = {name: tensor.clone() for name, tensor in policy.weights()}
     bad = grouped_batch()
     bad.advantages = bad.advantages.clone()
@@ -88,7 +108,7 @@ def test_nan_stops_before_the_update(qwen3_folder, batch):
 def test_dropout_is_refused(tmp_path):
     write_checkpoint("qwen3", tmp_path, attention_dropout=0.1)
     with pytest.raises(UnsupportedError, match="dropout"):
-        DTensorPolicy(policy_config(), tmp_path, rl_loss())
+        DTensorPolicy(fsdp_config(), tmp_path, rl_loss())
 
 
 def write_family(folder, model_type, **changes):
@@ -112,7 +132,7 @@ def write_family(folder, model_type, **changes):
 )
 def test_logprobs_are_those_of_the_model_where_it_scales_its_logits(model_type, changes, tmp_path, batch):
     model = write_family(tmp_path, model_type, **changes)
-    policy = DTensorPolicy(policy_config(), tmp_path, rl_loss())
+    policy = DTensorPolicy(fsdp_config(), tmp_path, rl_loss())
     with torch.no_grad():
         torch.testing.assert_close(policy.logprobs(batch), hf_token_logprobs(model, batch), atol=1e-5, rtol=0)
 
@@ -129,4 +149,4 @@ def test_logprobs_are_those_of_the_model_where_it_scales_its_logits(model_type, 
 def test_a_model_whose_logits_would_be_computed_wrongly_is_refused(model_type, changes, tmp_path):
     write_family(tmp_path, model_type, **changes)
     with pytest.raises(UnsupportedError, match="output layer"):
-        DTensorPolicy(policy_config(), tmp_path, rl_loss())
+        DTensorPolicy(fsdp_config(), tmp_path, rl_loss())

@@ -7,6 +7,7 @@ import torch
 
 from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
 from nemotron_steps.engine.policy.token_layout import build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ArtifactError, EngineError, NonFiniteLossError
@@ -98,7 +99,9 @@ def test_one_step_equals_torch_adamw(qwen3_folder, batch):
         {"logprob_chunk_size": 7},
         {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}},
         {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 96}},
+        {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "algorithm": "concatenative"}},
         {"dynamic_batching": {"enabled": True, "train_mb_tokens": 200, "sequence_length_round": 1}},
+        {"make_sequence_length_divisible_by": 96},
         {"megatron_cfg": {"activation_checkpointing": True}},
         {"megatron_cfg": {"optimizer": {"use_distributed_optimizer": True}}},
     ],
@@ -109,6 +112,24 @@ def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(change, qwen3_f
     found = MegatronPolicy(policy_config(**change), qwen3_folder, rl_loss()).train_step(batch)
     for name in ("loss", "grad_norm", "entropy", "num_valid_tokens"):
         assert found[name] == pytest.approx(expected[name], rel=2e-5, abs=1e-6), name
+
+
+def test_the_tokens_of_a_micro_batch_are_a_multiple_of_what_was_asked_for(qwen3_folder, batch):
+    packing = {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 4}
+    for config in (
+        {"make_sequence_length_divisible_by": 6},
+        {"make_sequence_length_divisible_by": 6, "sequence_packing": packing},
+    ):
+        policy = MegatronPolicy(policy_config(**config), qwen3_folder, rl_loss())
+        work = policy._work(batch, range(len(batch)), train=True)
+        tokens = [len(work.layout(number).token_ids) for number in range(work.count)]
+        assert all(count % (12 if "sequence_packing" in config else 6) == 0 for count in tokens)
+
+
+def test_packing_takes_neighbours_where_that_is_asked_for(batch):
+    packing = {"enabled": True, "train_mb_tokens": 60, "algorithm": "concatenative"}
+    ((*bins,),) = plan_micro_batches(batch, range(len(batch)), policy_config(sequence_packing=packing), 1, train=True)
+    assert [row for chosen in bins for row in chosen] == list(range(len(batch))) and len(bins) > 1
 
 
 def test_a_masked_sequence_and_padding_change_nothing(qwen3_folder, batch):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from nemotron_steps.config.schema.policy import OptimizerConfig
+from nemotron_steps.config.schema.policy import OptimizerConfig, PolicyConfig
 from nemotron_steps.engine.policy import buffers
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.remainders import join_float32, split_float32
@@ -115,7 +115,7 @@ def test_what_would_do_nothing_or_harm_is_refused():
     with pytest.raises(ValidationError, match=r"adam_beta2 <= 0\.996"):
         OptimizerConfig(**NARROW)
     with pytest.raises(ValidationError, match="is for the megatron policy"):
-        policy_config(dtensor_cfg={"enabled": True}, megatron_cfg={"optimizer": AWARE})
+        PolicyConfig.model_validate({"dtensor_cfg": {"enabled": True}, "megatron_cfg": {"optimizer": AWARE}})
 
 
 def test_a_second_moment_in_bfloat16_would_not_decay_at_the_default_beta2():
