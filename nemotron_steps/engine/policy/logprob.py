@@ -1,8 +1,11 @@
 """Logprobs of chosen tokens straight from hidden states, without ever holding logits of the whole batch.
 
 The output layer, log-softmax and gather are one autograd function over chunks of tokens, so memory grows with
-chunk × vocabulary instead of tokens × vocabulary. With p = softmax(W h): d lp/d h = W_target − Wᵀ p does not depend on
-the loss, so it is formed in the forward pass, where it also gives the entropy, H = lse − h · Wᵀ p, for free.
+chunk × vocabulary instead of tokens × vocabulary. With p = softmax(W h) and r = onehot(target) − p: d lp/d h = Wᵀ r
+does not depend on the loss, so it is formed in the forward pass, where it also gives the entropy, H = h · Wᵀ r − lp.
+
+r is formed in float32 and then rounded, never as a difference of rounded products: a token that the policy is sure of
+has p = 1 in 16 bits, and W_target − Wᵀ p would be nothing but rounding.
 
 Vocabulary-parallel weights (Megatron) are handled here as well: each rank holds some rows of W.
 """
@@ -18,8 +21,11 @@ from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
 
-KEPT_PROBABILITY_BYTES = 64 * 2**20
-"""Probabilities are kept for the backward pass up to this size, and recomputed chunk by chunk above it."""
+KEPT_RESIDUAL_BYTES = 64 * 2**20
+"""Residuals are kept for the backward pass up to this size, and recomputed chunk by chunk above it."""
+
+NOT_HERE = -1
+"""Column of a target that another rank of a vocabulary-parallel group holds."""
 
 
 def linear_logprobs(
@@ -86,33 +92,29 @@ class _LinearLogprobs(torch.autograd.Function):
         entropy = torch.zeros_like(logprobs)
         normalizer = torch.empty_like(logprobs)
         direction = torch.empty_like(hidden) if needs_grad else None
-        keep = needs_grad and total * rows * weight.element_size() <= KEPT_PROBABILITY_BYTES
+        keep = needs_grad and total * rows * weight.element_size() <= KEPT_RESIDUAL_BYTES
         kept: list[torch.Tensor] = []
         mine = (targets >= 0) & (targets < rows) if group is not None else None
-        local = targets if mine is None else targets.clamp(0, rows - 1)
+        local = targets if mine is None else torch.where(mine, targets, NOT_HERE)
         for start in range(0, total, chunk):
             part = slice(start, min(start + chunk, total))
             logits = linear_forward(hidden[part], weight)
-            lse, chosen = _normalize(logits, local[part], None if mine is None else mine[part], group)
+            lse, chosen = _normalize(logits, local[part], group)
             torch.sub(chosen, lse, out=logprobs[part])
             normalizer[part] = lse
             if not (needs_grad or with_entropy):
                 continue
-            probabilities = _probabilities(logits, lse)
-            expected = linear_forward(probabilities, weight.t())
-            toward = weight.index_select(0, local[part])
-            if mine is not None:
-                toward.masked_fill_(~mine[part, None], 0.0)
-                both = torch.stack((toward, expected))
-                dist.all_reduce(both, group=group)
-                toward, expected = both.unbind()
-            torch.sub(lse, (expected * hidden[part]).sum(-1, dtype=torch.float32), out=entropy[part])
+            residuals = _residuals(logits, lse, local[part])
+            toward = linear_forward(residuals, weight.t())
+            if group is not None:
+                dist.all_reduce(toward, group=group)
+            torch.sub((toward * hidden[part]).sum(-1, dtype=torch.float32), logprobs[part], out=entropy[part])
             if direction is not None:
-                torch.sub(toward, expected, out=direction[part])
+                direction[part] = toward
             if keep:
-                kept.append(probabilities)
+                kept.append(residuals)
         if needs_grad:
-            ctx.save_for_backward(hidden, weight, local, mine, normalizer, direction, *kept)
+            ctx.save_for_backward(hidden, weight, local, normalizer, direction, *kept)
             ctx.chunk, ctx.keep = chunk, keep
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -120,7 +122,7 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, local, mine, normalizer, direction, *kept = ctx.saved_tensors
+        hidden, weight, local, normalizer, direction, *kept = ctx.saved_tensors
         scale = grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
         grad_weight = None
@@ -130,12 +132,10 @@ class _LinearLogprobs(torch.autograd.Function):
             for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
                 part = slice(start, min(start + ctx.chunk, hidden.shape[0]))
                 if ctx.keep:
-                    probabilities = kept[number]
+                    residuals = kept[number]
                 else:
-                    probabilities = _probabilities(linear_forward(hidden[part], weight), normalizer[part])
-                grad_weight -= outer_product(probabilities, scaled[part])
-            chosen = scaled if mine is None else scaled.masked_fill(~mine[:, None], 0.0)
-            grad_weight.index_add_(0, local, chosen.float())
+                    residuals = _residuals(linear_forward(hidden[part], weight), normalizer[part], local[part])
+                grad_weight += outer_product(residuals, scaled[part])
             grad_weight = grad_weight.to(weight.dtype)
             if ctx.padding:
                 grad_weight = F.pad(grad_weight, (0, 0, 0, ctx.padding))
@@ -143,37 +143,40 @@ class _LinearLogprobs(torch.autograd.Function):
 
 
 def _normalize(
-    logits: torch.Tensor, local: torch.Tensor, mine: torch.Tensor | None, group: dist.ProcessGroup | None
+    logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [n] log-sum-exp over the whole vocabulary, and the logit of each target.
 
-    Under a group, `logits` are this rank's columns, `local` the targets among them where `mine`.
+    Under a group, `logits` are this rank's columns and `local` is NOT_HERE for targets that another rank holds.
     """
+    column = local if group is None else local.clamp(min=0)
     if logits.is_cuda and logits.dtype is not torch.float32:
         from nemotron_steps.engine.policy.kernels.triton_kernels import softmax_statistics
 
-        largest, mass, chosen = softmax_statistics(logits, local)
+        largest, mass, chosen = softmax_statistics(logits, column)
         if group is None:
             return mass.log_().add_(largest), chosen
     else:
         logits = logits.float()
-        chosen = logits.gather(1, local[:, None]).squeeze(1)
+        chosen = logits.gather(1, column[:, None]).squeeze(1)
         if group is None:
             return logits.logsumexp(-1), chosen
         largest = logits.amax(-1)
         mass = (logits - largest[:, None]).exp_().sum(-1)
-    assert mine is not None
     highest = largest.clone()
     dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
-    sums = torch.stack((mass * (largest - highest).exp_(), chosen.masked_fill(~mine, 0.0)))
+    sums = torch.stack((mass * (largest - highest).exp_(), chosen.masked_fill(local == NOT_HERE, 0.0)))
     dist.all_reduce(sums, group=group)
     return sums[0].log_().add_(highest), sums[1]
 
 
-def _probabilities(logits: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """exp(logits − lse) in the logits' type; may overwrite the logits."""
+def _residuals(logits: torch.Tensor, lse: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """onehot(local) − exp(logits − lse), formed in float32, in the logits' type; may overwrite the logits. A row whose
+    target is NOT_HERE has no one."""
     if logits.is_cuda and logits.dtype is not torch.float32:
-        from nemotron_steps.engine.policy.kernels.triton_kernels import to_probabilities
+        from nemotron_steps.engine.policy.kernels.triton_kernels import to_residuals
 
-        return to_probabilities(logits, lse)
-    return logits.float().sub_(lse[:, None]).exp_().to(logits.dtype)
+        return to_residuals(logits, lse, local)
+    residuals = logits.float().sub_(lse[:, None]).exp_().neg_()
+    residuals.scatter_add_(1, local.clamp(min=0)[:, None], (local != NOT_HERE).to(residuals.dtype)[:, None])
+    return residuals.to(logits.dtype)

@@ -30,14 +30,14 @@ def test_values_and_gradients_equal_log_softmax(tokens, vocab, padding, chunk, k
     full = (hidden @ weight[:vocab].T / temperature).log_softmax(-1)
     expected = full.gather(1, targets[:, None]).squeeze(1)
     gradients = torch.autograd.grad((expected * factors).sum(), (hidden, weight))
-    kept, logprob.KEPT_PROBABILITY_BYTES = logprob.KEPT_PROBABILITY_BYTES, 10**9 if keep else 0
+    kept, logprob.KEPT_RESIDUAL_BYTES = logprob.KEPT_RESIDUAL_BYTES, 10**9 if keep else 0
     try:
         found, entropy = logprob.linear_logprobs(
             hidden, weight, targets, chunk=chunk, vocab_size=vocab, temperature=temperature
         )
         (found * factors).sum().backward()
     finally:
-        logprob.KEPT_PROBABILITY_BYTES = kept
+        logprob.KEPT_RESIDUAL_BYTES = kept
     rounding = 1e-5 * max(1.0, temperature**-2)  # differences of logits, which are larger at low temperatures
     torch.testing.assert_close(found, expected, atol=rounding, rtol=1e-5)
     torch.testing.assert_close(entropy, -(full.exp() * full).sum(-1).detach(), atol=2 * rounding, rtol=1e-4)
@@ -50,7 +50,7 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary():
     tokens, vocab, width, chunk = 3000, 7000, 16, 250
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=True)
-    assert tokens * vocab * 4 > logprob.KEPT_PROBABILITY_BYTES
+    assert tokens * vocab * 4 > logprob.KEPT_RESIDUAL_BYTES
     kept = []
 
     def pack(tensor):
@@ -90,3 +90,38 @@ def test_written_out_gradients(dtype):
         rms_norm(states.float(), weight.float(), 1e-6),
         torch.nn.functional.rms_norm(states.float(), (6,), weight.float(), 1e-6),
     )
+
+
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("keep", [True, False])
+def test_in_16_bits_tokens_that_the_policy_is_sure_of_have_the_gradient_of_what_is_left(device, keep, monkeypatch):
+    """From p = 0.35 to 0.9992: a difference of products rounded to 16 bits would be all rounding at the end."""
+    monkeypatch.setattr(logprob, "KEPT_RESIDUAL_BYTES", 10**9 if keep else 0)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(97, 256, generator=generator)
+    targets = torch.arange(24)
+    sureness = torch.linspace(4, 12, 24)[:, None]
+    hidden = weight[targets] / weight[targets].square().sum(-1, keepdim=True) * sureness
+    hidden = hidden.to(device, torch.bfloat16).requires_grad_()
+    weight = weight.to(device, torch.bfloat16).requires_grad_()
+    targets = targets.to(device)
+    found, entropy = logprob.linear_logprobs(hidden, weight, targets, chunk=7)
+    grad = torch.rand(24, generator=generator).to(device, torch.bfloat16).float() + 0.5
+    (found * grad).sum().backward()
+
+    # What softmax of the very logits that 16 bits give says, from there on in float64.
+    logits = torch.nn.functional.linear(hidden.detach(), weight.detach()).double()
+    exact = logits.log_softmax(-1)
+    residuals = torch.nn.functional.one_hot(targets, 97) - exact.exp()
+    assert residuals.gather(1, targets[:, None]).min() < 1e-3
+    torch.testing.assert_close(found.double(), exact.gather(1, targets[:, None]).squeeze(1), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), atol=2e-5, rtol=0.03)
+    for mine, truth in (
+        (hidden.grad, grad.double()[:, None] * (residuals @ weight.detach().double())),
+        (weight.grad, residuals.t() @ (grad.double()[:, None] * hidden.detach().double())),
+    ):
+        error = (mine.double() - truth).norm(dim=-1) / truth.norm(dim=-1)
+        assert error.max() < 0.02

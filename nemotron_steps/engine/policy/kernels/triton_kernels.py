@@ -336,12 +336,13 @@ def _softmax_statistics(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _to_probabilities(logits, lse, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _to_residuals(logits, lse, targets, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = logits + row * columns + column
     values = tl.load(at, mask=column < columns, other=0.0).to(tl.float32)
-    tl.store(at, tl.exp(values - tl.load(lse + row)).to(logits.dtype.element_ty), mask=column < columns)
+    one = tl.where(column == tl.load(targets + row), 1.0, 0.0)
+    tl.store(at, (one - tl.exp(values - tl.load(lse + row))).to(logits.dtype.element_ty), mask=column < columns)
 
 
 def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -353,9 +354,9 @@ def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor) -> tuple[tor
     return largest, total, chosen
 
 
-def to_probabilities(logits: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """exp(logits − lse), in place, in the logits' type."""
+def to_residuals(logits: torch.Tensor, lse: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """onehot(targets) − exp(logits − lse), in place, rounded to the logits' type last. A target below 0 is none."""
     rows, columns = logits.shape
     if rows:
-        _to_probabilities[(rows, triton.cdiv(columns, 4096))](logits, lse, columns, BLOCK=4096)
+        _to_residuals[(rows, triton.cdiv(columns, 4096))](logits, lse, targets, columns, BLOCK=4096)
     return logits
