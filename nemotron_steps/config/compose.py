@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -149,6 +150,8 @@ def _compose(
             expected="inputs: {PORT: {step: STEP, config: NAME}} or {PORT: PATH}",
             found=repr(inputs),
         )
+    if schema is not None:
+        values = _in_our_keys(values, origins, schema, search.step)
     composed = ComposedConfig(
         step=search.step,
         name=config if config is not None else (name and name.rpartition("/")[2]),
@@ -160,6 +163,23 @@ def _compose(
         variables=composition_cache.set_variables(unresolved),
     )
     return composed, unresolved, composition.dependencies
+
+
+def _in_our_keys(
+    values: dict[str, Any], origins: dict[KeyPath, str], schema: type[BaseModel], step: str
+) -> dict[str, Any]:
+    """Values with the keys of published recipes renamed, or left out where they say what is always so.
+
+    Raises:
+        ConfigError: with every published key that has no meaning here, and why.
+    """
+    from nemotron_steps.config.published.translate import translate
+
+    translated, problems = translate(
+        values, partial(_schema_has, schema), origins, lambda path: origin_of(origins, path)
+    )
+    raise_problems(problems, f"the config of '{step}'")
+    return translated
 
 
 def _wrong_values(
@@ -226,7 +246,7 @@ def _apply(
     path = tuple(split_key(key))
     value = override.value()
     exists = _present(config, path)
-    known = exists or key.split(".", 1)[0] == INPUTS_KEY or (schema is not None and _schema_has(schema, key))
+    known = exists or key.split(".", 1)[0] == INPUTS_KEY or (schema is not None and _takes(schema, key))
     if override.package is not None:
         return ConfigError(f"'{key}' is not a config group", where=where, expected="key=value")
     if not known and not (schema is None and (override.is_add() or override.is_force_add())):
@@ -313,6 +333,15 @@ def _schema_has(schema: type[BaseModel], key: str) -> bool:
     from nemotron_steps.config.validation import has_key
 
     return has_key(schema, key)
+
+
+def _takes(schema: type[BaseModel], key: str) -> bool:
+    """Whether the schema has a key, or published recipes do."""
+    if _schema_has(schema, key):
+        return True
+    from nemotron_steps.config.published.translate import find
+
+    return find(key) is not None
 
 
 def _forget(origins: dict[KeyPath, str], path: KeyPath) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema import policy_rules
@@ -19,6 +27,10 @@ TorchSchedulerName = Literal[
 ]
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
 """How tool calls are written: nemotron_steps/engine/rollouts/parsers/tools.py."""
+
+
+def _none_is_empty(value: Any) -> Any:
+    return () if value is None else value
 
 
 class OptimizerConfig(Section):
@@ -176,9 +188,10 @@ class GenerationConfig(Section):
     max_new_tokens: PositiveInt = 512
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    stop_token_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
+    top_k: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)] = Field(0, ge=0)
+    """0, or null: the whole vocabulary."""
+    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_none_is_empty)] = ()
+    stop_strings: Annotated[tuple[str, ...], BeforeValidator(_none_is_empty)] = ()
     max_sequences: Annotated[PositiveInt, OPERATIONAL] = 256
     """Sequences decoded at once by the embedded generator."""
     reasoning_parser: ReasoningParserName = "qwen3"
@@ -205,6 +218,13 @@ class GenerationConfig(Section):
         return value
 
 
+class TokenizerConfig(Section):
+    """`policy.tokenizer`: how chats are rendered. The tokenizer itself is the checkpoint's."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template: enable_thinking, truncate_history_thinking, …"""
+
+
 class PolicyConfig(Section):
     """`policy.*`."""
 
@@ -213,6 +233,7 @@ class PolicyConfig(Section):
     model_type: Annotated[str | None, OPERATIONAL] = None
     """Family of models (config.json's model_type) that the config was made for; another is refused. None: any that the
     layout fits."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     train_global_batch_size: PositiveInt = 64
     train_micro_batch_size: Annotated[PositiveInt, OPERATIONAL] = 4

@@ -363,6 +363,12 @@ def judge_rules(config: VllmModelConfig) -> list[Rule]:
             ("base_url=http://127.0.0.1:8000/v1",),
         ),
         Rule(
+            config.backend != "http" and config.base_url is not None,
+            "base_url",
+            f"a judge's base_url is that of its server, and backend={config.backend} starts the judge itself",
+            ("backend=http", "base_url=null"),
+        ),
+        Rule(
             config.tensor_parallel_size > 1 and config.backend != "vllm",
             "tensor_parallel_size",
             f"a judge's tensor_parallel_size={config.tensor_parallel_size} needs backend=vllm, not {config.backend}",

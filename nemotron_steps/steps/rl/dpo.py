@@ -23,7 +23,7 @@ def run(context: StepContext[DpoConfig]) -> None:
     if config.policy.checkpoint is None or config.data.train.data_path is None:
         missing = "policy" if config.policy.checkpoint is None else "preferences"
         raise ConfigError(f"the {missing} input is missing", where=missing, hints=[f"--input {missing}=PATH"])
-    chat = ChatFormat.from_folder(hf_folder(config.policy.checkpoint))
+    chat = ChatFormat.from_folder(hf_folder(config.policy.checkpoint), config.policy.tokenizer.chat_template_kwargs)
     limit = config.policy.max_total_sequence_length
     pairs, too_long = read_pairs(config.data.train.data_path, chat, limit)
     if too_long:

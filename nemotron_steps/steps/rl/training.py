@@ -40,7 +40,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
     config = context.config
     rows, validation, heldout = read_data(config)
     run, environments = build_run(context, rows, validation, heldout)
-    params = sampling_params(config.policy.generation, ChatFormat.from_folder(_hf_folder(config)), config.grpo.seed)
+    params = sampling_params(config.policy.generation, _chat_format(config), config.grpo.seed)
     summary: dict[str, Any] = {}
     baseline_file = context.work / "heldout_before.json"
     try:
@@ -95,7 +95,7 @@ def build_run(
     grpo = config.grpo
     needed = check_rows(config, [*rows, *validation], heldout)
     hf_folder = _hf_folder(config)
-    chat = ChatFormat.from_folder(hf_folder)
+    chat = _chat_format(config)
     penalties = _reward_penalties(config, chat)
     prompts = prompt_stream(config, rows)
     total_steps = min(grpo.max_num_steps, grpo.max_num_epochs * prompts.steps_per_epoch())
@@ -168,6 +168,10 @@ def _assemble(
             max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
         ),
     )
+
+
+def _chat_format(config: RlConfig) -> ChatFormat:
+    return ChatFormat.from_folder(_hf_folder(config), config.policy.tokenizer.chat_template_kwargs)
 
 
 def _hf_folder(config: RlConfig) -> Path:

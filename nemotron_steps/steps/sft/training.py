@@ -40,7 +40,7 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
     """A model trained on data.train and measured on data.validation. Its policy lives until the block ends."""
     placement.check(config, {})
     start = _starting_checkpoint(context, config)
-    chat = ChatFormat.from_folder(hf_folder(start))
+    chat = ChatFormat.from_folder(hf_folder(start), config.policy.tokenizer.chat_template_kwargs)
     if config.data.train.data_path is None:
         raise ConfigError(
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]

@@ -1,0 +1,265 @@
+"""What becomes of each published key that no schema here has. Keys that a schema has mean the same in both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Published:
+    """One key, or all that a pattern matches.
+
+    Attributes:
+        pattern: dotted; `*` is any one part, a last `**` any further ones.
+        ours: the key here that means the same, with {0}, {1}, … for what each `*` stands for; None if there is none.
+        values: value there → value here, where values have other names.
+        also: further keys here, with the values that the key implies.
+        holds: values that are always so here, so that saying them changes nothing. A text `=KEY` is the value of KEY.
+        why: why it is always so, or why the key is refused.
+    """
+
+    pattern: str
+    ours: str | None = None
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    also: Mapping[str, Any] = field(default_factory=dict)
+    holds: tuple[Any, ...] = ()
+    why: str = ""
+
+
+def _always(pattern: str, *values: Any, why: str) -> Published:
+    return Published(pattern, holds=values, why=why)
+
+
+def _refused(pattern: str, why: str) -> Published:
+    return Published(pattern, why=why)
+
+
+_MEGATRON = "policy.megatron_cfg"
+_VLLM = "policy.generation.vllm_cfg"
+_CHAT = f"{_VLLM}.http_server_serving_chat_kwargs"
+_JUDGES = {
+    "genrm_model": "genrm_model",
+    "nl2bash_judge_model": "judge_model",
+    "safety_judge_model": "safety_model",
+}
+"""Judges there → roles here."""
+
+
+def _judge(theirs: str, role: str) -> tuple[Published, ...]:
+    there = f"env.nemo_gym.{theirs}.responses_api_models.vllm_model"
+    here = f"env.nemo_gym.{role}.responses_api_models.vllm_model"
+    renamed = {
+        "router_dp_size": "replicas",
+        "server_args.tensor_parallel_size": "tensor_parallel_size",
+        "server_args.gpu_memory_utilization": "gpu_memory_utilization",
+        "server_args.max_model_len": "max_total_sequence_length",
+        "server_args.max_num_seqs": "max_sequences",
+        **({} if theirs == role else {"model": "model"}),
+    }
+    return (
+        *(Published(f"{there}.{key}", f"{here}.{ours}") for key, ours in renamed.items()),
+        Published(f"{there}.spinup_server", f"{here}.backend", values={True: "vllm", False: "http"}),
+        _always(f"{there}.entrypoint", "app.py", why="a judge is a model here, not a program"),
+        _refused(f"{there}.base_url", "a judge that is started here has no address; backend=http asks another's"),
+        _refused(f"{there}.api_key", "keys are read from the environment variable that api_key_env names"),
+        _always(f"{there}.return_token_id_information", False, why="a judge is not trained"),
+        _always(
+            f"{there}.uses_reasoning_parser",
+            theirs == "genrm_model",
+            why="what a judge thinks is taken off wherever its template marks it",
+        ),
+        _always(f"{there}.server_args.data_parallel_size", 1, why="copies are counted by replicas"),
+        _always(f"{there}.server_args.reasoning_parser", "deepseek_r1", why="as uses_reasoning_parser"),
+        _refused(f"{there}.server_args.enable_expert_parallel", "a judge's experts are cut like its other weights"),
+        _refused(f"{there}.server_args.enable_auto_tool_choice", "judges are offered no tools"),
+        _refused(f"{there}.server_args.tool_call_parser", "judges are offered no tools"),
+        _refused(f"{there}.server_args.model_loader_extra_config.**", "how fast weights are read is left to vLLM"),
+        _refused(f"{there}.server_args.compilation_config.**", "what vLLM compiles for a judge is left to vLLM"),
+        _refused(f"{there}.server_env.**", "set the variable where the run is started"),
+    )
+
+
+TABLE: tuple[Published, ...] = (
+    # -- launching
+    _refused("run.**", "inputs are given with --input; container, nodes and mounts are a profile of env.toml"),
+    _refused("defaults", "what a file builds on is a list, as in Hydra: `defaults: [rlvr1]`"),
+    _refused("sif_dir", "container images of an agent are the agent server's"),
+    _refused("logger.**", "metrics, samples and report are in the run's folder; [wandb] of env.toml mirrors them"),
+    # -- checkpoints
+    Published("checkpointing.metric_name", values={"val:total_reward/mean": "validation/reward"}),
+    _refused("checkpointing.checkpoint_dir", "checkpoints are in the run's work folder, and go when it is done"),
+    _always("checkpointing.model_save_format", "safetensors", why="models are written as safetensors"),
+    _always("checkpointing.save_consolidated", False, why="a training checkpoint is in one file a rank"),
+    # -- grpo
+    _refused("grpo.val_batch_size", "validation prompts are sampled together, as many at once as generators take"),
+    _always("grpo.use_best_at_k", False, why="training on the best of k is not built"),
+    _refused("grpo.best_at_k_*", "training on the best of k is not built (published: off)"),
+    _always("grpo.use_combined_training", False, why="combined pass@1 and best@k training is not built"),
+    _refused("grpo.combined_training_*", "combined pass@1 and best@k training is not built (published: off)"),
+    _always(
+        "grpo.dynamic_sampling_oversample_ratio",
+        1.0,
+        why="dynamic sampling asks for batch_multiplier times the prompts of a step",
+    ),
+    Published("effort_levels.low_string", "grpo.low_effort.instruction", also={"grpo.low_effort.enabled": True}),
+    Published("effort_levels.low_weight", "grpo.low_effort.weight"),
+    Published("effort_levels.low_penalty", "grpo.low_effort.penalty"),
+    Published("effort_levels.low_ub", "grpo.low_effort.upper_bound_tokens"),
+    # -- policy
+    Published("policy.model_name", "policy.checkpoint"),
+    _always("policy.tokenizer.name", "=policy.checkpoint", why="the tokenizer is the checkpoint's own"),
+    _always("policy.hf_config_overrides", {}, why="a model is what its config.json says"),
+    _refused("policy.generation_batch_size", "generators decode continuously; vllm_cfg.max_num_seqs bounds them"),
+    _always("policy.offload_optimizer_for_logprob", False, why="the optimizer stays where it is"),
+    _always("policy.dtensor_cfg._v2", True, why="there is one dtensor policy"),
+    _always("policy.dtensor_cfg.sequence_parallel", False, why="the dtensor policy cuts no sequences"),
+    _always("policy.dtensor_cfg.context_parallel_size", 1, why="the dtensor policy cuts no sequences"),
+    _always("policy.dtensor_cfg.custom_parallel_plan", None, why="a model's own plan is used"),
+    _refused(f"{_MEGATRON}.empty_unused_memory_level", "memory is given back where the phases of a step change"),
+    _always(f"{_MEGATRON}.expert_tensor_parallel_size", 1, why="an expert is whole on its rank"),
+    _always(f"{_MEGATRON}.num_layers_in_*_pipeline_stage", None, why="stages have equally many layers"),
+    _always(f"{_MEGATRON}.pipeline_dtype", "=policy.precision", why="stages exchange what they compute in"),
+    _always(f"{_MEGATRON}.moe_router_dtype", "fp32", why="routers compute in float32"),
+    _always(f"{_MEGATRON}.moe_router_load_balancing_type", "none", why="loads are balanced without a loss"),
+    _always(f"{_MEGATRON}.moe_aux_loss_coeff", 0.0, why="loads are balanced without a loss"),
+    _always(
+        f"{_MEGATRON}.moe_router_enable_expert_bias", True, why="biases of experts move by moe_router_bias_update_rate"
+    ),
+    _always(f"{_MEGATRON}.moe_token_dispatcher_type", "alltoall", why="tokens travel to experts by all-to-all"),
+    _always(f"{_MEGATRON}.moe_enable_deepep", False, why="tokens travel to experts by all-to-all"),
+    _always(f"{_MEGATRON}.moe_shared_expert_overlap", False, why="nothing runs beside the all-to-all"),
+    _refused(f"{_MEGATRON}.moe_permute_fusion", "a kernel of megatron-core's dispatchers, which are not used"),
+    _refused(f"{_MEGATRON}.apply_rope_fusion", "a kernel of megatron-core's attention; the one here fuses by itself"),
+    _always(f"{_MEGATRON}.bias_activation_fusion", False, why="activations have no bias"),
+    _always(f"{_MEGATRON}.defer_fp32_logits", True, why="logits are made in float32 where logprobs are, in chunks"),
+    _refused(f"{_MEGATRON}.track_moe_metrics", "the load of experts is not among the metrics"),
+    _refused(f"{_MEGATRON}.moe_per_layer_logging", "the load of experts is not among the metrics"),
+    _always(f"{_MEGATRON}.do_not_average_loss", True, why="a loss is a sum over the global batch's tokens"),
+    _always(f"{_MEGATRON}.calculate_per_token_loss", True, why="a loss is a sum over the global batch's tokens"),
+    _always(f"{_MEGATRON}.cp_normalize", True, why="a loss is a sum over the global batch's tokens"),
+    _always(f"{_MEGATRON}.scale_loss_by_dp_cp_size", False, why="a loss is a sum over the global batch's tokens"),
+    _always(f"{_MEGATRON}.mtp_num_layers", 0, None, why="multi-token prediction is not trained"),
+    _always(f"{_MEGATRON}.mtp_loss_scaling_factor", 0.0, why="multi-token prediction is not trained"),
+    _refused(f"{_MEGATRON}.mtp_use_repeated_layer", "multi-token prediction is not trained"),
+    _refused(f"{_MEGATRON}.mtp_detach_heads", "multi-token prediction is not trained"),
+    _always(f"{_MEGATRON}.optimizer.optimizer", "adam", why="Adam is the only one"),
+    _always(f"{_MEGATRON}.optimizer.bf16", True, why="the precision is policy.precision's"),
+    _always(f"{_MEGATRON}.optimizer.fp16", False, why="the precision is policy.precision's"),
+    _always(f"{_MEGATRON}.optimizer.params_dtype", "float32", why="the optimizer's weights are float32"),
+    _refused(f"{_MEGATRON}.optimizer.sgd_momentum", "Adam is the only optimizer"),
+    Published(f"{_MEGATRON}.optimizer.clip_grad", "policy.max_grad_norm"),
+    _always(f"{_MEGATRON}.optimizer.optimizer_cpu_offload", False, why="the optimizer stays on the GPU"),
+    _always(f"{_MEGATRON}.optimizer.optimizer_offload_fraction", 0.0, why="the optimizer stays on the GPU"),
+    _always(
+        f"{_MEGATRON}.scheduler.*_weight_decay",
+        f"={_MEGATRON}.optimizer.weight_decay",
+        why="weight decay is constant",
+    ),
+    _always(f"{_MEGATRON}.scheduler.weight_decay_incr_style", "constant", why="weight decay is constant"),
+    _always(
+        f"{_MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32",
+        True,
+        why="gradients add up and travel in float32",
+    ),
+    _always(
+        f"{_MEGATRON}.distributed_data_parallel_config.average_in_collective",
+        False,
+        why="a loss is a sum over the global batch's tokens",
+    ),
+    _always(
+        f"{_MEGATRON}.distributed_data_parallel_config.use_custom_fsdp",
+        False,
+        why="policy.dtensor_cfg is the FSDP here",
+    ),
+    _refused(
+        f"{_MEGATRON}.distributed_data_parallel_config.overlap_*",
+        "when gradients travel is not chosen: once, after the last micro-batch",
+    ),
+    _refused(
+        f"{_MEGATRON}.distributed_data_parallel_config.data_parallel_sharding_strategy",
+        "for megatron-core's FSDP, which is off in the published configs as well",
+    ),
+    _always(f"{_MEGATRON}.fp8_cfg.enabled", False, why="FP8 training is not built"),
+    _refused(f"{_MEGATRON}.fp8_cfg.**", "FP8 training is not built (published: off)"),
+    _always(f"{_MEGATRON}.env_vars", None, why="set variables where the run is started"),
+    # -- generation
+    _refused("policy.generation.port_range_*", "every port is bound by the process that uses it, where it is free"),
+    Published(
+        "policy.generation.colocated.resources.num_nodes",
+        "policy.generation.colocated.generation_devices",
+        why="times policy.generation.colocated.resources.gpus_per_node, else cluster.gpus_per_node",
+    ),
+    Published(
+        "policy.generation.colocated.resources.gpus_per_node",
+        "policy.generation.colocated.generation_devices",
+        why="with policy.generation.colocated.resources.num_nodes",
+    ),
+    _always(f"{_VLLM}.async_engine", True, False, why="rollouts are always streamed"),
+    _always(f"{_VLLM}.precision", "=policy.precision", why="rollouts are sampled in the precision of training"),
+    _always(f"{_VLLM}.kv_cache_dtype", "auto", why="the KV cache has the precision of training"),
+    _always(f"{_VLLM}.pipeline_parallel_size", 1, why="a generator's GPUs share every layer"),
+    _always(f"{_VLLM}.max_model_len", "=policy.max_total_sequence_length", why="the longest sequence of the run"),
+    _always(f"{_VLLM}.use_deep_gemm", False, why="for FP8"),
+    _always(f"{_VLLM}.num_*_layers_in_bf16", 0, why="for FP8"),
+    _refused(f"{_VLLM}.enable_vllm_metrics_logger", "the run's metrics count tokens, rollouts and seconds"),
+    _refused(f"{_VLLM}.vllm_metrics_logger_interval", "the run's metrics count tokens, rollouts and seconds"),
+    _always(f"{_VLLM}.skip_tokenizer_init", False, why="agents are served with the tokenizer"),
+    _always(f"{_CHAT}.enable_auto_tools", True, why="agents may call the tools that they offer"),
+    Published(f"{_CHAT}.tool_parser", "policy.generation.tool_parser"),
+    Published(f"{_CHAT}.reasoning_parser", "policy.generation.reasoning_parser"),
+    _refused(f"{_CHAT}.reasoning_parser_plugin", "nano_v3 is built in"),
+    Published(f"{_CHAT}.chat_template_kwargs.*", "policy.tokenizer.chat_template_kwargs.{0}"),
+    Published(f"{_VLLM}.enable_thinking", "policy.tokenizer.chat_template_kwargs.enable_thinking"),
+    _always(f"{_VLLM}.enable_prefix_caching", True, why="prompts are computed once for a group"),
+    _refused("policy.generation.vllm_kwargs.**", "vLLM is given what vllm_cfg has"),
+    # -- data
+    Published("data.train_jsonl_fpath", "data.train.data_path"),
+    Published("data.validation_jsonl_fpath", "data.validation.data_path"),
+    _always("data.max_input_seq_length", None, why="a prompt may be as long as policy.max_total_sequence_length"),
+    _refused("data.num_workers", "rows are read when the run starts"),
+    _always("data.default.dataset_name", "NemoGymDataset", why="rows are in NeMo-Gym's shape"),
+    _always("data.default.env_name", "nemo_gym", why="rows are in NeMo-Gym's shape"),
+    _always("data.default.processor", "nemo_gym_data_processor", why="rows are in NeMo-Gym's shape"),
+    _always("data.default.*prompt_file", None, why="a row has its whole prompt"),
+    # -- environments
+    _always("env.use_genrm_compare", True, why="a row's agent_ref names its environment"),
+    _always(
+        "env.genrm_agent_names",
+        ["genrm_simple_agent", "genrm_simple_agent_reasoning_off"],
+        why="both names lead to genrm_compare",
+    ),
+    _always("env.genrm_compare_server_name", "genrm_compare", why="the environment's name"),
+    _always("env.should_log_nemo_gym_responses", False, why="samples.jsonl has some rollouts of each step"),
+    _always("env.nemo_gym.skip_venv_if_present", True, why="environments have no virtual environment of their own"),
+    _refused("env.nemo_gym.use_absolute_ip", "servers listen on loopback unless a remote environment is named"),
+    _refused("env.nemo_gym.port_range_*", "every port is bound by the process that uses it, where it is free"),
+    _refused("env.nemo_gym.config_paths", "environments are known by name, and asked for by the rows"),
+    *(row for theirs, role in _JUDGES.items() for row in _judge(theirs, role)),
+    _refused("env.nemo_gym.*.responses_api_agents.simple_agent.model_server.name", "rollouts are the policy's, always"),
+    _always(
+        "env.nemo_gym.*.resources_servers.*.judge_model_server.name",
+        "nl2bash_judge_model",
+        "safety_judge_model",
+        "policy_model",
+        why="each environment asks the judge of its role: judge_model, and safety_model about safety",
+    ),
+    _always("env.nemo_gym.*.resources_servers.*.*_model_server.type", "responses_api_models", why="judges are models"),
+    _always(
+        "env.nemo_gym.genrm_compare.resources_servers.genrm_compare.genrm_model_server.name",
+        "genrm_model",
+        why="genrm_compare asks genrm_model",
+    ),
+    _always("env.nemo_gym.code_gen.resources_servers.code_gen.debug", False, why="there is no such mode"),
+    Published("env.nemo_gym.*.resources_servers.*.*.*", "env.nemo_gym.environments.{1}.{2}.{3}"),
+    Published("env.nemo_gym.*.resources_servers.*.*", "env.nemo_gym.environments.{1}.{2}"),
+    Published(
+        "env.nemo_gym.swe_agents_train.responses_api_agents.swe_agents.agent_max_turns", "grpo.max_rollout_turns"
+    ),
+    _refused(
+        "env.nemo_gym.*.responses_api_agents.swe_agents.*",
+        "the agent runs in a server of its own (environment remote_agent), which has these settings",
+    ),
+)
+"""The first row that matches a key counts."""

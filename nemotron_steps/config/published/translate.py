@@ -1,0 +1,156 @@
+"""A config with published keys → the same in this project's, or an error for each that has no such meaning."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from nemotron_steps.config.published.table import TABLE, Published
+from nemotron_steps.config.yaml_lines import KeyPath
+from nemotron_steps.errors import ConfigError
+
+PAGE = "docs/published_keys.md"
+_RESOURCES = "policy.generation.colocated.resources"
+
+
+def find(key: str) -> tuple[Published, tuple[str, ...]] | None:
+    """The row of a published key, and what each `*` of its pattern stands for; None if it is none."""
+    for pattern, row in _patterns():
+        match = pattern.fullmatch(key)
+        if match is not None:
+            return row, match.groups()
+    return None
+
+
+def translate(
+    values: dict[str, Any],
+    has_key: Callable[[str], bool],
+    origins: dict[KeyPath, str],
+    where: Callable[[KeyPath], str | None],
+) -> tuple[dict[str, Any], list[ConfigError]]:
+    """A config's values with every published key that the schema lacks renamed, or left out where it says what is
+    always so; and an error for each that is refused. Keys that are neither the schema's nor published stay.
+
+    Args:
+        values: composed and resolved; not changed.
+        has_key: whether the schema has a dotted key.
+        origins: what set each key; those of renamed keys are added.
+        where: what set a key, or the nearest above it.
+    """
+    foreign = [(path, value) for path, value in _leaves(values, ()) if _is_foreign(path, value, has_key)]
+    if not foreign:
+        return values, []
+    moved: list[tuple[KeyPath, KeyPath, Any]] = []
+    left = copy.deepcopy(values)
+    problems: list[ConfigError] = []
+    pending: list[tuple[KeyPath, Any, Published]] = []
+    for path, value in foreign:
+        found = find(".".join(path))
+        if found is None:
+            continue
+        row, parts = found
+        _remove(left, path)
+        if row.ours is not None or row.values:
+            target = (row.ours or row.pattern).format(*parts)
+            moved.append((path, tuple(target.split(".")), _value(row, path, value, values)))
+            moved += [(path, tuple(key.split(".")), given) for key, given in row.also.items()]
+        else:
+            pending.append((path, value, row))
+    for path, renamed, value in moved:
+        _put(left, renamed, value)
+        origin = where(path)
+        if origin is not None:
+            origins[renamed] = origin
+    for path, value, row in pending:
+        allowed = [_at(left, each[1:]) if _is_reference(each) else each for each in row.holds]
+        if not any(_same(value, each) for each in allowed):
+            problems.append(_refusal(path, value, row, allowed, where(path)))
+    return left, problems
+
+
+def _refusal(path: KeyPath, value: Any, row: Published, allowed: list[Any], where: str | None) -> ConfigError:
+    key = ".".join(path)
+    if not row.holds:
+        return ConfigError(f"the published key '{key}' has no meaning here: {row.why}", where=where, hints=(PAGE,))
+    return ConfigError(
+        f"the published key '{key}' can be nothing else here: {row.why}",
+        where=where,
+        expected=" or ".join("null" if each is None else str(each) for each in allowed),
+        found="null" if value is None else str(value),
+        hints=(PAGE,),
+    )
+
+
+def _value(row: Published, path: KeyPath, value: Any, values: Mapping[str, Any]) -> Any:
+    if ".".join(path).startswith(f"{_RESOURCES}."):
+        nodes, gpus = (_at(values, f"{_RESOURCES}.{key}") for key in ("num_nodes", "gpus_per_node"))
+        gpus = gpus if gpus is not None else _at(values, "cluster.gpus_per_node")
+        return nodes * gpus if type(nodes) is int and type(gpus) is int else None
+    return row.values.get(value, value) if isinstance(value, str | bool | int | float) else value
+
+
+def _is_foreign(path: KeyPath, value: Any, has_key: Callable[[str], bool]) -> bool:
+    """Whether a value is under a key that the schema lacks, or has another name for the value."""
+    key = ".".join(path)
+    if not has_key(key):
+        return True
+    found = find(key) if isinstance(value, str) else None
+    return found is not None and value in found[0].values
+
+
+def _leaves(node: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*path, str(name)))
+        else:
+            yield (*path, str(name)), value
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    node: Any = values
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _put(values: dict[str, Any], path: KeyPath, value: Any) -> None:
+    node = values
+    for part in path[:-1]:
+        if not isinstance(node.get(part), dict):
+            node[part] = {}
+        node = node[part]
+    node[path[-1]] = value
+
+
+def _remove(values: dict[str, Any], path: KeyPath) -> None:
+    """Take a key out, and every group that is empty then."""
+    nodes = [values]
+    for part in path[:-1]:
+        nodes.append(nodes[-1][part])
+    for node, part in zip(reversed(nodes), reversed(path), strict=True):
+        del node[part]
+        if node:
+            break
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("=")
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Equal, and of one kind: true is not 1."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> tuple[tuple[re.Pattern[str], Published], ...]:
+    return tuple((re.compile(_regex(row.pattern)), row) for row in TABLE)
+
+
+def _regex(pattern: str) -> str:
+    open_end = pattern.endswith(".**")
+    text = re.escape(pattern.removesuffix(".**")).replace(r"\*", r"([^.]*)")
+    return text + r"(?:\..+)" if open_end else text

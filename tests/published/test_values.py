@@ -1,0 +1,98 @@
+"""The recipes' configs here have the published values, or a reason not to."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.cli.request import Workbench
+from nemotron_steps.config.published.translate import translate
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.config.validation import has_key
+from nemotron_steps.environments.registry import environment_class
+from tests.published.page import status
+from tests.published.tables import TABLES, flat, nested, resolved
+
+ENVIRONMENTS = "env.nemo_gym.environments"
+GENRM = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+EVERYWHERE = {
+    "policy.checkpoint": "an input",
+    "policy.tokenizer.name": "the tokenizer is the checkpoint's",
+    "data.train.data_path": "an input",
+    "data.validation.data_path": "an input",
+    "grpo.reward_shaping.max_response_length": "of a shaping that is off; its default is the same length",
+    "policy.dynamic_batching.train_mb_tokens": "of a batching that is off",
+    "policy.dynamic_batching.logprob_mb_tokens": "of a batching that is off",
+    "policy.generation.vllm_cfg.expose_http_server": "only agents in servers of their own need it",
+    f"{GENRM}.base_url": "a judge that the run starts has no address",
+    f"{GENRM}.model": "published as a placeholder in RLHF",
+    f"{ENVIRONMENTS}.code_gen.num_processes": "programs run on one machine: as many at once as it has cores",
+}
+RLVR = {
+    "policy.max_total_sequence_length": "raised from 49,152 to the published 65,536 over the run, as the recipe tells",
+    "checkpointing.metric_name": "nothing is validated (val_period -1), so there is no such metric; all are kept",
+}
+STAGES = {
+    "super3_rlvr": ("rlvr", ("rlvr1", "rlvr2", "rlvr3"), RLVR),
+    "super3_rlvr_small": ("rlvr", ("small",), RLVR),
+    "super3_rlhf": ("rlhf", ("super3",), {}),
+    "super3_rlhf_small": ("rlhf", ("small",), {}),
+    "super3_swe1": ("swe", ("swe1",), {}),
+    "super3_swe1_small": ("swe", ("small",), {}),
+    "super3_swe2": ("swe", ("swe2",), {}),
+    "nano3_rl": ("rlvr", ("nano3",), {}),
+}
+"""Published config → step, our configs of it, and reasons of what differs."""
+NOT_COMPARED = {
+    "super3_rlvr2": "changes its inputs alone",
+    "super3_rlvr3": "changes its inputs alone",
+    "super3_rlvr_test": "a script of its own; `test` has its sizes",
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+
+
+def theirs(table):
+    """The published config in our keys, without those that are refused."""
+    refused = {"policy.tokenizer.name", f"{GENRM}.base_url"}
+    taken = {key: value for key, value in resolved(table).items() if key not in refused and status(key)[0] != "refused"}
+    translated, problems = translate(nested(taken), lambda key: has_key(RlConfig, key), {}, lambda _: None)
+    assert problems == []
+    valid = dict(flat(RlConfig.model_validate(translated).model_dump(mode="json")))
+    return {key: valid.get(key, value) for key, value in flat(translated)}
+
+
+def test_every_published_config_is_compared():
+    assert set(TABLES) == set(STAGES) | set(NOT_COMPARED)
+
+
+@pytest.mark.parametrize(
+    ("table", "config"), [(t, config) for t, (_, configs, _) in STAGES.items() for config in configs]
+)
+def test_a_stage_has_the_published_values(table, config, bench, monkeypatch):
+    monkeypatch.delenv("RL_REWARD_MODEL", raising=False)
+    step, _, reasons = STAGES[table]
+    ours = bench.compose(f"rl/nemo_rl/{step}", config, ()).flat
+    different = {key: (value, _ours(ours, key)) for key, value in theirs(table).items() if _ours(ours, key) != value}
+    unexplained = {key: both for key, both in different.items() if key not in EVERYWHERE and key not in reasons}
+    assert unexplained == {}
+    assert set(reasons) <= set(different), "a reason for what does not differ"
+
+
+def _ours(values, key):
+    """A value of our config; that of an environment's setting as its own defaults have it."""
+    if key in values or not key.startswith(f"{ENVIRONMENTS}."):
+        return values.get(key)
+    name, *rest = key.removeprefix(f"{ENVIRONMENTS}.").split(".")
+    node = environment_class(name).config_class()
+    for part in rest:
+        node = getattr(node, part)
+    return node
+
+
+def test_the_test_config_has_the_published_sizes(bench):
+    sizes = {key: value for key, value in resolved("super3_rlvr_test").items() if key.startswith(("grpo.", "cluster."))}
+    ours = bench.compose("rl/nemo_rl/rlvr", "test", ()).flat
+    assert {key: ours[key] for key in sizes} == sizes
