@@ -38,6 +38,11 @@ DEVICES = ("null", "full", "random", "urandom")
 HIDDEN = ("keys", "key-users", "kcore", "kallsyms", "kmsg", "kpagecount", "kpageflags", "sched_debug", "timer_list")
 """Files of /proc that tell of the host."""
 
+_NAMESPACES = (
+    "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # as root, where the host forbids user namespaces",
+    "sysctl -w kernel.unprivileged_userns_clone=1               # the same on other distributions",
+)
+
 FIRST_UID = 0x4000_0000
 """User ids from here on belong to no one: each concurrent run as root takes its own."""
 UIDS_PER_PROCESS = 4096
@@ -108,6 +113,7 @@ class BubblewrapSandbox(Sandbox):
                     "the sandbox could not be set up",
                     expected="bubblewrap and the launcher reach the program",
                     found=f"{ended.outcome.value}, exit code {ended.exit_code}: {ended.stderr[:500]}",
+                    hints=() if os.geteuid() == 0 else _NAMESPACES,
                 )
             if group is not None and group.was_full():
                 return ended.result(Outcome.MEMORY_LIMIT)

@@ -23,10 +23,11 @@ def touch(view, size):
 
 STOPPED = """
 # many processes
+done, say = os.pipe()
 for n in range(1, 13):
     if os.fork() == 0:
-        keep = bytearray(32 * MIB); touch(keep, 32 * MIB); time.sleep(20); os._exit(0)
-    time.sleep(0.05); held(n * 32 * MIB)
+        keep = bytearray(32 * MIB); touch(keep, 32 * MIB); os.write(say, b'x'); time.sleep(30); os._exit(0)
+    os.read(done, 1); held(n * 32 * MIB); time.sleep(0.05)
 time.sleep(10)
 # files
 for n in range(GOAL // MIB):
@@ -50,8 +51,8 @@ for n in range(GOAL // 1024):
     if n % 4096 == 0: held(n * 1024)
 time.sleep(10)
 # what waits in sockets
-total = 0
-for _ in range(20):
+done, say = os.pipe()
+for n in range(1, 21):
     if os.fork() == 0:
         keep = [socket.socketpair() for _ in range(100)]
         for s in (s for pair in keep for s in pair):
@@ -59,8 +60,8 @@ for _ in range(20):
             try:
                 while True: s.send(b'x' * 65536)
             except BlockingIOError: pass
-        time.sleep(20); os._exit(0)
-    total += 200 * 208 * 1024; time.sleep(0.1); held(total)
+        os.write(say, b'x'); time.sleep(30); os._exit(0)
+    os.read(done, 1); held(n * 200 * 208 * 1024); time.sleep(0.1)
 time.sleep(10)
 """
 
