@@ -104,6 +104,9 @@ class Generator(Protocol):
     def cancel(self, request_id: str) -> None:
         """Drop a request; its unfinished rollouts are never returned."""
 
+    def finish_generation(self) -> None:
+        """Nothing is asked for until the next `update_weights`: give the policy's GPU the memory of caches back."""
+
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSyncReport:
         """Load Hugging Face-named weights; running sequences go on under the new version; prefix cache is dropped."""
 

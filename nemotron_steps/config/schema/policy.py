@@ -157,6 +157,9 @@ class VllmConfig(Section):
     expert_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
     """1, or tensor_parallel_size: a mixture's experts are then spread over those GPUs whole, not cut."""
     gpu_memory_utilization: Annotated[float, OPERATIONAL] = Field(0.8, gt=0, le=1)
+    async_engine: Annotated[bool | None, OPERATIONAL] = None
+    """vLLM's engine in a process of its own, which schedules while this one grades and trains. None: on CUDA, and not
+    on CPU, where it starts much later and is no faster. Tensor-parallel workers have processes of their own anyway."""
     enforce_eager: Annotated[bool, OPERATIONAL] = False
     kv_cache_space_gib: Annotated[PositiveFloat, OPERATIONAL] = 1.0
     """CPU only: size of the KV cache."""
@@ -200,6 +203,8 @@ class GenerationConfig(Section):
     tool_parser: ToolParserName = "hermes"
     """How the model writes tool calls, in rollouts and behind the endpoint."""
     vllm_cfg: VllmConfig = VllmConfig()
+    vllm_kwargs: Annotated[dict[str, Any], OPERATIONAL] = Field(default_factory=dict)
+    """Further arguments of vLLM's EngineArgs, by their own names."""
     colocated: Annotated[ColocatedConfig, OPERATIONAL] = ColocatedConfig()
 
     @property

@@ -81,8 +81,11 @@ def build_generator(
 
     Args:
         hf_folder: has config.json (and tokenizer); weights are read from it when `weights` is None.
-        asynchronous: `grpo.async_grpo`, for a generator whose weights change while it samples.
+        asynchronous: `grpo.async_grpo`, of a policy's generator; None for a judge's.
     """
+    overlapping = asynchronous is not None and asynchronous.enabled
+    # A generator whose requests may never all be done has no moment for giving memory back; a judge has no policy.
+    shares_device = asynchronous is not None and not overlapping and config.colocated.enabled
     if config.backend == "vllm":
         from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
@@ -93,8 +96,10 @@ def build_generator(
             precision=precision,
             weights=weights,
             # An agent's request may be running whenever the weights change.
-            in_flight_updates=config.vllm_cfg.expose_http_server or (asynchronous is not None and asynchronous.enabled),
+            in_flight_updates=config.vllm_cfg.expose_http_server or overlapping,
             recompute_kv_cache=asynchronous is not None and asynchronous.recompute_kv_cache_after_weight_updates,
+            shares_device=shares_device,
+            options=config.vllm_kwargs,
         )
     assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"
     import torch

@@ -124,6 +124,7 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
                 groups = run_on(runner, sample_step(run, prompts, record))
             sampled, seconds = run.sampler.generated_tokens - tokens_before, record.timer.seconds["generation"]
             record.metrics["tokens/generated_per_s"] = sampled / max(seconds, 1e-9)
+            run.generator.finish_generation()
             train_on(run, groups, record)
             refit(run, record)
             rewards.append(record.metrics["reward/mean"])

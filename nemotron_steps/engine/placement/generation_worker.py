@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import AsyncGrpoConfig
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
-from nemotron_steps.engine.weight_sync.offers import OfferedWeights, ReceivingOffer
+from nemotron_steps.engine.weight_sync.offers import OBJECTS, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.workers.workers import WorkerProcess
 
 if TYPE_CHECKING:
@@ -71,14 +71,18 @@ class GenerationWorker(WorkerProcess):
             finished, self._finished = self._finished, []
             return (self._generator.sampled_tokens if self._generator is not None else 0), finished
 
+    def finish_generation(self) -> None:
+        """See Generator."""
+        self._between_steps(lambda: self._built().finish_generation())
+
     def open_receiver(self, channel: str, offers: Sequence[ReceivingOffer]) -> None:
-        """Get ready to receive: here, or with several offers in each of the generator's own processes."""
+        """Get ready to receive: here, or in each of the generator's own processes."""
         self._between_steps(lambda: self._open(channel, tuple(offers)))
 
     def _open(self, channel: str, offers: tuple[ReceivingOffer, ...]) -> None:
         from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
-        if len(offers) == 1:
+        if offers[0].transport == OBJECTS or not self._takes_offers():
             self._receiving[channel] = ReceivingEnd(offers[0])
             return
         # The processes take up their offers now: what is offered under a name loses it when all have.
@@ -86,7 +90,7 @@ class GenerationWorker(WorkerProcess):
         if self._generator is None:
             self._generator = self._build(offered)
         else:
-            self._tensor_parallel().take_up(offered)
+            self._elsewhere().take_up(offered)
 
     def update_weights(self, channel: str, version: int, references: Sequence[Any] | None = None) -> int:
         """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
@@ -95,7 +99,7 @@ class GenerationWorker(WorkerProcess):
     def _load(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
         receiving = self._receiving[channel]
         if isinstance(receiving, OfferedWeights):
-            return self._tensor_parallel().update_weights(receiving, version).bytes
+            return self._elsewhere().update_weights(receiving, version).bytes
         received = 0
 
         def counted() -> Any:
@@ -130,7 +134,13 @@ class GenerationWorker(WorkerProcess):
         assert self._generator is not None, "weights come before requests"
         return self._generator
 
-    def _tensor_parallel(self) -> VllmGenerator:
+    def _takes_offers(self) -> bool:
+        """Whether the model is in processes of the generator's own, which fetch the weights themselves."""
+        from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
+
+        return self._settings.config.backend == "vllm" and runs_elsewhere(self._settings.config.vllm_cfg)
+
+    def _elsewhere(self) -> VllmGenerator:
         """The only one with processes of its own, which is given offers instead of weights."""
         from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 

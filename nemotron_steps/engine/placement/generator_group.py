@@ -136,6 +136,10 @@ class RayGenerator:
             engine.worker.call("cancel", request_id)
         engine.outbox = kept
 
+    def finish_generation(self) -> None:
+        """See Generator."""
+        settle({worker.call("finish_generation"): worker for worker in self.workers})
+
     def update_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]] | PlacedWeights, version: int
     ) -> WeightSyncReport:

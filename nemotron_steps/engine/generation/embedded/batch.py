@@ -90,6 +90,8 @@ class DecodeBatch:
         self.keys = self.values = torch.empty(0)
         self.tokens = torch.empty((max_rows, 0), device=self._device, dtype=torch.int64)
         self.logprobs = torch.empty((max_rows, 0), device=self._device, dtype=torch.float32)
+        self._columns_before = 0
+        """Columns there were when the cache was given back"""
         self._allocate(min(_FIRST_COLUMNS, self._most_columns))
 
     @property
@@ -105,7 +107,11 @@ class DecodeBatch:
         """Have `columns` columns; what the present ones hold stays where it is."""
         if not self.size:
             self.keys = self.values = torch.empty(0)  # nothing to keep: freed before there is more
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the narrow cache's memory is of a size that nothing else asks for
         self.keys = self._with_columns(columns, self.keys)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # so that never more than one and a half caches exist
         self.values = self._with_columns(columns, self.values)
         more = (0, columns - self.columns)
         self.tokens, self.logprobs = F.pad(self.tokens, more), F.pad(self.logprobs, more)
@@ -117,6 +123,22 @@ class DecodeBatch:
         self.allocation += 1
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the narrow cache's memory is of a size that nothing else asks for
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def free(self) -> None:
+        """Give the cache's memory back; there are no rows. The next ones allocate as many columns at once."""
+        assert not self.size, "rows are being decoded"
+        self._columns_before = self.columns
+        self.keys = self.values = torch.empty(0, device=self._device)
+        self.columns = 0
+        self.tokens, self.logprobs = self.tokens[:, :0].clone(), self.logprobs[:, :0].clone()
+        self._bias = self._bias[..., :0].clone()
+        self.column = self._first = 0
+        self.allocation += 1
 
     def _with_columns(self, columns: int, cache: torch.Tensor) -> torch.Tensor:
         wide = self._model.new_cache(self.max_rows, columns)
@@ -138,7 +160,7 @@ class DecodeBatch:
         self._longest_row = max(most, self._longest_row if self.size else 0)
         if self.size == 0:
             if longest + 1 >= self.columns:
-                self._allocate(self._next_columns(longest))
+                self._allocate(max(self._next_columns(longest), self._columns_before))
             self.column = self._first = longest
             return 0
         if self.column >= longest and self.column + 1 < self.columns:

@@ -31,6 +31,8 @@ from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import WeightReader
 
 _SHARE = 8  # rows are dropped or added when an eighth of the batch is free, or after as many steps
+_SMALL_CACHE = 8
+"""A KV cache of at most this part of a GPU's memory is kept between generations."""
 _CACHED_PROMPTS = 32  # prompts of full length that the prefix cache may hold
 
 
@@ -256,6 +258,18 @@ class EmbeddedGenerator:
             with torch.inference_mode():
                 self._refill()
         return WeightSyncReport(version, time.perf_counter() - begin, received)
+
+    def finish_generation(self) -> None:
+        """Free the KV cache where it takes much of a GPU. A small one stays: another would be at other addresses, which
+        CUDA graphs are captured for."""
+        if self._device.type != "cuda" or self._unfinished:
+            return
+        _, whole = torch.cuda.mem_get_info(self._device)
+        if self._batch.cache_bytes * _SMALL_CACHE > whole:
+            with torch.inference_mode():
+                self._prompts.clear()
+                self._batch.free()
+            torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Drop every request and free the cache and the weights."""

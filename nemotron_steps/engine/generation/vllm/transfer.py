@@ -1,15 +1,17 @@
-"""Weights into a vLLM engine of this process, through vLLM's weight-transfer API.
+"""Weights into a vLLM engine, through vLLM's weight-transfer API.
 
-    one worker          lives here as well: `InProcessTransfer` is given the policy's tensors by reference
-    tensor-parallel     processes of their own: each takes up an offer of the policy's ranks (weight_sync), or maps a
-                        shared-memory segment that this process fills
+    the engine is here      so is its one worker: `InProcessTransfer` is given the policy's tensors by reference
+    workers are elsewhere   each takes up an offer of the policy's ranks (weight_sync), or of this process: by CUDA IPC,
+                            and on CPU a shared-memory segment
 
-What runs inside the workers is vllm_worker.py.
+What runs inside the workers is worker.py.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,9 +19,12 @@ from typing import Any
 
 import torch
 
-from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, OfferedWeights, ReceivingOffer
+from nemotron_steps.engine.generation.vllm import offer_codec
+from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
+from nemotron_steps.engine.weight_sync.streams import StreamSender
+from nemotron_steps.engine.workers.rendezvous import serve_store
 from nemotron_steps.errors import WorkerLostError
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -27,8 +32,9 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 IN_PROCESS = "nemotron_steps_in_process"
 OFFERED = "nemotron_steps_offered"
 """Names of the backends at vLLM's factory."""
+_LOOPBACK = "127.0.0.1"
 FIRST_SECONDS, LATER_SECONDS = 960.0, 180.0
-"""For one call of the tensor-parallel workers, before and after the first transfer, which may wait for its sender."""
+"""For one call of the workers, before and after the first transfer, which may wait for its sender."""
 
 _handed_over: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
 """Weights on their way to the worker of this process, by ticket. Filled and emptied within one `hand_over`."""
@@ -60,36 +66,44 @@ def hand_over(engine: Any, weights: Weights) -> int:
 
 
 class WorkersTransfer:
-    """Weights to the tensor-parallel workers of an engine.
+    """Weights to the workers of an engine that are processes of their own.
 
     Args:
-        engine: its executor is vLLM's multi-process one.
+        engine: vLLM's LLMEngine.
         workers: how many.
     """
 
     def __init__(self, engine: Any, workers: int) -> None:
         self._engine, self._workers, self._loaded = engine, workers, False
-        self._segment: tuple[OfferedWeights, SegmentWriter] | None = None
+        self._local: _LocalSender | None = None
 
     def load(self, weights: Weights | OfferedWeights) -> int:
         """Load Hugging Face-named weights; every worker keeps its shard. Returns the bytes received, over all workers.
+
+        One call of the workers: a scheduler in another process would sample between two.
 
         Raises:
             WorkerLostError: a worker died, or did not answer within FIRST_SECONDS or LATER_SECONDS.
         """
         if isinstance(weights, OfferedWeights):
-            offered = weights
-        else:
-            offered = self._write(weights)
-        self._call("start_weight_update")
-        self._call("update_weights", update_info={"channel": offered.channel})
-        self._call("finish_weight_update")
+            self._call("load_offered", channel=weights.channel)
+            self._loaded = True
+            return weights.bytes
+        if self._local is None:
+            weights = list(weights)  # read once for the plan, once to send
+            self._local = _LocalSender(WeightPlan.of(weights), self._workers, weights[0][1].device)
+            try:
+                self.take_up(self._local.offered)
+            finally:
+                self._local.taken_up()
+        with self._local.sending(iter(weights)):
+            self._call("load_offered", channel=self._local.offered.channel)
         self._loaded = True
-        return offered.bytes
+        return self._local.offered.bytes
 
     def take_up(self, offered: OfferedWeights) -> None:
         """Open a channel in every worker; `load` reads from it. WorkerLostError as `load`."""
-        self._call("init_weight_transfer_engine", init_info=vars(offered))
+        self._call("init_weight_transfer_engine", init_info=offer_codec.to_plain(offered))
 
     def _call(self, method: str, **arguments: Any) -> None:
         seconds = LATER_SECONDS if self._loaded else FIRST_SECONDS
@@ -107,28 +121,69 @@ class WorkersTransfer:
                 raise
             raise lost from error
 
-    def _write(self, weights: Weights) -> OfferedWeights:
-        """Put weights of this process where every worker can map them."""
-        if self._segment is None:
-            kept = [(name, tensor.detach().cpu()) for name, tensor in weights]  # read once for the plan, once to send
-            plan, weights = WeightPlan.of(kept), kept
-            segment = SegmentWriter(plan)
-            offer = ReceivingOffer(SHARED_MEMORY, (plan, segment.path))
-            self._segment = OfferedWeights(uuid.uuid4().hex, (offer,) * self._workers), segment
+
+class _LocalSender:
+    """This process's weights, offered to an engine's workers on the same machine.
+
+    Args:
+        plan: of the weights to come.
+        workers: that read them; they share the device of CUDA weights.
+    """
+
+    def __init__(self, plan: WeightPlan, workers: int, device: torch.device) -> None:
+        channel = uuid.uuid4().hex
+        names = [f"{channel}/{number}" for number in range(workers)]
+        self._segment: SegmentWriter | None = None
+        self._stream: StreamSender | None = None
+        if device.type == "cpu":
+            self._segment = SegmentWriter(plan)
+            offers = [ReceivingOffer(SHARED_MEMORY, (plan, self._segment.path))] * workers
+        else:
+            self._store, port = serve_store(_LOOPBACK)
+            self._stream = StreamSender(plan, self._store, channel, ipc=names, broadcast=(), device=device)
+            offer = self._stream.offer()
+            offers = [ReceivingOffer(STREAM, offer, (_LOOPBACK, port), name) for name in names]
+        self.offered = OfferedWeights(channel, tuple(offers))
+
+    def taken_up(self) -> None:
+        """Every worker has mapped the segment: memory under a name would outlive every process."""
+        if self._segment is not None:
+            self._segment.unlink()
+
+    @contextmanager
+    def sending(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[None]:
+        """Send while the block has the workers receive. What stops the sender is raised, not what that causes."""
+        if self._segment is not None:
+            self._segment.write(weights)
+            yield
+            return
+        assert self._stream is not None
+        problem: list[BaseException] = []
+
+        def send(stream: StreamSender) -> None:
             try:
-                self.take_up(self._segment[0])
-            finally:  # memory under a name would outlive every process
-                segment.unlink()
-        offered, segment = self._segment
-        segment.write(iter(weights))
-        return offered
+                stream.send(weights)
+            except BaseException as error:
+                problem.append(error)
+
+        sender = threading.Thread(target=send, args=(self._stream,), name="weights to vLLM", daemon=True)
+        sender.start()
+        try:
+            yield
+        except Exception:
+            if problem:
+                raise problem[0] from None
+            raise
+        sender.join()
+        if problem:
+            raise problem[0]
 
 
 def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
     """What an engine's failure says about its tensor-parallel workers; None when they are alive and answer."""
     workers = getattr(getattr(engine, "model_executor", None), "workers", None)
     if workers is None:
-        return None
+        return _lost_engine(error)
     codes = [worker.proc.exitcode for worker in workers]
     # When one dies, vLLM ends the others: by a signal of its own, or so that they leave without an error.
     dead = [rank for rank, code in enumerate(codes) if code not in (None, 0, -15)] or [
@@ -147,5 +202,18 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
         where=where,
         expected=f"{len(workers)} living processes (policy.generation.vllm_cfg.tensor_parallel_size)",
         found=cause,
+        hints=["steps run ... --resume RUN    # goes on from the last checkpoint"],
+    )
+
+
+def _lost_engine(error: Exception) -> WorkerLostError | None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    if not isinstance(error, EngineDeadError | TimeoutError):
+        return None
+    return WorkerLostError(
+        "the process of a vLLM engine is lost",
+        where=f"a child of process {os.getpid()} on {socket.gethostname()}",
+        found=str(error).splitlines()[0] if str(error) else type(error).__name__,
         hints=["steps run ... --resume RUN    # goes on from the last checkpoint"],
     )

