@@ -48,6 +48,10 @@ class OptimizerConfig(Section):
     the types below."""
     exp_avg_dtype: Literal["float32", "bfloat16"] = "float32"
     exp_avg_sq_dtype: Literal["float32", "bfloat16"] = "float32"
+    optimizer_cpu_offload: Annotated[bool, OPERATIONAL] = False
+    """Megatron policy: a share of Adam's moments stays in host memory; the GPU fetches it for the update."""
+    optimizer_offload_fraction: Annotated[float, OPERATIONAL] = Field(1.0, ge=0, le=1)
+    """That share; without optimizer_cpu_offload nothing is offloaded."""
 
     @model_validator(mode="after")
     def _narrow_moments_still_move(self) -> OptimizerConfig:

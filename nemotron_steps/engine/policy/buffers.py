@@ -93,6 +93,7 @@ class ParameterBuffer:
         size = -(-end // (self.shards * _ALIGNMENT)) * self.shards * _ALIGNMENT
         self.values = torch.zeros(size, dtype=first.dtype, device=first.device)
         self.grads = torch.zeros(size, dtype=torch.float32, device=first.device)
+        self._grad_bytes = self.grads.untyped_storage().size()
         length = size // self.shards
         self.shard = slice(shard_rank * length, (shard_rank + 1) * length)
         for slot in self.slots:
@@ -113,6 +114,19 @@ class ParameterBuffer:
                 tensor.grad = None
 
         slot.tensor.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
+
+    def start_gradients(self) -> None:
+        """Zero gradients, in memory that `release_gradients` may have given back."""
+        storage = self.grads.untyped_storage()
+        if storage.size() == 0:
+            storage.resize_(self._grad_bytes)
+        self.grads.zero_()
+
+    def release_gradients(self) -> None:
+        """On a GPU, free the gradients: they are of no use until the next batch, and are as large as the weights in
+        float32. Views of them stay valid for `start_gradients`."""
+        if self.grads.is_cuda:
+            self.grads.untyped_storage().resize_(0)
 
     def own_segments(self, predicate: Callable[[Kind], bool] = lambda _: True) -> list[Segment]:
         """Segments cut to this rank's shard, offsets relative to the whole buffer."""

@@ -16,11 +16,10 @@ from torch.optim.adamw import adamw
 
 from nemotron_steps.config.schema.policy import OptimizerConfig
 from nemotron_steps.engine.policy.buffers import ParameterBuffer, gather_shards
+from nemotron_steps.engine.policy.offloaded import PIECE, SplitTensor, through_device
 from nemotron_steps.engine.policy.remainders import join_float32, split_float32
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-PIECE = 1 << 24
-"""Elements whose state is float32 at once in a precision-aware update."""
 
 
 class FlatAdamW:
@@ -46,7 +45,8 @@ class FlatAdamW:
         self._norm_groups, self._first_tensor_rank = norm_groups, first_tensor_rank
         self.masters: list[torch.Tensor] = []
         """float32 master weights of this rank's shard of each buffer; or int16 remainders of them."""
-        self.moments: list[dict[str, torch.Tensor]] = []
+        self.moments: list[dict[str, SplitTensor]] = []
+        offloaded = config.optimizer_offload_fraction if config.optimizer_cpu_offload else 0.0
         kept = {"exp_avg": config.exp_avg_dtype, "exp_avg_sq": config.exp_avg_sq_dtype}
         for buffer in self.buffers:
             own = buffer.values[buffer.shard]
@@ -56,12 +56,17 @@ class FlatAdamW:
                 self.masters.append(torch.zeros_like(own, dtype=torch.int16))
             else:
                 self.masters.append(own.float())
-            self.moments.append({name: torch.zeros_like(own, dtype=getattr(torch, kept[name])) for name in MOMENTS})
+            self.moments.append(
+                {
+                    name: SplitTensor(own.numel(), offloaded, dtype=getattr(torch, kept[name]), device=own.device)
+                    for name in MOMENTS
+                }
+            )
 
     def zero_gradients(self) -> None:
         """Start a new global batch."""
         for buffer in self.buffers:
-            buffer.grads.zero_()
+            buffer.start_gradients()
 
     def gradient_norm(self) -> float:
         """Norm of the whole model's reduced gradient; not finite if any element is not. Collective."""
@@ -84,13 +89,14 @@ class FlatAdamW:
                 self._update(buffer, master, moments, lr, decayed=decayed)
             if master.dtype is torch.float32 and buffer.values.dtype is not torch.float32:
                 buffer.values[buffer.shard].copy_(master)
+            buffer.release_gradients()
             buffer.gather_values()
 
     def _update(
         self,
         buffer: ParameterBuffer,
         master: torch.Tensor,
-        moments: dict[str, torch.Tensor],
+        moments: dict[str, SplitTensor],
         lr: float,
         *,
         decayed: bool,
@@ -101,22 +107,30 @@ class FlatAdamW:
             for segment in buffer.own_segments(lambda kind: kind.decayed is decayed)
         ]
         gradients, values = buffer.grads[buffer.shard], buffer.values[buffer.shard]
-        narrow = [state for state in moments.values() if state.dtype is not torch.float32]
-        if master.dtype is torch.float32 and not narrow:
-            self._adamw([[tensor[r] for r in ranges] for tensor in (master, gradients, *moments.values())], lr, decayed)
-            return
-        for whole in ranges:
-            for start in range(whole.start, whole.stop, PIECE):
-                piece = slice(start, min(start + PIECE, whole.stop))
-                wide = {name: state[piece].float() for name, state in moments.items()}
-                joined = master[piece] if master.dtype is torch.float32 else join_float32(values[piece], master[piece])
-                self._adamw([[joined], [gradients[piece]], *([state] for state in wide.values())], lr, decayed)
-                for name, state in moments.items():
-                    state[piece].copy_(wide[name])
-                if master.dtype is not torch.float32:
-                    weights, remainders = split_float32(joined)
-                    values[piece].copy_(weights)
-                    master[piece].copy_(remainders)
+
+        def update(piece: slice, state: dict[str, torch.Tensor]) -> None:
+            """In float32, whatever the state is kept in."""
+            wide = {name: moment.float() for name, moment in state.items()}
+            joined = master[piece] if master.dtype is torch.float32 else join_float32(values[piece], master[piece])
+            self._adamw([[joined], [gradients[piece]], *([moment] for moment in wide.values())], lr, decayed)
+            for name, moment in state.items():
+                moment.copy_(wide[name])
+            if master.dtype is not torch.float32:
+                weights, remainders = split_float32(joined)
+                values[piece].copy_(weights)
+                master[piece].copy_(remainders)
+
+        kept = moments[MOMENTS[0]].on_device.numel()
+        here = [slice(r.start, min(r.stop, kept)) for r in ranges if r.start < kept]
+        resident = {name: moment.on_device for name, moment in moments.items()}
+        if master.dtype is torch.float32 and all(moment.dtype is torch.float32 for moment in resident.values()):
+            self._adamw([[tensor[r] for r in here] for tensor in (master, gradients, *resident.values())], lr, decayed)
+        else:
+            for whole in here:
+                for start in range(whole.start, whole.stop, PIECE):
+                    piece = slice(start, min(start + PIECE, whole.stop))
+                    update(piece, {name: moment[piece] for name, moment in resident.items()})
+        through_device(moments, ranges, update)
 
     def _adamw(self, state: list[list[torch.Tensor]], lr: float, decayed: bool) -> None:
         """Update float32 weights and moments in place: [weights, gradients, exp_avg, exp_avg_sq], each a list."""
@@ -148,7 +162,7 @@ class FlatAdamW:
         """
         state: dict[str, dict[str, torch.Tensor]] = {}
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
-            shards = {name: moment.float() for name, moment in moments.items()}
+            shards = {name: moment.whole().float() for name, moment in moments.items()}
             if master.dtype is torch.int16:
                 shards["master"] = join_float32(buffer.values[buffer.shard], master)
             elif buffer.values.dtype is not torch.float32:

@@ -175,14 +175,14 @@ def test_nan_stops_before_the_update(qwen3_folder, batch):
     policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
     policy.train_step(batch)
     before = {name: tensor.clone() for name, tensor in policy.weights()}
-    moments = policy.optimizer.moments[0]["exp_avg"].clone()
+    moments = policy.optimizer.moments[0]["exp_avg"].on_device.clone()
     bad = grouped_batch()
     bad.advantages = bad.advantages.clone()
     bad.advantages[0, 25] = float("nan")
     with pytest.raises(NonFiniteLossError):
         policy.train_step(bad)
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.weights())
-    assert torch.equal(policy.optimizer.moments[0]["exp_avg"], moments) and policy.optimizer.steps == 1
+    assert torch.equal(policy.optimizer.moments[0]["exp_avg"].on_device, moments) and policy.optimizer.steps == 1
     assert policy.train_step(batch)["grad_norm"] > 0
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nemotron_steps.config.schema.policy import OptimizerConfig, PolicyConfig
-from nemotron_steps.engine.policy import buffers
+from nemotron_steps.engine.policy import buffers, offloaded
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.remainders import join_float32, split_float32
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
@@ -26,7 +26,7 @@ def policy_of(folder, precision="bfloat16", **optimizer):
 def state_bytes(policy) -> float:
     """Of masters and moments, a parameter."""
     optimizer = policy.optimizer
-    moments = [moment for moments in optimizer.moments for moment in moments.values()]
+    moments = [moment.on_device for moments in optimizer.moments for moment in moments.values()]
     # Weights that are their own masters cost nothing here.
     masters = [m for m, b in zip(optimizer.masters, policy.buffers, strict=True) if m.data_ptr() != b.values.data_ptr()]
     return sum(t.nbytes for t in [*masters, *moments]) / sum(b.values.numel() for b in policy.buffers)
@@ -135,3 +135,34 @@ def test_the_gradient_norm_counts_every_piece_of_a_long_buffer(monkeypatch):
 def test_gradients_of_four_billion_parameters_have_a_norm():
     flat = torch.full((2**31 + 64,), 0.5, device="cuda")
     assert buffers.squared_sum(flat).item() == pytest.approx(2**29 + 16, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("settings", [{}, NARROW], ids=["plain", "narrow"])
+@pytest.mark.parametrize("fraction", [0.4, 1.0])
+def test_offloaded_moments_train_the_same_bit_for_bit(qwen3_folder, monkeypatch, precision, settings, fraction):
+    monkeypatch.setattr(offloaded, "PIECE", 1000)  # several pieces, both lanes
+    plain = policy_of(qwen3_folder, precision, **settings)
+    split = policy_of(
+        qwen3_folder, precision, **settings, optimizer_cpu_offload=True, optimizer_offload_fraction=fraction
+    )
+    (moments,) = split.optimizer.moments
+    size = moments["exp_avg"].on_device.numel() + moments["exp_avg"].on_host.numel()
+    assert moments["exp_avg"].on_host.numel() == pytest.approx(fraction * size, abs=128)
+    for seed in range(3):
+        assert plain.train_step(grouped_batch(seed)) == split.train_step(grouped_batch(seed))
+    for name, state in plain.optimizer.whole_state().items():
+        other = split.optimizer.whole_state()[name]
+        assert all(torch.equal(tensor, other[key]) for key, tensor in state.items())
+    assert any(moment.on_host.any() for moment in moments.values())
+
+
+def test_offloaded_moments_go_through_a_checkpoint_into_any_split(qwen3_folder, tmp_path):
+    split = policy_of(qwen3_folder, optimizer_cpu_offload=True, optimizer_offload_fraction=0.5)
+    split.train_step(grouped_batch(0))
+    split.save_checkpoint(str(tmp_path / "saved"))
+    plain = policy_of(qwen3_folder)
+    plain.load_checkpoint(str(tmp_path / "saved"))
+    assert split.train_step(grouped_batch(1)) == plain.train_step(grouped_batch(1))
+    for name, tensor in masters_of(plain).items():
+        assert torch.equal(tensor, masters_of(split)[name])

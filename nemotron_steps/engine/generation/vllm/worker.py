@@ -10,6 +10,7 @@ does not after loading. The driver's side is transfer.py. Imports vLLM: not for 
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from nemotron_steps.engine.generation.vllm.offer_codec import from_plain
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED, take
+from nemotron_steps.engine.workers.lifetime import end_with_parent
 
 if TYPE_CHECKING:
     import torch
@@ -135,6 +137,8 @@ class OfferedTransfer(_LayerwiseTransfer):
         self._load(self._ends[update_info.channel].weights(None))
 
 
+if multiprocessing.parent_process() is not None:  # a process of vLLM's own: it has nothing to do without ours
+    end_with_parent()
 for _name, _backend in ((IN_PROCESS, InProcessTransfer), (OFFERED, OfferedTransfer)):
     WeightTransferEngineFactory.register_engine(_name, _backend)
 
