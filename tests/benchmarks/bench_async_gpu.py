@@ -94,7 +94,7 @@ def run_mode(folder: Path, mode: str, seconds: float) -> dict:
     say(f"{mode}: starting")
     run, environments = build_run(context, read_rows(folder / "train.jsonl"), [])
     loaded = time.perf_counter() - STARTED
-    say(f"{mode}: loaded, weights travel by {run.generator.ways}")
+    say(f"{mode}: loaded, weights travel by {run.generator.transports}")
     try:
         asyncio.run(environments.start())
         (train_async if config.grpo.async_grpo.enabled else train)(run)

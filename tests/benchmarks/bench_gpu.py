@@ -1,8 +1,9 @@
 """GRPO on one GPU: where each millisecond of a step goes, against the arithmetic floor, vLLM alone, and TRL.
 
-    python3 -m tests.benchmarks.bench_gpu [--parts embedded vllm vllm-alone trl]      last line JSON
+    python3 -m tests.benchmarks.bench_gpu [--model "4 B"] [--parts embedded vllm vllm-alone trl]      last line JSON
 
-0.47 B Qwen3 shape, random bfloat16 weights, 64 prompts x 8 answers x 256 tokens. Every part is a process of its own.
+Qwen3 shape of 0.5 or 4 B, random bfloat16 weights, 64 prompts x 8 answers x 256 tokens. Every part is a process of its
+own. Peak memory is that of the whole GPU, whichever processes have it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,26 @@ from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, wri
 
 PROMPTS, MEMBERS, NEW_TOKENS = 64, 8, 256
 PARTS = ("embedded", "vllm", "vllm-alone", "trl")
+MODELS = {"0.5 B": (28, 1024), "4 B": (36, 2560)}
+"""Layers and hidden size."""
+SETTINGS: dict[tuple[str, str], dict] = {
+    ("4 B", "embedded"): {"micro_batch": 32, "offload": 0.5},
+    ("4 B", "vllm"): {"micro_batch": 32, "offload": 0.75, "utilization": 0.45},
+}
+"""What 4 B parameters need to fit: moments partly in host memory, smaller micro-batches."""
 H200_FLOPS, H200_BYTES_PER_S = 989e12, 4.8e12
 """Of the data sheet: dense bfloat16, and memory."""
 
 
 def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOKENS, prompts: int = PROMPTS,
-               members: int = MEMBERS, micro_batch: int = 48) -> dict:  # fmt: skip
+               members: int = MEMBERS, micro_batch: int = 48, offload: float = 0.0,
+               utilization: float = 0.15) -> dict:  # fmt: skip
     """RlConfig of the benchmark.
 
     Args:
         micro_batch: sequences of 256 new tokens that are trained on at once; fewer of longer ones.
+        offload: share of Adam's moments in host memory.
+        utilization: vLLM's share of the GPU.
     """
     batch = prompts * members
     micro_batch = max(1, min(micro_batch, batch, micro_batch * NEW_TOKENS // new_tokens))
@@ -48,12 +59,18 @@ def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOK
             "logprob_batch_size": micro_batch,
             "logprob_chunk_size": 4096,
             "max_total_sequence_length": new_tokens + 128,
-            "megatron_cfg": {"optimizer": {"lr": 1e-5}},
+            "megatron_cfg": {
+                "optimizer": {
+                    "lr": 1e-5,
+                    "optimizer_cpu_offload": offload > 0,
+                    "optimizer_offload_fraction": offload,
+                }
+            },
             "generation": {
                 "backend": backend,
                 "max_new_tokens": new_tokens,
                 "max_sequences": batch,
-                "vllm_cfg": {"gpu_memory_utilization": 0.15, "max_num_seqs": batch},
+                "vllm_cfg": {"gpu_memory_utilization": utilization, "max_num_seqs": batch},
             },
         },
         "data": {"train": {"data_path": str(folder / "train.jsonl")}},
@@ -61,7 +78,7 @@ def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOK
     }
 
 
-def vllm_alone(folder: Path) -> dict:
+def vllm_alone(folder: Path, model: str) -> dict:
     """vLLM by its own front door, in its own processes: seconds for the rollouts of one step, the least of four.
 
     Half of the attempts ask for 8 samples of a prompt, half for one sample of each of 8 copies.
@@ -71,7 +88,7 @@ def vllm_alone(folder: Path) -> dict:
 
     from nemotron_steps.models.chat import ChatFormat
 
-    policy = run_config(folder, 1, "vllm")["policy"]
+    policy = run_config(folder, 1, "vllm", **SETTINGS.get((model, "vllm"), {}))["policy"]
     engine = policy["generation"]["vllm_cfg"]
     llm = LLM(model=str(folder), dtype="bfloat16", max_model_len=policy["max_total_sequence_length"], **engine)
     # What a policy gradient needs of a sample: its tokens and their logprobs.
@@ -115,25 +132,28 @@ def floor(layers: int = 28, hidden: int = 1024, vocabulary: int = 32_000, prompt
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--model", default="0.5 B", choices=MODELS)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--alone", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
-        print(json.dumps(vllm_alone(arguments.alone)))
+        print(json.dumps(vllm_alone(arguments.alone, arguments.model)))
         return
-    results: dict[str, dict] = {"floor": floor()}
+    layers, hidden = MODELS[arguments.model]
+    results: dict[str, dict] = {"floor": floor(layers, hidden)}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        make_large_checkpoint(folder)
+        make_large_checkpoint(folder, layers, hidden)
         write_rows(folder / "train.jsonl", large_prompts(folder, 4 * PROMPTS))
         for part in arguments.parts:
             started = time.perf_counter()
             if part == "trl":
-                results[part] = child("tests.benchmarks.grpo_trl", str(folder), "5", "--gpu")
+                results[part] = child("tests.benchmarks.grpo_trl", str(folder), "5", "--gpu", arguments.model)
             elif part == "vllm-alone":
-                results[part] = child("tests.benchmarks.bench_gpu", "--alone", str(folder))
+                results[part] = child("tests.benchmarks.bench_gpu", "--alone", str(folder), "--model", arguments.model)
             else:
-                (folder / "run.json").write_text(json.dumps(run_config(folder, arguments.steps, part)))
+                settings = SETTINGS.get((arguments.model, part), {})
+                (folder / "run.json").write_text(json.dumps(run_config(folder, arguments.steps, part, **settings)))
                 results[part] = child("tests.benchmarks.grpo_ours", str(folder))
                 results[part].pop("rewards", None)
                 phases = results[part].get("phases_s", {})

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
-from tests.benchmarks.grpo_task import reward_of
+from tests.benchmarks.grpo_task import PeakMemory, reward_of
 
 
 class Vowels(Environment):
@@ -28,8 +28,6 @@ class Vowels(Environment):
 
 
 def main(folder: Path) -> None:
-    import torch
-
     from nemotron_steps.config.schema.rl import RlConfig
     from nemotron_steps.engine.grpo.async_loop import train_async
     from nemotron_steps.engine.grpo.loop import train
@@ -52,7 +50,8 @@ def main(folder: Path) -> None:
     started = time.perf_counter()
     run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
     loaded = time.perf_counter() - started
-    (train_async if config.grpo.async_grpo.enabled else train)(run)
+    with PeakMemory() as memory:
+        (train_async if config.grpo.async_grpo.enabled else train)(run)
     run.close()
     warm = records[3:]
     step = statistics.median(r["timing/step_s"] for r in warm)
@@ -71,7 +70,8 @@ def main(folder: Path) -> None:
         "trained_tokens_per_s": warm[-1]["tokens/trained_per_s"],
         "generated_tokens_per_s": warm[-1].get("tokens/generated_per_s"),
         "policy_lag_max": max(r.get("policy_lag/max", 0.0) for r in records),
-        "peak_gpu_gib": torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else None,
+        "refit_s": statistics.median(r["weight_sync/seconds"] for r in warm),
+        "peak_gpu_gib": memory.peak_gib,
     }
     print(json.dumps(result))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 
 VOWELS = frozenset("aeiou")
@@ -55,6 +56,30 @@ def make_checkpoint(folder: Path, seed: int = 0) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     _write(folder, tokenizer, SHAPE, "float32", seed)
+
+
+class PeakMemory:
+    """Most GPU memory in use at once, whichever processes have it; looked at every 20 ms. None without a GPU."""
+
+    def __enter__(self) -> PeakMemory:
+        import torch
+
+        self.peak_gib: float | None = None
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        if torch.cuda.is_available():
+            self._watch.start()
+        return self
+
+    def _look(self) -> None:
+        import torch
+
+        while not self._ended.wait(0.02):
+            free, whole = torch.cuda.mem_get_info()
+            self.peak_gib = max(self.peak_gib or 0.0, (whole - free) / 2**30)
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
 
 
 def make_large_checkpoint(folder: Path, layers: int = 28, hidden: int = 1024, seed: int = 0) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.benchmarks.grpo_task import reward_of
+from tests.benchmarks.grpo_task import PeakMemory, reward_of
 
 CPU = {
     "per_device_train_batch_size": 64,
@@ -36,7 +36,11 @@ GPU = {
 }
 
 
-def main(folder: Path, steps: int, gpu: bool) -> None:
+LARGE = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 32, "vllm_gpu_memory_utilization": 0.3}
+"""Of 4 B parameters, with which more would not fit."""
+
+
+def main(folder: Path, steps: int, gpu: bool, large: bool) -> None:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -78,7 +82,7 @@ def main(folder: Path, steps: int, gpu: bool) -> None:
         disable_tqdm=True,
         gradient_checkpointing=False,
         seed=42,
-        **(GPU if gpu else CPU),
+        **({**GPU, **(LARGE if large else {})} if gpu else CPU),
     )
     completions = config.per_device_train_batch_size * config.gradient_accumulation_steps
     trainer = GRPOTrainer(
@@ -90,7 +94,8 @@ def main(folder: Path, steps: int, gpu: bool) -> None:
         callbacks=[Clock()],
     )
     loaded = time.perf_counter() - started
-    trainer.train()
+    with PeakMemory() as memory:
+        trainer.train()
     step = statistics.median(times[2 if gpu else 3 :])
     print(
         json.dumps(
@@ -100,7 +105,7 @@ def main(folder: Path, steps: int, gpu: bool) -> None:
                 "step_s": step,
                 "completions_per_s": completions / step,
                 "step_times": times,
-                "peak_gpu_gib": torch.cuda.max_memory_reserved() / 2**30 if gpu else None,
+                "peak_gpu_gib": memory.peak_gib,
                 "rewards": rewards,
             }
         )
@@ -108,4 +113,4 @@ def main(folder: Path, steps: int, gpu: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), "--gpu" in sys.argv)
+    main(Path(sys.argv[1]), int(sys.argv[2]), "--gpu" in sys.argv, "4 B" in sys.argv)
