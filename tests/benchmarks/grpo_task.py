@@ -7,6 +7,7 @@ within a few dozen steps.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import threading
 from pathlib import Path
@@ -82,7 +83,16 @@ class PeakMemory:
         self._ended.set()
 
 
-def make_large_checkpoint(folder: Path, layers: int = 28, hidden: int = 1024, seed: int = 0) -> None:
+def make_large_checkpoint(folder: Path, layers: int = 28, hidden: int = 1024) -> None:
+    """`write_large_checkpoint` in a process of its own, which gives its GPU memory back."""
+    maker = multiprocessing.get_context("spawn").Process(target=write_large_checkpoint, args=(folder, layers, hidden))
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        raise SystemExit("the checkpoint could not be made")
+
+
+def write_large_checkpoint(folder: Path, layers: int, hidden: int, seed: int = 0) -> None:
     """A Qwen3 of 0.47 B parameters (by default) with random bfloat16 weights and 32,000 made-up words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator, SamplingParams
 from nemotron_steps.errors import WorkerLostError
 
+LOOK_SECONDS = 0.25
 STALL_SECONDS = 60.0
 """With requests pending and not one token sampled for this long, a generator is dead."""
 
@@ -135,7 +136,10 @@ class _StallWatch:
 
     def look(self) -> None:
         """Raise WorkerLostError when nothing has been sampled for STALL_SECONDS."""
-        now, sampled = time.monotonic(), self._generator.sampled_tokens
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_SECONDS:  # asking after every token costs as much as sampling it
+            return
+        sampled = self._generator.sampled_tokens
         self._silent_s = 0.0 if sampled != self._sampled else self._silent_s + min(now - self._looked_at, 1.0)
         self._sampled, self._looked_at = sampled, now
         if self._silent_s > STALL_SECONDS:

@@ -82,6 +82,14 @@ class MegatronPolicy:
         parallel.initialize(self.layout)
         torch.manual_seed(seed)
         self.device = parallel.device()
+        generation = getattr(config, "generation", None)
+        self._vllm_wakes = (
+            self.device.type == "cuda"
+            and generation is not None
+            and generation.backend == "vllm"
+            and generation.colocated.enabled
+        )
+        """After a step a vLLM on this GPU, in another process, takes its memory back."""
         if self.device.type == "cpu":
             keep_freed_memory()
         self.groups = parallel.Groups.current()
@@ -176,6 +184,8 @@ class MegatronPolicy:
             )
         lr = learning_rate(self.optimizer.steps, self.config.megatron_cfg.optimizer, self._scheduler)
         self.optimizer.step(lr, min(1.0, self.config.max_grad_norm / (norm + 1e-6)))
+        if self._vllm_wakes:
+            torch.cuda.empty_cache()
         if self.architecture.router_bias:
             for router in self.model.routers():
                 router.rebalance(self.config.megatron_cfg.moe_router_bias_update_rate, self.groups.stage_ranks)

@@ -49,6 +49,7 @@ class FlatAdamW:
         offloaded = config.optimizer_offload_fraction if config.optimizer_cpu_offload else 0.0
         kept = {"exp_avg": config.exp_avg_dtype, "exp_avg_sq": config.exp_avg_sq_dtype}
         for buffer in self.buffers:
+            buffer.release_gradients()
             own = buffer.values[buffer.shard]
             if own.dtype is torch.float32:
                 self.masters.append(own)

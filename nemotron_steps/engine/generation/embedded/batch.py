@@ -25,7 +25,8 @@ from nemotron_steps.engine.generation.embedded.prefix import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import stream_uniforms
 
 _UNIFORM_BLOCK = 32
-_FIRST_COLUMNS = 64
+_FIRST_COLUMNS = {"cpu": 64, "cuda": 512}
+"""Most that there are at first. Widening holds one and a half caches for a moment, and ends CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class DecodeBatch:
         self.logprobs = torch.empty((max_rows, 0), device=self._device, dtype=torch.float32)
         self._columns_before = 0
         """Columns there were when the cache was given back"""
-        self._allocate(min(_FIRST_COLUMNS, self._most_columns))
+        if self._device.type == "cpu":
+            self._allocate(min(_FIRST_COLUMNS["cpu"], self._most_columns))
 
     @property
     def prefixes(self) -> dict[Prefix, int]:
@@ -160,7 +162,8 @@ class DecodeBatch:
         self._longest_row = max(most, self._longest_row if self.size else 0)
         if self.size == 0:
             if longest + 1 >= self.columns:
-                self._allocate(max(self._next_columns(longest), self._columns_before))
+                at_first = min(self._longest_row + 2, _FIRST_COLUMNS[self._device.type], self._most_columns)
+                self._allocate(max(self._next_columns(longest), at_first, self._columns_before))
             self.column = self._first = longest
             return 0
         if self.column >= longest and self.column + 1 < self.columns:
