@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.engine.generation.embedded.sampling import stream_key
 from nemotron_steps.engine.generation.vllm.engine import default_group_kept, on_cpu, start_engine
+from nemotron_steps.engine.generation.vllm.liveness import call, wait_for_output
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, hand_over
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.types import SamplingParams
 
 _LARGEST_SEED = 2**63 - 1
+WAKE_SECONDS = 180.0
+"""For giving memory back, or taking it."""
 FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -98,7 +101,9 @@ class VllmGenerator:
         )
         self._engine, self._own_process, self._sleeps = started.llm, started.own_process, started.sleeps
         self._seed_requests = on_cpu() if config.seed_requests is None else config.seed_requests
-        self._to_workers = WorkersTransfer(self._engine, started.workers) if started.workers else None
+        self._to_workers = (
+            WorkersTransfer(self._engine, started.workers, own_process=self._own_process) if started.workers else None
+        )
         try:
             if isinstance(weights, OfferedWeights):
                 self.take_up(weights)
@@ -122,7 +127,7 @@ class VllmGenerator:
         if "weights" in self._asleep:
             raise EngineError("the generator sleeps until it is given weights", where=f"request {request.request_id}")
         if self._asleep:
-            self._engine.wake_up(["kv_cache"])
+            call(self._engine, lambda: self._engine.wake_up(["kv_cache"]), WAKE_SECONDS)
             self._asleep.clear()
         room = self._max_total_length - len(request.prompt_ids)
         params = _sampling_params(request.params, room)
@@ -167,6 +172,8 @@ class VllmGenerator:
     def _decode(self) -> Any:
         if self._to_workers is None:
             return self._engine.step()
+        if self._own_process:
+            wait_for_output(self._engine)
         with self._to_workers.alive():
             return self._engine.step()
 
@@ -196,7 +203,8 @@ class VllmGenerator:
     def finish_generation(self) -> None:
         """Give the GPU's memory back, where a policy shares it; `update_weights` brings it again."""
         if self._sleeps and not self._asleep and not self.pending():
-            self._engine.sleep(level=2)  # the weights come anew: none is kept
+            # Level 2: the weights come anew, so none is kept.
+            call(self._engine, lambda: self._engine.sleep(level=2), WAKE_SECONDS)
             self._asleep = {"weights", "kv_cache"}
 
     def take_up(self, offered: OfferedWeights) -> None:
@@ -216,7 +224,7 @@ class VllmGenerator:
             raise EngineError("weights changed under running sequences", expected="in_flight_updates=True")
         started = time.perf_counter()
         if "weights" in self._asleep:
-            self._engine.wake_up(["weights"])
+            call(self._engine, lambda: self._engine.wake_up(["weights"]), WAKE_SECONDS)
             self._asleep.discard("weights")
         if self._to_workers is not None:
             moved = self._to_workers.load(weights)

@@ -9,7 +9,6 @@ What runs inside the workers is worker.py.
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import uuid
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from nemotron_steps.engine.generation.vllm import offer_codec
+from nemotron_steps.engine.generation.vllm.liveness import call, lost_engine
 from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
@@ -71,10 +71,11 @@ class WorkersTransfer:
     Args:
         engine: vLLM's LLMEngine.
         workers: how many.
+        own_process: the engine as a whole is in another process, not its workers alone.
     """
 
-    def __init__(self, engine: Any, workers: int) -> None:
-        self._engine, self._workers, self._loaded = engine, workers, False
+    def __init__(self, engine: Any, workers: int, *, own_process: bool) -> None:
+        self._engine, self._workers, self._own_process, self._loaded = engine, workers, own_process, False
         self._local: _LocalSender | None = None
 
     def load(self, weights: Weights | OfferedWeights) -> int:
@@ -108,7 +109,10 @@ class WorkersTransfer:
     def _call(self, method: str, **arguments: Any) -> None:
         seconds = LATER_SECONDS if self._loaded else FIRST_SECONDS
         with self.alive():
-            self._engine.collective_rpc(method, timeout=seconds, kwargs=arguments)
+            if self._own_process:
+                call(self._engine, lambda: self._engine.collective_rpc(method, kwargs=arguments), seconds)
+            else:
+                self._engine.collective_rpc(method, timeout=seconds, kwargs=arguments)
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -183,7 +187,9 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
     """What an engine's failure says about its tensor-parallel workers; None when they are alive and answer."""
     workers = getattr(getattr(engine, "model_executor", None), "workers", None)
     if workers is None:
-        return _lost_engine(error)
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        return lost_engine(str(error).splitlines()[0]) if isinstance(error, EngineDeadError) else None
     codes = [worker.proc.exitcode for worker in workers]
     # When one dies, vLLM ends the others: by a signal of its own, or so that they leave without an error.
     dead = [rank for rank, code in enumerate(codes) if code not in (None, 0, -15)] or [
@@ -202,18 +208,5 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
         where=where,
         expected=f"{len(workers)} living processes (policy.generation.vllm_cfg.tensor_parallel_size)",
         found=cause,
-        hints=["steps run ... --resume RUN    # goes on from the last checkpoint"],
-    )
-
-
-def _lost_engine(error: Exception) -> WorkerLostError | None:
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    if not isinstance(error, EngineDeadError | TimeoutError):
-        return None
-    return WorkerLostError(
-        "the process of a vLLM engine is lost",
-        where=f"a child of process {os.getpid()} on {socket.gethostname()}",
-        found=str(error).splitlines()[0] if str(error) else type(error).__name__,
         hints=["steps run ... --resume RUN    # goes on from the last checkpoint"],
     )
