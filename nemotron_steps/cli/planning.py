@@ -91,8 +91,8 @@ def with_cached(bench: Workbench, found: Plan, *, force: bool = False) -> Plan:
 
 
 def plan_fields(found: Plan) -> dict[str, Any]:
-    """A plan as JSON fields, overrides redacted."""
-    fields = found.to_dict()
+    """A plan as JSON fields, redacted."""
+    fields: dict[str, Any] = redact(found.to_dict())
     for step in fields["steps"]:
         step["overrides"] = [redact_text(text) for text in step["overrides"]]
     return fields

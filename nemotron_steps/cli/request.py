@@ -69,13 +69,13 @@ class Asked:
 
     def redacted(self) -> Asked:
         """The same without secrets, for files and print."""
-        from nemotron_steps.config.redaction import redact_text
+        from nemotron_steps.config.redaction import redact, redact_text
 
         return replace(
             self,
             overrides=tuple(redact_text(text) for text in self.overrides),
             inputs={port: redact_text(ref) for port, ref in self.inputs.items()},
-            passthrough=tuple(redact_text(text) for text in self.passthrough),
+            passthrough=tuple(redact(list(self.passthrough))),
         )
 
     @property
@@ -412,11 +412,14 @@ class Workbench:
             prefix = mark[0] if mark else ""
             stage, dot, rest = text[len(prefix) :].partition(".")
             if not dot or stage not in names:
+                from nemotron_steps.config.redaction import shown_override
+
+                shown = shown_override(text)
                 raise UsageError(
                     "an override of a pipeline names its stage",
-                    where=f"override '{text}'",
+                    where=f"override '{shown}'",
                     expected=f"STAGE.key=value with STAGE one of {', '.join(names)}",
-                    hints=(f"{prefix}{names[-1]}.{text[len(prefix) :]}",),
+                    hints=(f"{prefix}{names[-1]}.{shown[len(prefix) :]}",),
                 )
             extra.setdefault(stage, []).append(prefix + rest)
         request = request_for_pipeline(pipeline, inputs=dict(asked.inputs))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemotron_steps.config import composition_cache
 from nemotron_steps.config.names import nearest
+from nemotron_steps.config.redaction import note_variables, shown_override
 from nemotron_steps.config.search import Mount, SearchPath
 from nemotron_steps.errors import ConfigError
 
@@ -137,10 +138,11 @@ def _compose(
         problem = _apply(override, composition.config, origins, schema, search.step)
         if problem is not None:
             problems.append(problem)
+    unresolved = OmegaConf.to_container(composition.config, resolve=False)
+    note_variables(composition_cache.variables_in(unresolved))
     if problems and schema is not None:
         problems += _wrong_values(composition.config, origins, schema, search.step)
     raise_problems(problems, f"the config of '{search.step}'")
-    unresolved = OmegaConf.to_container(composition.config, resolve=False)
     values = _resolve(composition.config, origins)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
@@ -148,7 +150,7 @@ def _compose(
             f"`{INPUTS_KEY}` maps a step's ports to where their artifacts come from",
             where=origin_of(origins, (INPUTS_KEY,)),
             expected="inputs: {PORT: {step: STEP, config: NAME}} or {PORT: PATH}",
-            found=repr(inputs),
+            found=type(inputs).__name__,
         )
     if schema is not None:
         values = _in_our_keys(values, origins, schema, search.step)
@@ -242,7 +244,8 @@ def _apply(
     from omegaconf.errors import OmegaConfBaseException
 
     key, text = override.key_or_group, override.input_line or ""
-    where = f"override '{text}'"
+    shown = shown_override(text)
+    where = f"override '{shown}'"
     path = tuple(split_key(key))
     value = override.value()
     exists = _present(config, path)
@@ -250,7 +253,7 @@ def _apply(
     if override.package is not None:
         return ConfigError(f"'{key}' is not a config group", where=where, expected="key=value")
     if not known and not (schema is None and (override.is_add() or override.is_force_add())):
-        return _unknown(key, override, config, schema, where, step)
+        return _unknown(key, override, config, schema, step)
     try:
         if override.is_delete():
             if not exists:
@@ -269,12 +272,13 @@ def _apply(
             return ConfigError(
                 f"`+` adds a key, and '{key}' is already set",
                 where=where,
-                hints=(text.removeprefix("+"), f"+{text}"),
+                hints=(shown.removeprefix("+"), f"+{shown}"),
             )
         with open_dict(config):
             OmegaConf.update(config, key, value, merge=True, force_add=True)
     except OmegaConfBaseException as error:
-        return ConfigError(f"override '{text}' cannot be applied: {str(error).splitlines()[0]}", where=where)
+        reason = f": {str(error).splitlines()[0]}" if shown == text else ""
+        return ConfigError(f"override '{shown}' cannot be applied{reason}", where=where)
     if not isinstance(value, dict):
         _forget(origins, path)
     _mark(origins, path, value, where)
@@ -286,7 +290,6 @@ def _unknown(
     override: Override,
     config: DictConfig,
     schema: type[BaseModel] | None,
-    where: str,
     step: str,
 ) -> ConfigError:
     from omegaconf import OmegaConf
@@ -297,14 +300,15 @@ def _unknown(
         candidates: set[str] = set(known_keys(schema))
     else:
         candidates = _dotted(OmegaConf.to_container(config, resolve=False))
-    text = override.input_line or ""
     close = nearest(key, candidates)
+    # A misspelled `api_key` holds a secret like the one it was meant for.
+    text = shown_override(override.input_line or "", *close)
     hints = [text.replace(key, other, 1) for other in close]
     if schema is None and not override.is_delete():
         hints.append(f"to add a new key: +{text}")
     return ConfigError(
         f"unknown key '{key}'",
-        where=where,
+        where=f"override '{text}'",
         expected=f"one of: {', '.join(close)}" if close else f"a key of '{step}'",
         found=key,
         hints=hints or (f"steps show {step}",),

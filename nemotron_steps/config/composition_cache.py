@@ -142,9 +142,13 @@ def set_variables(node: Any, prefix: str = "") -> dict[str, str]:
     return {key: name for at, item in items for key, name in set_variables(item, f"{prefix}{at}.").items()}
 
 
-def variables_in(text: str) -> set[str]:
-    """The environment variables that a config file's text interpolates."""
-    return set(_ENVIRONMENT.findall(text))
+def variables_in(node: Any) -> set[str]:
+    """The environment variables that a config file's text, or unresolved values, interpolate."""
+    if isinstance(node, Mapping):
+        return set[str]().union(*(variables_in(item) for item in node.values()))
+    if isinstance(node, list | tuple):
+        return set[str]().union(*(variables_in(item) for item in node))
+    return set(_ENVIRONMENT.findall(node)) if isinstance(node, str) else set()
 
 
 def _merged(parts: Iterable[set[str] | None]) -> set[str] | None:

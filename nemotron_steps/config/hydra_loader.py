@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemotron_steps.config.composition_cache import Dependencies
 from nemotron_steps.config.names import nearest
+from nemotron_steps.config.redaction import shown_override
 from nemotron_steps.config.search import Mount
 from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError
@@ -140,25 +141,28 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     parsed: list[Override] = []
     problems: list[ConfigError] = []
     for text in overrides:
+        shown = shown_override(text)
         try:
             override = parser.parse_override(text)
         except HydraException as error:
+            # Hydra's reason quotes the value.
+            reason = f": {_first_line(error)}" if shown == text else ""
             problems.append(
                 ConfigError(
-                    f"override '{text}' does not parse: {_first_line(error)}",
-                    where=f"override '{text}'",
+                    f"override '{shown}' does not parse{reason}",
+                    where=f"override '{shown}'",
                     expected="key=value, +key=value or ~key",
-                    hints=(f"quote special characters: {_quoted(text)}", f"the grammar: {_GRAMMAR}"),
+                    hints=(f"quote special characters: {_quoted(shown)}", f"the grammar: {_GRAMMAR}"),
                 )
             )
             continue
         if override.is_sweep_override():
             problems.append(
                 ConfigError(
-                    f"override '{text}' is a sweep, and a run has one value a key",
-                    where=f"override '{text}'",
+                    f"override '{shown}' is a sweep, and a run has one value a key",
+                    where=f"override '{shown}'",
                     expected="one value",
-                    hints=(f"for a list: {_listed(text)}", f"for text with commas: {_quoted(text)}"),
+                    hints=(f"for a list: {_listed(shown)}", f"for text with commas: {_quoted(shown)}"),
                 )
             )
             continue

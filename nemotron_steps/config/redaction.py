@@ -1,42 +1,51 @@
-"""Secrets never reach a screen, a log or a run folder: mask them by key name and by value.
+"""Secrets never reach a screen, a log or a run folder.
 
-A value is secret when its key says so (`hf_token`, `WANDB_API_KEY`) or when it is the content of an environment
-variable whose name says so, wherever an interpolation put it. URLs lose their user and password.
+A value is masked when the name of its key says that it is secret (`secret_names`); when it is the content of an
+environment variable whose name says so, wherever it turns up; or when it looks like a secret (`secret_shapes`). What a
+config read from any other variable (`${oc.env:NAME}`) is shown as that, unless it is plainly harmless.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-MASK = "***"
+from nemotron_steps.config.secret_names import Strength, is_secret_key, strength
+from nemotron_steps.config.secret_shapes import MASK, is_number, is_special_token, looks_random, mask_shapes
 
-_SECRET = re.compile(
-    r"(?:^|[_.-])(?:token|secret|password|passwd|passphrase|credentials?|api_?key|access_?key(?:_?id)?|"
-    r"private_?key|secret_?key|auth)$",
-    re.IGNORECASE,
-)
-_USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
-_ASSIGNMENT = re.compile(
-    r"""([A-Za-z_][\w.-]*)=(?:('[^'\n]*'|"[^"\n]*"|\[[^\]\n]*\]|\{[^}\n]*\}|[^\s'",;]+))[^\s'",;]*"""
-)
-"""`key=value` inside a sentence, the value quoted, bracketed or one word."""
+__all__ = [
+    "MASK",
+    "Redactor",
+    "is_secret_key",
+    "mask",
+    "note_variables",
+    "redact",
+    "redact_text",
+    "secrets_in",
+    "shown_override",
+]
+
 _SHORTEST = 6
-"""Environment values shorter than this are not masked by value: they would hit ordinary words and numbers."""
+"""Values shorter than this are not masked by value: they would hit ordinary words and numbers."""
+_NAME_KEYS = ("name", "key", "variable")
+"""Keys beside a `value` that say what it is: `{"name": "HF_TOKEN", "value": "x"}`."""
+
+_USUAL = ("api_key", "apikey", "token", "hf_token", "auth_token", "access_token", "password", "passwd", "secret")
+"""What a misspelled key may have been meant for."""
+
+_interpolated: set[str] = set()
 
 
-def is_secret_key(key: str) -> bool:
-    """Whether the last part of a dotted key, or an environment variable, names a secret."""
-    return bool(_SECRET.search(key.rpartition(".")[2]))
+def note_variables(names: Iterable[str]) -> None:
+    """Remember that a config of this process reads these environment variables."""
+    _interpolated.update(names)
 
 
 def mask(key: str, value: Any, environment: Mapping[str, str] | None = None) -> Any:
     """One value as it may be shown under `key`."""
-    if value is not None and value != "" and is_secret_key(key) and not isinstance(value, bool):
-        return MASK
-    return _masked(value, secret_values(environment))
+    return Redactor.of(environment).mask({key: value})[key]
 
 
 def redact(values: Any, environment: Mapping[str, str] | None = None) -> Any:
@@ -45,43 +54,146 @@ def redact(values: Any, environment: Mapping[str, str] | None = None) -> Any:
     Args:
         environment: where values of secret variables are looked up; default: this process's.
     """
-    return _masked(values, secret_values(environment))
+    return Redactor.of(environment).mask(values)
 
 
 def redact_text(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Text (a log line, an override, a command) with secret values masked; `secret_key=value` loses its value.
+    """Text (a log line, an override, a command) with every secret masked.
 
     When the text as a whole is `key=value`, everything after the sign is the value, spaces included.
     """
-    key, equals, _ = text.partition("=")
-    if equals and not re.search(r"\s", key) and is_secret_key(key.lstrip("+~")):
+    return Redactor.of(environment).mask_text(text)
+
+
+def shown_override(text: str, *meant: str) -> str:
+    """A refused override as it may be shown: without its value if that may be a secret.
+
+    Args:
+        meant: other keys that it may have been meant for.
+    """
+    from difflib import get_close_matches
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        return text
+    names = (key.lstrip("+~"), *meant)
+    misspelled = get_close_matches(names[0].rpartition(".")[2].lower(), _USUAL, n=1, cutoff=0.8)
+    if misspelled or any(is_secret_key(name) for name in names) or looks_random(value):
         return f"{key}={MASK}"
-    if "=" in text:
-        text = _ASSIGNMENT.sub(lambda m: f"{m[1]}={MASK}" if is_secret_key(m[1]) else m[0], text)
-    return _masked_text(text, secret_values(environment))
+    return redact_text(text)
 
 
-def secret_values(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Values of environment variables whose names say they are secret, longest first."""
-    source = os.environ if environment is None else environment
-    found = {value for name, value in source.items() if len(value) >= _SHORTEST and is_secret_key(name)}
-    return tuple(sorted(found, key=len, reverse=True))
+class Redactor:
+    """What to replace, found once for many texts.
+
+    Args:
+        environment: variables; those whose names are secret, and what configs read from them, are masked by value.
+        secrets: further values to mask wherever they turn up.
+    """
+
+    def __init__(self, environment: Mapping[str, str], secrets: Iterable[str] = ()) -> None:
+        found = dict.fromkeys(secrets, MASK)
+        for name, value in environment.items():
+            if strength(name) >= Strength.TEXT:
+                found[value] = MASK
+            elif name in _interpolated and not _is_harmless(value):
+                found.setdefault(value, f"${{oc.env:{name}}}")
+        kept = [value for value in found if len(value) >= _SHORTEST and not _is_path(value)]
+        self._replaced = [(value, found[value]) for value in sorted(kept, key=len, reverse=True)]
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] | None) -> Redactor:
+        """That of an environment; None for this process's."""
+        return cls(os.environ if environment is None else environment)
+
+    def mask(self, value: Any) -> Any:
+        """A copy of plain values with every secret masked."""
+        if isinstance(value, Mapping):
+            return self._mask_mapping(value)
+        if isinstance(value, list | tuple):
+            return self._mask_list(value)
+        return self._mask_inside(value) if isinstance(value, str) else value
+
+    def mask_text(self, text: str) -> str:
+        """Text with every secret masked; see redact_text."""
+        key, equals, value = text.partition("=")
+        if equals and not re.search(r"\s", key) and _is_secret(key.lstrip("+~"), value):
+            return f"{key}={MASK}"
+        return self._mask_inside(text)
+
+    def _mask_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
+        shown = {key: MASK if _is_secret(str(key), item) else self.mask(item) for key, item in values.items()}
+        if "value" in values and any(_is_secret(str(values.get(name)), values["value"]) for name in _NAME_KEYS):
+            shown["value"] = MASK
+        return shown
+
+    def _mask_list(self, values: Sequence[Any]) -> list[Any]:
+        shown: list[Any] = []
+        flag = ""
+        for item in values:
+            shown.append(MASK if flag and _is_secret(flag, item) else self.mask(item))
+            flag = _flag(item)
+        return shown
+
+    def _mask_inside(self, text: str) -> str:
+        for secret, shown in self._replaced:
+            text = text.replace(secret, shown)
+        return mask_shapes(text)
 
 
-def _masked(value: Any, secrets: tuple[str, ...]) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: MASK
-            if is_secret_key(str(key)) and item not in (None, "") and not isinstance(item, bool)
-            else _masked(item, secrets)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_masked(item, secrets) for item in value]
-    return _masked_text(value, secrets) if isinstance(value, str) else value
+def secrets_in(values: Any) -> Iterator[str]:
+    """Every text in plain values, and in overrides among them, that is secret by the name it has there."""
+    if isinstance(values, Mapping):
+        named = any(_is_secret(str(values.get(name)), values.get("value")) for name in _NAME_KEYS)
+        for key, item in values.items():
+            secret = _is_secret(str(key), item) or (named and key == "value")
+            yield from _texts(item) if secret else secrets_in(item)
+    elif isinstance(values, list | tuple):
+        flag = ""
+        for item in values:
+            yield from _texts(item) if flag and _is_secret(flag, item) else secrets_in(item)
+            flag = _flag(item)
+    elif isinstance(values, str):
+        key, equals, value = values.partition("=")
+        if equals and _is_secret(key.lstrip("+~-"), value):
+            yield from (value, value.strip("'\""))
 
 
-def _masked_text(text: str, secrets: tuple[str, ...]) -> str:
-    for secret in secrets:
-        text = text.replace(secret, MASK)
-    return _USERINFO.sub(f"{MASK}@", text) if "://" in text else text
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple | Mapping):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _flag(word: Any) -> str:
+    """A word of a command if it is a flag whose value may be the next word (`--api-key x`), else nothing."""
+    return word if isinstance(word, str) and re.fullmatch(r"--?[A-Za-z][\w-]*", word) else ""
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    """Whether a value under a key is masked as a whole."""
+    says = strength(key)
+    if says is Strength.NONE or value is None or value == "" or isinstance(value, bool):
+        return False
+    if says is Strength.ANY:
+        return True
+    if isinstance(value, str):
+        if is_special_token(value) or is_number(value):
+            return False
+        return says is Strength.TEXT or looks_random(value)
+    return says is Strength.TEXT and not isinstance(value, int | float)
+
+
+def _is_harmless(value: str) -> bool:
+    """Whether what a config read from a variable that is not called secret is plainly none: a number, a path that
+    exists, a URL (whose own secrets are masked), a model's name."""
+    if is_number(value) or "://" in value or _is_path(value):
+        return True
+    hub_name = re.fullmatch(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*", value)
+    return hub_name is not None and not re.fullmatch(r"[A-Za-z0-9/]{36,}", value)
+
+
+def _is_path(value: str) -> bool:
+    return value.startswith(("/", "~/", "./", "../")) and os.path.exists(os.path.expanduser(value))

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from nemotron_steps.config.compose import ComposedConfig, origin_of, raise_problems
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import is_secret_key, mask
+from nemotron_steps.config.redaction import MASK, mask, shown_override
 from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, Rule
+from nemotron_steps.config.secret_shapes import looks_random
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError
 
@@ -261,8 +262,8 @@ def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel
         expected = f"a key of '{parent or 'the config'}': " + ", ".join(s.rpartition(".")[2] for s in siblings[:12])
     else:
         expected = None
-    scalar = isinstance(value, bool | int | float | str) and not is_secret_key(key)
-    hints = tuple(f"{other}={value}" for other in close) if scalar else ()
+    scalar = isinstance(value, bool | int | float | str)
+    hints = tuple(shown_override(f"{other}={value}", key) for other in close) if scalar else ()
     return ConfigError(f"unknown key '{key}'", where=where, expected=expected, found=key, hints=hints)
 
 
@@ -272,7 +273,7 @@ def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | No
     if details[0]["type"] in ("value_error", "assertion_error"):
         what = messages[0] if not key else f"'{key}': {messages[0]}"
         return ConfigError(what, where=where)
-    shown = mask(key, value)
+    shown = MASK if isinstance(value, str) and looks_random(value) else mask(key, value)
     text = repr(shown)
     return ConfigError(
         f"'{key}' has a wrong value",

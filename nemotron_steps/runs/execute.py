@@ -415,7 +415,9 @@ class _Run:
             )
         elif isinstance(error, OSError):
             error = as_storage_error(error, self.recorder.folder.path) or error
-        if not isinstance(error, StepsError):
+        if isinstance(error, StepsError):
+            self.recorder.mask_error(error)
+        else:
             self.recorder.log_traceback(error)
         shown = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
         try:

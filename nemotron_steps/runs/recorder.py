@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.hints import Signal
 from nemotron_steps.runs.lines import RunLog
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
@@ -55,6 +56,11 @@ class Recorder:
     def redact_text(self, text: str) -> str:
         """Text with every secret masked."""
         return self._secrets.mask_text(text)
+
+    def mask_error(self, error: StepsError) -> None:
+        """Mask every secret in an error that others will show."""
+        for each in (error, *getattr(error, "problems", ())):
+            self._secrets.mask_error(each)
 
     def signals(self, step: str) -> list[Signal]:
         """The signals a step raised, each once with its last numbers."""

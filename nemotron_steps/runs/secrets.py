@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemotron_steps.config.redaction import is_secret_key, redact, redact_text
+from nemotron_steps.config.redaction import Redactor, secrets_in
+from nemotron_steps.errors import StepsError
 
 
-class Secrets:
+class Secrets(Redactor):
     """What must not be written down.
 
     Args:
         sources: configs, requests and overrides. The value of a secret key anywhere in them (`{"api_key": "x"}`,
-            `"a.api_key=x"`) is masked wherever it turns up later: in a log line, a sample, an error.
+            `"a.api_key=x"`, `["--api-key", "x"]`) is masked wherever it turns up later: in a log line, a sample, an
+            error.
     """
 
     def __init__(self, *sources: Any) -> None:
-        self._found = {name: value for name, value in os.environ.items() if is_secret_key(name)}
-        for number, value in enumerate(_leaves(sources)):
-            self._found[f"source_{number}_secret"] = value
+        super().__init__(os.environ, secrets_in(sources))
 
-    def mask(self, value: Any) -> Any:
-        """Plain values with every secret masked."""
-        return redact(value, self._found)
-
-    def mask_text(self, text: str) -> str:
-        """Text with every secret masked."""
-        return redact_text(text, self._found)
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if is_secret_key(str(key)) and isinstance(item, str):
-                yield item
-            else:
-                yield from _leaves(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, str):
-        key, equals, secret = value.partition("=")
-        if equals and is_secret_key(key.lstrip("+~")):
-            yield secret
+    def mask_error(self, error: StepsError) -> None:
+        """Mask every text of an error, for whoever shows it knows less about the run's secrets."""
+        error.what = self.mask_text(error.what)
+        error.where, error.expected, error.found = (
+            None if text is None else self.mask_text(text) for text in (error.where, error.expected, error.found)
+        )
+        error.hints = tuple(self.mask_text(hint) for hint in error.hints)
+        error.args = (error.what,)

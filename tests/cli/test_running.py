@@ -132,9 +132,9 @@ def test_what_libraries_print_never_reaches_the_json(workplace):
 
 def test_a_local_profile_sets_its_variables(cli, workplace, monkeypatch):
     monkeypatch.setenv("TOY_JUDGE", "from-outside")
-    (workplace / "env.toml").write_text('[here]\nenv_vars = { TOY_JUDGE = "from-profile" }\n')
+    (workplace / "env.toml").write_text('[here]\nenv_vars = { TOY_JUDGE = "judges/from-profile" }\n')
     shown = cli("run", "toy/train", "-c", "tiny", "-r", "here", "-d", "--json").json
-    assert shown["configs"]["toy/train"]["judge"]["model"] == "from-profile"
+    assert shown["configs"]["toy/train"]["judge"]["model"] == "judges/from-profile"
 
 
 def test_run_and_batch_refuse_each_other(cli, workplace):

@@ -1,23 +1,88 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from nemotron_steps.config import redaction
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import MASK, is_secret_key, redact, redact_text
+from nemotron_steps.config.redaction import MASK, is_secret_key, note_variables, redact, redact_text, shown_override
+from nemotron_steps.config.validation import known_keys, load_schema
+from nemotron_steps.manifest.registry import load_registry
+
+SECRET_NAMES = """
+hf_token env.WANDB_API_KEY api_key apikey password db_password AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID PGPASSWORD
+SSHPASS MY_PASS OPENAI_KEY WANDB_KEY accessToken clientSecret GITLAB_TOKEN_1 token TOKEN2 hfToken auth Authorization
+X-Api-Key x-auth-token APIKey privateKey refresh_token id_token bot_token credentials dbPassword passphrase GITHUB_PAT
+SENTRY_DSN secret_key_base connection_string Set-Cookie api_tokens service_account_key webhook_url
+judge.client.secretKey
+"""
+ORDINARY_NAMES = """
+max_new_tokens stop_token_ids tokenizer train_mb_tokens api_key_env author key pad_token eos_token bos_token mask_token
+image_token per_token loss_per_token kl_per_token token_level_loss num_key_value_heads cache_key public_key sort_key
+keys monkey password_file secret_name token_count pass_at_k bypass forward_pass tokens stop_token thinking_start_token
+upper_bound_tokens compass authors passthrough TOKENIZERS_PARALLELISM XDG_SESSION_ID SSH_AUTH_SOCK
+"""
 
 
-@pytest.mark.parametrize(
-    "key", ["hf_token", "env.WANDB_API_KEY", "api_key", "apikey", "password", "db_password", "AWS_SECRET_ACCESS_KEY"]
-)
+@pytest.mark.parametrize("key", SECRET_NAMES.split())
 def test_secret_keys(key):
     assert is_secret_key(key)
 
 
-@pytest.mark.parametrize(
-    "key", ["max_new_tokens", "stop_token_ids", "tokenizer", "train_mb_tokens", "api_key_env", "author", "key"]
-)
+@pytest.mark.parametrize("key", ORDINARY_NAMES.split())
 def test_ordinary_keys(key):
     assert not is_secret_key(key)
+    for value in ("text", 3, 0.5, True, "<|end|>", None):
+        assert redact({key: value}, {}) == {key: value}
+        assert redact_text(f"with {key}={value} and", {}) == f"with {key}={value} and"
+    if key.isupper():
+        assert redact_text("a-long-value-here", {key: "a-long-value-here"}) == "a-long-value-here"
+
+
+def test_no_key_of_the_built_in_configs_counts_as_secret():
+    schemas = {step.step.config_schema for step in load_registry().steps.values()} - {None}
+    keys = {key for schema in schemas for key in known_keys(load_schema(schema))}
+    assert len(keys) > 300
+    assert [key for key in sorted(keys) if is_secret_key(key)] == []
+
+
+def test_a_name_that_may_be_a_column_is_judged_by_its_value():
+    values = {"openai_key": "Zx81kQ0pLmN2vB7c", "answer_key": "final_answer", "group_key": "Zx81kQ0pLmN2vB7c"}
+    assert redact(values, {}) == {**values, "openai_key": MASK}
+    assert redact_text("openai_key: Zx81kQ0pLmN2vB7c, answer_key: final_answer", {}) == (
+        "openai_key: ***, answer_key: final_answer"
+    )
+
+
+def test_pairs_of_name_and_value_and_of_flag_and_value():
+    values = {
+        "env": [{"name": "HF_TOKEN", "value": "x"}, {"name": "HOME", "value": "x"}],
+        "command": ["serve", "--api-key", "x", "--host", "x", "--token", "--quiet"],
+    }
+    assert redact(values, {}) == {
+        "env": [{"name": "HF_TOKEN", "value": MASK}, {"name": "HOME", "value": "x"}],
+        "command": ["serve", "--api-key", MASK, "--host", "x", "--token", MASK],
+    }
+
+
+def test_what_a_config_read_from_the_environment_is_shown_as_that_unless_it_is_harmless(monkeypatch, tmp_path):
+    monkeypatch.setattr(redaction, "_interpolated", set())
+    environment = {
+        "THING": "opensesame",
+        "PLACE": str(tmp_path),
+        "MODEL": "org/model-7b",
+        "N": "1234567",
+        "OTHER": "unread!",
+    }
+    environment["URL"] = "https://me:pw@host/v1"
+    note_variables(environment.keys() - {"OTHER"})
+    assert redact({name: f"{value}" for name, value in environment.items()}, environment) == {
+        **environment,
+        "THING": "${oc.env:THING}",
+        "URL": "https://***@host/v1",
+    }
+    assert redact_text("open with opensesame now", environment) == "open with ${oc.env:THING} now"
 
 
 def test_redact_by_key_by_value_and_in_urls():
@@ -53,10 +118,62 @@ def test_redact_an_override():
         ("with password='two words', next", "with password=***, next"),
         ("max_new_tokens=5 stop=token", "max_new_tokens=5 stop=token"),
         ("a == b", "a == b"),
+        ("Authorization: Bearer x", "Authorization: Bearer ***"),
+        ("-H 'authorization: Basic dXNlcg=='", "-H 'authorization: Basic ***'"),
+        ('{"hf_token": "x", "tokens": 3}', '{"hf_token": "***", "tokens": 3}'),
+        ('"{\\"hf_token\\": \\"x y\\", \\"n\\": 1}"', '"{\\"hf_token\\": \\"***\\", \\"n\\": 1}"'),
+        ("{'password': 'it is', 'n': 1}", "{'password': '***', 'n': 1}"),
+        ("hf_token: x\nn: 1", "hf_token: ***\nn: 1"),
+        ("serve --api-key x --port 8", "serve --api-key *** --port 8"),
+        ("export PGPASSWORD=a; OPENAI_KEY=b run", "export PGPASSWORD=***; OPENAI_KEY=*** run"),
+        ("sent Bearer abcdef0123456789", "sent Bearer ***"),
+        ("GET https://h/v1?api-version=2&key=abc#token=d", "GET https://h/v1?api-version=2&key=***#token=***"),
+        ("https://user:pa/ss@host/x", "https://***@host/x"),
+        ("s3 https://b/k?X-Amz-Signature=ab&X-Amz-Date=2", "s3 https://b/k?X-Amz-Signature=***&X-Amz-Date=2"),
+        ("key sk-proj-a1b2c3d4e5f6g7h8i9 here", "key *** here"),
+        ("hf_abcdefghijklmnopqrstuvwxyz012345", "***"),
+        ("-----BEGIN PRIVATE KEY-----\nab\n-----END PRIVATE KEY-----", "***"),
+        ("the token: a word; 5 tokens: 7", "the token: a word; 5 tokens: 7"),
+        ("for token in tokens: token = tokens[i]", "for token in tokens: token = tokens[i]"),
+        ("reward per token: 0.5, pad_token: <|pad|>", "reward per token: 0.5, pad_token: <|pad|>"),
+        ("cache_key=0123456789abcdef0123456789abcdef", "cache_key=0123456789abcdef0123456789abcdef"),
     ],
 )
 def test_assignments_inside_a_sentence(text, shown):
     assert redact_text(text, {}) == shown
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["key", "a=", "token=", '"token": "', "token: \\", "a://", "a://b?c=d&", "-----BEGIN PRIVATE KEY-----", "eyJ-",
+     "sk-", "Bearer ", "\\", "--a ", "--api-key ", "x: ", "password", "[", "secret=[", "secret={"],
+)  # fmt: skip
+def test_masking_takes_time_in_proportion_to_the_text(piece):
+    def seconds(length):
+        text = piece * (length // len(piece))
+        started = time.process_time()
+        redact_text(text, {})
+        return time.process_time() - started
+
+    small, large = 20_000, 160_000
+    redact_text(piece, {})
+    assert min(seconds(large) for _ in range(2)) < 30 * max(min(seconds(small) for _ in range(3)), 0.002)
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("judge.api_key=a b", "judge.api_key=***"),
+        ("judge.api_kye=a", "judge.api_kye=***"),
+        ("judge.pasword=a", "judge.pasword=***"),
+        ("grpo.max_steps=5", "grpo.max_steps=5"),
+        ("model.tokenizer=gpt2", "model.tokenizer=gpt2"),
+        ("a.b=Zx81kQ0pLmN2vB7c", "a.b=***"),
+        ("~a.b", "~a.b"),
+    ],
+)
+def test_a_refused_override_is_shown_without_what_may_be_a_secret(override, shown):
+    assert shown_override(override) == shown
 
 
 def test_nearest():
