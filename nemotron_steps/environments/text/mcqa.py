@@ -1,10 +1,15 @@
-"""mcqa: multiple choice. The letter the answer settles on must equal the key; how it may be written is the row's
-`grading_mode` or `template_metadata.output_regex`."""
+"""mcqa: multiple choice. The letter the answer settles on must equal the key.
+
+Where it is looked for, first hit wins: the row's own regular expressions (`template_metadata.output_regex`, one or a
+list), then the way that `grading_mode` names.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal, get_args
+import unicodedata
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from nemotron_steps.environments.base import (
     Environment,
@@ -15,102 +20,124 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
-from nemotron_steps.environments.text.extraction import boxed
+from nemotron_steps.environments.grading_pool import GradingPool
+from nemotron_steps.environments.text.extraction import (
+    REGEX_TIMEOUT_S,
+    last_boxed,
+    last_captures,
+    output_regexes,
+    regex_problem,
+)
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
 
 GradingMode = Literal["strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon"]
 
-_SINGLE_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
-_TEXT_WRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{(.*)\}", re.DOTALL)
+_ONE_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
+_LABEL = re.compile(r"([A-Z])\s*[:).\-]")
+"""A letter, then what sets it off from the option's text: "B: blue", "C) red"."""
+_TEXT_WRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{\s*")
 _ANSWER_COLON = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
+_LOCAL_LETTERS = str.maketrans(dict(zip("أبجدঅবডঢ", "ABCDABCD", strict=True)))
+"""The first four letters of Arabic and Bengali answer keys."""
 
 
 class McqaConfig(EnvironmentConfig):
     """Settings."""
 
-    grading_mode: GradingMode = "strict_single_letter_boxed"
-    """Where the row names none."""
+    grading_mode: GradingMode | None = None
+    """None: the row's own, else strict_single_letter_boxed."""
 
 
 class Mcqa(Environment):
     """See the module docstring."""
 
     name: ClassVar[str] = "mcqa"
-    required_fields: ClassVar[tuple[str, ...]] = ("options", "expected_answer")
+    required_fields: ClassVar[tuple[str, ...]] = ("expected_answer",)
     config_class = McqaConfig
     config: McqaConfig
 
+    def __init__(self, config: McqaConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        self._captures = GradingPool(last_captures, timeout_s=REGEX_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """End the helper processes."""
+        await self._captures.close()
+
     def check_values(self, row: Row) -> None:
-        """Options are letter → text, the key is one of them, the mode and the regex are usable."""
-        letters = options_of(row)
-        if not letters:
-            raise RowError("options", 'a list like [{"A": "text"}, ...]', repr(row["options"])[:80])
-        if str(row["expected_answer"]).strip().upper() not in letters:
+        """Options are letter → text and the key is one of them (any letter, where a regex finds it); the mode and the
+        regexes are usable."""
+        letters, patterns, key = options_of(row), output_regexes(row), _key(row)
+        problem = regex_problem(patterns)
+        if problem is not None:
+            raise RowError("template_metadata.output_regex", "regular expressions", problem)
+        if not letters and not patterns:
+            raise RowError("options", 'a list like [{"A": "text"}, ...]', repr(row.get("options"))[:80])
+        if key not in letters and not (patterns and len(key) == 1 and key.isalpha()):
             raise RowError("expected_answer", f"one of {', '.join(letters)}", repr(row["expected_answer"]))
         mode = row.get("grading_mode")
         if mode is not None and mode not in get_args(GradingMode):
             raise RowError("grading_mode", f"one of {', '.join(get_args(GradingMode))}", repr(mode))
-        pattern = _template_regex(row)
-        if pattern is not None:
-            try:
-                groups = re.compile(pattern).groups
-            except re.error as error:
-                raise RowError("template_metadata.output_regex", "a regular expression", str(error)) from error
-            if groups < 1:
-                raise RowError("template_metadata.output_regex", "one group around the answer", pattern)
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """1 if the extracted letter equals the key, else 0."""
-        options = options_of(row)
-        pattern = _template_regex(row)
-        mode = row.get("grading_mode") or self.config.grading_mode
-        if pattern is not None:
-            letter = _by_template(response.text, pattern, options)
-        elif mode == "lenient_answer_colon":
-            letter = _by_answer_colon(response.text, options)
-        else:
-            letter = _by_box(response.text, options, lenient=mode == "lenient_boxed")
-        correct = letter is not None and letter == str(row["expected_answer"]).strip().upper()
+        text, options, letter = response.text, options_of(row), None
+        patterns = output_regexes(row)
+        if patterns and text.strip():
+            found: list[str | None] = await self._captures.call(text, patterns, re.IGNORECASE)
+            letters = (_by_template(capture, options) for capture in found if capture is not None)
+            letter = next((letter for letter in letters if letter is not None), None)
+        if letter is None:
+            mode = self.config.grading_mode or row.get("grading_mode")
+            if mode == "lenient_answer_colon":
+                letter = _by_answer_colon(text, options)
+            else:
+                letter = _by_box(text, options, lenient=mode == "lenient_boxed")
+        correct = letter is not None and letter == _key(row)
         return Verdict(float(correct), {"extracted": float(letter is not None)}, details={"extracted_answer": letter})
 
 
 def options_of(row: Row) -> dict[str, str]:
-    """Letter → option text of a row; options that are not a single letter are left out."""
+    """Letter → option text of a row; options without text, or whose name is no single letter, are left out."""
     options: dict[str, str] = {}
-    for entry in row["options"] if isinstance(row["options"], list) else []:
+    entries = row.get("options")
+    for entry in entries if isinstance(entries, list) else []:
         for key, text in entry.items() if isinstance(entry, dict) else []:
-            if len(key) == 1 and key.isalpha():
+            if len(key) == 1 and key.isalpha() and text is not None:
                 options[key.upper()] = str(text)
     return options
 
 
-def _template_regex(row: Row) -> str | None:
-    metadata = row.get("template_metadata")
-    pattern = metadata.get("output_regex") if isinstance(metadata, dict) else None
-    return str(pattern) if pattern else None
+def _key(row: Row) -> str:
+    return str(row["expected_answer"]).strip().upper()
+
+
+def _by_template(capture: str, options: dict[str, str]) -> str | None:
+    """A single letter is believed even where the options lack it: rows with a regex may list them incompletely."""
+    local = unicodedata.normalize("NFKC", capture).translate(_LOCAL_LETTERS).strip()
+    return local.upper() if len(local) == 1 and local.isalpha() else _letter_or_text(_unwrap(local), options)
 
 
 def _by_box(text: str, options: dict[str, str], *, lenient: bool) -> str | None:
-    boxes = [_unwrap(content) for content in boxed(text)]
-    if not boxes:
+    box = last_boxed(text)
+    if box is None:
         return None
-    match = _SINGLE_LETTER.fullmatch(boxes[-1])
+    inside = _unwrap(box)
+    match = _ONE_LETTER.fullmatch(inside) or _LABEL.match(inside)
     if match and match.group(1) in options:
         return match.group(1)
     if not lenient:
         return None
-    inside = _normalized(boxes[-1])
-    found = {letter for letter, option in options.items() if _normalized(option) and _normalized(option) in inside}
+    shown = _normalized(inside)
+    found = {letter for letter, option in options.items() if _normalized(option) and _normalized(option) in shown}
     return found.pop() if len(found) == 1 else None
 
 
 def _by_answer_colon(text: str, options: dict[str, str]) -> str | None:
     matches = _ANSWER_COLON.findall(text)
     return _letter_or_text(_unwrap(matches[-1].strip().strip("*")), options) if matches else None
-
-
-def _by_template(text: str, pattern: str, options: dict[str, str]) -> str | None:
-    matches = list(re.finditer(pattern, text))
-    return _letter_or_text(_unwrap((matches[-1].group(1) or "").strip()), options) if matches else None
 
 
 def _letter_or_text(candidate: str, options: dict[str, str]) -> str | None:
@@ -122,10 +149,14 @@ def _letter_or_text(candidate: str, options: dict[str, str]) -> str | None:
 
 
 def _unwrap(text: str) -> str:
+    r"""A text without the \text{…} like commands around all of it."""
     text = text.strip()
-    while (match := _TEXT_WRAP.fullmatch(text)) is not None:
-        text = match.group(1).strip()
-    return text
+    begin, end = 0, len(text)
+    while end and text[end - 1] == "}" and (match := _TEXT_WRAP.match(text, begin)) is not None:
+        begin, end = match.end(), end - 1
+        while end > begin and text[end - 1].isspace():
+            end -= 1
+    return text[begin:end].strip()
 
 
 def _normalized(text: str) -> str:

@@ -19,7 +19,13 @@ ROW: dict[str, Any] = {
 def grade(text: str, **row: Any) -> float | None:
     environment = create("mcqa")
     environment.check_row({**ROW, **row}, "f:1")
-    return asyncio.run(environment.verify({**ROW, **row}, Response(text), Session())).reward
+
+    async def run() -> float | None:
+        verdict = await environment.verify({**ROW, **row}, Response(text), Session())
+        await environment.close()
+        return verdict.reward
+
+    return asyncio.run(run())
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,11 @@ def grade(text: str, **row: Any) -> float | None:
         (r"\boxed{(B).}", "strict_single_letter_boxed", 1.0),
         (r"\boxed{\text{B}}", "strict_single_letter_boxed", 1.0),
         (r"\boxed{b}", "strict_single_letter_boxed", 0.0),
+        (r"\boxed{B: dark blue}", "strict_single_letter_boxed", 1.0),
+        (r"\boxed{\text{B) dark blue}}", "strict_single_letter_boxed", 1.0),
+        (r"\boxed{\mathrm{\text{ B }}}", "strict_single_letter_boxed", 1.0),
+        (r"\boxed{B dark blue}", "strict_single_letter_boxed", 0.0),
+        (r"\boxed{Blue: B}", "strict_single_letter_boxed", 0.0),
         (r"\boxed{AB}", "strict_single_letter_boxed", 0.0),
         (r"\boxed{dark blue}", "strict_single_letter_boxed", 0.0),
         ("B", "strict_single_letter_boxed", 0.0),
@@ -52,10 +63,44 @@ def test_lenient_box_reads_an_option_text() -> None:
     assert grade(r"\boxed{it is red}", grading_mode="lenient_boxed", expected_answer="A") == 1.0
 
 
-def test_a_template_regex_beats_the_mode() -> None:
-    template = {"output_regex": r"Choice=\[(.+?)\]"}
-    assert grade("Choice=[A] Choice=[b]", template_metadata=template) == 1.0
-    assert grade(r"\boxed{B}", template_metadata=template) == 0.0
+@pytest.mark.parametrize(
+    ("regex", "text", "reward"),
+    [
+        (r"Choice=\[(.+?)\]", "Choice=[A] Choice=[b]", 1.0),
+        (r"choice=\[(.+?)\]", "CHOICE=[B]", 1.0),  # case does not matter
+        (r"Choice=\[(.+?)\]", "Choice=[dark  blue]", 1.0),
+        (r"Choice=\[(.+?)\]", r"Choice=[\text{B}]", 1.0),
+        (r"Choice=\[(.+?)\]", r"Choice=[A] \boxed{B}", 0.0),  # what the regex finds counts
+        (r"Choice=\[(.+?)\]", r"Choice=[Z] \boxed{B}", 0.0),  # even where it is no option
+        (r"Choice=\[(.+?)\]", r"\boxed{B}", 1.0),  # where it finds nothing, the mode does
+        (r"Choice=\[(.+?)\]", r"Choice=[mauve] \boxed{B}", 1.0),
+        ([r"Answer: (\w)", r"Antwort: (\w)"], "Antwort: B", 1.0),
+        ([r"Answer: (\w)", r"Antwort: (\w)"], "Antwort: B. Answer: A", 0.0),
+        (r"[ABC](?=\.$)", "I take B.", 1.0),  # no group: the whole match
+        (r"(?:(x)|(y)) (\w)", "y B", 0.0),  # the first group with text
+        ("الإجابة: ([أ-د])", "الإجابة: ب", 1.0),
+        (r"Answer: (\w)", "Answer: Ｂ", 1.0),
+    ],
+)
+def test_a_rows_own_regexes_come_before_the_mode(regex: Any, text: str, reward: float) -> None:
+    assert grade(text, template_metadata={"output_regex": regex}) == reward
+
+
+def test_a_regex_may_find_a_key_that_the_options_lack() -> None:
+    row = {"expected_answer": "D", "template_metadata": {"output_regex": r"Answer: (\w)"}}
+    assert grade("Answer: d", **row) == 1.0
+    assert grade("Answer: d", **row, options=None) == 1.0
+
+
+def test_the_environments_mode_comes_before_the_rows() -> None:
+    environment = create("mcqa", {"grading_mode": "lenient_answer_colon"})
+    row = {**ROW, "grading_mode": "strict_single_letter_boxed"}
+    texts = ["Answer: B", r"\boxed{B}"]
+    assert [asyncio.run(environment.verify(row, Response(t), Session())).reward for t in texts] == [1.0, 0.0]
+
+
+def test_options_without_text_are_none() -> None:
+    assert grade(r"\boxed{none}", grading_mode="lenient_boxed", options=[{"A": None}, {"B": "dark"}]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -65,7 +110,8 @@ def test_a_template_regex_beats_the_mode() -> None:
         ({"expected_answer": "D"}, "expected_answer"),
         ({"grading_mode": "loose"}, "grading_mode"),
         ({"template_metadata": {"output_regex": "("}}, "template_metadata.output_regex"),
-        ({"template_metadata": {"output_regex": "x"}}, "template_metadata.output_regex"),
+        ({"template_metadata": {"output_regex": ["x", "("]}}, "template_metadata.output_regex"),
+        ({"template_metadata": {"output_regex": "x"}, "expected_answer": "DE"}, "expected_answer"),
     ],
 )
 def test_unusable_rows_are_refused(change: dict[str, Any], field: str) -> None:

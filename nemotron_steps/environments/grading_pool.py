@@ -1,0 +1,69 @@
+"""Graders that an answer could make slow, in helper processes that are cut off.
+
+A grader is a top-level function of JSON values that returns a JSON value. A thread would not do: Python code that
+computes keeps the event loop waiting, and nothing can stop it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from nemotron_steps.environments.base import CannotJudgeError
+from nemotron_steps.environments.line_worker import WorkerPool, WorkerTimeoutError, serve
+from nemotron_steps.errors import WorkerLostError
+
+VERIFIER_TIMEOUT = "verifier_timeout"
+"""Failure class: the grader did not come to an end in time."""
+VERIFIER_CRASHED = "verifier_crashed"
+"""Failure class: the grader raised, or its process died."""
+
+
+class GradingPool:
+    """Calls of one grader.
+
+    Args:
+        grade: a function that can be imported by its name.
+        size: helper processes; each is started when first needed.
+        timeout_s: of one call.
+    """
+
+    def __init__(self, grade: Callable[..., Any], *, size: int = 2, timeout_s: float = 10.0) -> None:
+        self._name = f"{grade.__module__}:{grade.__qualname__}"
+        self._workers = WorkerPool("nemotron_steps.environments.grading_pool", size=size, timeout_s=timeout_s)
+
+    async def call(self, *arguments: Any) -> Any:
+        """What the grader returns.
+
+        Raises:
+            CannotJudgeError: it did not end in time, or raised, or its process died.
+        """
+        try:
+            reply = await self._workers.call({"grader": self._name, "arguments": arguments})
+        except WorkerTimeoutError as error:
+            raise CannotJudgeError(VERIFIER_TIMEOUT, str(error)) from error
+        except WorkerLostError as error:
+            raise CannotJudgeError(VERIFIER_CRASHED, f"{self._name}: {error.found}") from error
+        if "error" in reply:
+            raise CannotJudgeError(VERIFIER_CRASHED, f"{self._name}: {reply['error']}")
+        return reply["value"]
+
+    async def close(self) -> None:
+        """End the helper processes."""
+        await self._workers.close()
+
+
+def answer_request(request: dict[str, Any]) -> dict[str, Any]:
+    """The helper's side of a call."""
+    module, _, name = request["grader"].partition(":")
+    grade = getattr(importlib.import_module(module), name)
+    try:
+        return {"value": grade(*request["arguments"])}
+    except Exception:
+        return {"error": traceback.format_exc(limit=-2)[-1000:]}
+
+
+if __name__ == "__main__":
+    serve(answer_request)

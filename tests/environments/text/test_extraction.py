@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemotron_steps.environments.text.extraction import fenced_blocks, json_values, last_answer_tag, last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"\boxed{a} \fbox {b}", "b"),
+        (r"\boxed{a} \boxed{b", "a"),
+        (r"\boxed{a \boxed{b} c", "b"),
+        (r"\boxed{ a \boxed{b} c }", "b"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{a\}b}", r"a\}b"),
+        (r"\boxed{a\\}b}", "a\\\\"),
+        (r"\boxed{x", None),
+        (r"\boxed {}", ""),
+        ("boxed{x}", None),
+    ],
+)
+def test_the_last_complete_box(text: str, found: str | None) -> None:
+    assert last_boxed(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<answer> 1 </answer> <answer>2</answer>", "2"),
+        ("<answer>1</answer> <answer>2", "1"),
+        ("<answer><answer>1</answer>", "<answer>1"),
+        ("</answer><answer>", None),
+        ("<answer></answer>", ""),
+    ],
+)
+def test_the_last_complete_tag(text: str, found: str | None) -> None:
+    assert last_answer_tag(text) == found
+
+
+def test_fenced_blocks() -> None:
+    text = "```python\na\n```\nb\n  ``` json\nc\n  ```\n```\nnever closed"
+    assert fenced_blocks(text) == [("python", "a\n"), ("json", "c\n")]
+
+
+def values(text: str, opener: Any) -> list[Any]:
+    return [value for _, value in json_values(text, opener)]
+
+
+def test_json_is_found_in_prose_wherever_it_stands() -> None:
+    assert values('see [1], {x} and [note] {"a": [2]} {}', "[") == [[1], [2]]
+    assert values('see {x} {"a": {"b": [2]}} { } {"c"', "{") == [{"a": {"b": [2]}}, {}]
+    assert values('{"a": ' * 300 + '{"b": 1}', "{") == [{"b": 1}]
+
+
+@pytest.mark.parametrize("bad", ["[" * 5_000, '{"a": 1' + "1" * 5_000 + "}", '["' + "x" * 5_000])
+def test_what_is_no_json_is_passed_over_or_ends_the_search(bad: str) -> None:
+    assert values(bad, bad[0]) == []
+    assert [1] not in values(bad + "[1]", "[") or not bad.startswith("[[")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_any_list_is_found_again(value: Any) -> None:
+    assert values(f"The answer: {json.dumps([value])} .", "[") == [[value]]
