@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,15 +35,21 @@ from nemotron_steps.sandbox.base import MIB
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
 
-LEAN_TAGS = frozenset({"lean", "lean4", "tactics", ""})
+LEAN_TAGS = (frozenset({"lean", "lean4"}), frozenset({"tactics"}), frozenset({""}))
+"""Tags of the blocks a proof is looked for in: those of a later set only where there is none of an earlier."""
 LEAN_TIMEOUT = "lean_timeout"
 """Failure class: Lean did not finish, so whether the proof holds is unknown."""
 
-_COMMENT = re.compile(r"/-.*?-/|--[^\n]*", re.DOTALL)
+_COMMENT_BEGIN = re.compile(r"--[^\n]*|/-")
+_COMMENT_MARK = re.compile(r"/-|-/")
+_NOT_NEWLINE = re.compile(r"[^\n]+")
+_HEAD = re.compile(r"^[^\S\n]*(?:@\[[^\]\n]*\][^\S\n]*)?(?:theorem|lemma|example)\b", re.MULTILINE)
 _FORBIDDEN = re.compile(
     r"\b(?:sorry|admit|axiom|constant|native_decide|unsafe|implemented_by|extern)\b|#eval|\brun_cmd\b"
 )
 _BY = re.compile(r":=\s*by\b")
+_PROOF_BEGIN = re.compile(r"\s*+(?::=|(?=by\b))")
+_BODY = re.compile(r"[(\[{⟨]|[)\]}⟩]|:=")
 
 
 class MathFormalLeanConfig(EnvironmentConfig):
@@ -136,8 +143,10 @@ class MathFormalLean(Environment):
     async def _grade(self, row: Row, text: str) -> tuple[bool, str]:
         proof = extract_proof(text)
         if proof is None:
-            return False, "The answer holds no Lean code block with a proof."
-        forbidden = _FORBIDDEN.search(_COMMENT.sub(" ", proof))
+            return False, "The answer holds no proof."
+        # In a string or a quoted name, a comment's mark is none; where there may be one, comments count as well.
+        visible = proof if '"' in proof or "«" in proof else without_comments(proof)
+        forbidden = _FORBIDDEN.search(visible)
         if forbidden:
             return False, f"The proof uses `{forbidden.group(0)}`, which is not accepted."
         return await self._compile(assemble(row, proof))
@@ -162,22 +171,58 @@ class MathFormalLean(Environment):
 
 
 def extract_proof(text: str) -> str | None:
-    """The tactics after `:= by` of the last Lean block's last theorem, None when there are none.
+    """What follows `:=` in the last theorem of the last Lean block (of the whole text, where it has no block).
 
-    Only the proof is taken: the statement is the row's, so restating an easier one gains nothing.
+    Where there is no theorem, the whole is taken for tactics. Only the proof is taken: the statement is the row's, so
+    restating an easier one gains nothing. None where nothing is left.
     """
-    blocks = [content for info, content in fenced_blocks(text) if info.lower() in LEAN_TAGS]
-    if not blocks:
+    blocks = fenced_blocks(text)
+    tagged = ([content for info, content in blocks if info.lower() in tags] for tags in LEAN_TAGS)
+    code = next((found[-1] for found in tagged if found), None if blocks else text)
+    if code is None:
         return None
-    starts = list(re.finditer(r"^\s*(?:theorem|lemma|example)\b", blocks[-1], re.MULTILINE))
-    theorem = blocks[-1][starts[-1].start() :] if starts else blocks[-1]
-    match = _BY.search(theorem)
-    proof = theorem[match.end() :] if match else ""
-    return proof if proof.strip() else None
+    visible = without_comments(code)
+    heads = list(_HEAD.finditer(visible))
+    if not heads:
+        begun = _PROOF_BEGIN.match(visible)
+        if begun is not None:
+            return code[begun.end() :].strip() or None
+        tactics = textwrap.indent(textwrap.dedent(code.strip("\n")), "  ").rstrip()
+        return f"by\n{tactics}" if visible.strip() else None
+    depth = 0
+    for mark in _BODY.finditer(visible, heads[-1].end()):
+        if mark.group() != ":=":
+            depth += 1 if mark.group() in "([{⟨" else -1
+        elif depth <= 0:
+            proof = code[mark.end() :]
+            return proof.strip() if without_comments(proof).strip() not in ("", "by") else None
+    return None
+
+
+def without_comments(code: str) -> str:
+    """Lean code with its comments, which nest, turned into spaces; every other character keeps its place.
+
+    Strings are not known here: what looks like a comment inside of one is taken for one.
+    """
+    kept, end = [], 0
+    while (comment := _COMMENT_BEGIN.search(code, end)) is not None:
+        kept.append(code[end : comment.start()])
+        end = comment.end()
+        if comment.group() == "/-":
+            depth = 1
+            for mark in _COMMENT_MARK.finditer(code, end):
+                depth += 1 if mark.group() == "/-" else -1
+                end = mark.end()
+                if depth == 0:
+                    break
+            else:
+                end = len(code)
+        kept.append(_NOT_NEWLINE.sub(lambda text: " " * len(text.group()), code[comment.start() : end]))
+    return "".join([*kept, code[end:]])
 
 
 def assemble(row: Row, proof: str) -> str:
     """The row's header and statement with a proof."""
     statement = str(row["formal_statement"])
     match = list(_BY.finditer(statement))[-1]
-    return f"{str(row['header']).rstrip()}\n\n{statement[: match.end()]}{proof.rstrip()}\n"
+    return f"{str(row['header']).rstrip()}\n\n{statement[: match.start()]}:= {proof.rstrip()}\n"

@@ -88,15 +88,58 @@ def test_only_the_proof_is_taken_from_the_answer() -> None:
         "then\n```lean\nlemma t : True := by\n  trivial\n```"
     )
     proof = lean.extract_proof(answer)
-    assert proof == "\n  trivial\n"
+    assert proof == "by\n  trivial"
     assert lean.assemble(ROW, proof) == "import Mathlib\n\ntheorem t (a : ℕ) : a = a := by\n  trivial\n"
 
 
 @pytest.mark.parametrize(
-    "text", ["no code", "```python\nx := by y\n```", "```lean\ntheorem t : True\n```", "```lean\nx := by\n```"]
+    ("text", "proof"),
+    [
+        # the statement's own `:=` is the proof's, whatever comes inside of the proof
+        (
+            "```lean4\ntheorem t : P := by\n  have h : Q := by simp\n  exact h\n```",
+            "by\n  have h : Q := by simp\n  exact h",
+        ),
+        ("```lean\ntheorem t (n : ℕ := 3) : P n :=\n  by simp\n```", "by simp"),
+        ("```lean\ntheorem t : P := foo.bar\n```", "foo.bar"),
+        (
+            "```lean\n-- theorem old : P := by skip\n/- := -/\nexample : P := by\n  -- go\n  rfl\n```",
+            "by\n  -- go\n  rfl",
+        ),
+        # tactics alone, cut nowhere
+        ("```lean4\nhave h : Q := by\n  simp\nexact h\n```", "by\n  have h : Q := by\n    simp\n  exact h"),
+        ("```tactics\n    simp\n    ring\n```", "by\n  simp\n  ring"),
+        ("```lean\nby\n  simp\n```", "by\n  simp"),
+        ("```lean\n:= by simp\n```", "by simp"),
+        # a block of another kind after it
+        ("```lean\ntheorem t : P := by\n  simp\n```\nIt prints\n```\nGoals accomplished\n```", "by\n  simp"),
+        # no fence
+        ("theorem t : P := by\n  have h := by simp\n  exact h\n", "by\n  have h := by simp\n  exact h"),
+        ("Here it is.\n\ntheorem t : P := by\n  rfl", "by\n  rfl"),
+        ("simp [h]\nring", "by\n  simp [h]\n  ring"),
+    ],
+)
+def test_proofs_in_every_form_are_found_whole(text: str, proof: str) -> None:
+    assert lean.extract_proof(text) == proof
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "```python\nx := by y\n```",
+        "```lean\ntheorem t : True\n```",
+        "```lean\ntheorem t : P := by\n  -- nothing\n```",
+    ],
 )
 def test_an_answer_without_a_proof(text: str) -> None:
     assert lean.extract_proof(text) is None
+
+
+def test_comments_are_blanked_where_they_stand() -> None:
+    code = "a /- b /- c -/ d\n-/ e -- f\ng"
+    assert lean.without_comments(code) == "a               \n   e     \ng"
+    assert lean.without_comments("a /- b") == "a     "
 
 
 FAKE_LAKE = """#!/bin/sh
@@ -144,7 +187,18 @@ class TestWithACompiler:
         refused = self.run(block("  ring"))[1]
         assert refused.reward == 0.0 and "unsolved goals" in refused.details["compiler"]
 
-    @pytest.mark.parametrize("trick", ["sorry", "exact foo\naxiom foo : False -- rfl", "native_decide -- rfl", "admit"])
+    @pytest.mark.parametrize(
+        "trick",
+        [
+            "sorry",
+            "exact foo\naxiom foo : False -- rfl",
+            "native_decide -- rfl",
+            "admit",
+            'have s := "/-"\n  native_decide\n  have t := "-/"',
+            "have «/-» := 1\n  native_decide\n  have «-/» := 1",
+            "/- /- -/ rfl -/ native_decide",
+        ],
+    )
     def test_ways_around_a_proof_are_refused(self, fake_lean: None, trick: str) -> None:
         assert self.run(block(f"  rfl\n  {trick}"))[1].reward == 0.0
 
