@@ -1,16 +1,16 @@
 """swerl_gen: one-shot software engineering. `eval` rows ask for a patch: 1 if all the issue's tests pass and nothing
 else breaks, 0.2 if some do, else 0. `repro-gen` rows ask for a test that fails before the known patch (exit code 2)
-and passes after it.
+and passes after it. Tests that do not finish in time score 0, as failing ones do: the answer made them so.
 
 Everything runs in the row's container image of the repository; this package ships none.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from difflib import unified_diff
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -33,16 +33,20 @@ from nemotron_steps.sandbox.containers import ContainerSession, check_engine
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
 
-TESTS_TIMEOUT = "tests_timeout"
-"""Failure class: the repository's tests did not finish."""
+SETUP_FAILED = "setup_failed"
+"""Failure class: the repository's own preparation did not finish."""
+PATCH_NOT_APPLICABLE = "patch_not_applicable"
+"""Failure class: the row's files, changed as the answer asks, are not the image's."""
 PARTIAL = 0.2
 TEST_FILE = "reproduce_issue.py"
 REPOSITORY = "/testbed"
 
-_EDIT = re.compile(
-    r"^###\s*(?P<path>\S+)\s*\n<{5,9} SEARCH\n(?P<search>.*?)\n?={5,9}\n(?P<replace>.*?)\n?>{5,9} REPLACE",
-    re.DOTALL | re.MULTILINE,
-)
+MAX_EDITS = 200
+CONTEXT = 3
+"""Unchanged lines of a patch around what it changes."""
+
+_PATH = re.compile(r"###\s*(\S+)\s*")
+_SEARCH, _DIVIDER, _REPLACE = (re.compile(mark) for mark in (r"<{5,9} SEARCH", r"={5,9}", r">{5,9} REPLACE"))
 _RESULT = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -52,6 +56,8 @@ class SwerlGenConfig(EnvironmentConfig):
     engine: Literal["docker", "podman"] = "docker"
     sandbox_timeout: float = Field(600.0, gt=0.0)
     memory_mib: int = Field(8192, gt=0)
+    relaxed_formatting: bool = False
+    """True: edits count without `<solution>` tags around them."""
 
 
 class SwerlGen(Environment):
@@ -88,16 +94,21 @@ class SwerlGen(Environment):
         """See the module docstring. What cannot be extracted or applied scores 0."""
         if row["mode"] == "repro-gen":
             return await self._reproduction(row, response.text)
-        patch = make_patch(files_of(row), response.text)
+        body = solution_of(response.text, relaxed=self.config.relaxed_formatting)
+        strip = 1 if row["metadata"].get("remove_repo_name") else 0
+        patch = None if body is None else make_patch(files_of(row), body, strip)
         if patch is None:
             return Verdict(0.0, {"extracted": 0.0})
         instance = row["instance"]
         async with self._container(row) as container:
             await self._setup(container, instance, patch)
-            result = await self._run(container, ["/bin/bash", "-c", str(instance["test_script"])])
-        passed = passed_tests(result.stdout + result.stderr)
+            result = await container.run(["/bin/bash", "-c", str(instance["test_script"])], cwd=REPOSITORY)
+        components = {"extracted": 1.0, "finished": float(result.outcome is Outcome.EXITED)}
+        if result.outcome is not Outcome.EXITED:
+            return Verdict(0.0, components, details={"patch": patch, "outcome": result.outcome.value})
+        passed = await asyncio.to_thread(passed_tests, result.stdout + result.stderr)
         reward = resolution(passed, tests_in(row, "FAIL_TO_PASS"), tests_in(row, "PASS_TO_PASS"))
-        return Verdict(reward, {"extracted": 1.0}, details={"patch": patch})
+        return Verdict(reward, components, details={"patch": patch})
 
     async def _reproduction(self, row: Row, text: str) -> Verdict:
         blocks = [content for info, content in fenced_blocks(text) if info.lower() in ("", "python")]
@@ -109,8 +120,8 @@ class SwerlGen(Environment):
                 await self._setup(container, row["instance"], patch)
                 await container.write(f"{REPOSITORY}/{TEST_FILE}", blocks[-1])
                 script = f"source /opt/miniconda3/bin/activate && conda activate testbed && python {TEST_FILE}"
-                result = await self._run(container, ["/bin/bash", "-c", script])
-                codes.append(result.exit_code)
+                result = await container.run(["/bin/bash", "-c", script], cwd=REPOSITORY)
+                codes.append(result.exit_code if result.outcome is Outcome.EXITED else None)
         return Verdict(float(codes == [2, 0]), {"extracted": 1.0}, details={"exit_codes": codes})
 
     def _container(self, row: Row) -> ContainerSession:
@@ -127,17 +138,17 @@ class SwerlGen(Environment):
 
     async def _setup(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
         if instance.get("setup_script"):
-            await self._run(container, ["/bin/bash", "-c", str(instance["setup_script"])])
+            await self._prepare(container, ["/bin/bash", "-c", str(instance["setup_script"])])
         if patch is not None:
             await container.write("/tmp/answer.patch", patch)
-            applied = await self._run(container, ["git", "apply", "--whitespace=nowarn", "/tmp/answer.patch"])
+            applied = await self._prepare(container, ["git", "apply", "--whitespace=nowarn", "/tmp/answer.patch"])
             if not applied.ok:
-                raise CannotJudgeError("patch_not_applicable", applied.stderr[-300:])
+                raise CannotJudgeError(PATCH_NOT_APPLICABLE, applied.stderr[-300:])
 
-    async def _run(self, container: ContainerSession, argv: Sequence[str]) -> SandboxResult:
+    async def _prepare(self, container: ContainerSession, argv: Sequence[str]) -> SandboxResult:
         result = await container.run(argv, cwd=REPOSITORY)
         if result.outcome is not Outcome.EXITED:
-            raise CannotJudgeError(TESTS_TIMEOUT, result.outcome.value)
+            raise CannotJudgeError(SETUP_FAILED, result.outcome.value)
         return result
 
 
@@ -154,29 +165,95 @@ def tests_in(row: Row, key: str) -> set[str]:
     return set(json.loads(value) if isinstance(value, str) else value)
 
 
-def make_patch(files: Mapping[str, str], text: str) -> str | None:
-    """The answer's SEARCH/REPLACE edits as one unified diff.
-
-    None when there are none, one names another file, a search text is not there exactly once, or nothing changes.
-    """
+def solution_of(text: str, *, relaxed: bool) -> str | None:
+    """What stands between the first <solution> tags. Without both of them None, or the whole text where relaxed."""
     _, opened, rest = text.partition("<solution>")
-    body = rest.partition("</solution>")[0] if opened else text
-    changed = dict(files)
-    edits = list(_EDIT.finditer(body))
-    for edit in edits:
-        path, search = edit["path"], edit["search"]
-        if path not in changed or not search or changed[path].count(search) != 1:
+    body, closed, _ = rest.partition("</solution>")
+    if opened and closed:
+        return body
+    return text if relaxed else None
+
+
+def edits_in(body: str) -> list[tuple[str, str, str]] | None:
+    """(path, search text, replacement) of every complete SEARCH/REPLACE edit, in order; None for over MAX_EDITS."""
+    edits: list[tuple[str, str, str]] = []
+    path: str | None = None
+    parts: list[list[str]] = []
+    for line in body.split("\n"):
+        mark = line.rstrip()
+        if not parts:
+            if found := _PATH.fullmatch(line):
+                path = found.group(1)
+            elif path is not None and _SEARCH.fullmatch(mark):
+                parts = [[]]
+            elif mark:
+                path = None
+        elif len(parts) == 1 and _DIVIDER.fullmatch(mark):
+            parts.append([])
+        elif len(parts) == 2 and _REPLACE.fullmatch(mark):
+            assert path is not None
+            edits.append((path, "\n".join(parts[0]), "\n".join(parts[1])))
+            path, parts = None, []
+            if len(edits) > MAX_EDITS:
+                return None
+        else:
+            parts[-1].append(line)
+    return edits
+
+
+def make_patch(files: Mapping[str, str], body: str, strip: int = 0) -> str | None:
+    """SEARCH/REPLACE edits as one unified diff.
+
+    A search text is looked for where lines begin, and the first place is taken; all are looked for in the files as
+    they were.
+
+    Args:
+        strip: leading parts of the files' paths that the repository's own paths lack.
+
+    Returns:
+        None when there are no edits, one names another file or nothing that is there, or nothing changes.
+    """
+    edits = edits_in(body)
+    if not edits:
+        return None
+    places: dict[str, list[tuple[int, int, str]]] = {}
+    for path, search, replacement in dict.fromkeys(edits):
+        begin = ("\n" + files.get(path, "")).find("\n" + search)
+        if path not in files or not search or begin == -1 or search == replacement:
             return None
-        changed[path] = changed[path].replace(search, edit["replace"])
+        places.setdefault(path, []).append((begin, begin + len(search), replacement))
     pieces = []
-    for path, new in changed.items():
-        if new != files[path]:
-            lines = unified_diff(
-                files[path].splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}"
-            )
-            for line in lines:
-                pieces.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    for path, found in places.items():
+        changed = files[path]
+        for begin, end, replacement in sorted(found, reverse=True):
+            changed = changed[:begin] + replacement + changed[end:]
+        pieces.append(_file_diff("/".join(path.split("/")[strip:]), _lines(files[path]), _lines(changed)))
     return "".join(pieces) or None
+
+
+def _lines(text: str) -> list[str]:
+    parts = text.split("\n")
+    return [f"{line}\n" for line in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _file_diff(path: str, old: list[str], new: list[str]) -> str:
+    """One hunk from the first line that differs to the last: linear, where the shortest diff is not."""
+    if old == new:
+        return ""
+    shared = min(len(old), len(new))
+    head = next((i for i in range(shared) if old[i] != new[i]), shared)
+    tail = next((i for i in range(shared - head) if old[-1 - i] != new[-1 - i]), shared - head)
+    begin, end = max(0, head - CONTEXT), min(len(old), len(old) - tail + CONTEXT)
+    lines = [
+        *(f" {line}" for line in old[begin:head]),
+        *(f"-{line}" for line in old[head : len(old) - tail]),
+        *(f"+{line}" for line in new[head : len(new) - tail]),
+        *(f" {line}" for line in old[len(old) - tail : end]),
+    ]
+    counts = end - begin, end - begin + len(new) - len(old)
+    spans = [f"{begin + 1 if count else begin},{count}" for count in counts]
+    ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return f"--- a/{path}\n+++ b/{path}\n@@ -{spans[0]} +{spans[1]} @@\n{''.join(ended)}"
 
 
 def passed_tests(output: str) -> set[str]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.base import Response, Session, Verdict
 from nemotron_steps.environments.code import swerl_gen as rule
 from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import DataError
+from nemotron_steps.sandbox import Outcome, SandboxResult
 
 FILES = {"pkg/a.py": "def f():\n    return 1\n\n\ndef g():\n    return 2\n", "pkg/b.py": "x = 1"}
 INSTANCE = {"FAIL_TO_PASS": '["t::new"]', "PASS_TO_PASS": ["t::old"], "test_script": "pytest -rA", "patch": "p"}
@@ -30,18 +31,64 @@ def edit(path: str, search: str, replace: str) -> str:
     return f"```python\n### {path}\n<<<<<<< SEARCH\n{search}\n=======\n{replace}\n>>>>>>> REPLACE\n```"
 
 
+def repository(folder: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(exist_ok=True, parents=True)
+        (folder / path).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+
+
+def applied(folder: Path, patch: str | None) -> None:
+    assert patch is not None
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=folder, check=True)
+
+
 def test_edits_become_a_patch_that_git_applies(tmp_path: Path) -> None:
     edits = [edit("pkg/a.py", "    return 1", "    return 3"), edit("pkg/b.py", "x = 1", "x = 2")]
-    answer = "\n".join(["<solution>", *edits, "</solution>"])
-    patch = rule.make_patch(FILES, answer)
-    assert patch is not None
-    for path, text in FILES.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=tmp_path, check=True)
+    repository(tmp_path, FILES)
+    applied(tmp_path, rule.make_patch(FILES, "\n".join(edits)))
     assert (tmp_path / "pkg/a.py").read_text() == FILES["pkg/a.py"].replace("return 1", "return 3")
     assert (tmp_path / "pkg/b.py").read_text() == "x = 2"
+
+
+@pytest.mark.parametrize(
+    ("search", "replacement", "after"),
+    [
+        ("a", "a\nnew", "a\nnew\nb\nc\nd\ne\nf\ng\nh"),
+        ("h", "h\n", "a\nb\nc\nd\ne\nf\ng\nh\n"),
+        ("d\ne\n", "", "a\nb\nc\nf\ng\nh"),
+        ("a\nb\nc\nd\ne\nf\ng\nh", "z", "z"),
+        ("e\nf", "E\nf\nF", "a\nb\nc\nd\nE\nf\nF\ng\nh"),
+    ],
+)
+def test_insertions_and_deletions_apply_at_every_end_of_a_file(
+    tmp_path: Path, search: str, replacement: str, after: str
+) -> None:
+    files = {"f.txt": "a\nb\nc\nd\ne\nf\ng\nh"}
+    repository(tmp_path, files)
+    applied(tmp_path, rule.make_patch(files, edit("f.txt", search, replacement)))
+    assert (tmp_path / "f.txt").read_text() == after
+
+
+def test_a_search_text_is_taken_where_it_first_begins_a_line(tmp_path: Path) -> None:
+    files = {"f.py": "y = x = 1\nx = 1\nx = 1\n"}
+    repository(tmp_path, files)
+    applied(tmp_path, rule.make_patch(files, edit("f.py", "x = 1", "x = 2")))
+    assert (tmp_path / "f.py").read_text() == "y = x = 1\nx = 2\nx = 1\n"
+
+
+def test_several_edits_of_a_file_are_looked_for_in_the_file_as_it_was(tmp_path: Path) -> None:
+    files = {"f.py": "one\ntwo\nthree\n"}
+    edits = [edit("f.py", "three", "one"), edit("f.py", "one", "two\ntwo"), edit("f.py", "one", "two\ntwo")]
+    repository(tmp_path, files)
+    applied(tmp_path, rule.make_patch(files, "\n".join(edits)))
+    assert (tmp_path / "f.py").read_text() == "two\ntwo\ntwo\none\n"
+
+
+def test_paths_lose_the_repositorys_name_where_the_row_says_so(tmp_path: Path) -> None:
+    repository(tmp_path, {"a.py": "x = 1\n"})
+    applied(tmp_path, rule.make_patch({"repo/a.py": "x = 1\n"}, edit("repo/a.py", "x = 1", "x = 2"), strip=1))
+    assert (tmp_path / "a.py").read_text() == "x = 2\n"
 
 
 @pytest.mark.parametrize(
@@ -50,14 +97,83 @@ def test_edits_become_a_patch_that_git_applies(tmp_path: Path) -> None:
         "no edits",
         edit("pkg/c.py", "x = 1", "x = 2"),
         edit("pkg/a.py", "    return 9", "    return 3"),
-        edit("pkg/a.py", "    return", "    yield"),  # there twice
+        edit("pkg/a.py", "return 1", "return 3"),  # not where a line begins
+        edit("pkg/a.py", "", "import os"),
         edit("pkg/b.py", "x = 1", "x = 1"),
-        edit("pkg/b.py", "x = 1", "x = 2") + "<solution></solution>",
+        edit("pkg/b.py", "x = 1", "x = 2").replace("=======", ""),
+        "\n".join(edit("pkg/b.py", "x = 1", f"x = {n}") for n in range(2, 300)),
     ],
 )
 def test_what_cannot_be_applied_is_no_patch(answer: str) -> None:
     assert rule.make_patch(FILES, answer) is None
-    assert asyncio.run(create("swerl_gen").verify(row(), Response(answer), Session())).reward == 0.0
+    verdict = asyncio.run(create("swerl_gen").verify(row(), Response(f"<solution>{answer}</solution>"), Session()))
+    assert verdict.reward == 0.0
+
+
+def test_edits_count_only_inside_solution_tags_unless_relaxed() -> None:
+    inside = f"plan <solution>{edit('pkg/b.py', 'x = 1', 'x = 2')}</solution>"
+    for text in (
+        edit("pkg/b.py", "x = 1", "x = 2"),
+        inside.removesuffix("</solution>"),
+        f"<solution></solution>{inside}",
+    ):
+        body = rule.solution_of(text, relaxed=False)
+        assert body is None or rule.make_patch(FILES, body) is None
+    body = rule.solution_of(inside, relaxed=False)
+    assert body is not None and rule.make_patch(FILES, body) is not None
+    assert rule.solution_of("no tags", relaxed=True) == "no tags"
+
+
+class Container:
+    """A container whose programs end as told: outcome, exit code and output, by a word of the command."""
+
+    def __init__(self, ends: dict[str, tuple[Outcome, int, str]]) -> None:
+        self.ends = ends
+
+    async def __aenter__(self) -> Container:
+        return self
+
+    async def __aexit__(self, *arguments: Any) -> None: ...
+
+    async def write(self, path: str, content: str) -> None: ...
+
+    async def run(self, argv: list[str], *, cwd: str) -> SandboxResult:
+        for word, (outcome, code, output) in self.ends.items():
+            if word in " ".join(argv):
+                return SandboxResult(outcome, code if outcome is Outcome.EXITED else None, output, "", 0.0)
+        return SandboxResult(Outcome.EXITED, 0, "", "", 0.0)
+
+
+def judged(mode: str, ends: dict[str, tuple[Outcome, int, str]], monkeypatch: pytest.MonkeyPatch) -> Verdict:
+    environment = create("swerl_gen")
+    monkeypatch.setattr(environment, "_container", lambda row: Container(ends))
+    answer = f"<solution>{edit('pkg/b.py', 'x = 1', 'x = 2')}</solution>" if mode == "eval" else "```python\n1\n```"
+    asked = row(mode, setup_script="make ready")
+    return asyncio.run(environment.judge_group(asked, [Response(answer)], [Session()]))[0]
+
+
+class TestTimeouts:
+    def test_tests_that_do_not_end_score_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        verdict = judged("eval", {"pytest": (Outcome.TIMEOUT, 0, "PASSED t::new\nPASSED t::old\n")}, monkeypatch)
+        assert (verdict.reward, verdict.components["finished"]) == (0.0, 0.0)
+        assert judged("repro-gen", {"reproduce": (Outcome.TIMEOUT, 0, "")}, monkeypatch).reward == 0.0
+
+    def test_tests_that_pass_in_time_score_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        verdict = judged("eval", {"pytest": (Outcome.EXITED, 0, "PASSED t::new\nPASSED t::old\n")}, monkeypatch)
+        assert (verdict.reward, verdict.components["finished"]) == (1.0, 1.0)
+
+    @pytest.mark.parametrize(
+        ("ends", "failure"),
+        [
+            ({"make ready": (Outcome.TIMEOUT, 0, "")}, "setup_failed"),
+            ({"git apply": (Outcome.TIMEOUT, 0, "")}, "setup_failed"),
+            ({"git apply": (Outcome.EXITED, 1, "")}, "patch_not_applicable"),
+        ],
+    )
+    def test_what_the_answer_did_not_cause_is_a_failure(
+        self, monkeypatch: pytest.MonkeyPatch, ends: dict[str, tuple[Outcome, int, str]], failure: str
+    ) -> None:
+        assert judged("eval", ends, monkeypatch).failure == failure
 
 
 def test_a_pytest_summary_is_read() -> None:
