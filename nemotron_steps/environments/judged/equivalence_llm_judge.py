@@ -8,14 +8,21 @@ second look for partial credit: the answer may be there in another form.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
+from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, block, last_label
 from nemotron_steps.environments.responses import last_user_text
+from nemotron_steps.environments.text.extraction import (
+    REGEX_TIMEOUT_S,
+    last_captures,
+    output_regexes,
+    regex_problem,
+)
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -55,18 +62,20 @@ class EquivalenceLlmJudge(JudgedEnvironment):
 
     def __init__(self, config: EquivalenceConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
+        self._captures = GradingPool(last_captures, timeout_s=REGEX_TIMEOUT_S)
         self.reward_range = (min(0.0, config.reward_if_swap_fails), 1.0)
 
+    async def close(self) -> None:
+        """End the helper processes."""
+        await self._captures.close()
+
     def check_values(self, row: Row) -> None:
-        """The expected answer has text, and a row's own regex compiles."""
+        """The expected answer has text, and a row's own regexes compile."""
         if not str(row["expected_answer"]).strip():
             raise RowError("expected_answer", "a non-empty answer", "an empty one")
-        pattern = _row_regex(row)
-        if pattern is not None:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise RowError("template_metadata.output_regex", "a regular expression", str(error)) from error
+        problem = regex_problem(output_regexes(row))
+        if problem is not None:
+            raise RowError("template_metadata.output_regex", "regular expressions", problem)
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """1 equivalent, 0 not, or the configured partial rewards. An empty answer is not equivalent."""
@@ -74,39 +83,33 @@ class EquivalenceLlmJudge(JudgedEnvironment):
             return Verdict(0.0, {"answered": 0.0})
         config = self.config
         expected = str(row["expected_answer"])
-        question = str(row.get("question") or _extract(last_user_text(row), config.question_extract_regex))
-        own = _row_regex(row) if config.use_per_record_regex else None
+        question = str(row.get("question") or await self._extract(last_user_text(row), config.question_extract_regex))
+        own = output_regexes(row) if config.use_per_record_regex else []
         threshold = config.extraction_length_threshold
-        too_long = own is not None and threshold is not None and len(expected) > threshold
-        answer = _extract(response.text, None if too_long else own or config.response_extract_regex)
+        too_long = bool(own) and threshold is not None and len(expected) > threshold
+        patterns: Sequence[str | None] = own or [config.response_extract_regex]
+        answer = await self._extract(response.text, *([] if too_long else patterns))
         details = {"extracted_answer": answer}
         if await self._equal(question, expected, answer):
             # Positions mislead a judge less over long texts than swapping them would.
             if not config.check_twice_swap or too_long or await self._equal(question, answer, expected):
                 return Verdict(1.0, {"answered": 1.0}, details=details)
             return Verdict(config.reward_if_swap_fails, {"answered": 1.0, "swap_failed": 1.0}, details=details)
-        rescuable = config.check_full_generation_on_fail and own is not None and not too_long
+        rescuable = config.check_full_generation_on_fail and bool(own) and not too_long
         if rescuable and await self._equal(question, expected, response.text):
             reward = config.reward_if_full_generation_succeeds
             return Verdict(reward, {"answered": 1.0, "rescued": 1.0}, details=details)
         return Verdict(0.0, {"answered": 1.0}, details=details)
 
+    async def _extract(self, text: str, *patterns: str | None) -> str:
+        """What the first of the patterns that matches captures; the whole text without pattern or match."""
+        wanted = [pattern for pattern in patterns if pattern]
+        if wanted and text.strip():
+            captures: list[str | None] = await self._captures.call(text, wanted, re.MULTILINE | re.DOTALL)
+            text = next((capture for capture in captures if capture is not None), text)
+        return text.strip()
+
     async def _equal(self, question: str, reference: str, candidate: str) -> bool:
         prompt = "\n".join([block("question", question), block("reference", reference), block("candidate", candidate)])
         label = await self.ask(self.config.judge_system_message, prompt, last_label([EQUAL, DIFFERENT]))
         return label == EQUAL
-
-
-def _row_regex(row: Row) -> str | None:
-    metadata = row.get("template_metadata")
-    pattern = metadata.get("output_regex") if isinstance(metadata, dict) else None
-    return str(pattern) if pattern else None
-
-
-def _extract(text: str, pattern: str | None) -> str:
-    """First non-empty group of the last match, else the match; the whole text without pattern or match."""
-    matches = list(re.finditer(pattern, text, re.MULTILINE | re.DOTALL)) if pattern else []
-    if not matches:
-        return text.strip()
-    groups = [group for group in matches[-1].groups() if group and group.strip()]
-    return (groups[0] if groups else matches[-1].group(0)).strip()

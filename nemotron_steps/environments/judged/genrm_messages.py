@@ -8,6 +8,7 @@ ready-made verdict for the judge to quote.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -29,14 +30,15 @@ _DELIMITERS = (
     "conversation|system|developer|user|assistant|tool|answer_1|answer_2|response_1|response_2|principle"
     "|question|reference|candidate|criterion|expected"
 )
+# Possessive where two runs of white space meet: tried in every division, a long run would take quadratic time.
 _CONTROL = re.compile(
-    rf"<(?=\s*/?\s*(?:{_DELIMITERS})\b[^<>]*>)"  # the layout's own tags, in any spelling of case and spacing
+    rf"<(?=\s*+/?\s*+(?:{_DELIMITERS})\b[^<>]*>)"  # the layout's own tags, in any spelling of case and spacing
     r"|<(?=[|｜])"  # <|im_end|>, <|eot_id|>, <｜end▁of▁sentence｜>
-    r"|<(?=\s*/?\s*(?:s|bos|eos|pad|unk|think|start_of_turn|end_of_turn|extra_id_\d+|special_\d+)\s*>)"
-    r"|<(?=<\s*/?\s*SYS\s*>>)",
+    r"|<(?=\s*+/?\s*+(?:s|bos|eos|pad|unk|think|start_of_turn|end_of_turn|extra_id_\d+|special_\d+)\s*>)"
+    r"|<(?=<\s*+/?\s*+SYS\s*>>)",
     re.IGNORECASE,
 )
-_BRACKET_CONTROL = re.compile(r"\[(?=\s*/?\s*(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\s*\])")
+_BRACKET_CONTROL = re.compile(r"\[(?=\s*+/?\s*+(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\s*\])")
 _VERDICT_KEY = re.compile(r"""(["'])\s*(score_1|score_2|ranking|overall)\s*\1""", re.IGNORECASE)
 
 _STOCK_OPENERS = (
@@ -47,6 +49,8 @@ _STOCK_OPENERS = (
     "lets think step by step",
     "let us think step by step",
 )
+
+_LONGEST_OPENER = max(map(len, _STOCK_OPENERS))
 
 ATTACK_ANSWERS: tuple[str, ...] = (
     ":",
@@ -79,8 +83,13 @@ def is_contentless(answer: str) -> bool:
     Such strings are known to be rated highly by judges although they answer nothing.
     """
     kept = (" " if character.isspace() else character for character in answer if not _is_punctuation(character))
-    words = "".join(kept).split()
-    return not words or " ".join(words).lower() in _STOCK_OPENERS
+    said = ""
+    for word, characters in itertools.groupby(kept, key=str.isspace):
+        if not word:
+            said = f"{said} {''.join(itertools.islice(characters, _LONGEST_OPENER + 1))}".lstrip()
+            if len(said) > _LONGEST_OPENER:
+                return False
+    return not said or said.lower() in _STOCK_OPENERS
 
 
 def _is_punctuation(character: str) -> bool:

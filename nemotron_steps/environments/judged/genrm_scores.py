@@ -6,13 +6,14 @@ answer's comparisons, plus bonuses and zero-centred group terms on lengths and s
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
+
+from nemotron_steps.environments.text.extraction import json_values
 
 Strategy = Literal["circular", "all_pairs"]
 
@@ -24,7 +25,7 @@ _FENCE = re.compile(r"```json\s*(.*?)```", re.IGNORECASE | re.DOTALL)
 _CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 _STYLE_MARKS = (
     re.compile(r"^#{1,6}\s", re.MULTILINE),  # headers
-    re.compile(r"^\s*(?:\d+\.|[-*+])\s", re.MULTILINE),  # list items
+    re.compile(r"^[^\S\n]*(?:\d+\.|[-*+])\s", re.MULTILINE),  # list items
     re.compile(r"\*\*[^*\n]+\*\*|__[^_\n]+__"),  # bold
     re.compile("[\u2600-\u27bf\U0001f1e6-\U0001f1ff\U0001f300-\U0001f64f\U0001f680-\U0001f6ff\U0001f900-\U0001faff]"),
 )
@@ -59,28 +60,14 @@ def parse_reply(text: str, default_score: float, default_ranking: float) -> tupl
     takes its default. None when nothing valid is there.
     """
     for fence in _FENCE.finditer(text):
-        for raw, value in json_objects(fence.group(1)):
+        for raw, value in json_values(fence.group(1), "{"):
             found = _scores(raw, value, default_score, default_ranking)
             if found is not None:
                 return found
     last = None
-    for raw, value in json_objects(text):
+    for raw, value in json_values(text, "{"):
         last = _scores(raw, value, default_score, default_ranking) or last
     return last
-
-
-def json_objects(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every outermost JSON object in free text, in order, with its source text."""
-    decoder = json.JSONDecoder()
-    position = text.find("{")
-    while position != -1:
-        try:
-            value, end = decoder.raw_decode(text, position)
-        except (json.JSONDecodeError, RecursionError):
-            end = position + 1
-        else:
-            yield text[position:end], value
-        position = text.find("{", end)
 
 
 def _scores(
@@ -105,7 +92,7 @@ def _number(value: Any, bounds: tuple[float, float]) -> float | None:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) and bounds[0] <= number <= bounds[1] else None
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import Response, Row, Session, Verdict
 from nemotron_steps.environments.judged.genrm_messages import neutralize
-from nemotron_steps.environments.judged.genrm_scores import json_objects
 from nemotron_steps.environments.judged.judging import JudgedEnvironment, block
 from nemotron_steps.environments.judged.rubrics import RubricConfig, aggregate, check_rubric, weights_of
 from nemotron_steps.environments.responses import last_user_text
+from nemotron_steps.environments.text.extraction import json_values
 
 SYSTEM = (
     "You grade whether an answer fulfils one criterion, strictly and literally, judging only what the text shows; what "
@@ -70,7 +70,7 @@ class InverseIf(JudgedEnvironment):
 def read_result(reply: str) -> bool | None:
     """PASS or FAIL of the last JSON object with a `result`, None when there is none."""
     verdict = None
-    for _, value in json_objects(reply):
+    for _, value in json_values(reply, "{"):
         result = str(value.get("result", "")).strip().upper()
         if result in ("PASS", "FAIL"):
             verdict = result == "PASS"

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from difflib import SequenceMatcher
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nemotron_steps.environments.base import (
     Environment,
@@ -17,11 +18,15 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
+from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import conversation
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
 
 NGRAM = 16
 
-_FINAL = re.compile(r"Final Answer:\s*\[(.*)\]")
+_FINAL = re.compile(r"Final Answer:\s*\[")
 
 OverlapMetric = Literal["ngram16", "lcs", "seq_match"]
 
@@ -42,6 +47,14 @@ class LcNiah(Environment):
     config_class = LcNiahConfig
     config: LcNiahConfig
 
+    def __init__(self, config: LcNiahConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        self._overlap = GradingPool(overlap)
+
+    async def close(self) -> None:
+        """End the helper processes."""
+        await self._overlap.close()
+
     def check_values(self, row: Row) -> None:
         """The expected answer is a JSON list."""
         try:
@@ -57,17 +70,22 @@ class LcNiah(Environment):
         found = final_nodes(response.text)
         score = 0.0 if found is None else f1(expected, found)
         prompt = "\n".join(message["content"] for message in conversation(row))
-        copied = overlap(response.reasoning, prompt, self.config.overlap_metric_rule)
+        rule = self.config.overlap_metric_rule
+        if rule == "ngram16":
+            copied = overlap(response.reasoning, prompt, rule)
+        else:  # what difflib compares takes quadratic time
+            copied = await self._overlap.call(response.reasoning, prompt, rule)
         return Verdict(score * (1.0 - copied), {"answer_score": score, "reasoning_overlap": copied})
 
 
 def final_nodes(text: str) -> set[str] | None:
     """Nodes of "Final Answer: [a, b]" on the last non-empty line, None when the line is not of that form."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = text.strip().splitlines()
     match = _FINAL.search(lines[-1]) if lines else None
-    if match is None:
+    end = lines[-1].rfind("]") if lines else -1
+    if match is None or end < match.end():
         return None
-    nodes = (item.strip().strip("\"'").strip() for item in match.group(1).split(","))
+    nodes = (item.strip().strip("\"'").strip() for item in lines[-1][match.end() : end].split(","))
     return {node for node in nodes if node}
 
 

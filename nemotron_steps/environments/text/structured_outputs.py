@@ -4,29 +4,46 @@ properties required, no others), else 0. With `response_mode: tool_call` the ans
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from nemotron_steps.environments.base import (
     Environment,
+    EnvironmentConfig,
     Response,
     Row,
     RowError,
     Session,
     Verdict,
 )
-from nemotron_steps.environments.text.structured_formats import Format, FormatError, parse, strictify
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.environments.grading_pool import GradingPool
+from nemotron_steps.environments.text.json_schema import schema_problem, strictify, validation_problem
+from nemotron_steps.environments.text.structured_formats import Format, FormatError, parse
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+INLINE_LENGTH = 10_000
+"""Longer answers, and schemas with regular expressions of their own, are graded in a helper process."""
 
 
 class StructuredOutputs(Environment):
     """See the module docstring."""
 
     name: ClassVar[str] = "structured_outputs"
-    required_fields: ClassVar[tuple[str, ...]] = ("schema_str", "schema_type")
+    required_fields: ClassVar[tuple[str, ...]] = ("schema_str",)
+
+    def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        self._pool = GradingPool(problem_of)
+
+    async def close(self) -> None:
+        """End the helper processes."""
+        await self._pool.close()
 
     def check_values(self, row: Row) -> None:
-        """The schema must be a valid JSON Schema and the format a known one."""
-        if row["schema_type"] not in get_args(Format):
+        """The schema must be a valid JSON Schema and the format, json where none is named, a known one."""
+        if _format(row) not in get_args(Format):
             raise RowError("schema_type", f"one of {', '.join(get_args(Format))}", repr(row["schema_type"]))
         try:
             schema = json.loads(row["schema_str"])
@@ -34,7 +51,7 @@ class StructuredOutputs(Environment):
             raise RowError("schema_str", "a JSON Schema as text", str(error)) from error
         if not isinstance(schema, dict):
             raise RowError("schema_str", "a JSON object", type(schema).__name__)
-        problem = schema_problem(schema)
+        problem = schema_problem(strictify(schema))
         if problem is not None:
             raise RowError("schema_str", "a valid JSON Schema", problem)
         if _is_tool_call(row) and not row.get("tool_name"):
@@ -42,61 +59,46 @@ class StructuredOutputs(Environment):
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """1 or 0; `details` names what was wrong."""
-        schema = strictify(json.loads(row["schema_str"]))
+        schema, key = str(row["schema_str"]), row.get("tool_payload_key") if _is_tool_call(row) else None
         if _is_tool_call(row):
-            value, problem = _payload(row, response)
+            names = [call.name for call in response.tool_calls]
+            if names != [row["tool_name"]]:
+                wrong = f"expected one call of {row['tool_name']}, found {names}"[:300]
+                return Verdict(0.0, {"parsed": 0.0}, details={"problem": wrong})
+            text, kind = response.tool_calls[0].arguments, "json"
         else:
-            try:
-                value, problem = parse(response.text, str(row["schema_type"]), schema), None
-            except FormatError as error:
-                value, problem = None, f"not {row['schema_type']}: {error}"
-        parsed = problem is None
-        if parsed:
-            problem = validation_problem(value, schema)
+            text, kind = response.text, _format(row)
+        if len(text) <= INLINE_LENGTH and '"pattern' not in schema:
+            parsed, problem = problem_of(text, kind, schema, key, _is_tool_call(row))
+        else:
+            parsed, problem = await self._pool.call(text, kind, schema, key, _is_tool_call(row))
         return Verdict(float(problem is None), {"parsed": float(parsed)}, details={"problem": problem})
 
 
-def schema_problem(schema: dict[str, Any]) -> str | None:
-    """Why a schema is no valid JSON Schema (draft 2020-12), or None."""
-    jsonschema = _jsonschema()
+def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call: bool) -> tuple[bool, str | None]:
+    """(whether a text is of its format, what is wrong with it or None).
+
+    Args:
+        text: the document, or a call's arguments.
+        key: the only argument a call may have, whose value is graded; None for all of them as one object.
+    """
+    schema = strictify(json.loads(schema_text))
     try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        return str(error.message)[:200]
-    return None
+        value = parse(text, kind, schema)
+    except FormatError as error:
+        return False, f"not {kind}: {error}"
+    if is_call and not isinstance(value, dict):
+        return False, "the arguments are not a JSON object"
+    if key:
+        if set(value) != {key}:
+            return False, f"expected the one argument {key!r}, found {sorted(value)}"[:300]
+        value = value[key]
+    return True, validation_problem(value, schema)
 
 
-def validation_problem(value: Any, schema: dict[str, Any]) -> str | None:
-    """Why `value` does not satisfy the schema, or None."""
-    jsonschema = _jsonschema()
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
-    return None if error is None else f"{error.json_path}: {error.message}"[:300]
-
-
-def _jsonschema() -> Any:
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise UnsupportedError(
-            "schema validation needs the jsonschema package", found=str(error), hints=("pip install jsonschema",)
-        ) from error
-    return jsonschema
+def _format(row: Row) -> str:
+    return str(row.get("schema_type") or "json")
 
 
 def _is_tool_call(row: Row) -> bool:
     return row.get("response_mode") == "tool_call"
-
-
-def _payload(row: Row, response: Response) -> tuple[Any, str | None]:
-    calls = [call for call in response.tool_calls if call.name == row["tool_name"]]
-    if len(response.tool_calls) != 1 or not calls:
-        return None, f"expected one call of {row['tool_name']}, found {[call.name for call in response.tool_calls]}"
-    arguments = calls[0].parsed_arguments()
-    if arguments is None:
-        return None, "the arguments are not a JSON object"
-    key = row.get("tool_payload_key")
-    if not key:
-        return arguments, None
-    if set(arguments) != {key}:
-        return None, f"expected the one argument {key!r}, found {sorted(arguments)}"
-    return arguments[key], None

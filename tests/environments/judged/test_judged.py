@@ -24,7 +24,13 @@ def grade(name: str, row: dict[str, Any], text: str, judge: Any, reasoning: str 
     environment = create(name, config, {ROLE.get(name, "judge_model"): judge} if judge else {})
     full = {**PROMPT, **row}
     environment.check_row(full, "f:1")
-    (verdict,) = asyncio.run(environment.verify_group(full, [Response(text, reasoning=reasoning)], [Session()]))
+
+    async def run() -> Verdict:
+        (verdict,) = await environment.judge_group(full, [Response(text, reasoning=reasoning)], [Session()])
+        await environment.close()
+        return verdict
+
+    verdict = asyncio.run(run())
     low, high = environment.reward_range
     assert verdict.reward is None or low <= verdict.reward <= high
     return verdict
@@ -212,6 +218,21 @@ class TestTerminus:
         assert verdict.reward == float(gate == "none")
         assert len(judge.calls) == len(labels)
 
+    def test_commands_are_compared_with_nothing_between_them(self, scripted: Any) -> None:
+        def split(*keys: str) -> str:
+            commands = [{"keystrokes": key, "is_blocking": True, "timeout_sec": 5} for key in keys]
+            return json.dumps({**json.loads(step("")), "commands": commands})
+
+        row = {**self.row, "expected_answer": split("ls\n", "pwd\n", "id\n", "df\n"), "threshold": 1.0}
+        assert grade("terminus_judge", row, split("ls\npwd\n", "id\ndf\n"), replies(scripted)).reward == 1.0
+
+    def test_long_keystrokes_are_compared_as_short_ones(self, scripted: Any) -> None:
+        long = "echo " + "abcdefgh" * 400
+        row = {**self.row, "expected_answer": step(long), "threshold": 0.9}
+        assert grade("terminus_judge", row, step(long + "x"), replies(scripted)).details["gate"] == "none"
+        assert grade("terminus_judge", row, step(long[::-1]), replies(scripted, NE)).details["gate"] == "judge"
+        assert grade("terminus_judge", row, step("z" * 200_000), replies(scripted)).details["gate"] == "too_long"
+
     def test_the_rows_threshold_and_the_second_look(self, scripted: Any) -> None:
         low = {**self.row, "threshold": 0.1}
         assert grade("terminus_judge", low, step("pip freeze\n"), replies(scripted)).reward == 1.0
@@ -255,6 +276,17 @@ class TestLcNiah:
         assert grade("lc_niah", self.row, answer, None, reasoning=mixed).reward == 0.5
         assert lc_niah.overlap("", "prompt", "lcs") == 0.0
         assert lc_niah.overlap("xx abcdef", "abcdef", "lcs") == pytest.approx(6 / 9)
+
+    @pytest.mark.parametrize(("rule", "copied"), [("lcs", 6 / 9), ("seq_match", 12 / 15)])
+    def test_the_other_measures_of_copying(self, rule: str, copied: float) -> None:
+        row = {**self.row, "responses_create_params": {"input": "abcdef"}}
+        verdict = grade("lc_niah", row, "Final Answer: [a, b]", None, reasoning="xx abcdef", overlap_metric_rule=rule)
+        assert verdict.reward == pytest.approx(1.0 - copied)
+
+    def test_the_last_bracket_of_the_last_line_ends_the_list(self) -> None:
+        assert lc_niah.final_nodes("Final Answer: [a, b] [c") == {"a", "b"}
+        assert lc_niah.final_nodes("Final Answer: [a] and [b]") == {"a] and [b"}
+        assert lc_niah.final_nodes("] Final Answer: [a") is None
 
     def test_an_expected_answer_must_be_a_list(self) -> None:
         with pytest.raises(DataError):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.text import json_schema
 from nemotron_steps.environments.text import structured_formats as formats
 from nemotron_steps.errors import DataError
 
@@ -40,7 +41,13 @@ def row(kind: str = "json", schema: Any = SCHEMA, **more: Any) -> dict[str, Any]
 def grade(text: str, kind: str = "json", schema: Any = SCHEMA) -> float | None:
     environment = create("structured_outputs")
     environment.check_row(row(kind, schema), "f:1")
-    return asyncio.run(environment.verify(row(kind, schema), Response(text), Session())).reward
+
+    async def run() -> float | None:
+        verdict = await environment.verify(row(kind, schema), Response(text), Session())
+        await environment.close()
+        return verdict.reward
+
+    return asyncio.run(run())
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,38 @@ def test_csv_rows_take_the_types_of_the_schema() -> None:
     assert grade("name\nAnn\n", "csv", schema) == 0.0
 
 
+@pytest.mark.parametrize("text", ["", "name,age", "name,age\n\n", "anything at all", "\n"])
+def test_a_csv_without_a_row_is_no_answer(text: str) -> None:
+    assert grade(text, "csv", {"type": "array", "items": SCHEMA}) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml", "xml", "toml", "csv"])
+def test_no_answer_satisfies_no_schema(kind: str) -> None:
+    for text in ("", " \n", "<think>[]", "<think>[]</think>"):
+        assert grade(Response.from_text(text).text, kind, {}) == 0.0
+
+
+def test_documents_too_long_or_too_deep_are_refused() -> None:
+    assert grade(json.dumps({**GOOD, "name": "x" * 50_000})) == 1.0  # in a helper process
+    assert grade(json.dumps({**GOOD, "name": "x" * 100_001})) == 0.0
+    assert grade("- " * 200 + "x", "yaml", {}) == 0.0
+    assert grade("- " * 50 + "x", "yaml", {}) == 1.0
+    recursive = {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}
+    assert grade("[" * 900 + "]" * 900, "json", recursive) == 0.0
+
+
+def test_public_spellings_of_a_schema_are_understood() -> None:
+    loose = {"type": "object", "additionalProperties": "false", "properties": {"a": {"type": "string"}}}
+    assert grade('{"a": "x"}', schema=loose) == 1.0
+    assert grade('{"a": "x", "b": 1}', schema=loose) == 0.0
+    assert grade('{"b": 1}', schema={"type": "object", "additionalProperties": "true"}) == 1.0
+    assert grade('{"b": 1}', schema={"type": "object", "additionalProperties": "false"}) == 0.0
+    without = {key: value for key, value in row().items() if key != "schema_type"}
+    environment = create("structured_outputs")
+    environment.check_row(without, "f:1")
+    assert asyncio.run(environment.verify(without, Response(json.dumps(GOOD)), Session())).reward == 1.0
+
+
 @given(st.text(max_size=200), st.sampled_from(["json", "yaml", "xml", "toml", "csv"]))
 def test_any_text_parses_or_is_a_format_error(text: str, kind: str) -> None:
     try:
@@ -106,7 +145,7 @@ def test_any_text_parses_or_is_a_format_error(text: str, kind: str) -> None:
 def test_strictify_leaves_data_and_its_argument_alone() -> None:
     schema = {"properties": {"properties": {"type": "object", "properties": {"x": {"enum": [{"properties": {}}]}}}}}
     before = json.dumps(schema)
-    strict = formats.strictify(schema)
+    strict = json_schema.strictify(schema)
     assert json.dumps(schema) == before
     assert strict["required"] == ["properties"]
     assert strict["properties"]["properties"]["required"] == ["x"]
