@@ -29,7 +29,7 @@ class ToolCall:
         """The arguments as an object, or None when they are not valid JSON or not an object."""
         try:
             value = json.loads(self.arguments or "{}")
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # ValueError also for a number with too many digits
             return None
         return value if isinstance(value, dict) else None
 

@@ -7,6 +7,7 @@ nothing it could answer with.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import zlib
@@ -27,7 +28,7 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
 from nemotron_steps.environments.text.extraction import fenced_blocks
-from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
+from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.base import MIB
 
 if TYPE_CHECKING:
@@ -186,17 +187,23 @@ class CodeGen(Environment):
                 output_bytes=OUTPUT_PER_TEST * 2 * len(tests.inputs),
             ),
         )
-        lines = result.stdout.splitlines()
-        for index, expected in enumerate(tests.outputs):
-            ended = _line(lines, index)
-            if ended is None:
-                reason = "stopped" if result.outcome is Outcome.EXITED else result.outcome.value
-                return index, f"test {index}: {reason} {result.stderr[-200:]}"
-            if ended["code"] != 0:
-                return index, f"test {index}: {'time-out' if ended['code'] is None else ended['err'][-200:]}"
-            if not _matches(ended["out"], expected, tests.function is not None):
-                return index, f"test {index}: wrong answer {ended['out'][:100]!r}, expected {expected[:100]!r}"
-        return len(tests.outputs), None
+        # Outputs may have megabytes, so they are compared off the event loop.
+        return await asyncio.to_thread(_first_problem, result, tests)
+
+
+def _first_problem(result: SandboxResult, tests: Tests) -> tuple[int, str | None]:
+    """(tests passed, what went wrong first)."""
+    lines = result.stdout.splitlines()
+    for index, expected in enumerate(tests.outputs):
+        ended = _line(lines, index)
+        if ended is None:
+            reason = "stopped" if result.outcome is Outcome.EXITED else result.outcome.value
+            return index, f"test {index}: {reason} {result.stderr[-200:]}"
+        if ended["code"] != 0:
+            return index, f"test {index}: {'time-out' if ended['code'] is None else ended['err'][-200:]}"
+        if not _matches(ended["out"], expected, tests.function is not None):
+            return index, f"test {index}: wrong answer {ended['out'][:100]!r}, expected {expected[:100]!r}"
+    return len(tests.outputs), None
 
 
 def unit_tests_of(row: Row) -> Tests:

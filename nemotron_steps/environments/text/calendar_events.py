@@ -3,7 +3,6 @@ duration, inside its window and honouring its constraint."""
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -17,8 +16,9 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
+from nemotron_steps.environments.text.extraction import json_values
 
-_CLOCK = re.compile(r"\s*(\d{1,2})(?::(\d{2}))?\s*(am|pm)?\s*", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*(am|pm)?", re.IGNORECASE)
 
 Event = dict[str, Any]
 
@@ -81,18 +81,10 @@ def _problem(text: str, expected: dict[str, Event]) -> str | None:
 
 def last_event_list(text: str) -> list[Event] | None:
     """The last JSON list of objects in a text, None when there is none."""
-    decoder = json.JSONDecoder()
     found = None
-    position = text.find("[")
-    while position != -1:
-        try:
-            value, end = decoder.raw_decode(text, position)
-        except (json.JSONDecodeError, RecursionError):
-            end = position + 1
-        else:
-            if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-                found = value
-        position = text.find("[", end)
+    for _, value in json_values(text, "["):
+        if value and all(isinstance(item, dict) for item in value):
+            found = value
     return found
 
 
@@ -129,7 +121,7 @@ def minutes(clock: str) -> int:
     Raises:
         ValueError: not a time of day.
     """
-    match = _CLOCK.fullmatch(clock)
+    match = _CLOCK.fullmatch(clock.strip())
     if match is None or (match.group(2) is None and match.group(3) is None):
         raise ValueError(f"not a time: {clock!r}")
     hour, minute, half = int(match.group(1)), int(match.group(2) or 0), (match.group(3) or "").lower()

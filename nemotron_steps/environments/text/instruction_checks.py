@@ -2,7 +2,8 @@
 
 One function an instruction id, in the vocabulary of IFEval and of its open-instruct extension (IFEvalG). Words are runs
 of letters, digits, hyphens and apostrophes; sentences end at . ! ? or a line break. Those libraries use NLTK there,
-so counts may differ on unusual punctuation. Where a text is too short or plain for a check, the answer is no.
+so counts may differ on unusual punctuation. Where a text is too short or plain for a check, the answer is no. Every
+check takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import Any
 Check = Callable[..., bool]
 
 _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|etc|e\.g|i\.e|a\.m|p\.m|No|Fig)\.$", re.IGNORECASE)
+_LONGEST_ABBREVIATION = len("Prof.")
+# Possessive, and only where a run of marks begins: tried from each of them, a long run would take quadratic time.
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"')\]”’]*+(?=\s|$)")
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
+
+LANGUAGE_LENGTH = 20_000
+"""Characters in which a language is looked for; langdetect itself weighs no more than 10,000."""
 
 CONSTRAINED_RESPONSES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
@@ -32,11 +39,11 @@ def sentences(text: str) -> list[str]:
     found: list[str] = []
     for line in text.splitlines():
         start = 0
-        for match in re.finditer(r"[.!?]+[\"')\]”’]*(?=\s|$)", line):
-            candidate = line[start : match.end()]
-            if _ABBREVIATION.search(candidate) and match.end() < len(line):
+        for match in _SENTENCE_END.finditer(line):
+            begin = max(start, match.end() - _LONGEST_ABBREVIATION)
+            if match.end() < len(line) and _ABBREVIATION.search(line, begin, match.end()):
                 continue
-            found.append(candidate.strip())
+            found.append(line[start : match.end()].strip())
             start = match.end()
         found.append(line[start:].strip())
     return [sentence for sentence in found if sentence]
@@ -94,8 +101,9 @@ def response_language(text: str, language: str) -> bool:
     """The text is in that ISO 639-1 language, by langdetect."""
     import langdetect
 
+    langdetect.DetectorFactory.seed = 0  # else it draws its own, and a grade is not the same twice
     try:
-        return bool(langdetect.detect(text) == language)
+        return bool(langdetect.detect(text[:LANGUAGE_LENGTH]) == language)
     except langdetect.LangDetectException:
         return True  # nothing to detect a language from: IFEval counts it as followed
 
@@ -129,7 +137,7 @@ def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int,
 
 def number_placeholders(text: str, num_placeholders: int) -> bool:
     """At least so many [placeholders]."""
-    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+    return sum(len(_from_to(line, "[", "]")) for line in text.split("\n")) >= num_placeholders
 
 
 def postscript(text: str, postscript_marker: str) -> bool:
@@ -141,8 +149,8 @@ def postscript(text: str, postscript_marker: str) -> bool:
 
 def number_bullet_lists(text: str, num_bullets: int) -> bool:
     """Exactly so many lines that begin with a * or - bullet."""
-    stars = re.findall(r"^\s*\*[^*].*$", text, re.MULTILINE)
-    return len(stars) + len(re.findall(r"^\s*-.*$", text, re.MULTILINE)) == num_bullets
+    stars = re.findall(r"^[^\S\n]*\*[^*].*$", text, re.MULTILINE)
+    return len(stars) + len(re.findall(r"^[^\S\n]*-.*$", text, re.MULTILINE)) == num_bullets
 
 
 def constrained_response(text: str) -> bool:
@@ -173,8 +181,12 @@ def json_format(text: str) -> bool:
 
 
 def title(text: str) -> bool:
-    """A <<title>> occurs."""
-    return any(found.strip("<>").strip() for found in re.findall(r"<<[^\n]+>>", text))
+    """A <<title>> occurs: in some line, text between the first << and the last >>."""
+    for line in text.split("\n"):
+        begin, end = line.find("<<"), line.rfind(">>")
+        if begin != -1 and end > begin + 2 and line[begin:end].strip("<>").strip():
+            return True
+    return False
 
 
 def two_responses(text: str) -> bool:
@@ -222,11 +234,23 @@ def _is_latin(text: str) -> bool:
 def repeat_phrase(text: str, phrase: str, small_n: int) -> bool:
     """The phrase occurs exactly small_n times, each time with at most one word changed and at least one change."""
     reference = phrase.split()
-    found: list[str] = re.findall(rf"{re.escape(reference[0])} .*? {re.escape(reference[-1])}", text)
+    found = [piece for line in text.split("\n") for piece in _from_to(line, reference[0] + " ", " " + reference[-1])]
     if len(found) != small_n or any(len(piece.split()) != len(reference) for piece in found):
         return False
     changes = [sum(a != b for a, b in zip(piece.split(), reference, strict=True)) for piece in found]
     return bool(changes) and max(changes) <= 1 and changes[-1] == 1
+
+
+def _from_to(line: str, opening: str, closing: str) -> list[str]:
+    """The pieces of a line from an opening text to the next closing one, both included."""
+    pieces, end = [], 0
+    while (begin := line.find(opening, end)) != -1:
+        close = line.find(closing, begin + len(opening))
+        if close == -1:
+            break
+        end = close + len(closing)
+        pieces.append(line[begin:end])
+    return pieces
 
 
 def copy(text: str, prompt_to_repeat: str) -> bool:

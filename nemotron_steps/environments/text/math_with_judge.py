@@ -1,5 +1,6 @@
 """math_with_judge: the boxed answer against the expected one, by math-verify; where it says no, by a judge that must
-call the two equal in both orders."""
+call the two equal in both orders. A box of more than MAX_LENGTH characters that is far longer than the expected answer
+is wrong without asking anyone."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
+from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgeSampling, ask, block, last_label
-from nemotron_steps.environments.line_worker import WorkerPool, WorkerTimeoutError
 from nemotron_steps.environments.text.extraction import last_boxed
+from nemotron_steps.environments.text.math_equality import compare
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -34,8 +36,8 @@ SYSTEM = (
     f"label: {EQUAL} if the answers are equivalent, {DIFFERENT} if they are not."
 )
 
-VERIFIER_TIMEOUT = "verifier_timeout"
-"""Failure class: computer algebra did not come to an end and no judge could be asked."""
+MAX_LENGTH = 10_000
+"""Characters of a box, or four times the expected answer if that is more."""
 EXPECTED_UNPARSEABLE = "expected_answer_unparseable"
 """Failure class: the row's expected answer is no expression math-verify can read, and no judge could be asked."""
 
@@ -60,8 +62,8 @@ class MathWithJudge(Environment):
 
     def __init__(self, config: MathWithJudgeConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
-        self._workers = WorkerPool(
-            "nemotron_steps.environments.text.math_worker",
+        self._algebra = GradingPool(
+            compare,
             size=config.library_verifier_max_concurrency,
             timeout_s=config.library_verifier_timeout_seconds,
         )
@@ -84,23 +86,27 @@ class MathWithJudge(Environment):
         answer = last_boxed(text)
         if not answer:
             return Verdict(0.0, {"boxed": 0.0, "library_reward": 0.0})
+        if len(answer) > max(MAX_LENGTH, 4 * len(expected)):
+            return Verdict(
+                0.0, {"boxed": 1.0, "library_reward": 0.0}, details={"extracted_answer": answer[:MAX_LENGTH]}
+            )
         details = {"extracted_answer": answer}
         components = {"boxed": 1.0}
         problem = None
         try:
-            outcome = await self._workers.call({"expected": strip_delimiters(expected), "answer": answer})
-        except WorkerTimeoutError:
-            problem = VERIFIER_TIMEOUT
+            equal = await self._algebra.call(answer, strip_delimiters(expected))
+        except CannotJudgeError as error:
+            problem = error
         else:
-            if "error" in outcome:
-                problem = EXPECTED_UNPARSEABLE
+            if equal is None:
+                problem = CannotJudgeError(EXPECTED_UNPARSEABLE)
             else:
-                components["library_reward"] = float(outcome["equal"])
-                if outcome["equal"]:
+                components["library_reward"] = float(equal)
+                if equal:
                     return Verdict(1.0, components, details=details)
         if not self.config.should_use_judge:
             if problem is not None:
-                raise CannotJudgeError(problem)
+                raise problem
             return Verdict(0.0, components, details=details)
         equal = await self._judge(question, expected, answer) and await self._judge(question, answer, expected)
         components["judge_reward"] = float(equal)
@@ -108,7 +114,7 @@ class MathWithJudge(Environment):
 
     async def close(self) -> None:
         """End the helper processes."""
-        await self._workers.close()
+        await self._algebra.close()
 
     async def _judge(self, question: str, first: str, second: str) -> bool:
         prompt = "\n".join(

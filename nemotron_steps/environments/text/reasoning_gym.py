@@ -2,7 +2,9 @@
 `metadata.source_dataset`.
 
 The library is imported when the first row is checked or scored. Answers its scorers would evaluate as code pass
-expression_guard first; a refused answer is scored as one that cannot be parsed.
+expression_guard first; a refused answer, or one of more than MAX_LENGTH characters, is scored as one that cannot be
+parsed. Scorers that simplify expressions work in helper processes; of the others none takes a tenth of a second over
+so long an answer, whatever it is.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import copy
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemotron_steps.environments.base import (
@@ -22,6 +25,7 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
+from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.text.expression_guard import (
     is_bounded_arithmetic,
     is_inert_literal,
@@ -39,10 +43,13 @@ EVALUATED_AS_LITERAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", 
 EVALUATED_AS_EXPRESSION = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
 )
-"""Data sets whose scorer calls sympy's parse_expr on the answer."""
+"""Data sets whose scorer calls sympy's parse_expr on the answer, and some simplify what it gives."""
 
 COMPARED_AS_TUPLES = frozenset({"arc_agi", "rearc"})
 """Data sets whose scorer compares `metadata.output` with tuples, which JSON turned into lists."""
+
+MAX_LENGTH = 20_000
+"""Characters of an answer."""
 
 UNPARSEABLE = "?"
 """Stands in for a refused answer: no scorer can read it as anything."""
@@ -61,7 +68,11 @@ class ReasoningGym(Environment):
 
     def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
-        self._scorers: dict[str, Scorer] = {}
+        self._algebra = GradingPool(score_answer)
+
+    async def close(self) -> None:
+        """End the helper processes."""
+        await self._algebra.close()
 
     def check_values(self, row: Row) -> None:
         """The data set must exist in the installed library, and the fields its scorer evaluates must be plain data."""
@@ -70,7 +81,7 @@ class ReasoningGym(Environment):
         if not isinstance(row["answer"], str | None):
             raise RowError("answer", "a string or null", type(row["answer"]).__name__)
         source = row["metadata"]["source_dataset"]
-        if not isinstance(source, str) or self._scorer(source) is None:
+        if not isinstance(source, str) or scorer_of(source) is None:
             raise RowError("metadata.source_dataset", "a data set of the installed reasoning-gym", repr(source))
         if source == "number_sorting" and not is_inert_literal(str(row["answer"])):
             raise RowError("answer", "a list of numbers", repr(row["answer"])[:80])
@@ -79,54 +90,74 @@ class ReasoningGym(Environment):
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """The library's score in [0, 1]."""
-        # Scorers are synchronous and some are slow (sympy); a thread keeps the event loop free.
-        return await asyncio.to_thread(self.grade, row, response.text)
+        answer, vetted, entry = _vetted(row, response.text)
+        if row["metadata"]["source_dataset"] in EVALUATED_AS_EXPRESSION and vetted is answer:
+            score, failure = await self._algebra.call(vetted, entry)
+        else:
+            # A thread, because even short work adds up on the event loop.
+            score, failure = await asyncio.to_thread(score_answer, vetted, entry)
+        return _verdict(answer, vetted, score, failure)
 
     def grade(self, row: Row, text: str) -> Verdict:
         """As verify, for callers outside an event loop. `row` needs the verifier fields only."""
-        source = row["metadata"]["source_dataset"]
-        answer = extract_answer(text)
-        vetted = answer if is_safe_answer(source, answer) else UNPARSEABLE
-        score, failure = self._score(source, vetted, row)
-        details = {"extracted_answer": answer}
-        if score is None:
-            return Verdict.failed(SCORER_FAILED, message=failure, **details)
-        components = {"score": score, "answer_refused": float(vetted is not answer)}
-        return Verdict(score, components, details=details)
+        answer, vetted, entry = _vetted(row, text)
+        return _verdict(answer, vetted, *score_answer(vetted, entry))
 
-    def _score(self, source: str, answer: str, row: Row) -> tuple[float | None, str]:
-        scorer = self._scorer(source)
-        if scorer is None:
-            return None, f"no data set {source!r} in the installed reasoning-gym"
-        entry: dict[str, Any] = {key: copy.deepcopy(row.get(key)) for key in ("question", "answer", "metadata")}
-        if source in COMPARED_AS_TUPLES:
-            entry["metadata"]["output"] = _as_tuples(entry["metadata"].get("output"))
-        try:
-            return _unit(scorer(answer=answer, entry=entry)), ""
-        except Exception as error:
-            cause = repr(error)
-        # Whose fault? A scorer that also fails on the reference answer cannot judge this row at all.
-        try:
-            scorer(answer=entry["answer"], entry=entry)
-        except Exception:
-            return None, cause
-        return 0.0, ""
 
-    def _scorer(self, source: str) -> Scorer | None:
-        if source not in self._scorers:
-            try:
-                import reasoning_gym
-            except ImportError as error:
-                raise UnsupportedError(
-                    "the reasoning_gym environment needs the reasoning-gym package",
-                    found=str(error),
-                    hints=("pip install reasoning-gym",),
-                ) from error
-            try:
-                self._scorers[source] = reasoning_gym.get_score_answer_fn(source)
-            except ValueError:
-                return None
-        return self._scorers[source]
+def _vetted(row: Row, text: str) -> tuple[str, str, dict[str, Any]]:
+    """(the answer in a text, what the scorer may see of it, the row as the library's entry)."""
+    answer = extract_answer(text)
+    safe = len(answer) <= MAX_LENGTH and is_safe_answer(row["metadata"]["source_dataset"], answer)
+    return answer, answer if safe else UNPARSEABLE, {key: row.get(key) for key in ("question", "answer", "metadata")}
+
+
+def _verdict(answer: str, vetted: str, score: float | None, failure: str) -> Verdict:
+    details = {"extracted_answer": answer[:MAX_LENGTH]}
+    if score is None:
+        return Verdict.failed(SCORER_FAILED, message=failure, **details)
+    return Verdict(score, {"score": score, "answer_refused": float(vetted is not answer)}, details=details)
+
+
+def score_answer(answer: str, entry: dict[str, Any]) -> tuple[float | None, str]:
+    """(score, "") by the library, or (None, why it cannot score this row at all). The answer must have been vetted."""
+    entry = copy.deepcopy(entry)
+    source = entry["metadata"]["source_dataset"]
+    scorer = scorer_of(source)
+    if scorer is None:
+        return None, f"no data set {source!r} in the installed reasoning-gym"
+    if source in COMPARED_AS_TUPLES:
+        entry["metadata"]["output"] = _as_tuples(entry["metadata"].get("output"))
+    try:
+        return _unit(scorer(answer=answer, entry=entry)), ""
+    except Exception as error:
+        cause = repr(error)
+    # Whose fault? A scorer that also fails on the reference answer cannot judge this row at all.
+    try:
+        scorer(answer=entry["answer"], entry=entry)
+    except Exception:
+        return None, cause
+    return 0.0, ""
+
+
+@cache
+def scorer_of(source: str) -> Scorer | None:
+    """The library's scorer of a data set, None if it has none.
+
+    Raises:
+        UnsupportedError: the library is not installed.
+    """
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise UnsupportedError(
+            "the reasoning_gym environment needs the reasoning-gym package",
+            found=str(error),
+            hints=("pip install reasoning-gym",),
+        ) from error
+    try:
+        return reasoning_gym.get_score_answer_fn(source)  # type: ignore[no-any-return]
+    except ValueError:
+        return None
 
 
 def extract_answer(text: str) -> str:

@@ -7,6 +7,7 @@ is single_step_tool_use with a threshold of 0.
 
 from __future__ import annotations
 
+import json
 import re
 from difflib import SequenceMatcher
 from typing import Any, ClassVar
@@ -149,7 +150,9 @@ def text_similarity(first: str, second: str) -> float:
 
 
 def _expected(row: Row) -> ToolCall:
-    return ToolCall(str(row["expected_action"]["name"]), str(row["expected_action"]["arguments"]))
+    arguments = row["expected_action"]["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return ToolCall(str(row["expected_action"]["name"]), text)
 
 
 def _file(arguments: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.environments.base import Environment, Response, Session, Verdict
+from nemotron_steps.environments.base import Response, Session, Verdict
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text import expression_guard as guard
 from nemotron_steps.environments.text import reasoning_gym as module
@@ -20,7 +20,7 @@ library = pytest.importorskip("reasoning_gym")
 
 
 @pytest.fixture(scope="module")
-def environment() -> Environment:
+def environment() -> module.ReasoningGym:
     return create("reasoning_gym")
 
 
@@ -30,14 +30,14 @@ def rows_of(name: str, size: int = 3, seed: int = 5) -> list[dict[str, Any]]:
     return [{"responses_create_params": {"input": item["question"]}, **item} for item in items]
 
 
-def score(environment: Environment, row: dict[str, Any], text: str) -> Verdict:
-    return asyncio.run(environment.verify(row, Response.from_text(text), Session()))
+def score(environment: module.ReasoningGym, row: dict[str, Any], text: str) -> Verdict:
+    return environment.grade(row, Response.from_text(text).text)
 
 
 @pytest.mark.parametrize(
     "name", ["chain_sum", "basic_arithmetic", "knights_knaves", "letter_counting", "countdown", "arc_agi", "n_queens"]
 )
-def test_reference_answers_score_one_and_wrong_ones_less(environment: Environment, name: str) -> None:
+def test_reference_answers_score_one_and_wrong_ones_less(environment: module.ReasoningGym, name: str) -> None:
     for row in rows_of(name):
         environment.check_row(row, "train.jsonl:1")
         assert score(environment, row, f"<answer>{row['answer']}</answer>").reward == 1.0
@@ -52,7 +52,7 @@ def test_answer_comes_from_the_tag_then_the_box_then_the_text() -> None:
     assert module.extract_answer(r"\boxed{never closed") == r"\boxed{never closed"
 
 
-def test_thinking_is_not_the_answer(environment: Environment) -> None:
+def test_thinking_is_not_the_answer(environment: module.ReasoningGym) -> None:
     row = rows_of("chain_sum", 1)[0]
     good = f"<think><answer>0</answer></think><answer>{row['answer']}</answer>"
     assert score(environment, row, good).reward == 1.0
@@ -72,7 +72,7 @@ def test_thinking_is_not_the_answer(environment: Environment) -> None:
     ],
 )
 def test_unusable_rows_are_refused_with_file_line_and_field(
-    environment: Environment, change: dict[str, Any], field: str
+    environment: module.ReasoningGym, change: dict[str, Any], field: str
 ) -> None:
     row = {**rows_of("chain_sum", 1)[0], **change}
     with pytest.raises(DataError) as caught:
@@ -80,7 +80,7 @@ def test_unusable_rows_are_refused_with_file_line_and_field(
     assert caught.value.where == f"data/train.jsonl:12 field {field}"
 
 
-def test_a_row_without_the_answer_key_is_refused_but_null_is_fine(environment: Environment) -> None:
+def test_a_row_without_the_answer_key_is_refused_but_null_is_fine(environment: module.ReasoningGym) -> None:
     row = rows_of("chain_sum", 1)[0]
     environment.check_row({**row, "answer": None}, "f:1")
     del row["answer"]
@@ -88,7 +88,7 @@ def test_a_row_without_the_answer_key_is_refused_but_null_is_fine(environment: E
         environment.check_row(row, "f:1")
 
 
-def test_rows_whose_fields_the_scorer_would_execute_are_refused(environment: Environment) -> None:
+def test_rows_whose_fields_the_scorer_would_execute_are_refused(environment: module.ReasoningGym) -> None:
     poisoned = {**rows_of("number_sorting", 1)[0], "answer": "__import__('os').getpid()"}
     with pytest.raises(DataError, match="answer"):
         environment.check_row(poisoned, "f:1")
@@ -99,21 +99,21 @@ def test_rows_whose_fields_the_scorer_would_execute_are_refused(environment: Env
         environment.check_row(row, "f:1")
 
 
-def test_a_row_that_breaks_the_scorer_is_a_failure_not_a_zero(environment: Environment) -> None:
+def test_a_row_that_breaks_the_scorer_is_a_failure_not_a_zero(environment: module.ReasoningGym) -> None:
     row = rows_of("complex_arithmetic", 1)[0]
     verdict = score(environment, {**row, "metadata": {"source_dataset": "complex_arithmetic"}}, "<answer>12</answer>")
     assert verdict.reward is None
     assert verdict.failure == "scorer_failed"
 
 
-def test_an_answer_that_breaks_the_scorer_is_wrong(environment: Environment) -> None:
+def test_an_answer_that_breaks_the_scorer_is_wrong(environment: module.ReasoningGym) -> None:
     row = rows_of("game_of_life", 1)[0]
     assert score(environment, row, f"<answer>{row['answer']}</answer>").reward == 1.0
     assert score(environment, row, "<answer>12</answer>").reward == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(module.EVALUATED_AS_LITERAL | module.EVALUATED_AS_EXPRESSION))
-def test_answers_that_are_code_are_never_executed(environment: Environment, name: str, tmp_path: Path) -> None:
+def test_answers_that_are_code_are_never_executed(environment: module.ReasoningGym, name: str, tmp_path: Path) -> None:
     row = rows_of(name, 1)[0]
     witness = tmp_path / "executed"
     for attack in (
