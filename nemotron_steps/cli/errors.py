@@ -13,6 +13,13 @@ from nemotron_steps.errors import InterruptedRunError, StepsError
 UNEXPECTED_EXIT = 1
 
 
+def exit_code(error: BaseException) -> int:
+    """The exit code an error means."""
+    if isinstance(error, KeyboardInterrupt):
+        return InterruptedRunError.exit_code
+    return error.exit_code if isinstance(error, StepsError) else UNEXPECTED_EXIT
+
+
 def report(error: BaseException, *, as_json: bool) -> int:
     """Print an error and return the exit code it means.
 
@@ -26,12 +33,12 @@ def report(error: BaseException, *, as_json: bool) -> int:
             print_json({"error": _clean_fields(error.to_dict())})
         else:
             render(error, Terminal.of(sys.stderr))
-        return error.exit_code
+        return exit_code(error)
     if as_json:
         print_json({"error": unexpected_fields(error)})
     else:
         _render_unexpected(error, Terminal.of(sys.stderr))
-    return UNEXPECTED_EXIT
+    return exit_code(error)
 
 
 def render(error: StepsError, terminal: Terminal) -> None:

@@ -7,6 +7,7 @@ however it ended.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nemotron_steps.cli.terminal import Terminal, clock, duration, number, printable, shorten, tail, visible_width
@@ -42,6 +43,27 @@ class Display(Protocol):
 
     def close(self) -> None:
         """Stop drawing and leave the screen tidy."""
+
+
+class Tolerant:
+    """A display that goes dark when it cannot be drawn (a terminal that is gone, a full disk); the run goes on."""
+
+    def __init__(self, display: Display) -> None:
+        self._display: Display | None = display
+
+    def __call__(self, record: Record) -> None:
+        """Show a record, if anything is shown any more."""
+        if self._display is not None:
+            try:
+                self._display(record)
+            except OSError:
+                self._display = None
+
+    def close(self) -> None:
+        """Leave the screen tidy, if it is there."""
+        if self._display is not None:
+            with suppress(OSError):
+                self._display.close()
 
 
 def open_display(terminal: Terminal, plan: Plan) -> Display:

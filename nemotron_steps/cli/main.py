@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.parser import Parser, UsageError, build, refuse_flags_first, split_passthrough
@@ -19,15 +20,21 @@ _GC_THRESHOLD = 50_000
 
 
 def steps(argv: Sequence[str] | None = None) -> int:
-    """`steps ...`. Returns the exit code."""
-    return _main(sys.argv[1:] if argv is None else argv, "steps")
+    """`steps ...`. Returns the exit code.
+
+    Without arguments given, this is the whole program: its own command line, and, for a run, a process that waits.
+    """
+    if argv is None:
+        return _program(sys.argv[1:], "steps")
+    return _main(argv, "steps")
 
 
 def nemotron(argv: Sequence[str] | None = None) -> int:
     """`nemotron ...`: `nemotron steps ...` is `steps ...`. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["steps"]:
-        return _main(arguments[1:], "nemotron steps")
+        run = _program if argv is None else _main
+        return run(arguments[1:], "nemotron steps")
     return _guarded(lambda: _nemotron_help(arguments), as_json=False)
 
 
@@ -38,6 +45,19 @@ def _nemotron_help(arguments: list[str]) -> int:
     parser.parse_args(arguments)
     parser.print_help()
     return 0
+
+
+def _program(arguments: Sequence[str], prog: str) -> int:
+    """The command line of a process that does nothing else."""
+    from nemotron_steps.cli.pipes import open_standard_streams
+
+    open_standard_streams()
+    before, _ = split_passthrough(arguments)
+    if before[:1] != ["run"] or {"-d", "--dry-run", "-h", "--help"} & set(before):
+        return _main(arguments, prog)
+    from nemotron_steps.cli.supervise import supervise
+
+    return supervise(lambda: _main(arguments, prog), as_json="--json" in before)
 
 
 def _main(arguments: Sequence[str], prog: str) -> int:
@@ -106,9 +126,11 @@ def _guarded(action: Callable[[], int], *, as_json: bool) -> int:
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
     except (Exception, KeyboardInterrupt) as error:
-        from nemotron_steps.cli.errors import report
+        from nemotron_steps.cli.errors import exit_code, report
 
-        return report(error, as_json=as_json)
+        with suppress(BrokenPipeError):
+            return report(error, as_json=as_json)
+        return exit_code(error)
     return code
 
 

@@ -12,6 +12,7 @@ from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.cli.planning import dry_run, show_plan, with_cached
 from nemotron_steps.cli.request import Asked, Workbench, asked_from
+from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.redaction import MASK
 from nemotron_steps.errors import InterruptedRunError, RequestError, RetryableError, StepsError
@@ -62,13 +63,13 @@ def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> 
         show_plan(plan, terminal, asked)
         terminal.print()
     listeners: list[Listener] = []
-    seen = _RunSeen()
+    seen = _RunSeen(bench.store.backend.url)
     listeners.append(seen)
     display = None
     if not arguments.as_json:
-        from nemotron_steps.cli.live import open_display
+        from nemotron_steps.cli.live import Tolerant, open_display
 
-        display = open_display(terminal, plan)
+        display = Tolerant(open_display(terminal, plan))
         listeners.append(display)
     try:
         with stdout_to_stderr() if arguments.as_json else nullcontext():
@@ -139,7 +140,8 @@ def stdout_to_stderr() -> Iterator[None]:
 class _RunSeen:
     """Remembers where the run's log is, for errors that are nobody's fault but this program's, and what it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: str) -> None:
+        self._home = home
         self.log: str | None = None
         self.run: str | None = None
         self.did_something = False
@@ -149,6 +151,7 @@ class _RunSeen:
         if record["kind"] == "run_started":
             self.run = record["run"]
             self.log = f"`steps logs {record['run']}`"
+            announce(record["run"], self._home)
         elif record["kind"] in ("step_finished", "metrics"):
             self.did_something = True
 

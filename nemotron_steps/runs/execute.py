@@ -10,7 +10,7 @@ Kinds of records the runner reports, beside those a step causes (see tracker):
     step_failed    error (StepsError.to_dict)
     hint           text, overrides, because, skill, failure (whether it is about a failure)
     warning        text: logged by this package; log.txt has it from the logging
-    run_finished   status, seconds, ran, cached, report
+    run_finished   status, seconds, ran, cached, report (written by `aftermath` for a process that died abruptly)
 
 The order in which things become durable is what makes a kill harmless: outputs are filled in the work folder, then
 marked as filled, then committed one by one, then remembered under the cache key; only then is the work folder

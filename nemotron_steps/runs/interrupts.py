@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_SAME_S = 0.5
+
 
 @contextmanager
 def interruptible() -> Iterator[dict[str, str]]:
-    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM; a second one ends the process at once.
+    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM; a later one ends the process at once.
+
+    One that follows at once is the same one: whoever signals a process group reaches a process in several ways.
 
     Yields a dict whose "signal" says which it was. Outside the main thread signals cannot be handled and nothing is
     changed.
@@ -23,10 +29,17 @@ def interruptible() -> Iterator[dict[str, str]]:
         yield seen
         return
 
+    first = 0.0
+
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if "signal" in seen:
+            if time.monotonic() - first > _SAME_S:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        first = time.monotonic()
         seen["signal"] = signal.Signals(number).name
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _hush_asyncio()
         raise KeyboardInterrupt
 

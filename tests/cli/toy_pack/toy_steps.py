@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import time
 from typing import Any, Literal
 
@@ -38,7 +40,7 @@ class Judge(Section):
 class TrainConfig(Section):
     steps: PositiveInt = 6
     seconds_per_step: float = 0.0
-    end: Literal["done", "diverge", "judge", "bug", "interrupt", "row"] = "done"
+    end: Literal["done", "diverge", "judge", "bug", "interrupt", "row", "vanish", "killed", "ray"] = "done"
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     judge: Judge = Judge()
@@ -72,12 +74,31 @@ def train(context: StepContext[TrainConfig]) -> None:
         raise JudgeUnavailableError("the judge did not answer", hints=("env.judge=other",))
     if config.end == "bug":
         raise ZeroDivisionError("a mistake of the step's author")
+    if config.end == "vanish":
+        os._exit(0)
+    if config.end == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config.end == "ray":
+        lose_ray()
     if config.end == "interrupt":
         raise KeyboardInterrupt
     context.tracker.signal("reward_saturated", share=0.99)
     model: dict[str, Any] = {"rows": len(rows), "lr": config.optimizer.lr, "passthrough": list(config.passthrough)}
     (context.outputs["model"].path / "model.json").write_text(json.dumps(model))
     context.tracker.summary({"held_out_reward": {"before": 0.25, "after": 0.75}, "loss": {"before": 2.0, "after": 0.5}})
+
+
+def lose_ray() -> None:
+    """Start a Ray of one's own and lose its control service, as when the machine is short of memory."""
+    os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "2"  # noqa: SIM112 (its name is Ray's)
+    import psutil
+    import ray
+
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "gcs_server":
+            process.kill()
+    time.sleep(120)
 
 
 def convert(context: StepContext[dict[str, Any]]) -> None:

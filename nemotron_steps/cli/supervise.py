@@ -1,0 +1,119 @@
+"""`steps run` as two processes: one works, the other waits for it and says how it ended where it could not say so.
+
+Ray ends its driver without a word when one of Ray's own processes dies, the kernel kills what uses too much memory, a
+library may crash: then nobody unwinds the run. The waiting process has imported nothing, so hardly anything can happen
+to it. Signals it gets are handed on; if it is killed itself, the kernel kills the working one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from nemotron_steps.cli.pipes import Relay
+
+_PR_SET_PDEATHSIG = 1
+_SI_KERNEL = 0x80
+"""si_code of a signal from the terminal's driver, which sends it to every process of the foreground group."""
+_HANDED_ON = {signal.SIGINT, signal.SIGTERM}
+
+_channel: int | None = None
+"""Where the working process says which run it works on, and that it has said how it ended."""
+
+
+def announce(run: str, home: str) -> None:
+    """Tell the waiting process, if there is one, which run this process works on."""
+    _tell({"run": run, "home": home})
+
+
+def supervise(work: Callable[[], int], *, as_json: bool) -> int:
+    """Do `work` in a process of its own; returns its exit code, or that of a lost worker if it died abruptly.
+
+    Returns in both processes: in the working one what `work` returned.
+    """
+    if sys.platform != "linux":
+        return work()
+    global _channel
+    sys.stdout.flush()
+    sys.stderr.flush()
+    told, _channel = os.pipe()
+    relay = Relay()
+    parent = os.getpid()
+    # Blocked from before the fork on, so that none is lost or taken for this process's own.
+    waited_for = {signal.SIGCHLD, *_HANDED_ON}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    worker = os.fork()
+    if worker == 0:
+        os.close(told)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before that was asked for
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        relay.write_into()
+        code = work()
+        _tell({"code": code})
+        return code
+    relay.hand_on()
+    status = _wait(worker, waited_for)
+    relay.finish()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    said = _said(told)
+    if "code" in said:
+        return int(said["code"])
+    return _died(said, status, as_json=as_json)
+
+
+def _tell(fields: dict[str, Any]) -> None:
+    if _channel is not None:
+        os.write(_channel, json.dumps(fields).encode() + b"\n")
+
+
+def _said(told: int) -> dict[str, Any]:
+    """What the working process told, the last word on each thing. It is dead; its own children may hold the pipe."""
+    os.set_blocking(told, False)
+    data = b""
+    try:
+        while part := os.read(told, 65536):
+            data += part
+    except BlockingIOError:
+        pass
+    said: dict[str, Any] = {}
+    for line in data.splitlines():
+        said.update(json.loads(line))
+    return said
+
+
+def _wait(worker: int, signals: set[signal.Signals]) -> int:
+    """Wait for the working process, handing on signals; returns its wait status."""
+    while True:
+        info = signal.sigwaitinfo(signals)
+        if info.si_signo in _HANDED_ON and info.si_code != _SI_KERNEL:
+            os.kill(worker, info.si_signo)
+        ended, status = os.waitpid(worker, os.WNOHANG)
+        if ended:
+            return status
+
+
+def _died(said: dict[str, Any], status: int, *, as_json: bool) -> int:
+    """Write down and tell that the working process died without doing so."""
+    from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.cli.errors import report
+    from nemotron_steps.errors import StepsError, WorkerLostError
+    from nemotron_steps.runs.aftermath import record_death
+
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[?25h\n")  # a progress display that could not tidy up hides the cursor
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    how = f"killed by {signal.Signals(number).name}" if number is not None else f"exit code {os.WEXITSTATUS(status)}"
+    error = WorkerLostError("the process that worked on this ended without a word", found=how)
+    if "run" in said:
+        try:
+            error = record_death(ArtifactStore(said["home"]), said["run"], how)
+        except StepsError as unwritable:
+            error.hints = (f"what happened could not be written down: {unwritable.what}",)
+    return report(error, as_json=as_json)

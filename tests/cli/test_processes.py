@@ -1,0 +1,167 @@
+"""`steps run` as a process among others: readers that leave, deaths without a word, signals to either of its two."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.runs.run_folder import RunInfo, get_run, read_events
+from tests.cli.conftest import Cli
+
+STEPS = f"{sys.executable} -m nemotron_steps.cli.main"
+
+
+def shell(command: str, folder: Path, timeout: float = 90) -> subprocess.CompletedProcess[str]:
+    words = ["bash", "-c", command]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=timeout)
+
+
+def latest(folder: Path) -> RunInfo:
+    return get_run(ArtifactStore(folder / "home"), "latest")
+
+
+@pytest.mark.parametrize(
+    "reader",
+    ["| head -n 1", "2>&1 | head -n 1", "| true", "2>&1 | true", ">&-", ">&- 2>&-"],
+)
+def test_a_reader_that_leaves_does_not_touch_the_run(workplace: Path, reader: str) -> None:
+    slow = "toy/train -c tiny steps=4 seconds_per_step=0.1"
+    done = shell(f"{STEPS} run {slow} {reader}; echo ${{PIPESTATUS[0]}} >> code", workplace)
+    info = latest(workplace)
+    assert info.status == "done", done.stderr
+    assert {step["state"] for step in info.steps.values()} == {"ran"}
+    assert (workplace / "code").read_text() == "0\n"
+
+
+def test_a_failure_keeps_its_exit_code_without_a_reader(workplace: Path) -> None:
+    shell(f"{STEPS} run toy/train -c tiny end=judge 2>&1 | true; echo ${{PIPESTATUS[0]}} >> code", workplace)
+    assert (workplace / "code").read_text() == "3\n"
+
+
+def test_what_is_printed_into_a_pipe_arrives_whole_and_in_order(workplace: Path) -> None:
+    done = shell(f"{STEPS} run toy/train -c tiny steps=3 2>&1 | cat", workplace)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("toy/train -c tiny") and "a library that prints" in lines
+    assert any("done in" in line for line in lines) and lines[-1].strip().startswith("steps artifacts lineage")
+    order = [at for at, line in enumerate(lines) if "started:" in line or "step 1:" in line or "run done" in line]
+    assert order == sorted(order) and len(order) >= 2
+    as_json = shell(f"{STEPS} run toy/train -c tiny steps=3 --json 2>/dev/null | cat", workplace)
+    assert json.loads(as_json.stdout)["steps"][-1]["state"] == "cached"
+
+
+@pytest.mark.parametrize(("end", "how"), [("vanish", "exit code 0"), ("killed", "killed by SIGKILL")])
+def test_a_step_that_dies_without_a_word_is_journalled_and_retryable(workplace: Path, end: str, how: str) -> None:
+    done = shell(f"{STEPS} run toy/train -c tiny end={end}", workplace)
+    assert done.returncode == 3, done.stderr
+    info = latest(workplace)
+    assert "error[E710]" in done.stderr and how in done.stderr and f"steps run --resume {info.id}" in done.stderr
+    states = {key: step["state"] for key, step in info.steps.items()}
+    assert (info.status, states) == ("failed", {"toy/make": "ran", "toy/train": "failed"})
+    assert info.error is not None and (info.error["code"], info.error["found"]) == ("E710", how)
+    store = ArtifactStore(workplace / "home")
+    kinds = [record["kind"] for record in read_events(store, info.id)]
+    assert kinds[-2:] == ["step_failed", "run_finished"]
+    report = (workplace / "home/runs" / info.id / "report.html").read_text()
+    assert "ended without a word" in report
+    # What was committed is there: the same command goes on behind it.
+    again = shell(f"{STEPS} run --resume {info.id}", workplace)
+    assert again.returncode == 3 and "1 cached" in again.stdout
+
+
+def test_the_last_words_of_a_process_that_dies_are_handed_on(workplace: Path) -> None:
+    code = (
+        "import os, sys, toy_steps\n"
+        "def last_words(context):\n"
+        "    os.write(2, b'x' * 50_000 + b' the last words')\n"
+        "    os._exit(1)\n"
+        "toy_steps.make = last_words\n"
+        "from nemotron_steps.cli.main import steps\n"
+        "sys.argv = ['steps', 'run', 'toy/make']\n"
+        "sys.exit(steps())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr.index("the last words") < done.stderr.index("error[E710]")
+
+
+def test_a_death_without_a_word_is_json_where_json_was_asked_for(workplace: Path) -> None:
+    done = shell(f"{STEPS} run toy/train -c tiny end=killed --json", workplace)
+    assert done.returncode == 3 and json.loads(done.stdout)["error"]["code"] == "E710"
+
+
+@pytest.mark.ray
+def test_a_dead_ray_is_told_and_journalled(workplace: Path) -> None:
+    (workplace / "ray.yaml").write_text("defaults: [tiny]\nend: ray\n")
+    done = shell(f"{STEPS} run toy/train -c ./ray.yaml", workplace, timeout=180)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "ended without a word" in done.stderr and latest(workplace).status == "failed"
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A run that takes a minute, once its steps have begun."""
+    command = [*STEPS.split(), "run", "toy/train", "-c", "tiny", "steps=600", "seconds_per_step=0.1", *words]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        begun = [file for file in (folder / "home" / "runs").glob("*/metrics.jsonl") if file.stat().st_size]
+        if begun:
+            return process
+        time.sleep(0.05)
+    raise AssertionError("the run did not begin")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_process_that_works(workplace: Path, number: signal.Signals) -> None:
+    process = start(workplace)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and f"interrupted by {number.name}" in said
+    assert latest(workplace).status == "interrupted"
+
+
+def test_a_signal_that_comes_by_several_ways_is_one(workplace: Path) -> None:
+    process = start(workplace)
+    worker = latest(workplace).pid
+    for pid in (process.pid, worker, process.pid):  # as `timeout` does, which signals the process and its group
+        os.kill(pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and "interrupted by SIGTERM" in said
+    assert latest(workplace).status == "interrupted"
+
+
+def test_the_working_process_dies_with_the_one_that_waits(workplace: Path) -> None:
+    process = start(workplace)
+    worker = latest(workplace).pid
+    assert worker != process.pid
+    process.kill()
+    process.wait(timeout=30)
+    deadline = time.monotonic() + 20
+    while latest(workplace).status == "running" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert latest(workplace).status == "killed"
+    assert not re.search(r"^State:\s+[RSD]", _proc_status(worker), re.MULTILINE)
+
+
+def _proc_status(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def test_a_dry_run_and_a_called_command_line_are_one_process(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    assert cli("run", "toy/train", "-c", "tiny").code == 0
+    from nemotron_steps.cli.main import steps
+
+    monkeypatch.setattr(sys, "argv", ["steps", "run", "toy/train", "-c", "tiny", "-d"])
+    assert steps() == 0
