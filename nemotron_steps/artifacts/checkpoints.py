@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.confinement import require_relative
 from nemotron_steps.errors import ArtifactError
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -217,7 +218,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def _safetensors_shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(read_json_object(index).get("weight_map", {}).values()))
+        weight_map = read_json_object(index).get("weight_map", {})
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ArtifactError(
+                "the checkpoint's index is malformed", where=str(index), expected="weight_map: tensor → file name"
+            )
+        names = [require_relative(name, str(index)) for name in sorted(set(weight_map.values()))]
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
             raise ArtifactError(

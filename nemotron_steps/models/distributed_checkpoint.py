@@ -251,6 +251,15 @@ def read_metadata(folder: str | Path) -> Any:
         metadata = _RecordUnpickler(io.BytesIO(path.read_bytes())).load()
     except (OSError, EOFError, pickle.UnpicklingError, AttributeError) as error:
         raise ArtifactError("the checkpoint's metadata cannot be read", where=str(path), found=str(error)) from error
+    for stored in (getattr(metadata, "storage_data", None) or {}).values():
+        name = str(stored.relative_path)
+        if name.startswith("/") or ".." in name.split("/"):
+            raise ArtifactError(
+                "the checkpoint's metadata names a file outside its folder",
+                where=str(path),
+                expected="files of the checkpoint",
+                found=name,
+            )
     if getattr(metadata, "storage_meta", None) is None:
         metadata.storage_meta = StorageMeta()
     return metadata

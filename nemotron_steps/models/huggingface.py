@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.architecture import read_config
-from nemotron_steps.models.initialize import copy_tokenizer
+from nemotron_steps.models.initialize import as_umask_says, copy_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class WeightReader:
         self.folder = Path(folder)
         index = self.folder / _INDEX
         if index.is_file():
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = indexed_shards(index)
         else:
             files = sorted(path.name for path in self.folder.glob("*.safetensors"))
         if not files:
@@ -63,6 +63,51 @@ class WeightReader:
         """One tensor. KeyError if there is none of that name."""
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor
+
+
+class FiniteReader(WeightReader):
+    """A WeightReader that refuses NaN and infinite weights: what is made of them is as broken, and does not say so."""
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """One tensor. KeyError if there is none of that name, ArtifactError if it has numbers that are none."""
+        return require_finite(name, super().__call__(name), self.folder)
+
+
+def require_finite(name: str, tensor: torch.Tensor, place: Path) -> torch.Tensor:
+    """`tensor` if all its numbers are finite. ArtifactError naming it and the checkpoint at `place` otherwise."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return tensor
+    # Eight-bit types have no test of their own.
+    numbers = tensor.float() if tensor.element_size() == 1 else tensor
+    if not bool(torch.isfinite(numbers).all()):
+        broken = int((~torch.isfinite(numbers)).sum())
+        raise ArtifactError(
+            f"weight '{name}' has values that are NaN or infinite",
+            where=str(place),
+            expected="finite numbers",
+            found=f"{broken} of {tensor.numel()} are not",
+            hints=("take an earlier checkpoint, from before the training diverged",),
+        )
+    return tensor
+
+
+def indexed_shards(index: Path) -> list[str]:
+    """The names of the shards that an index file names. ArtifactError for one outside the index's folder."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        outside = [name for name in names if name.startswith("/") or ".." in name.split("/")]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError("the checkpoint's index is malformed", where=str(index), found=repr(error)) from error
+    if outside:
+        raise ArtifactError(
+            "the checkpoint's index names a shard outside its folder",
+            where=str(index),
+            expected="files of the checkpoint",
+            found=outside[0],
+        )
+    return names
 
 
 def load_hf_weights(folder: str | Path) -> dict[str, torch.Tensor]:
@@ -121,6 +166,7 @@ class _Shard:
         self.bytes = sum(tensor.nbytes for tensor in tensors.values())
         self.dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
         save_file(tensors, str(path), metadata={"format": "pt"})
+        as_umask_says(path)
 
 
 def _write_shards(target: Path, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None) -> list[_Shard]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,13 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
+def as_umask_says(path: Path) -> None:
+    """Give a file the permissions that any new file has: safetensors lets its owner alone read it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Path, seed: int) -> None:
     """Write a random float32 model of the given shape whose vocabulary is the tokenizer's.
 
@@ -55,3 +63,5 @@ def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Pat
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     model.save_pretrained(str(target))
+    for path in target.glob("*.safetensors"):
+        as_umask_says(path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.distributed_checkpoint import load_sharded, save_sharded
-from nemotron_steps.models.huggingface import WeightReader, copy_model_files, save_hf_checkpoint
+from nemotron_steps.models.huggingface import FiniteReader, copy_model_files, require_finite, save_hf_checkpoint
 from nemotron_steps.models.mapping import Layout, Parameter, megatron_shape, parameters, to_hf, to_megatron
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core
 
@@ -161,7 +161,7 @@ def convert_hf_to_megatron(source: str | Path, target: str | Path) -> None:
     """A Hugging Face folder → a Megatron checkpoint folder. Weights keep their type, bit for bit."""
     source, target = Path(source), Path(target)
     architecture = Architecture.from_folder(source)
-    reader = WeightReader(source)
+    reader = FiniteReader(source)
     save_megatron_weights(to_megatron(reader, architecture), architecture, target / WEIGHTS)
     (target / "hf").mkdir(parents=True, exist_ok=True)
     copy_model_files(source, target / "hf")
@@ -174,4 +174,5 @@ def convert_megatron_to_hf(source: str | Path, target: str | Path) -> None:
         raise ArtifactError("not a Megatron checkpoint", where=str(source), expected="hf/ and weights/metadata.json")
     architecture = Architecture.from_folder(source)
     weights = load_megatron_weights(source / WEIGHTS, architecture)
-    save_hf_checkpoint(target, to_hf(weights, architecture), source / "hf")
+    finite = ((name, require_finite(name, tensor, source)) for name, tensor in to_hf(weights, architecture))
+    save_hf_checkpoint(target, finite, source / "hf")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import re
+import shutil
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.models.huggingface import load_hf_weights
+from nemotron_steps.models.distributed_checkpoint import read_metadata
+from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.mapping import (
     hf_names,
     megatron_shape,
@@ -19,7 +27,11 @@ from nemotron_steps.models.mapping import (
     to_megatron,
     unshard,
 )
-from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron, convert_megatron_to_hf
+from nemotron_steps.models.megatron_checkpoint import (
+    convert_hf_to_megatron,
+    convert_megatron_to_hf,
+    save_megatron_weights,
+)
 from tests.models.checkpoints import write_checkpoint
 
 
@@ -40,6 +52,58 @@ def test_round_trip_through_folders_is_bit_exact(checkpoint, tmp_path):
         assert torch.equal(tensor, after[name]) and tensor.dtype == after[name].dtype, name
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "back" / name).read_bytes() == (checkpoint / name).read_bytes()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(checkpoint, tmp_path, value):
+    convert_hf_to_megatron(checkpoint, tmp_path / "whole")
+    weights = load_hf_weights(checkpoint)
+    name = sorted(weights)[-1]
+    weights[name].view(-1)[3] = value
+    save_hf_checkpoint(tmp_path / "broken", weights.items(), checkpoint)
+    with pytest.raises(ArtifactError, match=re.escape(name)) as caught:
+        convert_hf_to_megatron(tmp_path / "broken", tmp_path / "megatron")
+    assert caught.value.found == f"1 of {weights[name].numel()} are not"
+    architecture = Architecture.from_folder(checkpoint)
+    save_megatron_weights(to_megatron(weights.__getitem__, architecture), architecture, tmp_path / "mega/weights")
+    shutil.copytree(tmp_path / "whole/hf", tmp_path / "mega/hf")
+    with pytest.raises(ArtifactError, match=re.escape(name)):
+        convert_megatron_to_hf(tmp_path / "mega", tmp_path / "back")
+
+
+def test_exported_weights_have_the_permissions_of_any_new_file(checkpoint, tmp_path):
+    convert_hf_to_megatron(checkpoint, tmp_path / "megatron")
+    before = os.umask(0o022)
+    try:
+        convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "back").iterdir()}
+    assert modes["model.safetensors"] == 0o644 and set(modes.values()) == {0o644}
+
+
+def test_an_index_that_points_out_of_the_folder_is_refused(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "model")
+    (tmp_path / "model/model.safetensors").rename(tmp_path / "outside.safetensors")
+    for shard_name in ("../outside.safetensors", str(tmp_path / "outside.safetensors")):
+        index = {"weight_map": dict.fromkeys(load_hf_weights(checkpoint), shard_name)}
+        (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(ArtifactError, match="outside its folder") as caught:
+            load_hf_weights(tmp_path / "model")
+        assert caught.value.found == shard_name
+        with pytest.raises(ArtifactError, match="leaves its folder"):
+            validate("checkpoint_hf", tmp_path / "model")
+
+
+def test_megatron_metadata_that_points_out_of_the_folder_is_refused(checkpoint, tmp_path):
+    convert_hf_to_megatron(checkpoint, tmp_path / "megatron")
+    weights = tmp_path / "megatron/weights"
+    metadata = read_metadata(weights)
+    for stored in metadata.storage_data.values():
+        stored.relative_path = f"../{stored.relative_path}"
+    (weights / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ArtifactError, match="outside its folder"):
+        convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
 
 
 @settings(max_examples=40, deadline=None)
