@@ -11,7 +11,8 @@ any number of concurrent rollouts, in the process, in an actor or behind HTTP. I
 steps or manifests.
 
 `reward is None` exactly when `failure` names why the answer could not be judged. A failure to judge is never a reward
-of 0: the loop masks such a sample out.
+of 0: the loop masks such a sample out. So it is with exceptions: one is a failure of the rollout that it was raised
+for, counted and reported with its row and traceback, and not the end of the run.
 
 `verify` runs on the event loop that every rollout shares. A grader that an answer could make slow belongs in a
 GradingPool (grading_pool.py), blocking input and output in a thread.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +31,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.responses import Response, ToolCall
-from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, show_line
+from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError, show_line
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -54,6 +57,14 @@ JUDGE_UNAVAILABLE = "judge_unavailable"
 """Failure class: the judge did not answer within its retries."""
 REWARD_OUT_OF_RANGE = "reward_out_of_range"
 """Failure class: the environment gave a reward outside its own `reward_range`."""
+VERDICT_INVALID = "verdict_invalid"
+"""Failure class: what `verify` gave is no Verdict, or its reward or a component is no finite number."""
+VERIFY_FAILED = "verify_failed"
+"""Failure class: `verify` (or `verify_group`) raised an exception."""
+ENVIRONMENT_LOST = "environment_lost"
+"""Failure class: a process of the environment died, or the environment does not answer."""
+
+_TRACEBACK_CHARACTERS = 4000
 
 
 class EnvironmentConfig(BaseModel):
@@ -82,15 +93,33 @@ class Verdict:
         if (self.reward is None) != (self.failure is not None):
             raise ValueError(f"a verdict has a reward or a failure, not both or neither: {self!r}")
         if self.reward is not None and not _is_finite(self.reward):
-            raise ValueError(f"reward must be a finite number, found {self.reward!r}")
+            raise InvalidVerdictError(f"reward must be a finite number, found {self.reward!r}")
         strange = {name: value for name, value in self.components.items() if not _is_finite(value)}
         if strange:
-            raise ValueError(f"components must be finite numbers, found {strange!r}")
+            raise InvalidVerdictError(f"components must be finite numbers, found {strange!r}")
 
     @classmethod
     def failed(cls, failure: str, **details: Any) -> Verdict:
         """A verdict that no judgement was possible."""
         return cls(None, {}, failure, details)
+
+    @classmethod
+    def of_error(cls, error: Exception, failure: str = VERIFY_FAILED) -> Verdict:
+        """A verdict that an exception prevented the judgement; its details have `message` and `traceback`.
+
+        Args:
+            failure: the class of exceptions that do not stand for one of their own.
+        """
+        if isinstance(error, JudgeUnavailableError):
+            return cls.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found)
+        if isinstance(error, CannotJudgeError):
+            return cls.failed(error.failure, message=error.message)
+        if isinstance(error, InvalidVerdictError):
+            failure = VERDICT_INVALID
+        elif isinstance(error, WorkerLostError):
+            failure = ENVIRONMENT_LOST
+        trace = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:]
+        return cls.failed(failure, message=f"{type(error).__name__}: {error}", traceback=trace)
 
 
 @dataclass(frozen=True)
@@ -106,6 +135,10 @@ class AgentRun:
     output: list[dict[str, Any]]
     verdict: Verdict
     truncated: bool = False
+
+
+class InvalidVerdictError(ConfigError):
+    """What an environment's verify gave is no verdict. The class has to be mended, not the rollout."""
 
 
 class CannotJudgeError(Exception):
@@ -236,7 +269,7 @@ class Environment(ABC):
         """Judge one finished rollout: `Verdict(reward)` with a reward in `reward_range`, never a bare number.
 
         May raise CannotJudgeError or JudgeUnavailableError instead of giving a verdict; verify_group turns both into
-        failed verdicts.
+        failed verdicts, and so any other exception.
         """
 
     async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
@@ -249,25 +282,30 @@ class Environment(ABC):
         A reward outside `reward_range` becomes the failure REWARD_OUT_OF_RANGE.
 
         Raises:
-            ConfigError: the environment gave something else than one Verdict a response.
+            InvalidVerdictError: the environment gave something else than one Verdict a response.
         """
         verdicts = await self.verify_group(row, responses, sessions)
         if not isinstance(verdicts, list) or len(verdicts) != len(responses):
             raise self._broken("verify_group", f"a list of {len(responses)} verdicts, one a response", verdicts)
-        return [self._checked("verify_group", verdict) for verdict in verdicts]
+        return [self.checked("verify_group", verdict) for verdict in verdicts]
 
     async def release(self, session: Session) -> None:  # noqa: B027  an optional hook
         """End a rollout: free what its session holds."""
 
     async def _guarded(self, row: Row, response: Response, session: Session) -> Verdict:
         try:
-            return self._checked("verify", await self.verify(row, response, session))
-        except JudgeUnavailableError as error:
-            return Verdict.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found)
-        except CannotJudgeError as error:
-            return Verdict.failed(error.failure, message=error.message)
+            return self.checked("verify", await self.verify(row, response, session))
+        except JudgeLostError:
+            raise
+        except Exception as error:  # of this rollout alone; whoever collects it reports it
+            return Verdict.of_error(error)
 
-    def _checked(self, method: str, verdict: Any) -> Verdict:
+    def checked(self, method: str, verdict: Any) -> Verdict:
+        """What `method` gave, if it is a verdict with a reward in `reward_range`; else the failure that it is.
+
+        Raises:
+            InvalidVerdictError: it is no Verdict.
+        """
         if not isinstance(verdict, Verdict):
             raise self._broken(method, "a Verdict", verdict)
         low, high = self.reward_range
@@ -275,8 +313,8 @@ class Environment(ABC):
             return Verdict.failed(REWARD_OUT_OF_RANGE, message=f"reward {verdict.reward} outside [{low}, {high}]")
         return verdict
 
-    def _broken(self, method: str, expected: str, found: Any) -> ConfigError:
-        return ConfigError(
+    def _broken(self, method: str, expected: str, found: Any) -> InvalidVerdictError:
+        return InvalidVerdictError(
             f"`{method}` of environment `{self.name}` returned something else than {expected}",
             where=f"{type(self).__module__}:{type(self).__qualname__}.{method}",
             expected=expected,

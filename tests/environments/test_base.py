@@ -7,7 +7,10 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.environments.base import (
+    ENVIRONMENT_LOST,
     REWARD_OUT_OF_RANGE,
+    VERDICT_INVALID,
+    VERIFY_FAILED,
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
@@ -15,7 +18,8 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
-from nemotron_steps.errors import ConfigError, JudgeUnavailableError
+from nemotron_steps.environments.judged.judges import JudgeLostError
+from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
 
 ROW = {"responses_create_params": {"input": "Say."}}
 
@@ -46,10 +50,10 @@ def judge(environment: Environment, n: int = 2) -> list[Verdict]:
 
 @pytest.mark.parametrize("wrong", [1.0, True, None, {"reward": 1.0}, (1.0, {})])
 def test_a_verify_that_returns_no_verdict_is_told_what_to_return(wrong: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        judge(Given(wrong))
-    assert "`verify` of environment `given`" in caught.value.what and repr(wrong) in str(caught.value.found)
-    assert "Verdict(reward)" in caught.value.hints[0]
+    for verdict in judge(Given(wrong)):
+        assert verdict.reward is None and verdict.failure == VERDICT_INVALID
+        said = verdict.details["message"]
+        assert "`verify` of environment `given`" in said and repr(wrong) in said and "hint: return Verdict(" in said
 
 
 @pytest.mark.parametrize("wrong", [[Verdict(1.0)], [Verdict(1.0), 1.0], None, (Verdict(1.0), Verdict(1.0))])
@@ -74,6 +78,39 @@ def test_the_ends_of_the_range_belong_to_it() -> None:
 def test_a_failure_to_judge_is_never_a_reward() -> None:
     assert judge(Given(CannotJudgeError("broken", "why")))[0] == Verdict.failed("broken", message="why")
     assert judge(Given(JudgeUnavailableError("gone")))[0].failure == "judge_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [(KeyError("answer"), VERIFY_FAILED), (WorkerLostError("helper died"), ENVIRONMENT_LOST)],
+)
+def test_an_exception_in_verify_is_a_failure_of_that_rollout_with_its_traceback(error: Exception, failure: str) -> None:
+    class OneRaises(Given):
+        async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+            if response.text == "bad":
+                raise error
+            return Verdict(1.0)
+
+    responses = [Response("x"), Response("bad"), Response("x")]
+    verdicts = asyncio.run(OneRaises(None).judge_group(ROW, responses, [Session()] * 3))
+    assert [v.failure for v in verdicts] == [None, failure, None]
+    details = verdicts[1].details
+    assert details["message"].startswith(type(error).__name__) and "in verify" in details["traceback"]
+
+
+def test_the_loss_of_a_judge_that_runs_beside_the_policy_is_no_failure_of_a_rollout() -> None:
+    with pytest.raises(JudgeLostError):
+        judge(Given(JudgeLostError("the judge is dead")))
+
+
+def test_a_reward_that_is_no_number_is_named() -> None:
+    class NotANumber(Given):
+        async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+            return Verdict(self.outcome)
+
+    for reward in (float("nan"), "1", [1.0]):
+        verdict = judge(NotANumber(reward))[0]
+        assert verdict.failure == VERDICT_INVALID and repr(reward) in verdict.details["message"]
 
 
 @pytest.mark.parametrize(

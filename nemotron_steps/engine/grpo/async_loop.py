@@ -20,7 +20,6 @@ from typing import Any
 
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
 from nemotron_steps.engine.grpo.dynamic_sampling import failures_of, has_signal, too_few_groups, unshaped_rewards
-from nemotron_steps.engine.grpo.judge_outage import AnswerWatch, is_ungraded
 from nemotron_steps.engine.grpo.loop import (
     GrpoRun,
     StepRecord,
@@ -37,6 +36,7 @@ from nemotron_steps.engine.grpo.loop import (
     validate,
     validation_due,
 )
+from nemotron_steps.engine.grpo.ungraded import has_no_verdict, is_ungraded
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import DataError
@@ -86,7 +86,6 @@ class _AsyncLoop:
         """Groups beside them that nobody graded, whose prompts dynamic sampling tries again."""
         self.untrained: list[str | None] = []
         """Failure class, or None, of each rollout of all that dynamic sampling left out since."""
-        self.watch = AnswerWatch(run.config.grpo.num_prompts_per_step)
         self.reported_drops = 0
 
     async def train(self) -> dict[str, Any]:
@@ -231,7 +230,6 @@ class _AsyncLoop:
         """Of dynamic sampling, for the step just taken; as DynamicSampler.metrics, with the surplus kept."""
         grpo, offered = self.run.config.grpo, self.offered
         self.offered = 0
-        self.watch = AnswerWatch(grpo.num_prompts_per_step)
         if not grpo.use_dynamic_sampling:
             return {}
         without, self.without_signal = self.without_signal, 0
@@ -268,13 +266,11 @@ class _AsyncLoop:
             except StragglerError:
                 self.buffer.withdraw(group_id, "straggler")
                 continue
-            if grpo.use_dynamic_sampling:
-                self.watch.saw([group])
-                if is_ungraded(group):
-                    self.ungraded += 1
-                    self.untrained += failures_of(group)
-                    self.buffer.withdraw(group_id, "ungraded")
-                    continue
+            if is_ungraded(group) or has_no_verdict(group):
+                self.ungraded += is_ungraded(group)
+                self.untrained += failures_of(group)
+                (self.buffer.withdraw if is_ungraded(group) else self.buffer.discard)(group_id, "ungraded")
+                continue
             self.buffer.complete(group, partial=cut.is_set())
             self.offered += 1
             if grpo.use_dynamic_sampling and not has_signal(unshaped_rewards(group, grpo.reward_scaling)):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from nemotron_steps.engine.grpo.advantages import ROUNDING
-from nemotron_steps.engine.grpo.judge_outage import is_ungraded
 from nemotron_steps.engine.grpo.rewards import scale_rewards
+from nemotron_steps.engine.grpo.ungraded import is_ungraded
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,7 @@ from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, BufferState, GroupBuffer
-from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler
-from nemotron_steps.engine.grpo.judge_outage import AnswerWatch, refuse_ungraded
+from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler, failures_of
 from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.grpo.step import (
     finish_batch,
@@ -40,6 +40,7 @@ from nemotron_steps.engine.grpo.step import (
     needs_reference_logprobs,
     prepare_batch,
 )
+from nemotron_steps.engine.grpo.ungraded import FailureWatch, has_no_verdict, is_ungraded, refuse_ungraded
 from nemotron_steps.engine.losses.metrics import combine_updates
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
@@ -73,6 +74,12 @@ class GrpoRun:
     """What ends with the run: engines, actors, servers."""
     step: int = 0
     """Steps trained so far; also the weight version that the generator holds after a refit."""
+    failures: FailureWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        grpo = self.config.grpo
+        rows = self.prompts.num_rows
+        self.failures = FailureWatch(grpo.num_prompts_per_step, grpo.num_generations_per_prompt, rows)
 
     def close(self) -> None:
         """Free everything."""
@@ -132,7 +139,11 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
                 with record.timer.phase("validation"):
                     record.metrics["validation/reward"] = run_on(runner, validate(run)).reward
             sampled_groups = [
-                {"prompt": g.prompt_index, "attempt": record.retries[g.prompt_index], "outcome": "trained"}
+                {
+                    "prompt": g.prompt_index,
+                    "attempt": record.retries[g.prompt_index],
+                    "outcome": "ungraded" if has_no_verdict(g) else "trained",
+                }
                 for g in groups
             ]
             if report_step(run, groups, record, sampled_groups):
@@ -176,26 +187,17 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
     grpo = run.config.grpo
     begin_sampling(run)
     if not grpo.use_dynamic_sampling:
-        return await sample_groups(run, prompts, _ids(f"{run.step}", prompts))
+        return await _sample_prompts(run, prompts, record)
     sampler = DynamicSampler(
         grpo.num_prompts_per_step, grpo.dynamic_sampling_max_gen_batches, grpo.reward_scaling, len(prompts)
     )
-    watch = AnswerWatch(grpo.num_prompts_per_step)
-    failed = record.retries
     more = iter(run.prompts)
     while True:
         groups = await sample_groups(run, prompts, _ids(f"{run.step}.{sampler.batches}", prompts))
-        watch.saw(groups)
-        if not watch.answered:
-            refuse_ungraded(groups)
         ungraded = [prompts[position] for position in sampler.offer(groups)]
         if sampler.complete:
             break
-        failed.update(prompt.index for prompt in ungraded)
-        for prompt in ungraded:
-            if failed[prompt.index] >= MAX_FAILURES:
-                run.reporter.event("prompt_dropped", where=prompt.where, failures=MAX_FAILURES)
-        prompts = [prompt for prompt in ungraded if failed[prompt.index] < MAX_FAILURES]
+        prompts = [prompt for prompt in ungraded if _is_tried_again(run, prompt, record)]
         try:
             prompts = prompts or next(more)
         except StopIteration:
@@ -204,6 +206,37 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
     taken = sampler.take()  # the surplus is dropped: docs/decisions/dynamic-sampling-surplus.md
     record.untrained = sampler.untrained
     return taken
+
+
+async def _sample_prompts(run: GrpoRun, prompts: list[PromptRow], record: StepRecord) -> list[RolloutGroup]:
+    """The groups of a batch of prompts; further attempts at those that are ungraded. What stays so is masked. Where
+    nothing at all is graded, the next batch of prompts takes its place."""
+    more = iter(run.prompts)
+    groups = await sample_groups(run, prompts, _ids(f"{run.step}", prompts))
+    newest: Sequence[int] = range(len(prompts))
+    for attempt in itertools.count(1):
+        newest = [i for i in newest if is_ungraded(groups[i]) and _is_tried_again(run, prompts[i], record)]
+        if newest:
+            ids = [f"{run.step}.{attempt}/{i}" for i in newest]
+            for i, group in zip(newest, await sample_groups(run, [prompts[i] for i in newest], ids), strict=True):
+                record.untrained += failures_of(groups[i])
+                groups[i] = group
+        elif all(map(has_no_verdict, groups)) and (prompts := next(more, [])):
+            record.untrained += [failure for group in groups for failure in failures_of(group)]
+            groups = await sample_groups(run, prompts, _ids(f"{run.step}.{attempt}", prompts))
+            newest = range(len(prompts))
+        else:
+            break
+    return groups
+
+
+def _is_tried_again(run: GrpoRun, prompt: PromptRow, record: StepRecord) -> bool:
+    """Whether a prompt that has just failed gets another attempt in this step."""
+    if record.retries[prompt.index] + 1 >= MAX_FAILURES:
+        run.reporter.event("prompt_dropped", where=prompt.where, failures=MAX_FAILURES)
+        return False
+    record.retries[prompt.index] += 1
+    return True
 
 
 def prompts_used_up(run: GrpoRun, kept: int, offered: int) -> DataError:
@@ -246,6 +279,9 @@ async def sample_groups(
     Args:
         group_ids: one a prompt, unique within the run.
         cuts: setting a prompt's event ends its group with the rollouts finished by then.
+
+    Raises:
+        StepsError: too much has failed to go on (FailureWatch).
     """
     grpo, low = run.config.grpo, run.config.grpo.low_effort
 
@@ -256,9 +292,12 @@ async def sample_groups(
         return low.instruction if asks else ""
 
     suffixes = [suffix(prompt, group_id) for prompt, group_id in zip(prompts, group_ids, strict=True)]
+    begun = [run.failures.began(prompt) for prompt in prompts]
     groups = await run.collector.collect(
         prompts, group_ids=group_ids, num_generations=grpo.num_generations_per_prompt, suffixes=suffixes, cuts=cuts
     )
+    for number, prompt, group in zip(begun, prompts, groups, strict=True):
+        run.failures.saw(number, prompt, group)
     return groups if run.reward_penalties is None else run.reward_penalties.apply(groups)
 
 
@@ -314,6 +353,7 @@ def report_step(
         outcomes: see Reporter.groups.
     """
     record.metrics.update(record.timer.metrics())
+    record.metrics.update(run.failures.metrics())
     record.metrics["timing/step_s"] = time.perf_counter() - record.started
     signals = run.signals.update(run.step, record.metrics)  # before they are saved: a resumed run goes on from them
     run.checkpoints.check()

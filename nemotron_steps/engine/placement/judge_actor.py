@@ -22,8 +22,8 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.environments.judged.judges import Judge, Messages
-from nemotron_steps.errors import JudgeUnavailableError
+from nemotron_steps.environments.judged.judges import Judge, JudgeLostError, Messages
+from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
 
 
 class JudgeWorker(WorkerProcess):
@@ -53,7 +53,7 @@ class JudgeWorker(WorkerProcess):
 class PlacedJudge:
     """A `Judge` whose model lives in actors, a copy in each; may be handed to other actors.
 
-    A worker's death is a WorkerLostError and ends the run: no rollout is graded without its judge.
+    A worker's death is a JudgeLostError and ends the run: no rollout is graded without its judge.
     """
 
     workers: tuple[Worker, ...]
@@ -62,7 +62,10 @@ class PlacedJudge:
         """See Judge."""
         worker = self.workers[copy_for(messages, len(self.workers))]
         call = worker.call("complete", list(messages), temperature, top_p, max_tokens)
-        text: str = await answer(call, worker)
+        try:
+            text: str = await answer(call, worker)
+        except WorkerLostError as error:
+            raise JudgeLostError.of(error) from error
         return text
 
     def start_step(self, step: str) -> None:

@@ -7,11 +7,12 @@ while others still decode. Not for: what a reward is worth (grpo/advantages.py) 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, agent_row, trajectory_of
 from nemotron_steps.engine.rollouts.conversation import (
     DEFAULT_FORMAT,
@@ -21,18 +22,24 @@ from nemotron_steps.engine.rollouts.conversation import (
     parse_assistant,
 )
 from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.rollouts.failures import (
+    PROMPT_TOO_LONG,
+    PROMPT_UNUSABLE,
+    Failure,
+    FailureReports,
+    RolloutFailedError,
+    ask,
+    failed_rollout,
+)
 from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY as LOW_EFFORT_KEY
 from nemotron_steps.engine.rollouts.low_effort import with_instruction
-from nemotron_steps.engine.rollouts.timeouts import call_with_timeout
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
-from nemotron_steps.engine.types import Completion, Rollout, RolloutGroup, SamplingParams
-from nemotron_steps.environments.base import Environment, Row, Session, Verdict
+from nemotron_steps.engine.rollouts.turns import Turns, response_of
+from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
+from nemotron_steps.environments.base import Environment, InvalidVerdictError, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.responses import Response, ToolCall, function_call_output_item
+from nemotron_steps.environments.responses import Response
 from nemotron_steps.models.chat import ChatFormat
-
-PROMPT_TOO_LONG = "prompt_too_long"
-"""Failure class: the prompt leaves no room for an answer."""
 
 
 class StragglerError(Exception):
@@ -50,6 +57,7 @@ class RolloutCollector:
         max_total_length: prompt, answers and tool results together.
         max_turns: assistant turns a rollout may take.
         turn_format: how the policy writes reasoning and tool calls.
+        reporter: is told of failed rollouts.
     """
 
     def __init__(
@@ -62,14 +70,16 @@ class RolloutCollector:
         max_total_length: int,
         max_turns: int = 1,
         turn_format: TurnFormat = DEFAULT_FORMAT,
+        reporter: Reporter | None = None,
     ) -> None:
         self._sampler = sampler
         self._chat = chat
         self._environments = environments
         self._params = params
         self.max_total_length = max_total_length
-        self._max_turns = max_turns
         self._turn_format = turn_format
+        self._turns = Turns(sampler, chat, turn_format, max_turns)
+        self._reports = FailureReports(reporter)
 
     def environment_of(self, prompt: PromptRow) -> Environment:
         """The environment that judges a prompt."""
@@ -137,10 +147,11 @@ class RolloutCollector:
         suffix: str = "",
         cut: asyncio.Event | None = None,
     ) -> RolloutGroup:
-        """Sample and judge one prompt's group.
+        """Sample and judge one prompt's group. A rollout on which the environment breaks is a failed one of it.
 
         Raises:
             StragglerError: it was cut before two rollouts had finished.
+            JudgeLostError: its judge, which runs beside the policy, is dead.
         """
         environment = environment or self._environments.route(prompt.row, prompt.where)
         version = self._sampler.generator.weight_version
@@ -148,95 +159,136 @@ class RolloutCollector:
             return await self._collect_agents(
                 prompt, environment, group_id, num_generations, params or self._params, suffix, cut, version
             )
-        sessions: list[Session] = []
+        sessions: dict[int, Session] = {}
+        verdicts: dict[int, Verdict] = {}
+        trajectories: dict[int, Trajectory] = {}
+        responses: dict[int, Response] = {}
         try:
-            for _ in range(num_generations):
-                sessions.append(await call_with_timeout(environment.name, "seed", environment.seed(prompt.row)))
-            messages = with_instruction(messages_of(prompt.row, prompt.where), suffix)
-            prompt_ids = self._chat.render(messages, sessions[0].tools)
-            room = self.max_total_length - len(prompt_ids)
-            if room < 1:
-                return _unsampled(prompt, group_id, num_generations, environment.name, version)
-            params = params or self._params
-            first = self._sampler.submit(
-                prompt_ids,
-                replace(params, max_new_tokens=min(params.max_new_tokens, room)),
-                num_generations,
-                f"{group_id}/0",
-            )
-            running = [
-                asyncio.ensure_future(
-                    self._run_member(
-                        prompt.row, environment, sessions[i], prompt_ids, params, first[i], f"{group_id}/{i}"
-                    )
+            seeding = (self._seed(environment, prompt.row, i, sessions, verdicts) for i in range(num_generations))
+            await asyncio.gather(*seeding)
+            if sessions:
+                prompt_ids = self._prompt_ids(prompt, sessions[min(sessions)].tools, suffix)
+                if isinstance(prompt_ids, Failure):
+                    return self._unsampled(prompt, group_id, environment, num_generations, prompt_ids, version)
+                trajectories = await self._sample(
+                    prompt.row, environment, sessions, prompt_ids, params or self._params, group_id, cut
                 )
-                for i in range(num_generations)
-            ]
-            await _until_done_or_cut(running, cut)
-            finished = [i for i in range(num_generations) if running[i].done()]
-            if len(finished) < num_generations:
-                for task in running:
-                    task.cancel()
-                if len(finished) < min(2, num_generations):
-                    raise StragglerError(group_id)
-            trajectories = [running[i].result() for i in finished]
-            responses = [self._response(t) for t in trajectories]
-            judging = environment.judge_group(prompt.row, responses, [sessions[i] for i in finished])
-            verdicts = await _verdicts(call_with_timeout(environment.name, "verify_group", judging), cut, group_id)
+                responses = {i: response_of(trajectory, self._chat) for i, trajectory in trajectories.items()}
+                verdicts |= {i: t.failure.verdict for i, t in trajectories.items() if t.failure is not None}
+                judging = self._judge(
+                    prompt.row, environment, {i: r for i, r in responses.items() if i not in verdicts}, sessions
+                )
+                verdicts |= await _verdicts(judging, cut, group_id)
         finally:
             self._sampler.cancel(f"{group_id}/")  # of rollouts that were cut or cancelled
-            for session in sessions:
-                await call_with_timeout(environment.name, "release", environment.release(session))
+            for session in sessions.values():
+                await self._release(prompt, group_id, environment, session)
         rollouts = [
-            self._rollout(group_id, i, environment.name, t, r, v, suffix)
-            for i, t, r, v in zip(finished, trajectories, responses, verdicts, strict=True)
+            self._rollout(group_id, i, environment.name, trajectories[i], responses[i], v, suffix)
+            if i in trajectories
+            else failed_rollout(group_id, i, environment.name, Failure.of(v))
+            for i, v in sorted(verdicts.items())
         ]
-        oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=version)
-        return RolloutGroup(group_id, prompt.index, rollouts, oldest)
+        return self._group(prompt, group_id, rollouts, version)
 
-    async def _run_member(
+    async def _seed(
+        self, environment: Environment, row: Row, index: int, sessions: dict[int, Session], failed: dict[int, Verdict]
+    ) -> None:
+        """Open a member's session, into `sessions` or else `failed`."""
+        try:
+            sessions[index] = await ask(environment, "seed", environment.seed(row))
+        except RolloutFailedError as error:
+            failed[index] = error.failure.verdict
+
+    async def _sample(
         self,
         row: Row,
         environment: Environment,
-        session: Session,
+        sessions: Mapping[int, Session],
         prompt_ids: list[int],
         params: SamplingParams,
-        first: asyncio.Future[Completion],
-        member_id: str,
-    ) -> Trajectory:
-        trajectory = Trajectory(list(prompt_ids), [0] * len(prompt_ids), [0.0] * len(prompt_ids))
-        completion = await first
-        for turn in range(self._max_turns):
-            trajectory.append_sampled(completion)
-            text = self._chat.decode(completion.token_ids)
-            trajectory.texts.append(text)
-            said = parse_assistant(text, f"{member_id}/{turn}", self._turn_format, session.tools)
-            trajectory.output.extend(said.output_items())
-            trajectory.malformed_tool_calls += len(said.malformed_tool_calls)
-            if trajectory.truncated or turn + 1 == self._max_turns:
-                break
-            if not said.tool_calls:
-                asking = environment.follow_up(row, self._response(trajectory), session)
-                question = await call_with_timeout(environment.name, "follow_up", asking)
-                if question is None:
-                    break
-                trajectory.output.append({"type": "message", "role": "user", "content": question})
-                new: list[dict[str, Any]] = [{"role": "user", "content": question}]
-            else:
-                new = await self._call_tools(environment, session, said.tool_calls, trajectory)
-            ended = completion.token_ids[-1] in (self._chat.eos_token_id, *params.stop_token_ids)
-            trajectory.append_context(self._chat.render_continuation(new, session.tools, turn_ended=ended))
-            room = self.max_total_length - len(trajectory.token_ids)
-            if room < 1:
-                trajectory.truncated = True
-                break
-            completion = await self._sampler.sample(
-                trajectory.token_ids,
-                replace(params, max_new_tokens=min(params.max_new_tokens, room)),
-                f"{member_id}/{turn + 1}",
+        group_id: str,
+        cut: asyncio.Event | None,
+    ) -> dict[int, Trajectory]:
+        """The rollouts that got to their end, or to where their environment broke, before the cut."""
+        room = self.max_total_length - len(prompt_ids)
+        first = self._sampler.submit(
+            prompt_ids,
+            replace(params, max_new_tokens=min(params.max_new_tokens, room)),
+            len(sessions),
+            f"{group_id}/0",
+        )
+        running = {
+            i: asyncio.ensure_future(
+                self._turns.run(
+                    row, environment, session, prompt_ids, params, turn, f"{group_id}/{i}", self.max_total_length
+                )
             )
-        trajectory.cut(self.max_total_length)
-        return trajectory
+            for (i, session), turn in zip(sorted(sessions.items()), first, strict=True)
+        }
+        await _until_done_or_cut([*running.values()], cut)
+        finished = {i: task.result() for i, task in running.items() if task.done()}
+        if len(finished) < len(running):
+            for task in running.values():
+                task.cancel()
+            if len(finished) < min(2, len(running)):
+                raise StragglerError(group_id)
+        return finished
+
+    def _prompt_ids(self, prompt: PromptRow, tools: Sequence[dict[str, Any]], suffix: str) -> list[int] | Failure:
+        """The prompt's tokens, or why there is none with room for an answer."""
+        try:
+            messages = with_instruction(messages_of(prompt.row, prompt.where), suffix)
+            ids = self._chat.render(messages, tools)
+        except Exception as error:  # templates raise whatever they stumble over in a row
+            return Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
+        if len(ids) >= self.max_total_length:
+            return Failure(PROMPT_TOO_LONG, f"{len(ids)} tokens, of {self.max_total_length} with the answer")
+        return ids
+
+    async def _judge(
+        self,
+        row: Row,
+        environment: Environment,
+        responses: Mapping[int, Response],
+        sessions: Mapping[int, Session],
+    ) -> dict[int, Verdict]:
+        """The verdicts of rollouts that got to their end."""
+        if not responses:
+            return {}
+        judging = environment.judge_group(row, list(responses.values()), [sessions[i] for i in responses])
+        try:
+            verdicts = await ask(environment, "judge_group", judging)
+        except RolloutFailedError as error:
+            verdicts = [error.failure.verdict] * len(responses)
+        return dict(zip(responses, verdicts, strict=True))
+
+    async def _release(self, prompt: PromptRow, group_id: str, environment: Environment, session: Session) -> None:
+        try:
+            await ask(environment, "release", environment.release(session))
+        except RolloutFailedError as error:
+            self._reports.tell(prompt, group_id, environment.name, error.failure, 1)
+
+    def _unsampled(
+        self,
+        prompt: PromptRow,
+        group_id: str,
+        environment: Environment,
+        num_generations: int,
+        failure: Failure,
+        version: int,
+    ) -> RolloutGroup:
+        """A group whose prompt cannot be sampled from: every rollout is masked out and counted as failed."""
+        too_long = failure.name == PROMPT_TOO_LONG
+        rollouts = [
+            failed_rollout(group_id, i, environment.name, failure, truncated=too_long) for i in range(num_generations)
+        ]
+        return self._group(prompt, group_id, rollouts, version)
+
+    def _group(self, prompt: PromptRow, group_id: str, rollouts: list[Rollout], version: int) -> RolloutGroup:
+        self._reports.report(prompt, group_id, rollouts)
+        oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=version)
+        return RolloutGroup(group_id, prompt.index, rollouts, oldest)
 
     async def _collect_agents(
         self,
@@ -258,9 +310,7 @@ class RolloutCollector:
         }
         row = agent_row(prompt.row, suffix)
         running = [
-            asyncio.ensure_future(
-                call_with_timeout(environment.name, "run_agent", environment.run_agent(row, sampling))
-            )
+            asyncio.ensure_future(self._run_agent(environment, row, sampling, params, version))
             for _ in range(num_generations)
         ]
         await _until_done_or_cut(running, cut)
@@ -271,49 +321,39 @@ class RolloutCollector:
             raise StragglerError(group_id)
         rollouts = []
         for index in finished:
-            run = running[index].result()
-            if run.verdict.failure is not None:
-                rollouts.append(_failed(group_id, index, environment.name, run.verdict.failure))
-                continue
-            try:
-                trajectory = trajectory_of(run, self._chat, version, params)
-            except BrokenTokensError as error:
-                rollouts.append(_failed(group_id, index, environment.name, BROKEN_TOKENS, message=str(error)))
-                continue
-            trajectory.malformed_tool_calls = sum(
-                len(parse_assistant(text, turn_format=self._turn_format).malformed_tool_calls)
-                for text in trajectory.texts
-            )
-            response = self._response(trajectory)
-            trajectory.cut(self.max_total_length)
-            rollouts.append(self._rollout(group_id, index, environment.name, trajectory, response, run.verdict, suffix))
-        oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=version)
-        return RolloutGroup(group_id, prompt.index, rollouts, oldest)
-
-    @staticmethod
-    async def _call_tools(
-        environment: Environment, session: Session, calls: Sequence[ToolCall], trajectory: Trajectory
-    ) -> list[dict[str, Any]]:
-        """The results as chat messages; the trajectory's output gets them as items."""
-        results = []
-        for call in calls:
-            arguments = call.parsed_arguments()
-            if arguments is None:
-                result = f"error: the arguments of `{call.name}` are not a JSON object"
+            result = running[index].result()
+            if isinstance(result, Failure):
+                rollouts.append(failed_rollout(group_id, index, environment.name, result))
             else:
-                calling = environment.call_tool(session, call.name, arguments)
-                result = await call_with_timeout(environment.name, "call_tool", calling)
-            results.append({"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": result})
-            trajectory.output.append(function_call_output_item(call.call_id, result))
-        return results
+                trajectory, response, verdict = result
+                trajectory.cut(self.max_total_length)
+                rollouts.append(self._rollout(group_id, index, environment.name, trajectory, response, verdict, suffix))
+        return self._group(prompt, group_id, rollouts, version)
 
-    def _response(self, trajectory: Trajectory) -> Response:
-        response = Response.from_output(trajectory.output, truncated=trajectory.truncated)
-        response.num_reasoning_tokens = self._chat.count_tokens(response.reasoning)
-        # Encoding long answers again costs as much as judging them; what is not reasoning is answer.
-        start, end = trajectory.turns[-1]
-        response.num_answer_tokens = max(0, end - start - response.num_reasoning_tokens)
-        return response
+    async def _run_agent(
+        self, environment: Environment, row: Row, sampling: dict[str, Any], params: SamplingParams, version: int
+    ) -> tuple[Trajectory, Response, Verdict] | Failure:
+        """One rollout of an agent."""
+        try:
+            run = await ask(environment, "run_agent", environment.run_agent(row, sampling))
+            verdict = environment.checked("run_agent", run.verdict)
+        except RolloutFailedError as error:
+            return error.failure
+        except InvalidVerdictError as error:
+            return Failure.of(Verdict.of_error(error))
+        if verdict.failure is not None:
+            return Failure.of(verdict)
+        try:
+            trajectory = trajectory_of(run, self._chat, version, params)
+            response = response_of(trajectory, self._chat)
+        except BrokenTokensError as error:
+            return Failure(BROKEN_TOKENS, str(error))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:  # whatever a server sent
+            return Failure(BROKEN_TOKENS, f"malformed output items: {error!r}")
+        trajectory.malformed_tool_calls = sum(
+            len(parse_assistant(text, turn_format=self._turn_format).malformed_tool_calls) for text in trajectory.texts
+        )
+        return trajectory, response, verdict
 
     def _rollout(
         self,
@@ -345,11 +385,14 @@ class RolloutCollector:
                 "malformed_tool_calls": trajectory.malformed_tool_calls,
                 LOW_EFFORT_KEY: bool(suffix),
                 FORMAT_KEY: [self._turn_format.reasoning_parser, self._turn_format.tool_parser],
+                **(Failure.of(verdict).metadata if verdict.failure is not None else {}),
             },
         )
 
 
-async def _verdicts(judging: Awaitable[list[Verdict]], cut: asyncio.Event | None, group_id: str) -> list[Verdict]:
+async def _verdicts(
+    judging: Coroutine[Any, Any, dict[int, Verdict]], cut: asyncio.Event | None, group_id: str
+) -> dict[int, Verdict]:
     """The verdicts of a group; a cut while it is judged makes it a straggler.
 
     A group whose cut came before, while it was sampled, is judged in full: its rollouts are what the cut is to save.
@@ -383,19 +426,3 @@ async def _until_done_or_cut(tasks: Sequence[asyncio.Future[Any]], cut: asyncio.
     finally:
         if waiter is not None:
             waiter.cancel()
-
-
-def _unsampled(prompt: PromptRow, group_id: str, num_generations: int, environment: str, version: int) -> RolloutGroup:
-    """A group whose prompt does not fit: every rollout is masked out and counted as failed."""
-    rollouts = [_failed(group_id, i, environment, PROMPT_TOO_LONG, truncated=True) for i in range(num_generations)]
-    return RolloutGroup(group_id, prompt.index, rollouts, version)
-
-
-def _failed(
-    group_id: str, index: int, environment: str, failure: str, *, truncated: bool = False, message: str = ""
-) -> Rollout:
-    """A rollout with nothing to train: masked out and counted as failed."""
-    metadata = {"message": message} if message else {}
-    return Rollout(
-        group_id, index, [0], [0], [0.0], [], float("nan"), environment, truncated, failure=failure, metadata=metadata
-    )

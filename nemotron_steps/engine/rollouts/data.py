@@ -116,6 +116,11 @@ class PromptStream:
             yield [self._rows[i] for i in picked]
 
     @property
+    def num_rows(self) -> int:
+        """Rows of the file."""
+        return len(self._rows)
+
+    @property
     def num_positions(self) -> int:
         """Prompts served over all epochs."""
         return self._max_epochs * self.steps_per_epoch() * self._batch_size

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.types import SamplingParams
-from nemotron_steps.environments.judged.judges import QuestionLabels
-from nemotron_steps.errors import JudgeUnavailableError
+from nemotron_steps.environments.judged.judges import JudgeLostError, QuestionLabels
+from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -64,5 +64,8 @@ class GeneratorJudge:
             stop_token_ids=(self._chat.eos_token_id,),
             seed=self._seed,
         )
-        completion = await self._sampler.sample(prompt_ids, params, self._labels.next(messages))
+        try:
+            completion = await self._sampler.sample(prompt_ids, params, self._labels.next(messages))
+        except WorkerLostError as error:
+            raise JudgeLostError.of(error) from error
         return self._chat.decode(completion.token_ids)

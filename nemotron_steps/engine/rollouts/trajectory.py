@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nemotron_steps.engine.rollouts.failures import Failure
 from nemotron_steps.engine.types import Completion, FinishReason
 
 
@@ -22,6 +23,8 @@ class Trajectory:
     texts: list[str] = field(default_factory=list)
     truncated: bool = False
     malformed_tool_calls: int = 0
+    failure: Failure | None = None
+    """Why it did not get to its end."""
 
     def append_sampled(self, completion: Completion) -> None:
         """Add an assistant turn as it was sampled."""

@@ -15,10 +15,20 @@ from typing import Protocol
 
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.responses import content_text
-from nemotron_steps.errors import ConfigError, JudgeUnavailableError
+from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
 
 Messages = Sequence[dict[str, str]]
 """Chat messages: role and content."""
+
+
+class JudgeLostError(WorkerLostError):
+    """A judge that runs beside the policy is dead. Nothing is graded by it until the run is resumed, so it ends the
+    run; a judge that somebody else serves is only unavailable."""
+
+    @classmethod
+    def of(cls, error: WorkerLostError) -> JudgeLostError:
+        """What the loss of a judge's worker means."""
+        return cls(error.what, where=error.where, expected=error.expected, found=error.found, hints=error.hints)
 
 
 class Judge(Protocol):
@@ -29,6 +39,7 @@ class Judge(Protocol):
 
         Raises:
             JudgeUnavailableError: no answer within the judge's own bounded retries.
+            JudgeLostError: it is part of this run, and dead.
         """
 
 

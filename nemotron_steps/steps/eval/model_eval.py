@@ -10,6 +10,7 @@ from pathlib import Path
 from nemotron_steps.config.schema.eval import EvalConfig
 from nemotron_steps.engine.build.backends import build_endpoint, build_generator, build_judges, sampling_params
 from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.grpo.ungraded import refuse_failures
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.data import read_rows
@@ -65,6 +66,7 @@ def run(context: StepContext[EvalConfig]) -> None:
             sampling_params(config.generation, chat, settings.seed),
             max_total_length=settings.max_total_sequence_length,
             turn_format=TurnFormat.of(config.generation, chat),
+            reporter=context.tracker,
         )
         context.tracker.progress(f"grading {len(rows)} prompts", 0, None)
 
@@ -78,6 +80,7 @@ def run(context: StepContext[EvalConfig]) -> None:
                 await environments.close()
 
         groups = asyncio.run(grade())
+    refuse_failures(rows, groups, settings.samples_per_prompt)
     result = summarize(groups)
     slot = context.outputs["report"]
     (slot.path / "report.json").write_text(json.dumps(result.to_dict(), indent=2) + "\n")

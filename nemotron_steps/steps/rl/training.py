@@ -149,6 +149,7 @@ def _assemble(
         max_total_length=config.policy.max_total_sequence_length,
         max_turns=grpo.max_rollout_turns,
         turn_format=TurnFormat.of(config.policy.generation, chat),
+        reporter=context.tracker,
     )
     return GrpoRun(
         config=config,

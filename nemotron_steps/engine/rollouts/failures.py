@@ -1,0 +1,164 @@
+"""What becomes of a rollout whose environment breaks: a failure with a name, masked and reported, and nothing else.
+
+One bad row, one exception in a grader, a tool or a follow-up, one dead environment: none of them ends a run. What does
+is a share of failures over a bound (engine/grpo/ungraded.py), and what is no environment's: the policy's own generator,
+and a judge that runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nemotron_steps.engine.reporting import Reporter
+from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.rollouts.timeouts import call_with_timeout
+from nemotron_steps.engine.types import Rollout
+from nemotron_steps.environments.base import (
+    ENVIRONMENT_LOST,
+    REWARD_OUT_OF_RANGE,
+    VERDICT_INVALID,
+    VERIFY_FAILED,
+    AgentRun,
+    Environment,
+    Session,
+    Verdict,
+)
+from nemotron_steps.environments.judged.judges import JudgeLostError
+
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Failure class: the prompt leaves no room for an answer."""
+PROMPT_UNUSABLE = "prompt_unusable"
+"""Failure class: the row cannot be read as a chat, or the chat template refuses it."""
+RELEASE_FAILED = "release_failed"
+"""What a session that could not be released is reported as. The rollout is none the worse for it."""
+
+CALLS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "seed": ("seed_failed", (Session,)),
+    "call_tool": ("call_tool_failed", (str,)),
+    "follow_up": ("follow_up_failed", (str, type(None))),
+    "judge_group": (VERIFY_FAILED, (list,)),
+    "run_agent": ("run_agent_failed", (AgentRun,)),
+    "release": (RELEASE_FAILED, (object,)),
+}
+"""By an environment's method: failure class of an exception that it raises, and what it returns otherwise."""
+
+BROKEN = frozenset({*(name for name, _ in CALLS.values()), ENVIRONMENT_LOST, VERDICT_INVALID, REWARD_OUT_OF_RANGE})
+"""Failure classes that say that an environment, or a row for it, is broken."""
+
+REPORTED = 20
+"""Groups of one environment and failure class that are reported in full; metrics count all of them."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rollout has no reward."""
+
+    name: str
+    message: str = ""
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Failure:
+        """What a failed verdict says."""
+        assert verdict.failure is not None, "asked of failed verdicts alone"
+        details = verdict.details
+        return cls(verdict.failure, str(details.get("message") or ""), str(details.get("traceback") or ""))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The inverse of `of`."""
+        return Verdict.failed(self.name, **self.metadata)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """As `Rollout.metadata` has it."""
+        said = {"message": self.message, "traceback": self.traceback}
+        return {name: text for name, text in said.items() if text}
+
+
+class RolloutFailedError(Exception):
+    """An environment broke on a rollout. Internal to the collector, which masks the rollout."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.name)
+        self.failure = failure
+
+
+async def ask(environment: Environment, call: str, answer: Awaitable[Answer]) -> Answer:
+    """What a method of an environment answers.
+
+    Args:
+        call: the method's name.
+
+    Raises:
+        RolloutFailedError: it raised something, returned something else than it should, or did not answer in time.
+        JudgeLostError: its judge, which runs beside the policy, is dead.
+    """
+    name, kinds = CALLS[call]
+    try:
+        result = await call_with_timeout(environment.name, call, answer)
+    except JudgeLostError:
+        raise
+    except Exception as error:
+        raise RolloutFailedError(Failure.of(Verdict.of_error(error, name))) from error
+    if not isinstance(result, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        said = f"`{call}` of environment `{environment.name}` returned {result!r:.200}, which is no {wanted}"
+        raise RolloutFailedError(Failure(name, said))
+    return result
+
+
+class FailureReports:
+    """Tells a reporter of failed rollouts, once for a group and failure class, with row and traceback."""
+
+    def __init__(self, reporter: Reporter | None) -> None:
+        self._reporter = reporter
+        self._reported: Counter[tuple[str, str]] = Counter()
+
+    def report(self, prompt: PromptRow, group_id: str, rollouts: Sequence[Rollout]) -> None:
+        """The failures of a group."""
+        names = dict.fromkeys(rollout.failure for rollout in rollouts if rollout.failure is not None)
+        for name in names:
+            failed = [rollout for rollout in rollouts if rollout.failure == name]
+            said = next((r.metadata for r in failed if r.metadata.get("message")), {})
+            failure = Failure(name, said.get("message", ""), said.get("traceback", ""))
+            self.tell(prompt, group_id, failed[0].environment, failure, len(failed))
+
+    def tell(self, prompt: PromptRow, group_id: str, environment: str, failure: Failure, rollouts: int) -> None:
+        """One event `rollout_failed`."""
+        self._reported[environment, failure.name] += 1
+        if self._reporter is None or self._reported[environment, failure.name] > REPORTED:
+            return
+        self._reporter.event(
+            "rollout_failed",
+            environment=environment,
+            failure=failure.name,
+            where=prompt.where,
+            group=group_id,
+            rollouts=rollouts,
+            **failure.metadata,
+        )
+
+
+def failed_rollout(
+    group_id: str, index: int, environment: str, failure: Failure, *, truncated: bool = False
+) -> Rollout:
+    """A rollout with nothing to train: masked out and counted as failed."""
+    return Rollout(
+        group_id,
+        index,
+        [0],
+        [0],
+        [0.0],
+        [],
+        float("nan"),
+        environment,
+        truncated,
+        failure=failure.name,
+        metadata=dict(failure.metadata),
+    )

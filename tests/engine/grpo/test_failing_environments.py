@@ -1,0 +1,138 @@
+"""Environments that break while a run trains, in both loops: counted, masked, reported, tried again, dropped."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
+from nemotron_steps.engine.rollouts.data import read_rows
+from nemotron_steps.environments import registry
+from nemotron_steps.environments.base import Verdict
+from nemotron_steps.errors import EngineError
+from tests.engine.grpo.grpo_runs import Vowels, config_of, marked, metrics_of, run_loop, start
+
+LOOPS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+
+
+class Brittle(Vowels):
+    """Raises on rows that say so; `alike` on some of a group's rollouts alone."""
+
+    name = "brittle"
+
+    async def verify(self, row, response, session):
+        if row.get("bad") == "all" or (row.get("bad") == "some" and sum(response.text.encode()) % 2):
+            raise KeyError("answer")
+        if row.get("bad") == "number":
+            return 1.0
+        if row.get("bad") == "range":
+            return Verdict(7.0)
+        return await super().verify(row, response, session)
+
+    async def seed(self, row):
+        if row.get("bad") == "dead":
+            raise ConnectionError("refused")
+        return await super().seed(row)
+
+
+@pytest.fixture(autouse=True)
+def brittle(monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN, "brittle", f"{__name__}:Brittle")
+
+
+def brittle_run(task, work, asynchronous, bad, records, *, steps=3, **changes):
+    """A run whose row i is bad as `bad[i]` says."""
+    rows = read_rows(task / "train.jsonl")[:16]
+    config = config_of(task, steps, environment="brittle", grpo__async_grpo__enabled=asynchronous, **changes)
+    return start(config, work, records, marked(rows, bad=[bad.get(i) for i in range(16)]))
+
+
+def events_of(records, name):
+    return [r["fields"] for r in records if r["kind"] == "event" and r["name"] == name]
+
+
+@LOOPS
+def test_a_bad_row_is_tried_again_then_dropped_and_the_run_goes_on(asynchronous, task, tmp_path):
+    records = []
+    run = brittle_run(task, tmp_path, asynchronous, {5: "all"}, records, data__shuffle=False)
+    assert run_loop(run)["steps"] == 3
+    (dropped,) = events_of(records, "prompt_dropped")
+    assert dropped["where"] == run.prompts.at(5).where and dropped["failures"] == MAX_FAILURES
+    failed = events_of(records, "rollout_failed")
+    assert [(e["environment"], e["failure"], e["where"]) for e in failed] == [
+        ("brittle", "verify_failed", dropped["where"])
+    ] * MAX_FAILURES
+    assert "raise KeyError" in failed[0]["traceback"] and failed[0]["rollouts"] == 8
+    metrics = metrics_of(records)
+    assert len(metrics) == 3 and all(math.isfinite(m["loss"]) for m in metrics)
+    shares = [m.get("failures/brittle/verify_failed", 0.0) for m in metrics]
+    assert 0 < max(shares) <= MAX_FAILURES / 4 and (asynchronous or shares[0] == shares[2] == 0)
+
+
+@LOOPS
+def test_a_step_of_one_prompt_is_not_ended_by_a_bad_row(asynchronous, task, tmp_path):
+    records = []
+    run = brittle_run(
+        task,
+        tmp_path,
+        asynchronous,
+        {1: "all", 2: "dead"},
+        records,
+        steps=4,
+        data__shuffle=False,
+        grpo__num_prompts_per_step=1,
+        policy__train_global_batch_size=8,
+    )
+    assert run_loop(run)["steps"] == 4
+    assert [e["where"] for e in events_of(records, "prompt_dropped")] == [run.prompts.at(i).where for i in (1, 2)]
+    assert all(math.isfinite(m["loss"]) for m in metrics_of(records))
+
+
+@LOOPS
+def test_failures_of_some_rollouts_are_masked_and_counted(asynchronous, task, tmp_path):
+    records = []
+    bad = dict.fromkeys(range(0, 16, 2), "some")
+    run = brittle_run(task, tmp_path, asynchronous, bad, records)
+    assert run_loop(run)["steps"] == 3
+    metrics = metrics_of(records)
+    assert 0 < max(m.get("failures/brittle/verify_failed", 0) for m in metrics) < 1
+    assert 0 < max(m.get("failures/verify_failed", 0) for m in metrics) < 1
+    assert all(math.isfinite(m["loss"]) and math.isfinite(m["reward/mean"]) for m in metrics)
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("all", "KeyError: 'answer'"),
+        ("dead", "ConnectionError: refused"),
+        ("number", "`verify` of environment `brittle` returned something else than a Verdict"),
+        ("range", "reward 7.0 outside"),
+    ],
+)
+def test_a_run_whose_environment_always_breaks_ends_and_says_where_and_why(asynchronous, bad, said, task, tmp_path):
+    run = brittle_run(task, tmp_path, asynchronous, dict.fromkeys(range(16), bad), [])
+    with pytest.raises(EngineError, match="24 of 32 rollouts failed in their environments") as caught:
+        run_loop(run)
+    assert caught.value.where.startswith("environment `brittle`, row ") and said in caught.value.found
+    assert caught.value.hints[0].startswith("sed -n ")
+
+
+@LOOPS
+def test_a_dead_environment_of_several_does_not_end_a_run(asynchronous, task, tmp_path):
+    """A quarter of the rows is for it."""
+    records = []
+    bad = dict.fromkeys(range(0, 16, 4), "dead")
+    run = brittle_run(task, tmp_path, asynchronous, bad, records, steps=4, data__shuffle=False)
+    assert run_loop(run)["steps"] == 4
+    assert len(events_of(records, "prompt_dropped")) >= 3
+    assert all(math.isfinite(m["loss"]) for m in metrics_of(records))
+
+
+def test_a_resumed_run_passes_the_row_that_broke_it(task, tmp_path):
+    records = []
+    first = brittle_run(task, tmp_path, False, {1: "all"}, [], steps=1, data__shuffle=False)
+    assert run_loop(first)["steps"] == 1
+    again = brittle_run(task, tmp_path, False, {1: "all", 6: "all"}, records, steps=3, data__shuffle=False)
+    assert run_loop(again)["steps"] == 3 and len(metrics_of(records)) == 2
