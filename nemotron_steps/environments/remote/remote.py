@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
@@ -95,7 +96,7 @@ class RemoteEnvironment(Environment):
         """
         session = await super().seed(row)
         try:
-            answer, session.state = await self._client.post("/seed_session", {**row, **self.policy_fields()})
+            answer, session.state = await self._post("/seed_session", {**row, **self.policy_fields()})
         except (ServerUnreachableError, HttpStatusError) as error:
             raise self._lost(error) from error
         if isinstance(answer, dict) and isinstance(answer.get("tools"), list) and answer["tools"]:
@@ -114,7 +115,7 @@ class RemoteEnvironment(Environment):
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """POST the arguments to /{name}. What the server refuses is the tool's output; a dead server is an error."""
         try:
-            answer, cookie = await self._client.post(f"/{quote(name, safe='')}", arguments, cookies=session.state)
+            answer, cookie = await self._post(f"/{quote(name, safe='')}", arguments, session.state)
         except HttpStatusError as error:
             return f"error: {error}"
         except ServerUnreachableError as error:
@@ -127,7 +128,7 @@ class RemoteEnvironment(Environment):
         """The server's reward; a masked or missing one is a failure."""
         try:
             body = {**row, "response": response_object(response)}
-            answer, _ = await self._client.post("/verify", body, cookies=session.state)
+            answer, _ = await self._post("/verify", body, session.state)
         except ServerUnreachableError as error:
             return Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error))
         except HttpStatusError as error:
@@ -140,7 +141,7 @@ class RemoteEnvironment(Environment):
             return await super().verify_group(row, responses, sessions)
         body = {"row": dict(row), "responses": [response_object(response) for response in responses]}
         try:
-            answer, _ = await self._client.post("/verify_group", body)
+            answer, _ = await self._post("/verify_group", body)
         except ServerUnreachableError as error:
             return [Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)) for _ in responses]
         except HttpStatusError as error:
@@ -151,25 +152,36 @@ class RemoteEnvironment(Environment):
         return [self._verdict(item) for item in verdicts]
 
     def _verdict(self, answer: Any) -> Verdict:
+        """A server's answer as a verdict. A reward beside a `failure` is none; `failure_reason` only names one, because
+        public servers also write there why an answer earned 0."""
         if not isinstance(answer, dict):
-            return Verdict.failed(ENVIRONMENT_REFUSED, message=f"no verdict: {str(answer)[:200]}")
-        masked = (answer.get("instance_config") or {}).get("mask_sample")
-        reason = answer.get("failure") or answer.get("failure_reason")
-        reward = answer.get("reward")
-        if masked or reward is None:
-            return Verdict.failed(str(reason or ENVIRONMENT_REFUSED), message=str(answer.get("details") or ""))
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)):
-            return Verdict.failed(ENVIRONMENT_REFUSED, message=f"reward {reward!r}")
+            return _refused("no verdict", answer)
+        instance = answer.get("instance_config")
+        if not isinstance(instance, dict | None):
+            return _refused("instance_config", instance)
+        failure, reward = answer.get("failure"), answer.get("reward")
+        if failure or reward is None or (instance or {}).get("mask_sample"):
+            reason = failure or answer.get("failure_reason")
+            named = reason if isinstance(reason, str) else ENVIRONMENT_REFUSED
+            return Verdict.failed(named[:100], message=str(answer.get("details") or "")[:500])
         low, high = self.reward_range
-        if not low <= reward <= high:
-            return Verdict.failed(ENVIRONMENT_REFUSED, message=f"reward {reward} outside [{low}, {high}]")
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not low <= reward <= high:
+            return _refused(f"reward outside [{low}, {high}]", reward)
         components = answer.get("components")
-        numbers = {
-            key: float(value)
-            for key, value in (components.items() if isinstance(components, dict) else ())
-            if isinstance(value, (int, float))
-        }
+        numbers = {}
+        for key, value in components.items() if isinstance(components, dict) else ():
+            if isinstance(value, int | float):
+                if not abs(value) <= sys.float_info.max:
+                    return _refused(f"component {key}", value)
+                numbers[key] = float(value)
         return Verdict(float(reward), numbers)
+
+    async def _post(self, path: str, body: Any, cookies: str | None = None) -> tuple[Any, str | None]:
+        """JsonClient.post; an answer nested too deep to be read is one the server should not have given."""
+        try:
+            return await self._client.post(path, body, cookies=cookies)
+        except RecursionError as error:
+            raise HttpStatusError(200, "the answer is nested too deep") from error
 
     def _lost(self, error: Exception) -> WorkerLostError:
         return WorkerLostError(
@@ -178,3 +190,11 @@ class RemoteEnvironment(Environment):
             found=str(error),
             hints=(f"curl {self.config.url}/",),
         )
+
+
+def _refused(what: str, found: Any) -> Verdict:
+    try:
+        shown = repr(found)[:200]
+    except (ValueError, RecursionError):  # too many digits, or too deep, to be written out
+        shown = type(found).__name__
+    return Verdict.failed(ENVIRONMENT_REFUSED, message=f"{what}: {shown}")

@@ -43,7 +43,7 @@ class RemoteAgent(RemoteEnvironment):
         asked = {**row["responses_create_params"], **sampling}
         body = {**row, "responses_create_params": asked, **self.policy_fields()}
         try:
-            answer, _ = await self._client.post("/run", body)
+            answer, _ = await self._post("/run", body)
         except ServerUnreachableError as error:
             return AgentRun([], Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)))
         except HttpStatusError as error:

@@ -197,6 +197,44 @@ def test_verify_sends_a_complete_responses_object() -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "failure"),
+    [
+        ({"reward": 1.0, "failure": "judge_unavailable"}, "judge_unavailable"),
+        ({"reward": 1.0, "failure": {"why": 1}}, "environment_refused"),
+        ({"reward": 1.0, "instance_config": [1]}, "environment_refused"),
+        ({"reward": 1.0, "instance_config": "mask"}, "environment_refused"),
+        ({"reward": None, "failure_reason": 7}, "environment_refused"),
+        ({"reward": 10**400}, "environment_refused"),
+        ({"reward": float("nan")}, "environment_refused"),
+        ({"reward": [1.0]}, "environment_refused"),
+        ({"reward": True}, "environment_refused"),
+        ({"reward": 1.0, "components": {"a": float("nan")}}, "environment_refused"),
+        ({"reward": 1.0, "components": {"a": 10**400}}, "environment_refused"),
+    ],
+)
+def test_a_contradiction_or_a_wrong_type_is_a_failure(answer: dict[str, Any], failure: str) -> None:
+    verdict = create("remote", {"url": "http://127.0.0.1:1"})._verdict(answer)  # type: ignore[attr-defined]
+    assert (verdict.reward, verdict.failure) == (None, failure)
+
+
+def test_a_public_servers_reason_for_a_zero_is_no_failure() -> None:
+    environment: Any = create("remote", {"url": "http://127.0.0.1:1"})
+    verdict = environment._verdict({"reward": 0.0, "failure_reason": "not_json", "components": {"n": 2, "s": "x"}})
+    assert (verdict.reward, verdict.components) == (0.0, {"n": 2.0})
+
+
+def test_an_answer_nested_too_deep_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment: Any = create("remote", {"url": "http://127.0.0.1:1"})
+
+    async def deep(*arguments: Any, **options: Any) -> Any:
+        return json.loads("[" * 100_000 + "]" * 100_000), None
+
+    monkeypatch.setattr(environment._client, "post", deep)
+    (verdict,) = asyncio.run(environment.judge_group(ROW, [Response("x")], [Session()]))
+    assert verdict.failure == "environment_refused"
+
+
+@pytest.mark.parametrize(
     ("status", "answer", "failure"),
     [
         (
