@@ -1,10 +1,14 @@
 """instruction_following: does the answer follow every verifiable instruction of the row (`binary`), or what fraction
-of them (`fraction`)?"""
+of them (`fraction`)?
+
+The fields are the row's own, or those of its `verifier_metadata`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from nemotron_steps.environments.base import (
     CannotJudgeError,
@@ -35,13 +39,12 @@ class InstructionFollowing(Environment):
     """See the module docstring."""
 
     name: ClassVar[str] = "instruction_following"
-    required_fields: ClassVar[tuple[str, ...]] = ("instruction_id_list", "kwargs")
     config_class = InstructionFollowingConfig
     config: InstructionFollowingConfig
 
     def check_values(self, row: Row) -> None:
         """Every instruction is known and has its arguments."""
-        ids, kwargs = row["instruction_id_list"], row["kwargs"]
+        ids, kwargs = _field(row, "instruction_id_list"), _field(row, "kwargs")
         if not isinstance(ids, list) or not ids:
             raise RowError("instruction_id_list", "at least one instruction id", repr(ids)[:80])
         if not isinstance(kwargs, list) or len(kwargs) != len(ids):
@@ -57,20 +60,28 @@ class InstructionFollowing(Environment):
                 raise UnsupportedError(
                     f"the instruction {LANGUAGE} needs the langdetect package", hints=("pip install langdetect",)
                 )
-        mode = row.get("grading_mode")
+        mode = _field(row, "grading_mode")
         if mode not in (None, "binary", "fraction"):
             raise RowError("grading_mode", "binary or fraction", repr(mode))
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """1 if all are followed, else 0; or the followed fraction. An empty answer follows nothing."""
         followed = {}
-        for index, (name, given) in enumerate(zip(row["instruction_id_list"], row["kwargs"], strict=True)):
+        asked = zip(_field(row, "instruction_id_list"), _field(row, "kwargs"), strict=True)
+        for index, (name, given) in enumerate(asked):
             try:
                 kept = bool(response.text.strip()) and CHECKS[name](response.text, **arguments_of(CHECKS[name], given))
             except (TypeError, ValueError, IndexError) as error:
                 raise CannotJudgeError(CHECK_FAILED, f"{name}: {error}") from error
             followed[f"{index}:{name}"] = float(kept)
         fraction = sum(followed.values()) / len(followed)
-        mode = row.get("grading_mode") or self.config.grading_mode
+        mode = _field(row, "grading_mode") or self.config.grading_mode
         reward = fraction if mode == "fraction" else float(fraction == 1.0)
         return Verdict(reward, {"followed": fraction}, details={"instructions": followed})
+
+
+def _field(row: Row, name: str) -> Any:
+    """A verifier field, which newer public rows keep under `verifier_metadata` and older ones at the top."""
+    metadata = row.get("verifier_metadata")
+    inside = metadata.get(name) if isinstance(metadata, Mapping) else None
+    return row.get(name) if inside is None else inside

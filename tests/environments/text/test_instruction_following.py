@@ -168,3 +168,14 @@ def test_arguments_are_picked_by_name() -> None:
         "num_words": 3,
         "relation": "at least",
     }
+
+
+def test_the_fields_may_stand_under_verifier_metadata() -> None:
+    fields = {"instruction_id_list": ["punctuation:no_comma", "keywords:word_once"], "kwargs": [None, {"keyword": "a"}]}
+    row = {"responses_create_params": {"input": "Say."}, "verifier_metadata": {**fields, "grading_mode": "fraction"}}
+    environment = create("instruction_following")
+    environment.check_row(row, "f:1")
+    assert asyncio.run(environment.verify(row, Response("a, b"), Session())).reward == 0.5
+    broken = {**row, "verifier_metadata": {**fields, "kwargs": []}}
+    with pytest.raises(DataError, match="kwargs"):
+        environment.check_row(broken, "f:1")
