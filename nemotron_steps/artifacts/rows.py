@@ -13,6 +13,8 @@ from typing import Any
 from nemotron_steps.errors import DataError
 
 Row = dict[str, Any]
+LONGEST_LINE = 32 << 20
+"""Bytes of a line: a row of a million tokens has about five million."""
 RowCheck = Callable[[Row], str | None]
 """Returns what is wrong with a row, or None."""
 
@@ -21,15 +23,23 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield (line number from 1, row) of a JSON Lines file. Blank lines are skipped.
 
     Raises DataError naming file and line for a line that is not a JSON object, telling a line that was cut off
-    (the last one, without its newline) from one that is malformed.
+    (the last one, without its newline) from one that is malformed, or that is longer than any row.
     """
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+        # Bounded, so that a file of another kind is told before it is in memory.
+        for number, raw in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+            if len(raw) > LONGEST_LINE:
+                raise DataError(
+                    "the line is too long for a row",
+                    where=f"{path}:{number}",
+                    expected=f"at most {LONGEST_LINE >> 20} MiB a line, one JSON object each",
+                    found=f"more, beginning with {_excerpt(raw[:60])}",
+                )
             if not raw.strip():
                 continue
             try:
                 row = json.loads(raw)
-            except (ValueError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 cut_off = not raw.endswith(b"\n")
                 raise DataError(
                     "the last line is cut off: the file is truncated" if cut_off else "the line is not JSON",

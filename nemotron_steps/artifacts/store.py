@@ -273,7 +273,7 @@ class ArtifactStore:
 
     def versions(self, name: str) -> list[int]:
         """The versions of a name, oldest first; empty if there is no such name."""
-        found = self.backend.names(f"{NAMES}/{_quote(name)}")
+        found = self.backend.names(f"{NAMES}/{_quote(name)}") if is_artifact_name(name) else []
         return sorted(int(match[1]) for entry in found if (match := _VERSION_FILE.fullmatch(entry)))
 
     def records(self, name: str | None = None) -> Iterator[tuple[str, Artifact | ArtifactError]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from typing import Any
 
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import redact_text
-from nemotron_steps.errors import InterruptedRunError, StepsError
+from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
 
 UNEXPECTED_EXIT = 1
 
@@ -28,6 +29,14 @@ def report(error: BaseException, *, as_json: bool) -> int:
     """
     if isinstance(error, KeyboardInterrupt):
         error = InterruptedRunError("interrupted", hints=("run the same command again to go on",))
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        # Whatever it was meant to be, only what the user typed is that long.
+        name = str(error.filename or "")
+        error = RequestError(
+            "a name is longer than a file's can be",
+            expected="at most 255 bytes between two slashes",
+            found=name if len(name) <= 80 else name[:77] + "...",
+        )
     if isinstance(error, StepsError):
         if as_json:
             print_json({"error": _clean_fields(error.to_dict())})

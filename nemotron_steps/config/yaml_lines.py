@@ -17,6 +17,11 @@ from nemotron_steps.errors import ConfigError
 KeyPath = tuple[str, ...]
 """Path of a key from the root; list indices are written as decimal strings."""
 
+_MOST_VALUES = 100_000
+"""Values of a config with its aliases written out; the largest recipe has a few hundred."""
+
+_DEEPEST = 100
+
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -57,11 +62,13 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read config file: {error}", where=str(path)) from error
+    _refuse_depth(text, path)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return {}, {}, text
+        _refuse_bombs(node, path)
         lines: dict[KeyPath, int] = {}
         _walk(node, (), path, lines)
         data = loader.construct_document(node)
@@ -81,6 +88,59 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
             found=type(data).__name__,
         )
     return data, lines, text
+
+
+def _refuse_depth(text: str, path: Path) -> None:
+    """ConfigError for nesting that would overflow the stack of the C library, which ends the process."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=_Base):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ConfigError(
+                    "the file is nested too deeply", where=_line(event, path), expected=f"at most {_DEEPEST} levels"
+                )
+    except yaml.YAMLError:
+        # Said where the file is read for good.
+        return
+
+
+def _refuse_bombs(node: Any, path: Path) -> None:
+    """ConfigError for a file that says much more than it holds: aliases of aliases, or an alias of what it is in."""
+    sizes: dict[int, int] = {}
+    entered: set[int] = set()
+    pending = [node]
+    while pending:
+        here = pending[-1]
+        below = _children(here)
+        if id(here) in sizes:
+            pending.pop()
+        elif id(here) not in entered:
+            entered.add(id(here))
+            circle = next((each for each in below if id(each) in entered and id(each) not in sizes), None)
+            if circle is not None:
+                raise ConfigError("an alias stands inside of what it names", where=_line(circle, path))
+            pending.extend(each for each in below if id(each) not in sizes)
+        else:
+            pending.pop()
+            sizes[id(here)] = 1 + sum(sizes[id(each)] for each in below)
+            if sizes[id(here)] > _MOST_VALUES:
+                raise ConfigError(
+                    "the file's aliases stand for too many values",
+                    where=_line(here, path),
+                    expected=f"at most {_MOST_VALUES:,} values, aliases written out",
+                    found=f"{sizes[id(here)]:,}" if sizes[id(here)] < 10**12 else "more than a machine can hold",
+                )
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _line(node: Any, path: Path) -> str:
+    return f"{path}:{node.start_mark.line + 1}"
 
 
 def _walk(node: Any, at: KeyPath, path: Path, lines: dict[KeyPath, int]) -> None:

@@ -4,10 +4,12 @@ import json
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from nemotron_steps.artifacts import rows
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header
 from nemotron_steps.artifacts.validators import sniff_type, validate
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
@@ -18,9 +20,9 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "c
 PAIR = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
 
 
-def jsonl(path: Path, *rows: object, tail: str = "") -> Path:
+def jsonl(path: Path, *values: object, tail: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+    path.write_text("".join(json.dumps(row) + "\n" for row in values) + tail)
     return path
 
 
@@ -210,3 +212,18 @@ def test_the_layer_imports_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_line_longer_than_any_row_is_told_before_it_is_in_memory(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    with file.open("wb") as out:
+        out.write(b'{"a": 1}\n')
+        out.truncate(400 << 20)  # a hole: a line of 400 MiB that takes no disk
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="too long") as caught:
+            validate("training_jsonl", file)
+        assert tracemalloc.get_traced_memory()[1] < 3 * rows.LONGEST_LINE
+    finally:
+        tracemalloc.stop()
+    assert caught.value.where == f"{file}:2"

@@ -53,3 +53,44 @@ def test_what_is_not_plain_yaml_is_refused(tmp_path, content):
     with pytest.raises(ConfigError) as caught:
         load_yaml(path)
     assert str(path) in caught.value.where
+
+
+def bomb(levels: int, width: int = 9) -> str:
+    lines = ["l0: &l0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * width)}]" for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+def merge_bomb(levels: int) -> str:
+    lines = ["m0: &m0 {a: 1, b: 2}"]
+    lines += [f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}" for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (bomb(30), "too many values"),
+        (bomb(7), "too many values"),
+        (merge_bomb(30), "too many values"),
+        ("a: &a [1, *a]\n", "inside of what it names"),
+        ("a: &a {b: {c: *a}}\n", "inside of what it names"),
+        ("a: " + "[" * 50_000, "nested too deeply"),
+        ("".join(f"{' ' * n}a:\n" for n in range(400)), "nested too deeply"),
+    ],
+    ids=["deep", "just too many", "merges", "a circle", "a circle of keys", "brackets", "indentation"],
+)
+def test_a_file_that_stands_for_more_than_it_holds_is_refused(tmp_path, text, told):
+    file = tmp_path / "bomb.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_yaml(file)
+    assert (caught.value.where or "").startswith(str(file))
+
+
+def test_aliases_and_merges_are_read_as_before(tmp_path):
+    file = tmp_path / "fine.yaml"
+    file.write_text("base: &b {x: 1, y: [1, 2]}\nother: {<<: *b, z: *b}\n")
+    data, _, _ = load_yaml(file)
+    base = {"x": 1, "y": [1, 2]}
+    assert data == {"base": base, "other": {**base, "z": base}}
