@@ -1,29 +1,40 @@
 """The environments in an actor, so that grading is off the driver's event loop.
 
 Rows are checked and routed in the driver, by environments that are created but never started; what takes time runs in
-the actor. A session's state stays there. Not for: environments behind HTTP (environments/remote/remote.py), which may
-be used from the actor as from anywhere.
+the actor. A session's state stays there. An actor that dies is replaced, MAX_RESTARTS times in a run: what it was asked
+is asked again, but sessions that it held are lost, and their rollouts with them. Not for: environments behind HTTP
+(environments/remote/remote.py), which may be used from the actor as from anywhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge
 from nemotron_steps.engine.workers.workers import (
+    PING_SECONDS,
     SILENT_SECONDS,
     START_SECONDS,
     Worker,
     WorkerProcess,
     answer,
     result_of,
+    stop_workers,
 )
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Response, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judged.judges import HttpJudge, Judge
+from nemotron_steps.environments.judged.judges import HttpJudge, Judge, JudgeLostError
+from nemotron_steps.errors import WorkerLostError
+
+_LOG = logging.getLogger(__name__)
+
+MAX_RESTARTS = 20
+"""Deaths of the actor in a run, after which everything that is asked of it fails."""
 
 Judges = Mapping[str, PlacedJudge | HttpJudgeRecipe]
 
@@ -93,13 +104,13 @@ class EnvironmentWorker(WorkerProcess):
 class PlacedEnvironment(Environment):
     """The driver's side of an environment; `local` is its twin here, for what needs no work."""
 
-    def __init__(self, local: Environment, worker: Worker) -> None:
+    def __init__(self, local: Environment, home: PlacedEnvironmentSet) -> None:
         super().__init__(local.config, {})
         self.name = local.name  # type: ignore[misc]
         self.judges_groups = local.judges_groups  # type: ignore[misc]
         self.runs_agent = local.runs_agent  # type: ignore[misc]
         self.reward_range = local.reward_range
-        self._local, self._worker = local, worker
+        self._local, self._home = local, home
         # Sessions that hold nothing need no actor, and there are as many as rollouts.
         kind = type(local)
         self._stateless = kind.seed is Environment.seed and kind.release is Environment.release
@@ -113,22 +124,22 @@ class PlacedEnvironment(Environment):
         self._local.check_row(row, where)
 
     async def seed(self, row: Row) -> Session:
-        """See Environment; the state is the session's number in the actor."""
+        """See Environment; the state is the actor's and the session's number in it."""
         if self._stateless:
             return await self._local.seed(row)
-        number, tools = await self._ask("seed", row)
-        return Session(tools=tools, state=number)
+        number, tools = await self._ask("seed", lambda: (row,))
+        return Session(tools=tools, state=(self._home.restarts, number))
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """See Environment."""
-        output: str = await self._ask("call_tool", self._place(session), name, arguments)
+        output: str = await self._ask("call_tool", lambda: (self._place(session), name, arguments))
         return output
 
     async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
         """See Environment."""
         if type(self._local).follow_up is Environment.follow_up:
             return None
-        question: str | None = await self._ask("follow_up", row, response, self._place(session))
+        question: str | None = await self._ask("follow_up", lambda: (row, response, self._place(session)))
         return question
 
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
@@ -141,31 +152,59 @@ class PlacedEnvironment(Environment):
 
     async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
         """See Environment."""
-        places = [self._place(session) for session in sessions]
-        verdicts: list[Verdict] = await self._ask("verify_group", row, list(responses), places)
+
+        def arguments() -> tuple[Any, ...]:
+            return row, list(responses), [self._place(session) for session in sessions]
+
+        verdicts: list[Verdict] = await self._ask("verify_group", arguments)
         return verdicts
 
     async def release(self, session: Session) -> None:
         """See Environment."""
-        if not self._stateless:
-            await self._ask("release", session.state)
+        if not self._stateless and session.state[0] == self._home.restarts:
+            await self._ask("release", lambda: (session.state[1],))
 
     def _place(self, session: Session) -> int | Session:
-        return session if self._stateless else session.state
+        if self._stateless:
+            return session
+        actor, number = session.state
+        if actor != self._home.restarts:
+            raise WorkerLostError(
+                f"a session of `{self.name}` is lost with the process that held it", where=f"environment `{self.name}`"
+            )
+        return int(number)
 
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        return await answer(self._worker.call(method, self.name, *arguments), self._worker)
+    async def _ask(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> Any:
+        """What the actor answers; asked again if it dies.
+
+        Args:
+            arguments: of the method. Called again for another actor: raises where they belong to the one that died.
+        """
+        worker = self._home.worker
+        try:
+            return await answer(worker.call(method, self.name, *arguments()), worker)
+        except JudgeLostError:
+            raise
+        except WorkerLostError:
+            if not await self._home.replaced(worker):  # a loss inside the environment
+                raise
+        worker = self._home.worker
+        return await answer(worker.call(method, self.name, *arguments()), worker)
 
 
 @dataclass(frozen=True)
 class JudgesBehindHttp:
     """The judges behind HTTP of an EnvironmentWorker, as far as the training loop knows them."""
 
-    worker: Worker
+    home: PlacedEnvironmentSet
 
     def start_step(self, step: str) -> None:
         """See HttpJudge."""
-        result_of(self.worker.call("start_step", step), self.worker, timeout_s=SILENT_SECONDS)
+        self.home.step, worker = step, self.home.worker
+        try:
+            result_of(worker.call("start_step", step), worker, timeout_s=SILENT_SECONDS)
+        except WorkerLostError as error:  # whoever asks it next replaces it, and tells the new one
+            _LOG.warning("%s", error.what)
 
 
 class PlacedEnvironmentSet(EnvironmentSet):
@@ -174,6 +213,7 @@ class PlacedEnvironmentSet(EnvironmentSet):
     Args:
         options, judges, only: as EnvironmentSet's; the judges serve for checking that none is missing.
         worker: an EnvironmentWorker.
+        restart: starts another one in its place.
     """
 
     def __init__(
@@ -181,11 +221,19 @@ class PlacedEnvironmentSet(EnvironmentSet):
         options: Mapping[str, Mapping[str, Any]],
         judges: Mapping[str, Judge],
         worker: Worker,
+        restart: Callable[[], Worker],
         *,
         only: str | None = None,
     ) -> None:
         super().__init__(options, judges, only=only)
         self.worker = worker
+        self.restarts = 0
+        """How often the actor was replaced."""
+        self.step: str | None = None
+        """The training step that judges behind HTTP were told last."""
+        self._restart = restart
+        self._replacing: asyncio.Task[bool] | None = None
+        self._started = False
         self._placed: dict[str, PlacedEnvironment] = {}
 
     def get(self, name: str) -> Environment:
@@ -194,16 +242,61 @@ class PlacedEnvironmentSet(EnvironmentSet):
             local = super().get(name)
             adding = self.worker.call("add", local.name, type(local), local.config)
             result_of(adding, self.worker, timeout_s=START_SECONDS)
-            self._placed[name] = PlacedEnvironment(local, self.worker)
+            self._placed[name] = PlacedEnvironment(local, self)
         return self._placed[name]
 
     async def start(self) -> None:
         """See EnvironmentSet."""
+        self._started = True
         await answer(self.worker.call("start"), self.worker)
+
+    async def replaced(self, lost: Worker) -> bool:
+        """See to it that another actor takes the place of a dead or silent one. False: it is well.
+
+        Raises:
+            WorkerLostError: it has died too often, or no other could be started.
+        """
+        if self.worker is not lost:
+            return True
+        if self._replacing is None or self._replacing.done():  # whoever comes first does it, and the others wait
+            self._replacing = asyncio.ensure_future(self._replace(lost))
+        return await asyncio.shield(self._replacing)
+
+    async def _replace(self, lost: Worker) -> bool:
+        if await _is_well(lost):
+            return False
+        if self.restarts >= MAX_RESTARTS:
+            raise lost.lost(f"it has died {self.restarts + 1} times")
+        self.restarts += 1  # sessions of the dead one are told apart by it
+        _LOG.warning("the worker `%s` is lost and replaced (%d of %d)", lost.name, self.restarts, MAX_RESTARTS)
+        stop_workers([lost])
+        worker = await asyncio.to_thread(self._restart)
+        for placed in self._placed:
+            local = super().get(placed)
+            await answer(worker.call("add", local.name, type(local), local.config), worker)
+        if self._started:
+            await answer(worker.call("start"), worker)
+        if self.step is not None:
+            await answer(worker.call("start_step", self.step), worker)
+        self.worker = worker
+        return True
+
+    def stop(self) -> None:
+        """End the actor at once."""
+        stop_workers([self.worker])
 
     async def close(self) -> None:
         """See EnvironmentSet. What runs agents does so here, and is closed here as well."""
         for environment in self._environments.values():
             if environment.runs_agent:
                 await environment.close()
-        await answer(self.worker.call("close"), self.worker)
+        try:
+            await answer(self.worker.call("close"), self.worker)
+        except WorkerLostError as error:  # nothing of it is left to close
+            _LOG.warning("%s", error.what)
+
+
+async def _is_well(worker: Worker) -> bool:
+    ping = asyncio.wrap_future(worker.beside("ping").future())
+    done, _ = await asyncio.wait({ping}, timeout=PING_SECONDS)
+    return bool(done) and ping.exception() is None

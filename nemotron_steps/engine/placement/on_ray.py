@@ -165,7 +165,7 @@ def place(
         generator.update_weights(policy.weights(), 0)
         judges = _place_judges(config, local, judge_options(plan, cluster, generator.workers), plan.judges, resources)
         environments = _place_environments(config, chosen, judges, cluster, resources)
-        stepwise: list[StepwiseJudge] = [*judges.values(), JudgesBehindHttp(environments.worker)]
+        stepwise: list[StepwiseJudge] = [*judges.values(), JudgesBehindHttp(environments)]
         return PlacedRun(policy, generator, stepwise, environments, resources.pop_all())
 
 
@@ -249,9 +249,12 @@ def _place_environments(
     here: dict[str, Judge] = {
         role: judge.build() if isinstance(judge, HttpJudgeRecipe) else judge for role, judge in travelling.items()
     }
-    worker = start_workers(EnvironmentWorker, ["environments"], [cluster.beside_driver()], [travelling], device=False)[
-        0
-    ]
-    resources.callback(stop_workers, [worker])
+
+    def start() -> Worker:
+        options = [cluster.beside_driver()]
+        return start_workers(EnvironmentWorker, ["environments"], options, [travelling], device=False)[0]
+
     only = None if config.env.should_use_nemo_gym else config.env.environment
-    return PlacedEnvironmentSet(gym.environments, here, worker, only=only)
+    environments = PlacedEnvironmentSet(gym.environments, here, start(), start, only=only)
+    resources.callback(environments.stop)
+    return environments
