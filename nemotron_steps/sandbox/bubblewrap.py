@@ -84,7 +84,8 @@ class BubblewrapSandbox(Sandbox):
 
     async def probe(self) -> None:
         """See Sandbox.probe; the attempts are in sandbox.probe."""
-        for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux"), ("setpriv", "util-linux")):
+        packages = {"bwrap": "bubblewrap", **dict.fromkeys(("prlimit", "setsid", "setpriv"), "util-linux")}
+        for program, package in packages.items():
             if shutil.which(program) is None:
                 raise UnsupportedError(
                     f"running model-written code needs `{program}`, which is not installed",
@@ -163,8 +164,9 @@ class BubblewrapSandbox(Sandbox):
         return [*outer, *self._bubblewrap(limits, given, root), "--", *self._launcher(limits, root), *argv]
 
     def _bubblewrap(self, limits: Limits, given: Descriptors, root: bool) -> list[str]:
-        command = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-        command += ["--json-status-fd", str(given.channel), "--seccomp", str(given.seccomp)]
+        # Not --new-session: until its first process has asked to die with its parent, only the process group has it.
+        command = ["bwrap", "--die-with-parent", "--clearenv", "--cap-drop", "ALL"]
+        command += ["--hostname", "sandbox", "--json-status-fd", str(given.channel), "--seccomp", str(given.seccomp)]
         if root:
             # No user namespace, because setpriv below needs real user ids; it drops these capabilities as well.
             command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -214,6 +216,8 @@ class BubblewrapSandbox(Sandbox):
             f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}",
             f"--nofile={limits.open_files}",
             "--",
+            # The program cannot signal the group, which is also that of bubblewrap on the host.
+            "setsid",
         ]
         if root:
             uid = str(FIRST_UID + (os.getpid() % 65536) * UIDS_PER_PROCESS + next(_uids))

@@ -104,7 +104,10 @@ class ContainerSandbox(Sandbox):
                 raise SandboxError(f"{self.engine} could not start a container", found=ended.stderr[-500:])
             if state.get("OOMKilled"):
                 return ended.result(Outcome.MEMORY_LIMIT)
-        return ended.result(Outcome.TIMEOUT if ended.spent_processor_time(limits) else None)
+        if ended.spent_processor_time(limits):
+            return ended.result(Outcome.TIMEOUT)
+        # Not every engine records it when the kernel killed for memory.
+        return ended.result(Outcome.MEMORY_LIMIT if ambiguous and ended.exit_code == 137 else None)
 
     def command(self, name: str, argv: list[str], inputs: str, profile: str, limits: Limits) -> list[str]:
         """The full command line."""

@@ -75,8 +75,9 @@ async def probe(
             _run(sandbox, {"together": limits.memory_bytes // 5 * 2}, secret, limits),
         )
     through = _reached(alone, secret)
-    if together.outcome is not Outcome.MEMORY_LIMIT:
-        through["memory: several processes"] = f"three with two fifths of the limit each: {together.outcome.value}"
+    if together.outcome is not Outcome.MEMORY_LIMIT and together.stdout not in ("1\n", "2\n"):
+        said = together.stdout.strip() or together.outcome.value
+        through["memory: several processes"] = f"three with two fifths of the limit each: {said}"
     left = _with_argument(secret)
     if left:
         through["left behind"] = f"processes {left}"

@@ -120,7 +120,10 @@ async def run_process(
     except asyncio.CancelledError:
         if not done.done():
             os.eventfd_write(stop, 1)
-            await asyncio.wait([done])
+        # Whoever is cancelled twice still may not close what the thread works with.
+        while not done.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([done])
         raise
 
 
@@ -279,11 +282,11 @@ class _Run:
             self._memory_bytes = watch.memory_bytes
             try:
                 self._memory = TreeMemory(self._first_pid, watch.folders)
-            except (FileNotFoundError, ProcessLookupError):
-                pass  # It is over already.
-            except PermissionError:
-                # What cannot be watched does not run. The start-up probe tells hosts where this is always so.
-                self._over(Outcome.MEMORY_LIMIT)
+            except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
+                # It may be over already. Otherwise what cannot be watched does not run; where that is always so, the
+                # start-up probe says it.
+                if isinstance(error, PermissionError) or not self._first_pid:
+                    self._over(Outcome.MEMORY_LIMIT)
 
     def _look(self, memory: TreeMemory, now: float) -> None:
         left = self._memory_bytes - memory.held(self._memory_bytes)

@@ -253,6 +253,28 @@ def test_a_cancelled_run_is_killed() -> None:
     assert with_argument(marker) == []
 
 
+def test_killing_the_process_group_reaches_the_sandbox_and_the_program_cannot_signal_it() -> None:
+    """However early it is: bubblewrap's first process asks to die with its parent only after it is set up."""
+    marker = f"sandbox-group-{os.getpid()}"
+    sandbox = started()
+
+    async def groups() -> dict[str, set[int]]:
+        argv = ["/bin/sh", "-c", f"sleep 600 & wait; : {marker}"]
+        task = asyncio.create_task(sandbox.run(argv=argv))
+        while len(with_argument(marker)) < 3:
+            await asyncio.sleep(0.02)
+        found: dict[str, set[int]] = {}
+        for pid in with_argument(marker):
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            found.setdefault(name, set()).add(os.getpgid(pid))
+        task.cancel()
+        await asyncio.wait([task])
+        return found
+
+    found = asyncio.run(groups())
+    assert len(found["bwrap"]) == 1 and found["bwrap"].isdisjoint(found["sh"])
+
+
 def test_a_busy_event_loop_does_not_delay_the_clock() -> None:
     marker = f"sandbox-busy-{os.getpid()}"
     sandbox = started()

@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from nemotron_steps.errors import ConfigError, UnsupportedError
-from nemotron_steps.sandbox import Limits, create_sandbox
+from nemotron_steps.errors import ConfigError, SandboxError, UnsupportedError
+from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.containers import ContainerSandbox, ContainerSession, check_engine
 
 
@@ -79,3 +82,89 @@ def test_an_engine_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPat
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match="no sandbox backend"):
         create_sandbox("subprocess")
+
+
+# What an engine says of a container is not the program's to say. The engine here is a script in its place.
+
+NEVER_STARTED = "0001-01-01T00:00:00Z"
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Puts a `docker` on PATH whose `run` and `inspect` do what a test says."""
+
+    def make(run: str, state: str = "{}") -> Path:
+        program = tmp_path / "docker"
+        program.write_text(f"#!/bin/sh\ncase $1 in run) {run};; inspect) echo '{state}';; esac\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        return program
+
+    return make
+
+
+def run_in_container(code: str = "") -> SandboxResult:
+    sandbox = ContainerSandbox("docker", "image")
+    return asyncio.run(sandbox.execute(["python3"], code.encode(), {}, Limits()))
+
+
+@pytest.mark.parametrize("code", [125, 126, 127, 137, 113])
+def test_no_exit_code_of_a_program_that_was_started_is_a_failure_of_the_engine(engine, code: int) -> None:
+    engine(f"echo docker: Error response from daemon >&2; exit {code}", '{"StartedAt": "2026-01-01T00:00:00Z"}')
+    result = run_in_container()
+    assert not result.ok and result.outcome in (Outcome.EXITED, Outcome.MEMORY_LIMIT)
+
+
+@pytest.mark.parametrize("state", [f'{{"StartedAt": "{NEVER_STARTED}"}}', "{}", "null"])
+def test_a_container_that_was_not_started_is_a_failure_of_the_engine(engine, state: str) -> None:
+    engine("echo no such image >&2; exit 125", state)
+    with pytest.raises(SandboxError, match="could not start") as caught:
+        run_in_container()
+    assert caught.value.found == "no such image\n"
+
+
+def test_a_container_that_the_kernel_killed_for_memory(engine) -> None:
+    engine("exit 137", '{"StartedAt": "2026-01-01T00:00:00Z", "OOMKilled": true}')
+    assert run_in_container().outcome is Outcome.MEMORY_LIMIT
+
+
+def test_a_container_that_spent_its_processor_time(engine) -> None:
+    engine("exit 152")
+    assert run_in_container().outcome is Outcome.TIMEOUT
+
+
+def test_a_session_that_does_not_start_says_why(engine) -> None:
+    engine("echo no such image >&2; exit 125")
+
+    async def enter() -> None:
+        async with ContainerSession("docker", "image"):
+            raise AssertionError("entered")
+
+    with pytest.raises(SandboxError, match="could not start") as caught:
+        asyncio.run(enter())
+    assert caught.value.found == "no such image\n"
+
+
+def test_a_sessions_container_ends_with_a_parent_that_is_killed(engine, tmp_path: Path) -> None:
+    # The container's program reads its input until that is closed, and so does this script.
+    engine("echo $$ > $(dirname $0)/pid; echo ready; cat > /dev/null; rm $(dirname $0)/pid")
+    program = (
+        "import asyncio\n"
+        "from nemotron_steps.sandbox.containers import ContainerSession\n"
+        "async def main():\n"
+        "    async with ContainerSession('docker', 'image'):\n"
+        "        print('in', flush=True)\n"
+        "        await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None and parent.stdout.readline() == b"in\n"
+        assert (tmp_path / "pid").exists()
+    finally:
+        parent.kill()
+        parent.communicate()
+    until = time.monotonic() + 3
+    while (tmp_path / "pid").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not (tmp_path / "pid").exists()

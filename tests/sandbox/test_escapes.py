@@ -124,6 +124,8 @@ for name in ('kcore', 'keys', 'key-users', 'kmsg', 'kallsyms', 'timer_list', 'sc
     try:
         if open('/proc/' + name, 'rb').read(1): print('ESCAPED', name)
     except OSError: pass
+# what the host is called
+if os.uname().nodename != 'sandbox': print('ESCAPED')
 # the sandbox's first process
 for name, mode in (('mem', 'r+b'), ('environ', 'rb'), ('root/etc/shadow', 'rb'), ('cwd/../etc/shadow', 'rb')):
     try:
