@@ -72,6 +72,7 @@ def main(folder: Path) -> None:
         "policy_lag_max": max(r.get("policy_lag/max", 0.0) for r in records),
         "refit_s": statistics.median(r["weight_sync/seconds"] for r in warm),
         "peak_gpu_gib": memory.peak_gib,
+        "last_step_gib": memory.last(records[-1]["timing/step_s"]),
     }
     print(json.dumps(result))
 

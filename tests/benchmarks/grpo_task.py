@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import random
 import threading
+import time
 from pathlib import Path
 
 VOWELS = frozenset("aeiou")
@@ -66,6 +67,8 @@ class PeakMemory:
         import torch
 
         self.peak_gib: float | None = None
+        self.timeline: list[tuple[float, float]] = []
+        """(seconds, GiB) of every look."""
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
         if torch.cuda.is_available():
@@ -77,7 +80,21 @@ class PeakMemory:
 
         while not self._ended.wait(0.02):
             free, whole = torch.cuda.mem_get_info()
-            self.peak_gib = max(self.peak_gib or 0.0, (whole - free) / 2**30)
+            used = (whole - free) / 2**30
+            self.peak_gib = max(self.peak_gib or 0.0, used)
+            self.timeline.append((time.perf_counter(), used))
+
+    def last(self, seconds: float, parts: int = 60) -> list[float]:
+        """The most of each of `parts` stretches of the last seconds: which phase takes what."""
+        if not self.timeline:
+            return []
+        begin = self.timeline[-1][0] - seconds
+        peaks = [0.0] * parts
+        for at, used in self.timeline:
+            if at >= begin:
+                part = min(parts - 1, int((at - begin) / seconds * parts))
+                peaks[part] = max(peaks[part], round(used, 1))
+        return peaks
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
