@@ -7,10 +7,11 @@ Kinds of records the runner reports, beside those a step causes (see tracker):
     step_started   cache_key, work, resumed: whether the work folder holds an earlier attempt's checkpoints
     step_cached    cache_key, outputs (port → reference), reason, made_by (run id), summary
     step_finished  outputs, seconds
-    step_failed    error (StepsError.to_dict)
+    step_failed    error (StepsError.to_dict), traceback, row: the row of data that the error's `where` names
     hint           text, overrides, because, skill, failure (whether it is about a failure)
     warning        text: logged by this package; log.txt has it from the logging
-    run_finished   status, seconds, ran, cached, report (written by `aftermath` for a process that died abruptly)
+    run_finished   status, seconds, ran, cached, report, traceback (of a failure outside any step); written by
+                   `aftermath` for a process that died abruptly
 
 The order in which things become durable is what makes a kill harmless: outputs are filled in the work folder, then
 marked as filled, then committed one by one, then remembered under the cache key; only then is the work folder
@@ -47,7 +48,7 @@ from nemotron_steps.runs.context import OutputSlot, StepContext
 from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
 from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.locks import hold
-from nemotron_steps.runs.recorder import Recorder, report_unwritable
+from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.run_folder import (
     DONE,
     FAILED,
@@ -373,7 +374,9 @@ class _Run:
         found = advice.hints_for_failure(error, signals, planned.manifest, planned.config)
         error.hints = (*error.hints, *(hint.render() for hint in found))
         try:
-            self.recorder.tracker(planned.key).record("step_failed", error=error.to_dict())
+            self.recorder.tracker(planned.key).record(
+                "step_failed", error=error.to_dict(), traceback=traceback_text(error), row=row_at(error.where)
+            )
             for hint in found:
                 self._journal_hint(planned, hint, failure=True)
             self.recorder.set_step(planned.key, FAILED)
@@ -383,8 +386,8 @@ class _Run:
     def _journal_hint(self, planned: PlannedStep, hint: advice.Hint, *, failure: bool) -> None:
         self.recorder.tracker(planned.key).record("hint", text=hint.render(), failure=failure, **hint.to_dict())
 
-    def end(self, status: str, started: float, error: StepsError | None = None) -> None:
-        """Journal the end and write the report."""
+    def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
+        """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
         from nemotron_steps.runs.report import write_report
 
         recorder = self.recorder
@@ -398,6 +401,7 @@ class _Run:
             ran=ran,
             cached=len(self.results) - ran,
             error=None if error is None else error.to_dict(),
+            traceback=traceback,
             report=str(recorder.folder.path / "report.html"),
         )
         write_report(recorder.folder.path, self.store)
@@ -421,7 +425,7 @@ class _Run:
             self.recorder.log_traceback(error)
         shown = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
         try:
-            self.end(status, started, shown)
+            self.end(status, started, shown, traceback_text(error) if shown is not error else "")
         except (OSError, StorageError) as unwritable:
             report_unwritable(unwritable, self.recorder.folder.path)
         return error

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from nemotron_steps.runs.lines import RunLog
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
 from nemotron_steps.runs.secrets import Secrets
 from nemotron_steps.runs.tracker import FILES, JsonLines, Listener, Record, Tracker
+
+_ROW_CHARS = 4000
+"""Characters kept of a row that an error is about."""
 
 
 class Recorder:
@@ -72,7 +76,7 @@ class Recorder:
 
     def log_traceback(self, error: BaseException) -> None:
         """The full traceback, into log.txt only."""
-        self._log.write_text("".join(traceback.format_exception(error)))
+        self._log.write_text(traceback_text(error))
 
     def set_step(self, key: str, state: str, **fields: Any) -> None:
         """Change a step's state in run.json."""
@@ -120,6 +124,25 @@ class Recorder:
             self._log(record)
         for listener in self._listeners:
             listener(record)
+
+
+def traceback_text(error: BaseException) -> str:
+    """The full traceback, with those of what it came from."""
+    return "".join(traceback.format_exception(error))
+
+
+def row_at(where: str | None) -> str:
+    """The line of a JSON Lines file that an error's `file:line` names, its middle cut out if long; "" for any other."""
+    path, _, line = (where or "").rpartition(":")
+    if not path.endswith(".jsonl") or not line.isdigit():
+        return ""
+    try:
+        with Path(path).open("rb") as file:
+            row = next(islice(file, int(line) - 1, None), b"").decode("utf-8", "replace").rstrip("\n")
+    except (OSError, ValueError):
+        return ""
+    half = _ROW_CHARS // 2
+    return row if len(row) <= _ROW_CHARS else f"{row[:half]} … {row[-half:]}"
 
 
 class _Warnings(logging.Handler):

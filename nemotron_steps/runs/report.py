@@ -6,8 +6,9 @@ run is escaped: samples are model output.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -20,8 +21,20 @@ from nemotron_steps.runs.lines import number, seconds
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report_svg import Node, bars, curve, plan_graph
 
-_FIRST = ("reward", "loss", "accuracy", "agreement", "kl", "entropy", "length", "tokens", "grad_norm", "lr")
-"""Metrics whose names hold these words are shown first, in this order."""
+_FIRST = (
+    "reward",
+    "kl",
+    "loss",
+    "entropy",
+    "length",
+    "validation",
+    "accuracy",
+    "agreement",
+    "grad_norm",
+    "truncat",
+    "lr",
+)
+"""One metric for each of these words is shown, in this order; the others are folded away."""
 _SHOWN_CURVES = 9
 _SHOWN_SAMPLES = 6
 _LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")
@@ -56,7 +69,7 @@ def render_page(run: RunReport) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{style.read_text(encoding='utf-8')}</style></head><body>"
-        f"{_header(run)}<nav>{links}</nav><main>{_error(run.error)}{body}</main>"
+        f"{_header(run)}<nav>{links}</nav><main>{_error(run)}{body}</main>"
         f"<script>{script.read_text(encoding='utf-8')}</script></body></html>\n"
     )
 
@@ -67,7 +80,7 @@ def _header(run: RunReport) -> str:
     facts = [
         time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
         seconds(run.seconds),
-        f"{ran} ran, {cached} cached" if cached else f"{ran} steps ran",
+        f"{ran} ran, {cached} cached" if cached else f"{ran} step{'' if ran == 1 else 's'} ran",
     ]
     if run.attempts > 1:
         facts.append(f"attempt {run.attempts}")
@@ -78,9 +91,13 @@ def _header(run: RunReport) -> str:
     )
 
 
-def _error(error: Mapping[str, Any] | None) -> str:
+def _error(run: RunReport) -> str:
+    error = run.error
     if error is None:
         return ""
+    failed = next((step for step in run.steps if step.error is not None), None)
+    row = failed.row if failed is not None else ""
+    trace = (failed.traceback if failed is not None else "") or run.traceback
     rows = "".join(
         f"<dt>{name}</dt><dd>{escape(str(error[name]))}</dd>"
         for name in ("where", "expected", "found")
@@ -89,7 +106,11 @@ def _error(error: Mapping[str, Any] | None) -> str:
     hints = "".join(f"<li>{escape(hint)}</li>" for hint in error.get("hints", []))
     return (
         f'<div class="error"><strong>error[{escape(str(error["code"]))}]</strong> {escape(str(error["what"]))}'
-        f"<dl>{rows}</dl><ul>{hints}</ul></div>"
+        f"<dl>{rows}</dl>"
+        + (f"<p class='note'>the row</p><pre>{escape(row)}</pre>" if row else "")
+        + f"<ul>{hints}</ul>"
+        + (f"<details><summary>traceback</summary><pre>{escape(trace)}</pre></details>" if trace else "")
+        + "</div>"
     )
 
 
@@ -203,7 +224,7 @@ def _plan(run: RunReport) -> str:
         return ""
     spent = {step.key: step.seconds for step in run.steps if step.state == "ran" and step.seconds}
     where = bars(spent) if len(spent) > 1 else ""
-    return f'<div class="scroll">{plan_graph(nodes)}</div>{where}'
+    return f"{plan_graph(nodes)}{where}"
 
 
 def _took(step: StepReport) -> str:
@@ -215,9 +236,10 @@ def _metrics(run: RunReport) -> str:
     for step in _goals_first(run):
         if not step.curves and len(step.phases) < 2:
             continue
-        names = sorted(step.curves, key=lambda name: (_rank(name), len(name), name))
+        names = sorted(step.curves)
         several = [name for name in names if len(step.curves[name]) > 1]
-        shown, folded = several[:_SHOWN_CURVES], several[_SHOWN_CURVES:]
+        shown = _headlines(several)
+        folded = [name for name in several if name not in shown]
         parts.append(f"<h3>{escape(step.key)}{_made_by(step)}</h3>")
         parts.append(_grid(_chart(name, step.curves[name]) for name in shown))
         if folded:
@@ -234,8 +256,16 @@ def _metrics(run: RunReport) -> str:
     return "".join(parts)
 
 
-def _rank(name: str) -> int:
-    return next((index for index, word in enumerate(_FIRST) if word in name), len(_FIRST))
+def _headlines(names: Sequence[str]) -> list[str]:
+    """The metrics worth seeing first: of those that hold a word the mean, or else the one with the shortest name."""
+    chosen: list[str] = []
+    for word in _FIRST:
+        matching = [name for name in names if word in re.split(r"[/_]", name) or (len(word) > 2 and word in name)]
+        left = [name for name in matching if name not in chosen]
+        if left:
+            chosen.append(min(left, key=lambda name: (not name.endswith("mean"), name.count("/"), len(name), name)))
+    rest = [name for name in names if name not in chosen]
+    return [*chosen, *rest][:_SHOWN_CURVES] if len(names) <= _SHOWN_CURVES else chosen[:_SHOWN_CURVES]
 
 
 def _chart(name: str, points: list[tuple[float, float]]) -> str:
@@ -284,42 +314,41 @@ def _text(value: Any) -> str:
 
 
 def _artifacts(run: RunReport) -> str:
-    rows = []
+    cards = []
     for step in run.steps:
         for port, ref in step.outputs.items():
             artifact = run.artifacts.get(ref)
-            rows.append(
-                f"<tr><td><code>{escape(ref)}</code><div class='note'>{escape(step.key)} → {escape(port)}</div></td>"
-                + (_artifact_cells(artifact) if artifact is not None else "<td colspan='4'>gone</td>")
-                + "</tr>"
+            facts = _artifact_facts(artifact) if artifact is not None else "<dd>gone</dd>"
+            cards.append(
+                f'<article class="artifact"><p><code>{escape(ref)}</code> '
+                f'<span class="note">{escape(step.key)} → {escape(port)}</span></p><dl>{facts}</dl></article>'
             )
-    if not rows:
-        return ""
-    return (
-        '<div class="scroll"><table class="artifacts"><thead><tr><th>artifact</th><th>type</th><th>size</th>'
-        f"<th>made from</th><th>attributes</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return "".join(cards)
 
 
-def _artifact_cells(artifact: Artifact) -> str:
-    parents = "".join(
-        f"<div>{escape(edge.port)} ← <code>{escape(edge.ref or short_digest(edge.digest))}</code></div>"
-        for edge in artifact.inputs
-    )
-    attributes = "".join(
-        f"<div><span class='note'>{escape(name)}</span> {_value(value)}</div>"
-        for name, value in artifact.attributes.items()
-    )
-    size = sum(record.size for record in artifact.files)
-    return (
-        f"<td>{escape(artifact.type)}<div class='note'>{short_digest(artifact.digest)}</div></td>"
-        f"<td class='value'>{_size(size)}<div class='note'>{len(artifact.files)} files</div></td>"
-        f"<td>{parents}</td><td>{_folded(attributes, len(artifact.attributes))}</td>"
-    )
+def _artifact_facts(artifact: Artifact) -> str:
+    count = f"{len(artifact.files)} file" + ("" if len(artifact.files) == 1 else "s")
+    size = _size(sum(record.size for record in artifact.files))
+    facts = {
+        "type": f'{escape(artifact.type)} <span class="note">{short_digest(artifact.digest)}</span>',
+        "size": f'{size} <span class="note">{count}</span>',
+        "made from": "".join(
+            f"<div>{escape(edge.port)} ← <code>{escape(edge.ref or short_digest(edge.digest))}</code></div>"
+            for edge in artifact.inputs
+        ),
+        "attributes": _folded(
+            "".join(
+                f"<div><span class='note'>{escape(name)}</span> {_value(value)}</div>"
+                for name, value in artifact.attributes.items()
+            ),
+            len(artifact.attributes),
+        ),
+    }
+    return "".join(f"<dt>{name}</dt><dd>{content}</dd>" for name, content in facts.items() if content)
 
 
 def _folded(content: str, count: int) -> str:
-    return content if count <= 3 else f"<details><summary>{count}</summary>{content}</details>"
+    return content if count <= 3 else f"<details><summary>{count} attributes</summary>{content}</details>"
 
 
 def _size(count: float) -> str:

@@ -35,6 +35,9 @@ class StepReport:
     signals: dict[str, dict[str, Any]] = field(default_factory=dict)
     hints: list[dict[str, Any]] = field(default_factory=list)
     error: dict[str, Any] | None = None
+    row: str = ""
+    """The row of data that the error is about."""
+    traceback: str = ""
     made_by: str = ""
     """The earlier run that made a cached step; its curves and samples are shown."""
 
@@ -54,6 +57,8 @@ class RunReport:
     goals: list[str]
     steps: list[StepReport]
     config: str
+    traceback: str
+    """Of a failure outside any step."""
     artifacts: dict[str, Artifact]
     """Reference → record, for every output that can still be found."""
 
@@ -105,6 +110,7 @@ def _read_report(folder: Path, store: ArtifactStore) -> RunReport:
         goals=list(plan.get("goals", [])),
         steps=list(steps.values()),
         config=(folder / "config.yaml").read_text(encoding="utf-8") if (folder / "config.yaml").is_file() else "",
+        traceback=str(finished[-1].get("traceback", "")) if finished else "",
         artifacts=_artifacts(steps, store),
     )
 
@@ -117,7 +123,7 @@ def _apply_events(steps: Mapping[str, StepReport], events: list[dict[str, Any]])
             for each in steps.values():
                 each.hints.clear()
                 each.signals.clear()
-                each.error = None
+                each.error, each.row, each.traceback = None, "", ""
         if step is None:
             continue
         if kind == "summary":
@@ -130,7 +136,8 @@ def _apply_events(steps: Mapping[str, StepReport], events: list[dict[str, Any]])
         elif kind == "hint":
             step.hints.append(event)
         elif kind == "step_failed":
-            step.error = event["error"]
+            step.error, step.row = event["error"], str(event.get("row", ""))
+            step.traceback = str(event.get("traceback", ""))
 
 
 def _apply_metrics(steps: Mapping[str, StepReport], folder: Path, only: str | None) -> None:

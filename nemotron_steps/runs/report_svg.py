@@ -97,15 +97,30 @@ class Node:
 
 
 _BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 220, 54, 60, 20
+_WIDEST = 3
+"""Columns that fit the page; a plan of more is drawn upright whatever the screen."""
+_UPRIGHT_WIDTH, _MARGIN = 320, 56
 
 
 def plan_graph(nodes: Sequence[Node]) -> str:
-    """Steps as boxes in columns, every step right of those it reads from, edges labelled by port on hover."""
+    """The plan for wide screens and for narrow ones; the style sheet shows the one that fits."""
+    columns = _columns(nodes)
+    wide = f'<div class="wide">{_sideways(nodes, columns)}</div>' if max(columns.values(), default=0) < _WIDEST else ""
+    return f'{wide}<div class="{"narrow" if wide else "any"}">{_upright(nodes)}</div>'
+
+
+def _columns(nodes: Sequence[Node]) -> dict[str, int]:
+    """Every step right of those it reads from."""
     column: dict[str, int] = {}
     for node in nodes:
         column[node.key] = 1 + max((column[parent] for parent, _ in node.parents if parent in column), default=-1)
+    return column
+
+
+def _sideways(nodes: Sequence[Node], column: Mapping[str, int]) -> str:
+    """Steps as boxes in columns."""
     rows: dict[int, int] = {}
-    place: dict[str, tuple[int, int]] = {}
+    place: dict[str, tuple[float, float]] = {}
     for node in nodes:
         index = rows.setdefault(column[node.key], 0)
         rows[column[node.key]] += 1
@@ -115,29 +130,58 @@ def plan_graph(nodes: Sequence[Node]) -> str:
         )
     width = 8 + (max(rows, default=0) + 1) * (_BOX_WIDTH + _GAP_X) - _GAP_X
     height = 8 + max(rows.values(), default=1) * (_BOX_HEIGHT + _GAP_Y) - _GAP_Y
-    edges, boxes = [], []
-    for node in nodes:
-        x, y = place[node.key]
-        for parent, label in node.parents:
-            if parent not in place:
-                continue
-            start_x, start_y = place[parent][0] + _BOX_WIDTH, place[parent][1] + _BOX_HEIGHT / 2
-            end_y = y + _BOX_HEIGHT / 2
-            middle = (start_x + x) / 2
-            edges.append(
-                f'<path class="edge" marker-end="url(#arrow)" d="M{start_x},{start_y} C{middle},{start_y} '
-                f'{middle},{end_y} {x - 5},{end_y}"><title>{escape(label)}</title></path>'
-            )
-        boxes.append(
-            f'<g class="node {escape(node.state)}"><title>{escape(node.key)}</title>'
-            f'<rect x="{x}" y="{y}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="8"/>'
-            f'<circle cx="{x + 16}" cy="{y + 20}" r="4.5"/>'
-            f'<text class="name" x="{x + 28}" y="{y + 24}">{escape(_shortened(node.title, 24))}</text>'
-            f'<text class="note" x="{x + 28}" y="{y + 42}">{escape(_shortened(node.note, 27))}</text></g>'
-        )
+    edges = []
+    for node, parent, label in _edges(nodes, place):
+        (start_x, start_y), (end_x, end_y) = place[parent], place[node.key]
+        start_x, start_y, end_y = start_x + _BOX_WIDTH, start_y + _BOX_HEIGHT / 2, end_y + _BOX_HEIGHT / 2
+        middle = (start_x + end_x) / 2
+        path = f"M{start_x},{start_y} C{middle},{start_y} {middle},{end_y} {end_x - 5},{end_y}"
+        edges.append(_edge("wide", path, label))
+    boxes = [_box(node, *place[node.key], _BOX_WIDTH) for node in nodes]
+    return _svg("wide", width, height, edges, boxes)
+
+
+def _upright(nodes: Sequence[Node]) -> str:
+    """Steps below each other, every step below those it reads from, edges on their left: as narrow as a phone."""
+    row = {node.key: index for index, node in enumerate(nodes)}
+    place = {key: (float(_MARGIN), 4.0 + index * (_BOX_HEIGHT + _GAP_Y)) for key, index in row.items()}
+    height = 8 + len(nodes) * (_BOX_HEIGHT + _GAP_Y) - _GAP_Y
+    edges = []
+    for node, parent, label in _edges(nodes, place):
+        start, end = place[parent][1] + _BOX_HEIGHT / 2, place[node.key][1] + _BOX_HEIGHT / 2
+        # The farther an edge goes, the farther out it runs, so that edges lie beside each other.
+        out = max(4.0, _MARGIN - 12 - 10 * abs(row[node.key] - row[parent]))
+        path = f"M{_MARGIN},{start} C{out},{start} {out},{end} {_MARGIN - 5},{end}"
+        edges.append(_edge("upright", path, label))
+    width = _UPRIGHT_WIDTH - _MARGIN - 4
+    boxes = [_box(node, *place[node.key], width) for node in nodes]
+    return _svg("upright", _UPRIGHT_WIDTH, height, edges, boxes)
+
+
+def _edges(nodes: Sequence[Node], place: Mapping[str, object]) -> list[tuple[Node, str, str]]:
+    """(node, parent, label) for every input that comes from a step of the plan."""
+    return [(node, parent, label) for node in nodes for parent, label in node.parents if parent in place]
+
+
+def _edge(name: str, path: str, label: str) -> str:
+    return f'<path class="edge" marker-end="url(#arrow-{name})" d="{path}"><title>{escape(label)}</title></path>'
+
+
+def _box(node: Node, x: float, y: float, width: float) -> str:
+    letters = int((width - 36) / 7.4)
+    return (
+        f'<g class="node {escape(node.state)}"><title>{escape(node.key)}</title>'
+        f'<rect x="{x}" y="{y}" width="{width}" height="{_BOX_HEIGHT}" rx="8"/>'
+        f'<circle cx="{x + 16}" cy="{y + 20}" r="4.5"/>'
+        f'<text class="name" x="{x + 28}" y="{y + 24}">{escape(_shortened(node.title, letters))}</text>'
+        f'<text class="note" x="{x + 28}" y="{y + 42}">{escape(_shortened(node.note, letters + 3))}</text></g>'
+    )
+
+
+def _svg(name: str, width: float, height: float, edges: Sequence[str], boxes: Sequence[str]) -> str:
     return (
         f'<svg class="plan" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="plan graph"><defs><marker id="arrow" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
+        f'aria-label="plan graph"><defs><marker id="arrow-{name}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
         f'markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z"/></marker></defs>'
         f"{''.join(edges)}{''.join(boxes)}</svg>"
     )

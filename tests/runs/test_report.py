@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import NonFiniteLossError
-from nemotron_steps.runs.report import write_report
+from nemotron_steps.errors import DataError, NonFiniteLossError
+from nemotron_steps.runs.recorder import row_at
+from nemotron_steps.runs.report import _headlines, write_report
 from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned
 from tests.runs.runner_toy_plan import run
 
@@ -101,6 +102,59 @@ def test_a_sample_that_a_resumed_run_reports_again_is_shown_once(store: Artifact
     assert "trained again" in text and "the other" in text and "rolled back" not in text
 
 
+def test_the_numbers_of_rl_that_matter_come_first() -> None:
+    rlhf = [
+        *("actor_loss", "advantages/mean", "approx_entropy", "clip_fraction", "entropy", "gen_kl_error", "grad_norm"),
+        *("groups/count", "kl_penalty", "loss", "lr", "num_valid_tokens", "policy_kl_error", "probs_ratio"),
+        *("response_length/max", "response_length/mean", "reward/genrm_compare/judge_score_mean"),
+        *("reward/genrm_compare/mean", "reward/max", "reward/mean", "reward/min", "reward/std", "truncation_rate"),
+    ]
+    headlines = _headlines(rlhf)
+    assert headlines[:5] == ["reward/mean", "kl_penalty", "loss", "entropy", "response_length/mean"]
+    assert headlines[5:] == ["grad_norm", "truncation_rate", "lr"]
+    # A step with few metrics shows them all.
+    assert sorted(_headlines(["nll", "loss", "entropy", "lr"])) == ["entropy", "loss", "lr", "nll"]
+
+
+def test_report_folds_away_what_is_no_headline(store: ArtifactStore) -> None:
+    result = run(store)
+    with (result.folder / "metrics.jsonl").open("a") as file:
+        for index in (1, 2):
+            values = {f"other/{number}": index for number in range(20)} | {"kl_penalty": index, "reward/mean": index}
+            file.write(json.dumps({"kind": "metrics", "step": "toy/train", "index": index, "values": values}) + "\n")
+    write_report(result.folder, store)
+    html = (result.folder / "report.html").read_text()
+    shown, _, folded = html.partition("<details><summary>")
+    assert "kl_penalty" in shown and "reward/mean" in shown and "other/7" not in shown
+    assert "other/7" in folded
+
+
+def test_report_of_a_failed_run_has_the_row_and_the_traceback(store: ArtifactStore, tmp_path: Path) -> None:
+    rows = tmp_path / "mine.jsonl"
+    rows.write_text('{"text": "good"}\n{"text": "<bad>", "mark": "x"}\n')
+    with pytest.raises(DataError):
+        run(store, train={"fail": f"row {rows}:2"})
+    (folder,) = (store.backend.scratch / "runs").iterdir()
+    text = page_of(folder).text
+    assert '{"text": "<bad>", "mark": "x"}' in text
+    assert "Traceback (most recent call last)" in text and "runner_toy_steps.py" in text
+    # The next attempt fails for another reason, and shows nothing of this one.
+    with pytest.raises(NonFiniteLossError):
+        run(store, train={"fail": "nan"}, resume=folder.name)
+    assert "<bad>" not in page_of(folder).text
+
+
+@pytest.mark.parametrize("where", [None, "nowhere.jsonl:1", "a.yaml:3", "step 5", "x.jsonl:many"])
+def test_an_error_that_is_about_no_row_shows_none(where: str | None) -> None:
+    assert row_at(where) == ""
+
+
+def test_a_long_row_is_cut_in_its_middle(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"a": "' + "x" * 100_000 + '"}\n')
+    row = row_at(f"{tmp_path}/x.jsonl:1")
+    assert len(row) < 5000 and row.startswith('{"a"') and row.endswith('"}')
+
+
 def test_report_can_be_written_again_when_artifacts_are_gone(store: ArtifactStore) -> None:
     import shutil
 
@@ -141,7 +195,7 @@ def test_thinning_keeps_first_and_last() -> None:
     assert len(kept) <= 400 and kept[0] == points[0] and kept[-1] == points[-1]
 
 
-def test_plan_graph_puts_every_step_right_of_its_inputs() -> None:
+def test_plan_graph_puts_every_step_behind_its_inputs() -> None:
     nodes = [
         Node("a", "a", "ran", "ran", ()),
         Node("b", "b", "ran", "ran", (("a", "x"),)),
@@ -149,5 +203,18 @@ def test_plan_graph_puts_every_step_right_of_its_inputs() -> None:
     ]
     svg = plan_graph(nodes)
     Page(svg)
-    columns = [float(x) for x in re.findall(r'<rect x="([0-9.]+)"', svg)]
-    assert columns == sorted(columns) and len(set(columns)) == 3 and svg.count('class="edge"') == 3
+    wide, _, narrow = svg.partition('<div class="narrow">')
+    columns = [float(x) for x in re.findall(r'<rect x="([0-9.]+)"', wide)]
+    assert columns == sorted(columns) and len(set(columns)) == 3 and wide.count('class="edge"') == 3
+    rows = [float(y) for y in re.findall(r'<rect x="[0-9.]+" y="([0-9.]+)"', narrow)]
+    assert rows == sorted(rows) and len(set(rows)) == 3 and narrow.count('class="edge"') == 3
+
+
+def test_plan_graph_fits_a_phone_and_a_long_one_the_page() -> None:
+    chain = [Node(str(n), f"step/{n}", "ran", "ran", ((str(n - 1), "x"),) if n else ()) for n in range(7)]
+    svg = plan_graph(chain)
+    assert 'class="wide"' not in svg and 'class="any"' in svg
+    (width,) = re.findall(r'<svg class="plan" width="([0-9.]+)"', svg)
+    assert float(width) <= 390 - 2 * 14 - 2 * 14
+    short = plan_graph(chain[:3])
+    assert [float(width) for width in re.findall(r'<svg class="plan" width="([0-9.]+)"', short)] == [788, 320]
