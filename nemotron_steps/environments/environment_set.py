@@ -1,11 +1,14 @@
-"""The environments of one run: created once each, rows routed to them and checked before the first rollout."""
+"""The environments of one run: created once for each settings, rows routed to them and checked before the first
+rollout."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.environments.registry import create, environment_class, route
+from nemotron_steps.environments.agents import Options, agent_of, resolve
+from nemotron_steps.environments.registry import create, environment_class, settings_of, unknown_agent
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Row
@@ -17,21 +20,21 @@ POLICY_NAME = "policy"
 
 
 class EnvironmentSet:
-    """Environments by name, created on first use.
+    """Environments by the name of an agent or of an environment, created on first use: one for each environment and
+    settings, however many agents use it.
 
     Args:
-        options: settings of each environment, by name.
+        options: settings, by the name of an environment or of an agent; see environments/agents.py.
         judges: judges by role, handed to every environment.
         only: the one environment every row goes to; None routes each row by its agent_ref.
     """
 
-    def __init__(
-        self, options: Mapping[str, Mapping[str, Any]], judges: Mapping[str, Judge], *, only: str | None = None
-    ) -> None:
+    def __init__(self, options: Options, judges: Mapping[str, Judge], *, only: str | None = None) -> None:
         self._options = options
         self._judges = judges
         self._only = only
         self._environments: dict[str, Environment] = {}
+        self._named: dict[str, Environment] = {}
         self._policy: dict[str, Any] = {}
 
     def offer_policy(self, base_url: str, model_name: str) -> None:
@@ -39,20 +42,31 @@ class EnvironmentSet:
         self._policy = {"policy_base_url": base_url, "policy_model_name": model_name}
 
     def get(self, name: str) -> Environment:
-        """The environment of that name.
+        """The environment that an agent's or an environment's name stands for.
 
         Raises:
             UnknownNameError: there is none. ConfigError: its options are wrong or a judge is missing.
+            UnsupportedError: the agent needs what is not configured.
         """
-        if name not in self._environments:
-            fields = environment_class(name).config_class.model_fields
+        if name not in self._named:
+            environment, settings = resolve(name, self._options) or (name, {})
+            fields = environment_class(environment).config_class.model_fields
             told = {key: value for key, value in self._policy.items() if key in fields}
-            self._environments[name] = create(name, {**told, **self._options.get(name, {})}, self._judges)
-        return self._environments[name]
+            settings = {**told, **settings}
+            key = f"{environment} {json.dumps(settings, sort_keys=True, default=str)}"
+            if key not in self._environments:
+                self._environments[key] = create(environment, settings, self._judges)
+            self._named[name] = self._environments[key]
+        return self._named[name]
 
     def route(self, row: Row, where: str) -> Environment:
         """The environment that judges a row. DataError when the row names none that exists."""
-        return self.get(self._only or route(row, where))
+        if self._only is not None:
+            return self.get(self._only)
+        agent = agent_of(row, where)
+        if agent not in self._named and resolve(agent, self._options) is None:
+            raise unknown_agent(agent, where)
+        return self.get(agent)
 
     def check_rows(self, rows: Iterable[tuple[Row, str]]) -> set[str]:
         """Check every (row, file:line) against its environment, before anything is sampled.
@@ -79,3 +93,17 @@ class EnvironmentSet:
         """Close every environment created so far."""
         for environment in self._environments.values():
             await environment.close()
+
+
+def judge_roles(agents: Iterable[str], options: Options) -> set[str]:
+    """Roles of the judges that these agents' (or environments') settings need.
+
+    Raises:
+        UnknownNameError, ConfigError, UnsupportedError: as EnvironmentSet.get.
+    """
+    roles: set[str] = set()
+    for name in agents:
+        environment, settings = resolve(name, options) or (name, {})
+        found = environment_class(environment)
+        roles.update(found(settings_of(environment, settings), {}).needed_judges())
+    return roles

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, show_line
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.base import Environment, Row
+    from nemotron_steps.environments.base import Environment, EnvironmentConfig
     from nemotron_steps.environments.judged.judges import Judge
 
 ENTRY_POINT_GROUP = "nemotron_steps.environments"
@@ -113,20 +113,7 @@ def create(
     Raises:
         UnknownNameError, ConfigError.
     """
-    from pydantic import ValidationError
-
-    found = environment_class(name)
-    try:
-        settings = found.config_class.model_validate(dict(config or {}))
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, item['loc'])) or '(root)'}: {item['msg']}" for item in error.errors()]
-        raise ConfigError(
-            f"the settings of environment `{name}` are wrong: {'; '.join(problems)}",
-            where=f"environment {name}",
-            expected=f"keys: {', '.join(sorted(found.config_class.model_fields)) or 'none'}",
-            found=", ".join(sorted(config or {})),
-        ) from error
-    environment = found(settings, judges or {})
+    environment = environment_class(name)(settings_of(name, config), judges or {})
     missing = [role for role in environment.needed_judges() if role not in environment.judges]
     if missing:
         raise ConfigError(
@@ -137,6 +124,42 @@ def create(
             hints=tuple(f"env.nemo_gym.{role}.responses_api_models.vllm_model.model=PATH" for role in missing),
         )
     return environment
+
+
+def settings_of(name: str, config: Mapping[str, Any] | None) -> EnvironmentConfig:
+    """The validated settings of an environment.
+
+    Raises:
+        UnknownNameError: no environment of that name. ConfigError: a key is unknown or a value wrong.
+    """
+    from pydantic import ValidationError
+
+    found = environment_class(name)
+    try:
+        return found.config_class.model_validate(dict(config or {}))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, item['loc'])) or '(root)'}: {item['msg']}" for item in error.errors()]
+        raise ConfigError(
+            f"the settings of environment `{name}` are wrong: {'; '.join(problems)}",
+            where=f"env.nemo_gym.environments.{name}",
+            expected=f"keys: {', '.join(sorted(found.config_class.model_fields)) or 'none'}",
+            found=", ".join(sorted(config or {})) or "none",
+        ) from error
+
+
+def unknown_agent(agent: str, where: str) -> DataError:
+    """What to say of a row whose agent stands for no environment."""
+    return DataError(
+        "row names an agent that no environment here serves",
+        where=f"{where} field agent_ref.name",
+        expected=f"one of {', '.join(names())}, alone or followed by _simple_agent",
+        found=agent,
+        hints=(
+            f"env.nemo_gym.environments.{agent}.environment=NAME",
+            "env.should_use_nemo_gym=false env.environment=NAME",
+            *show_line(where),
+        ),
+    )
 
 
 def environment_name(agent: str) -> str | None:
@@ -156,36 +179,6 @@ def environment_name(agent: str) -> str | None:
         if variants:
             return known[max(variants, key=len)]
     return None
-
-
-def route(row: Row, where: str, default: str | None = None) -> str:
-    """Environment name of a row, from `agent_ref.name`; `default` when the row names no agent.
-
-    Raises:
-        DataError: the row names no agent and there is no default, or its agent stands for no environment.
-    """
-    reference = row.get("agent_ref")
-    agent = reference.get("name") if isinstance(reference, Mapping) else None
-    if agent is None:
-        if default is not None:
-            return default
-        raise DataError(
-            "row names no agent, and the run names no default environment",
-            where=f"{where} field agent_ref.name",
-            expected='"agent_ref": {"type": "responses_api_agents", "name": ...}',
-            found="no agent_ref.name",
-            hints=("env.should_use_nemo_gym=false env.environment=NAME", *show_line(where)),
-        )
-    resolved = environment_name(str(agent))
-    if resolved is None:
-        raise DataError(
-            "row names an agent that no environment here serves",
-            where=f"{where} field agent_ref.name",
-            expected=f"one of {', '.join(names())}, alone or followed by _simple_agent",
-            found=str(agent),
-            hints=("env.should_use_nemo_gym=false env.environment=NAME", *show_line(where)),
-        )
-    return resolved
 
 
 def _plugin(name: str) -> EntryPoint | None:

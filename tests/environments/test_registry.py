@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nemotron_steps.environments import registry
+from nemotron_steps.environments import agents, registry
 from nemotron_steps.environments.base import Environment
 from nemotron_steps.errors import DataError, UnknownNameError
 
@@ -37,16 +37,16 @@ def test_every_built_in_name_is_its_class(name: str) -> None:
 )
 def test_agents_are_routed_to_environments(agent: str, environment: str) -> None:
     row = {"agent_ref": {"type": "responses_api_agents", "name": agent}}
-    assert registry.route(row, "f:1") == environment
+    assert agents.route(row, "f:1") == environment
 
 
-def test_a_row_without_an_agent_takes_the_default_or_is_refused() -> None:
-    assert registry.route({}, "f:1", default="reasoning_gym") == "reasoning_gym"
+def test_a_row_without_an_agent_or_with_an_unknown_one_is_refused() -> None:
     with pytest.raises(DataError) as caught:
-        registry.route({}, "f.jsonl:3")
+        agents.route({}, "f.jsonl:3")
     assert caught.value.where == "f.jsonl:3 field agent_ref.name"
-    with pytest.raises(DataError, match="no environment here serves"):
-        registry.route({"agent_ref": {"name": "nobody_simple_agent"}}, "f:1", default="reasoning_gym")
+    with pytest.raises(DataError, match="no environment here serves") as caught:
+        agents.route({"agent_ref": {"name": "nobody_simple_agent"}}, "f:1")
+    assert "nobody_simple_agent.environment=NAME" in caught.value.hints[0]
 
 
 def test_an_unknown_name_gets_the_nearest_ones() -> None:

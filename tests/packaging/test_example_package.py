@@ -37,7 +37,8 @@ def test_its_environment_grades_the_rows_its_step_writes(steps, commands: Path, 
     script = """
 import asyncio, json, sys
 from nemotron_steps.environments.base import Session
-from nemotron_steps.environments.registry import environment_class, route
+from nemotron_steps.environments.agents import route
+from nemotron_steps.environments.registry import environment_class
 from nemotron_steps.environments.responses import Response
 rows = [json.loads(line) for line in open(sys.argv[1])]
 found = environment_class(route(rows[0], "rows"))

@@ -102,31 +102,33 @@ class EnvironmentWorker(WorkerProcess):
 
 
 class PlacedEnvironment(Environment):
-    """The driver's side of an environment; `local` is its twin here, for what needs no work."""
+    """The driver's side of an environment; `local` is its twin here, for what needs no work, and `label` what the
+    worker knows it by: a run may have several of one name."""
 
-    def __init__(self, local: Environment, home: PlacedEnvironmentSet) -> None:
+    def __init__(self, local: Environment, home: PlacedEnvironmentSet, label: str) -> None:
         super().__init__(local.config, {})
+        self.label = label
         self.name = local.name  # type: ignore[misc]
         self.judges_groups = local.judges_groups  # type: ignore[misc]
         self.runs_agent = local.runs_agent  # type: ignore[misc]
         self.reward_range = local.reward_range
-        self._local, self._home = local, home
+        self.local, self._home = local, home
         # Sessions that hold nothing need no actor, and there are as many as rollouts.
         kind = type(local)
         self._stateless = kind.seed is Environment.seed and kind.release is Environment.release
 
     def needed_judges(self) -> tuple[str, ...]:
         """See Environment."""
-        return self._local.needed_judges()
+        return self.local.needed_judges()
 
     def check_row(self, row: Row, where: str) -> None:
         """See Environment."""
-        self._local.check_row(row, where)
+        self.local.check_row(row, where)
 
     async def seed(self, row: Row) -> Session:
         """See Environment; the state is the actor's and the session's number in it."""
         if self._stateless:
-            return await self._local.seed(row)
+            return await self.local.seed(row)
         number, tools = await self._ask("seed", lambda: (row,))
         return Session(tools=tools, state=(self._home.restarts, number))
 
@@ -137,14 +139,14 @@ class PlacedEnvironment(Environment):
 
     async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
         """See Environment."""
-        if type(self._local).follow_up is Environment.follow_up:
+        if type(self.local).follow_up is Environment.follow_up:
             return None
         question: str | None = await self._ask("follow_up", lambda: (row, response, self._place(session)))
         return question
 
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
         """See Environment. It only talks to a server, and the policy's endpoint is on the driver's machine."""
-        return await self._local.run_agent(row, sampling)
+        return await self.local.run_agent(row, sampling)
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """See Environment."""
@@ -182,14 +184,14 @@ class PlacedEnvironment(Environment):
         """
         worker = self._home.worker
         try:
-            return await answer(worker.call(method, self.name, *arguments()), worker)
+            return await answer(worker.call(method, self.label, *arguments()), worker)
         except JudgeLostError:
             raise
         except WorkerLostError:
             if not await self._home.replaced(worker):  # a loss inside the environment
                 raise
         worker = self._home.worker
-        return await answer(worker.call(method, self.name, *arguments()), worker)
+        return await answer(worker.call(method, self.label, *arguments()), worker)
 
 
 @dataclass(frozen=True)
@@ -234,16 +236,17 @@ class PlacedEnvironmentSet(EnvironmentSet):
         self._restart = restart
         self._replacing: asyncio.Task[bool] | None = None
         self._started = False
-        self._placed: dict[str, PlacedEnvironment] = {}
+        self._placed: dict[int, PlacedEnvironment] = {}
 
     def get(self, name: str) -> Environment:
         """See EnvironmentSet."""
-        if name not in self._placed:
-            local = super().get(name)
-            adding = self.worker.call("add", local.name, type(local), local.config)
+        local = super().get(name)
+        if id(local) not in self._placed:
+            label = f"{local.name} {len(self._placed)}"
+            adding = self.worker.call("add", label, type(local), local.config)
             result_of(adding, self.worker, timeout_s=START_SECONDS)
-            self._placed[name] = PlacedEnvironment(local, self)
-        return self._placed[name]
+            self._placed[id(local)] = PlacedEnvironment(local, self, label)
+        return self._placed[id(local)]
 
     async def start(self) -> None:
         """See EnvironmentSet."""
@@ -271,9 +274,8 @@ class PlacedEnvironmentSet(EnvironmentSet):
         _LOG.warning("the worker `%s` is lost and replaced (%d of %d)", lost.name, self.restarts, MAX_RESTARTS)
         stop_workers([lost])
         worker = await asyncio.to_thread(self._restart)
-        for placed in self._placed:
-            local = super().get(placed)
-            await answer(worker.call("add", local.name, type(local), local.config), worker)
+        for placed in self._placed.values():
+            await answer(worker.call("add", placed.label, type(placed.local), placed.local.config), worker)
         if self._started:
             await answer(worker.call("start"), worker)
         if self.step is not None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.artifacts.rows import prompt_row
 from nemotron_steps.config.schema.data_prep import JsonlSource, ReasoningGymSource, RlPrepConfig
-from nemotron_steps.environments.registry import environment_class, route
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.environments.agents import agent_of, resolve
+from nemotron_steps.environments.registry import environment_class, settings_of, unknown_agent
+from nemotron_steps.errors import ConfigError, DataError, UnsupportedError, show_line
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.gym_tasks import Question, Split, draw_questions
 from nemotron_steps.steps.data_prep.row_files import (
@@ -85,10 +86,14 @@ def own_rows(context: StepContext[RlPrepConfig], source: JsonlSource) -> dict[Sp
 
 
 class EnvironmentChecks:
-    """Asks each row's environment whether it could score the row. No judge is needed for that."""
+    """Asks each row's environment whether it could score the row. No judge is needed for that.
+
+    Where an environment is nothing without the run's own settings (a server's address), a row is only checked for
+    naming an agent that exists.
+    """
 
     def __init__(self) -> None:
-        self._environments: dict[str, Environment] = {}
+        self._environments: dict[str, Environment | None] = {}
 
     def __call__(self, where: str, row: Row) -> None:
         """DataError naming file, line and field of an unusable row."""
@@ -100,8 +105,21 @@ class EnvironmentChecks:
                 found="no agent_ref",
                 hints=("agent=reasoning_gym_simple_agent", "check_environments=false"),
             )
-        name = route(row, where)
-        if name not in self._environments:
-            found = environment_class(name)
-            self._environments[name] = found(found.config_class(), {})
-        self._environments[name].check_row(row, where)
+        agent = agent_of(row, where)
+        if agent not in self._environments:
+            self._environments[agent] = _unset_environment(agent, where)
+        environment = self._environments[agent]
+        if environment is not None:
+            environment.check_row(row, where)
+
+
+def _unset_environment(agent: str, where: str) -> Environment | None:
+    """The environment of an agent without a run's settings; None where it cannot be without them."""
+    try:
+        found = resolve(agent, {})
+        if found is None:
+            raise unknown_agent(agent, where)
+        name, settings = found
+        return environment_class(name)(settings_of(name, settings), {})
+    except (ConfigError, UnsupportedError):
+        return None

@@ -15,9 +15,8 @@ from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
-from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.registry import environment_class
-from nemotron_steps.environments.registry import route as route_row
+from nemotron_steps.environments.agents import agent_of, route
+from nemotron_steps.environments.environment_set import EnvironmentSet, judge_roles
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
@@ -46,10 +45,11 @@ def run(context: StepContext[EvalConfig]) -> None:
         resources.callback(generator.close)
         sampler = AsyncSampler(generator, name="policy")
         gym = config.env.nemo_gym
-        roles: set[str] = set()
-        for name in {only or route_row(r.row, r.where) for r in rows}:
-            found = environment_class(name)
-            roles.update(found(found.config_class.model_validate(gym.environments.get(name, {})), {}).needed_judges())
+        agents = {only} if only else {agent_of(r.row, r.where) for r in rows}
+        if not only:
+            for row in rows:
+                route(row.row, row.where, gym.environments)
+        roles = judge_roles(agents, gym.environments)
         judges = build_judges(gym, roles, defer_to=sampler, seed=settings.seed)
         environments = EnvironmentSet(gym.environments, judges, only=only)
         if config.generation.vllm_cfg.expose_http_server:

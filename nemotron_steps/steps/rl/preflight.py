@@ -12,10 +12,10 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream, read_rows
-from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
+from nemotron_steps.environments.agents import agent_of, route
+from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet, judge_roles
 from nemotron_steps.environments.judged.judges import Messages
-from nemotron_steps.environments.registry import environment_class, names
-from nemotron_steps.environments.registry import route as route_row
+from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus, refuse_without_ray
 
@@ -136,15 +136,14 @@ def check_heldout(config: RlConfig, environments: EnvironmentSet, heldout: Seque
 
 def _needed_judges(config: RlConfig, rows: Sequence[PromptRow], only: str | None) -> set[str]:
     """Judge roles of the environments that the rows and the held-out grading need."""
-    names = {only} if only is not None else {route_row(r.row, r.where) for r in rows}
+    names = {only} if only is not None else {agent_of(r.row, r.where) for r in rows}
     if config.heldout.environment is not None:
         names.add(config.heldout.environment)
-    roles: set[str] = set()
-    for name in names:
-        found = environment_class(name)
-        options = found.config_class.model_validate(config.env.nemo_gym.environments.get(name, {}))
-        roles.update(found(options, {}).needed_judges())
-    return roles
+    options = config.env.nemo_gym.environments
+    if only is None:
+        for row in rows:
+            route(row.row, row.where, options)
+    return judge_roles(names, options)
 
 
 class _UnaskedJudge:
