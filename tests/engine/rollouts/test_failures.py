@@ -10,10 +10,11 @@ import pytest
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts import timeouts
-from nemotron_steps.engine.rollouts.collector import RolloutCollector
+from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.failures import REPORTED
-from nemotron_steps.engine.types import FinishReason, SamplingParams
+from nemotron_steps.engine.rollouts.trajectory import Trajectory
+from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
@@ -303,3 +304,66 @@ def test_an_agent_that_breaks_fails_its_own_rollout_alone(outcome, failure):
     group = collect(environment, records, num_generations=3)
     assert [r.failure for r in group.rollouts] == [None, failure, None]
     assert [e["failure"] for e in events(records)] == [failure] and events(records)[0]["message"]
+
+
+def test_a_prompt_needs_room_for_one_token():
+    (length,) = {len(collector_of()._chat.render([{"role": "user", "content": "add"}], [TOOL]))}
+    for room, failure in ((0, "prompt_too_long"), (1, None)):
+        collector = collector_of()
+        collector.max_total_length = length + room
+        prompt = PromptRow(0, ROW, "row")
+        group = asyncio.run(
+            collector.collect_group(prompt, group_id="g", num_generations=2, environment=Talk(random.Random(0), 1))
+        )
+        assert [r.failure for r in group.rollouts] == [failure] * 2
+        assert all(len(r.token_ids) <= length + room for r in group.rollouts)
+
+
+def test_members_keep_their_random_streams_whichever_session_opens_first():
+    class SlowFirst(Talk):
+        seeded = 0
+
+        async def seed(self, row):
+            self.seeded += 1
+            await asyncio.sleep(0.05 / self.seeded)
+            return await super().seed(row)
+
+    group = collect(SlowFirst(random.Random(0), 1))
+    assert [f'"by": {r.index}}}' in r.metadata["turn_texts"][0] for r in group.rollouts] == [True] * 4
+
+
+@pytest.mark.parametrize("fast", [1, 2])
+def test_a_group_that_is_cut_is_used_if_two_of_its_rollouts_have_finished(fast):
+    class OthersHang(Talk):
+        seeded = 0
+
+        async def seed(self, row):
+            self.seeded += 1
+            return Session(tools=[TOOL], state=10 if self.seeded <= fast else -1)
+
+        async def call_tool(self, session, name, arguments):
+            if session.state < 0:
+                await asyncio.Event().wait()
+            return "done"
+
+    async def cut_soon():
+        cut = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, cut.set)
+        prompt = PromptRow(0, ROW, "row")
+        environment = OthersHang(random.Random(0), 1)
+        return await collector_of().collect_group(
+            prompt, group_id="g", num_generations=4, environment=environment, cut=cut
+        )
+
+    if fast < 2:
+        with pytest.raises(StragglerError):
+            asyncio.run(cut_soon())
+    else:
+        assert [(r.index, r.failure) for r in asyncio.run(cut_soon()).rollouts] == [(0, None), (1, None)]
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_only_a_turn_that_stopped_by_itself_is_whole(reason):
+    trajectory = Trajectory([5], [0], [0.0])
+    trajectory.append_sampled(Completion("r", 0, [7], [-0.1], reason, [0]))
+    assert trajectory.truncated is (reason is not FinishReason.STOP)

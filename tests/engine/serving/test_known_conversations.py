@@ -14,6 +14,8 @@ from nemotron_steps.engine.rollouts.agent_rollouts import trajectory_of
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat, said_in_item
+from nemotron_steps.engine.serving.sampling import SamplerBridge
+from nemotron_steps.engine.serving.served_model import Begun, ServedModel
 from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, Verdict
 from tests.engine.rollouts.scripted import TOOL, WORDS, ScriptedGenerator, a_turn
@@ -213,3 +215,21 @@ def test_chats_and_items_that_say_the_same_are_the_same():
     assert chat.marks == frozenset(mark for item in items for mark in item.marks) == {"reasoning hm", "call c"}
     malformed = said_in_chat({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]})
     assert malformed.parts == (("call", "add", '"{"'),)
+
+
+def test_a_turn_that_another_stop_token_ended_is_not_ended_again():
+    chat = stock_chat("qwen3")
+    other = chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    params = SamplingParams(max_new_tokens=8, stop_token_ids=(chat.eos_token_id, other))
+    sampler = AsyncSampler(ScriptedGenerator(chat, lambda request, index: ("", True, FinishReason.STOP)))
+    model = ServedModel(
+        SamplerBridge(sampler),
+        chat,
+        name="policy",
+        max_total_length=99,
+        turn_format=TurnFormat(),
+        defaults=params,
+    )
+    for last, ended in ((chat.eos_token_id, True), (other, True), (7, False)):
+        ids = model.prompt_ids([QUESTION], [], Begun([5, 6, last], 1), "messages")
+        assert ids == [5, 6, last, *chat.render_continuation([QUESTION], turn_ended=ended)]
