@@ -149,9 +149,10 @@ def interfaces() -> list[str]:
 
 
 def read(path: str) -> str | None:
-    """Its first bytes."""
+    """Its first bytes, if there are any but zeros: a file is hidden by an empty one, an address in the kernel by 0."""
     with open(path, "rb") as handle:
-        return repr(handle.read(16)) if handle.seekable() or handle.read(1) else None
+        found = handle.read(16)
+    return repr(found) if found.strip(b"0") else None
 
 
 def write(path: str) -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
 EMPTY_S = 5.0
 """For the kernel to take down the processes of a run that was killed."""
 
@@ -65,7 +66,7 @@ class MemoryGroup:
 def _parent() -> Path | None:
     """The folder of the group above this process's own, if memory is controlled there and groups may be made."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = OWN.read_text().splitlines()
     except OSError:
         return None
     own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.sandbox import Limits, Outcome, cgroup
+from tests.sandbox.programs import MIB, run
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hierarchy in which this process is in /job/run, with memory controlled in /job."""
+    (tmp_path / "job" / "run").mkdir(parents=True)
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    for folder in (tmp_path, tmp_path / "job"):
+        (folder / "cgroup.subtree_control").write_text("cpu memory\n")
+        (folder / "cgroup.procs").write_text("")
+    (tmp_path / "own").write_text("0::/job/run\n")
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroup, "OWN", tmp_path / "own")
+    return tmp_path
+
+
+def test_a_group_is_made_beside_this_processs_own(tree: Path) -> None:
+    assert cgroup._parent() == tree / "job"
+
+
+def test_in_the_first_group_it_is_made_below(tree: Path) -> None:
+    (tree / "own").write_text("0::/\n")
+    assert cgroup._parent() == tree
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("own", "4:memory:/job\n1:cpu:/\n"),  # version 1
+        ("job/cgroup.subtree_control", "cpu\n"),
+        ("job/cgroup.subtree_control", None),
+        ("cgroup.controllers", None),  # a hybrid hierarchy
+        ("job/cgroup.procs", None),  # not this process's to write
+    ],
+)
+def test_where_memory_cannot_be_controlled_there_is_none(tree: Path, path: str, content: str | None) -> None:
+    if content is None:
+        (tree / path).unlink()
+    else:
+        (tree / path).write_text(content)
+    assert cgroup._parent() is None
+    with cgroup.MemoryGroup.try_to_make(MIB) as group:
+        assert group is None
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(cgroup._parent() is None, reason="no cgroup can be made here")
+def test_the_kernel_stops_a_tree_that_holds_too_much_and_the_group_is_removed() -> None:
+    parent = cgroup._parent()
+    assert parent is not None
+    code = "for _ in range(3): os.fork()\nkeep = b'x' * 60 * 2**20\ntime.sleep(5)"
+    result = run(code, limits=Limits(wall_s=30, memory_bytes=128 * MIB))
+    assert result.outcome is Outcome.MEMORY_LIMIT
+    assert not list(parent.glob("nemotron-steps-*"))
