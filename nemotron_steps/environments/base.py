@@ -24,7 +24,7 @@ import asyncio
 import math
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -228,8 +228,20 @@ class Environment(ABC):
                 found=type(row["responses_create_params"]["input"]).__name__,
                 hints=show_line(where),
             )
+        self._name_row(self.check_values, row, where)
+
+    def check_row_with_resources(self, row: Row, where: str) -> None:
+        """check_row, and what only the run's own settings can tell: before the first rollout of a run.
+
+        Raises:
+            DataError: naming file, line and field.
+        """
+        self.check_row(row, where)
+        self._name_row(self.check_resources, row, where)
+
+    def _name_row(self, check: Callable[[Row], None], row: Row, where: str) -> None:
         try:
-            self.check_values(row)
+            check(row)
         except RowError as error:
             raise DataError(
                 f"row has an unusable `{error.field_name}` for environment `{self.name}`",
@@ -241,6 +253,10 @@ class Environment(ABC):
 
     def check_values(self, row: Row) -> None:  # noqa: B027  an optional hook
         """Hook: raise RowError when a present field has a value that cannot be scored."""
+
+    def check_resources(self, row: Row) -> None:  # noqa: B027  an optional hook
+        """Hook: raise RowError when what the environment is configured with (databases) does not fit the row. Not asked
+        while data is prepared."""
 
     async def seed(self, row: Row) -> Session:
         """Start a rollout: its tools (default: those of the row) and fresh state."""

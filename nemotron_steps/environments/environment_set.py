@@ -80,7 +80,7 @@ class EnvironmentSet:
         needed: set[str] = set()
         for row, where in rows:
             environment = self.route(row, where)
-            environment.check_row(row, where)
+            environment.check_row_with_resources(row, where)
             needed.add(environment.name)
         return needed
 

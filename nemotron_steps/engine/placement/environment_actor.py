@@ -125,6 +125,10 @@ class PlacedEnvironment(Environment):
         """See Environment."""
         self.local.check_row(row, where)
 
+    def check_resources(self, row: Row) -> None:
+        """See Environment."""
+        self.local.check_resources(row)
+
     async def seed(self, row: Row) -> Session:
         """See Environment; the state is the actor's and the session's number in it."""
         if self._stateless:

@@ -18,6 +18,7 @@ from nemotron_steps.environments.base import (
     ToolCall,
     Verdict,
 )
+from nemotron_steps.environments.tools.workplace_data import company
 from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, load
 from nemotron_steps.errors import UnsupportedError
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 class WorkplaceConfig(EnvironmentConfig):
     """Settings."""
 
-    databases: str
-    """Folder with the five CSV files."""
+    databases: str | None = None
+    """Folder with the five CSV files that the rows were written for; None: the made-up company of this package."""
 
 
 class WorkplaceAssistant(Environment):
@@ -53,13 +54,29 @@ class WorkplaceAssistant(Environment):
         self._tables()
 
     def check_values(self, row: Row) -> None:
-        """The ground truth is a list of calls."""
+        """The ground truth is a list of calls. Whether they fit the databases is for check_resources."""
         truth = row["ground_truth"]
         if not isinstance(truth, list):
             raise RowError("ground_truth", "a list of calls", type(truth).__name__)
         for index, call in enumerate(truth):
             if not isinstance(call, dict) or not call.get("name") or _call(call).parsed_arguments() is None:
                 raise RowError(f"ground_truth[{index}]", "a tool name and JSON arguments", repr(call)[:80])
+
+    def check_resources(self, row: Row) -> None:
+        """Every call of the ground truth must work on the databases: a row for others has nothing to be compared with,
+        and doing nothing would be right."""
+        workplace = Workplace(self._tables())
+        for index, call in enumerate(row["ground_truth"]):
+            output = workplace.call(str(call["name"]), _call(call).parsed_arguments() or {})
+            if isinstance(output, str) and output.startswith("Error:"):
+                found = self.config.databases or "the made-up company of this package"
+                raise RowError(
+                    f"ground_truth[{index}]",
+                    "a call that works on the databases. Public rows need NeMo-Gym's, the folder "
+                    "resources_servers/workplace_assistant/csv_data/processed: "
+                    "env.nemo_gym.environments.workplace_assistant.databases=FOLDER",
+                    f"{output} (databases: {found})",
+                )
 
     async def seed(self, row: Row) -> Session:
         """The row's tools over fresh databases."""
@@ -90,16 +107,23 @@ class WorkplaceAssistant(Environment):
         return workplace
 
     def _tables(self) -> dict[str, Table]:
+        folder = self.config.databases
+        if self._loaded is None and folder is None:
+            self._loaded = company()
         if self._loaded is None:
+            assert folder is not None
             try:
-                self._loaded = load(Path(self.config.databases))
+                self._loaded = load(Path(folder))
             except OSError as error:
                 raise UnsupportedError(
                     "the workplace databases are not there",
-                    where=self.config.databases,
+                    where=folder,
                     expected=f"a folder with {', '.join(FILES.values())}",
                     found=str(error),
-                    hints=("env.workplace_assistant.databases=FOLDER",),
+                    hints=(
+                        "env.nemo_gym.environments.workplace_assistant.databases=FOLDER",
+                        "env.nemo_gym.environments.workplace_assistant.databases=null   # a made-up company",
+                    ),
                 ) from error
         return self._loaded
 

@@ -1,7 +1,7 @@
 """The five small databases of workplace_assistant and the tools over them.
 
 Tables are lists of rows of strings, read once from CSV files and copied for every rollout. Tools return text, mistakes
-included. The data is not part of this package: it is the `workplace_assistant` data of public NeMo-Gym.
+included. The data of public rows is not part of this package: it is NeMo-Gym's.
 """
 
 from __future__ import annotations

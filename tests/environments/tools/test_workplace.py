@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import Environment, Response, Session, ToolCall, Verdict
+from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.tools.workplace_data import company
 from nemotron_steps.environments.tools.workplace_tables import FILES
-from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
+from nemotron_steps.errors import DataError, UnsupportedError
 
 TABLES = {
     "email": "email_id,inbox/outbox,sender/recipient,subject,sent_datetime,body\n"
@@ -166,7 +168,26 @@ def test_rollouts_do_not_share_databases_and_recorded_calls_are_replayed(environ
 def test_missing_databases_and_broken_rows_are_refused(environment: Environment, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="databases"):
         asyncio.run(create("workplace_assistant", {"databases": str(tmp_path / "no")}).start())
-    with pytest.raises(ConfigError, match="databases"):
-        create("workplace_assistant")
     with pytest.raises(DataError, match=r"ground_truth\[0\]"):
         environment.check_row(row({"name": "x", "arguments": "{"}), "f:1")
+
+
+def test_without_databases_there_is_a_made_up_company() -> None:
+    environment = create("workplace_assistant")
+    email = company()["email"][0]
+    reply = call("email_reply_email", email_id=email["email_id"], body="Thanks")
+    environment.check_row_with_resources(row(reply), "f:1")
+    assert grade(environment, [reply], [reply]).reward == 1.0
+    assert grade(environment, [reply], []).reward == 0.0
+    assert company.__wrapped__() == company()  # the same however often it is made up
+
+
+def test_a_row_for_other_databases_is_refused_by_the_run_and_not_by_data_preparation() -> None:
+    environment = create("workplace_assistant")
+    foreign = row(call("email_reply_email", email_id="00000057", body="Thanks"))
+    environment.check_row(foreign, "f:1")
+    with pytest.raises(DataError, match=r"ground_truth\[0\]") as caught:
+        environment.check_row_with_resources(foreign, "f:1")
+    assert "databases=FOLDER" in str(caught.value.expected)
+    with pytest.raises(DataError):
+        EnvironmentSet({}, {}, only="workplace_assistant").check_rows([(foreign, "f:1")])
