@@ -44,6 +44,7 @@ def supervise(work: Callable[[], int], *, as_json: bool) -> int:
     told, _channel = os.pipe()
     relay = Relay()
     parent = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some callers leave it, it would never come
     # Blocked from before the fork on, so that none is lost or taken for this process's own.
     waited_for = {signal.SIGCHLD, *_HANDED_ON}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)

@@ -128,6 +128,10 @@ def test_signals_reach_the_process_that_works(workplace: Path, number: signal.Si
     assert latest(workplace).status == "interrupted"
 
 
+def test_a_caller_that_ignores_its_children_is_no_trap(workplace: Path) -> None:
+    assert shell(f"trap '' CHLD; exec {STEPS} run toy/make", workplace).returncode == 0
+
+
 def test_a_signal_that_comes_by_several_ways_is_one(workplace: Path) -> None:
     process = start(workplace)
     worker = latest(workplace).pid
