@@ -248,7 +248,7 @@ def _memory() -> int | None:
 def _packs(bench: Workbench) -> Iterator[Finding]:
     registry = bench.registry
     counts: dict[str, int] = {}
-    for manifest in registry.steps.values():
+    for manifest in [*registry.steps.values(), *registry.hidden_steps.values()]:
         counts[manifest.pack] = counts.get(manifest.pack, 0) + 1
     for pack in registry.packs:
         count = counts.get(pack.name, 0)

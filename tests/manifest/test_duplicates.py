@@ -10,6 +10,9 @@ from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.index import build_index
 from nemotron_steps.manifest.packs import PackSearch, find_packs
 from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.resolver.plan import SuppliedInput
+from nemotron_steps.resolver.request import StepConfig, request_for_pipeline
+from nemotron_steps.resolver.resolve import resolve
 from tests.manifest.packs_on_disk import read_packs, step_text, write_files
 from tests.manifest.public_pack import SHARED, public_pack
 
@@ -70,6 +73,24 @@ def test_a_pipeline_does_not_take_the_id_of_a_step_or_of_another_pipeline(tmp_pa
     assert registry.pipeline("super3_rl").pack == "nemotron_steps"
     for name in names:
         assert registry.pipeline(f"one:{name}").stages[0].step == "data_prep/rl_prep"
+
+
+def test_a_pipeline_may_name_a_hidden_step(tmp_path: Path) -> None:
+    one = write_files(
+        tmp_path / "one", {"manifests/types.toml": TYPES, "manifests/a.toml": step_text("demo/x", "a", "a")}
+    )
+    pipeline = '[pipeline]\nname = "p"\n[[stages]]\nstep = "two:demo/x"\ninputs = { a = { ref = "a:v1" } }\n'
+    files = {"manifests/b.toml": OTHER + step_text("demo/x", "a", "b"), "manifests/p.toml": pipeline}
+    registry = read_packs(one, write_files(tmp_path / "two", files))
+    (stage,) = registry.pipeline("p").stages
+    assert stage.name == "x"
+    plan = resolve(
+        request_for_pipeline(registry.pipeline("p")),
+        registry,
+        compose=lambda step_id, config_name, overrides: StepConfig({}),
+        describe_input=lambda ref, wanted: SuppliedInput(ref, wanted),
+    )
+    assert [(step.key, step.step_id, dict(step.produces)) for step in plan] == [("x", "two:demo/x", {"b": "b"})]
 
 
 def test_packs_of_one_folder_name_have_names_of_their_own(tmp_path: Path) -> None:
