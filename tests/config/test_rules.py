@@ -305,6 +305,12 @@ def test_a_second_name_says_what_the_first_does_and_goes_before_it(second: str, 
     ).model(RlConfig)  # a run's written config, overridden, goes by the override
 
 
+def test_the_learning_rate_is_that_of_the_policy_that_trains() -> None:
+    config = composed({"grpo.learning_rate": 5e-7, **DTENSOR}).model(RlConfig)
+    assert config.policy.optimizer is not None and config.policy.optimizer.kwargs.lr == 5e-7
+    assert config.policy.megatron_cfg == RlConfig().policy.megatron_cfg
+
+
 def _merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return {k: _merged(v, over.get(k, {})) if isinstance(v, dict) else over.get(k, v) for k, v in values.items()}
 

@@ -16,16 +16,22 @@ def move(values: Any, name: str, key: str, kind: Any) -> Any:
 
     Returned as they are where `name` says nothing, or nothing of its `kind`: its own field then says what is wrong.
     """
-    node = values
-    for part in name.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    if node is None:
+    given = get(values, name)
+    if given is None:
         return values
     try:
-        value = TypeAdapter(kind).validate_python(node)
+        value = TypeAdapter(kind).validate_python(given)
     except ValidationError:
         return values
     return _with(_with(values, name.split("."), None), key.split("."), value)
+
+
+def get(values: Any, key: str) -> Any:
+    """What raw values say at a dotted key; None where they say nothing."""
+    node = values
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
 
 
 def _with(values: Any, path: list[str], value: Any) -> Any:

@@ -117,7 +117,8 @@ class GrpoConfig(Section):
     """max_num_steps by its other name, which goes before it."""
     max_num_epochs: PositiveInt = 1
     learning_rate: PositiveFloat | None = None
-    """policy.megatron_cfg.optimizer.lr by its other name, which goes before it."""
+    """policy.megatron_cfg.optimizer.lr (policy.optimizer.kwargs.lr under dtensor) by its other name, which goes before
+    it."""
     max_rollout_turns: PositiveInt = 1
     normalize_rewards: bool = True
     use_leave_one_out_baseline: bool = True
@@ -389,7 +390,8 @@ class RlConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _other_names(cls, values: Any) -> Any:
-        target = "policy.megatron_cfg.optimizer.lr"
+        dtensor = other_names.get(values, "policy.dtensor_cfg.enabled") is True
+        target = "policy.optimizer.kwargs.lr" if dtensor else "policy.megatron_cfg.optimizer.lr"
         return other_names.move(values, "grpo.learning_rate", target, PositiveFloat)
 
     @model_validator(mode="before")
