@@ -36,8 +36,8 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample. temperature 0 is greedy. Recorded logprobs are of the distribution at `temperature`, before
-    (embedded) or after (vLLM) top-p and top-k truncation: training uses neither."""
+    """How to sample. temperature 0 is greedy. Recorded logprobs are of the distribution that tokens are drawn from: at
+    `temperature`, of what top-k and top-p keep."""
 
     max_new_tokens: int
     temperature: float = 1.0

@@ -101,8 +101,8 @@ RUN: list[dict[str, Any]] = [
     {"reward_penalties.penalize_unwanted_tokens": True},
     {"reward_penalties.token_ids.unwanted": [2]},
     {"reward_penalties.token_ids.think_open": 12},
-    {"policy.generation.top_p": 0.9},
-    {"policy.generation.top_k": 20},
+    {"policy.generation.top_p": 0.9, "loss_fn.reference_policy_kl_penalty": 0.1},
+    {"policy.generation.top_k": 20, "loss_fn.reference_policy_kl_penalty": 0.1},
     {"checkpointing.checkpoint_must_save_by": "0:99:99:99"},
     {"policy.generation.temperature": 0},
     {"policy.sequence_packing.train_mb_tokens": 4000, "policy.sequence_packing.enabled": True},
@@ -274,6 +274,7 @@ def test_a_clamp_of_the_kl_is_above_zero_or_none(key: str) -> None:
         {"policy.generation.temperature": 0.7},
         {"grpo.batch_multiplier": 1.5, "grpo.use_dynamic_sampling": True},
         {"grpo.val_start_at": 10, "grpo.val_period": 5},
+        {"policy.generation.top_p": 0.9, "policy.generation.top_k": 20},
     ],
     ids=name,
 )

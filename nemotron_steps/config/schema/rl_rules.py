@@ -429,11 +429,11 @@ def run_rules(config: RlConfig) -> list[Rule]:
             ("grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]",),
         ),
         Rule(
-            generation.top_p < 1 or generation.top_k > 0,
+            (generation.top_p < 1 or generation.top_k > 0) and config.loss_fn.reference_policy_kl_penalty != 0,
             "policy.generation.top_p" if generation.top_p < 1 else "policy.generation.top_k",
-            "rollouts are sampled from the whole distribution: training weighs each token by its probability in it, "
-            "which top_p and top_k cut off",
-            ("policy.generation.top_p=1 policy.generation.top_k=0",),
+            "under top_p or top_k the policy's logprobs are of the tokens that it keeps, and the KL to the reference, "
+            "which loss_fn.reference_policy_kl_penalty weighs, would compare two different sets of tokens",
+            ("policy.generation.top_p=1 policy.generation.top_k=0", "loss_fn.reference_policy_kl_penalty=0"),
         ),
         Rule(
             generation.temperature == 0,

@@ -14,6 +14,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge, StepwiseJudge
+from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.build.backends import build_generator, build_judges, build_policy
 from nemotron_steps.engine.types import Generator, Policy
@@ -90,7 +91,7 @@ def _in_this_process(
     policy = build_policy(
         config.policy,
         Path(config.policy.checkpoint),
-        PolicyGradientLoss(config.loss_fn, temperature=config.policy.generation.temperature),
+        PolicyGradientLoss(config.loss_fn, SampledFrom.of(config.policy.generation)),
         reference=needs_reference_logprobs(config.loss_fn),
         total_steps=total_steps,
     )

@@ -41,6 +41,7 @@ from nemotron_steps.engine.grpo.step import (
     prepare_batch,
 )
 from nemotron_steps.engine.grpo.ungraded import FailureWatch, has_no_verdict, is_ungraded, refuse_ungraded
+from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.metrics import combine_updates
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
@@ -323,7 +324,8 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
         if needs_reference_logprobs(config.loss_fn):
             prepared.batch.reference_logprobs = run.policy.reference_logprobs(prepared.batch)
     with record.timer.phase("prepare"):
-        batch, metrics = finish_batch(prepared, config.grpo, config.loss_fn, config.env.nemo_gym)
+        truncated = SampledFrom.of(config.policy.generation).truncated
+        batch, metrics = finish_batch(prepared, config.grpo, config.loss_fn, config.env.nemo_gym, truncated=truncated)
         record.metrics.update(metrics)
     with record.timer.phase("train"):
         updates = [run.policy.train_step(part) for part in split_batch(batch, config.policy.train_global_batch_size)]

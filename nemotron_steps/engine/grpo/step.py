@@ -155,7 +155,12 @@ def prepare_batch(
 
 
 def finish_batch(
-    prepared: PreparedBatch, config: GrpoConfig, loss_fn: LossFnConfig, gym: NemoGymConfig
+    prepared: PreparedBatch,
+    config: GrpoConfig,
+    loss_fn: LossFnConfig,
+    gym: NemoGymConfig,
+    *,
+    truncated: bool = False,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Everything after the logprobs: masks, advantages, penalties, clip.
 
@@ -164,6 +169,8 @@ def finish_batch(
         config: `grpo`.
         loss_fn: `loss_fn`, for the KL penalty in the reward.
         gym: `env.nemo_gym`, for what marks a turn as malformed.
+        truncated: rollouts are sampled under top_p or top_k: a token whose prev logprob is -inf is one that the policy
+            would not have kept, and says nothing of how well trainer and generator agree.
 
     Returns:
         (the batch to train on, metrics of this half and of `prepare_batch`).
@@ -175,7 +182,8 @@ def finish_batch(
     metrics = dict(prepared.metrics)
     if config.seq_logprob_error_threshold is not None:
         prev = _required(batch.prev_logprobs, "prev_logprobs", "grpo.seq_logprob_error_threshold")
-        error = sequence_logprob_error(prev, batch.generation_logprobs, batch.token_mask)
+        compared = batch.token_mask * ~prev.isneginf() if truncated else batch.token_mask
+        error = sequence_logprob_error(prev, batch.generation_logprobs, compared)
         dropped = (error > config.seq_logprob_error_threshold) & (batch.sample_mask > 0)
         trained = batch.sample_mask > 0
         if bool(trained.any()):

@@ -11,6 +11,7 @@ Because `normalizers` count the global batch, gradients are *summed* over micro-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,30 @@ from nemotron_steps.engine.losses.metrics import MetricSums
 from nemotron_steps.engine.losses.reduction import LossNormalizers
 
 if TYPE_CHECKING:
+    from nemotron_steps.config.schema.policy import GenerationConfig
     from nemotron_steps.engine.types import TrainBatch
+
+
+@dataclass(frozen=True)
+class SampledFrom:
+    """What rollouts are sampled from, given a policy's logits. A ratio of probabilities is one of these distributions,
+    so a policy's logprobs are of them too."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Of the tokens left by top_k, the fewest heaviest whose share reaches this; 1: all."""
+    top_k: int = 0
+    """The heaviest so many tokens; 0: all."""
+
+    @classmethod
+    def of(cls, config: GenerationConfig) -> SampledFrom:
+        """As `policy.generation` says."""
+        return cls(config.temperature, config.top_p, config.top_k)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some tokens have probability 0; their logprob is -inf."""
+        return self.top_p < 1 or self.top_k > 0
 
 
 class Loss(ABC):
@@ -29,8 +53,8 @@ class Loss(ABC):
     """Consecutive rows that are read together and never split over micro-batches (2 for DPO's pairs)."""
     gradient_needs_advantage: bool = False
     """Whether a row whose advantages are all 0 has no gradient, so that a policy need not compute it."""
-    temperature: float = 1.0
-    """Of the distribution that `logprobs` are of: the one that rollouts are sampled from."""
+    sampled_from: SampledFrom = SampledFrom()
+    """What `logprobs` are of."""
 
     @abstractmethod
     def __call__(
@@ -43,7 +67,8 @@ class Loss(ABC):
         """Loss and metric sums of one micro-batch.
 
         Args:
-            logprobs: [n, T] logprobs of batch.input_ids under the current weights, with gradient, token-aligned.
+            logprobs: [n, T] logprobs of batch.input_ids under the current weights, with gradient, token-aligned; -inf
+                for tokens that a truncated distribution leaves out.
             batch: the same n sequences, on the same device.
             normalizers: counts over the global batch.
             entropy: [n, T] entropy of the policy's distribution at each token, nats, for the metric only.

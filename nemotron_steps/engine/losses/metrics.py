@@ -61,6 +61,7 @@ METRIC_KINDS: dict[str, MetricKind] = {
     "sequence_importance_ratio": MetricKind.SEQUENCE_MEAN,
     "is_oob_ratio": MetricKind.TOKEN_MEAN,
     "sequence_is_oob_ratio": MetricKind.SEQUENCE_MEAN,
+    "outside_truncation": MetricKind.TOKEN_MEAN,
     "approx_entropy": MetricKind.TOKEN_MEAN,
     "entropy": MetricKind.TOKEN_MEAN,
     "nll": MetricKind.TOKEN_MEAN,

@@ -13,7 +13,7 @@ import torch
 
 from nemotron_steps.engine.losses.importance import ImportanceWeights, importance_weights, truncate_weights
 from nemotron_steps.engine.losses.kl import KlType, kl_divergence
-from nemotron_steps.engine.losses.loss import Loss
+from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.metrics import MetricSums
 from nemotron_steps.engine.losses.reduction import (
     LossNormalizers,
@@ -60,11 +60,14 @@ class PolicyGradientLoss(Loss):
     `force_on_policy_ratio` lp_prev is sg(lp) here and in the metrics, also where the batch holds prev logprobs that
     were computed for something else: the policy has not moved since. The KL term is weighted by exp(lp - sg(lp)), which
     adds the score-function gradient, or under `use_on_policy_kl_approximation` by exp(lp - lp_gen).
+
+    Under top_p or top_k, a token that the generator sampled and that this policy, or the one that starts the step,
+    would not have kept teaches nothing; it still counts in the normalisation.
     """
 
-    def __init__(self, config: LossFnConfig, *, temperature: float = 1.0) -> None:
+    def __init__(self, config: LossFnConfig, sampled_from: SampledFrom = SampledFrom()) -> None:  # noqa: B008  (frozen)
         self.config = config
-        self.temperature = temperature
+        self.sampled_from = sampled_from
         self.kl_coefficient = 0.0 if config.use_kl_in_reward else config.reference_policy_kl_penalty
         self.gradient_needs_advantage = self.kl_coefficient == 0.0
 
@@ -81,12 +84,15 @@ class PolicyGradientLoss(Loss):
             EngineError: the batch lacks prev or reference logprobs that this config needs.
         """
         config = self.config
-        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        whole = mask = loss_mask(batch.token_mask, batch.sample_mask)
+        prev = self._prev(logprobs, batch)
+        if self.sampled_from.truncated:
+            mask = mask * ~(logprobs.detach().isneginf() | prev.isneginf())
         # Padding may hold anything, -inf included; 0 x inf in a backward pass is NaN, so replace instead of multiply.
         trained = mask > 0
         logprobs = _fill(logprobs, trained)
         generation = _fill(batch.generation_logprobs, trained)
-        prev = _fill(self._prev(logprobs, batch), trained)
+        prev = _fill(prev, trained)
         advantages = _fill(batch.advantages, trained)
 
         ratio = self._ratio(logprobs, prev, mask)
@@ -104,7 +110,9 @@ class PolicyGradientLoss(Loss):
             sums["kl_penalty"] = kl_penalty.detach()
         sums["loss"] = loss.detach()
         with torch.no_grad():
-            sums.update(counts(batch, mask))
+            sums.update(counts(batch, whole))
+            if self.sampled_from.truncated:
+                sums["outside_truncation"] = (whole - mask).sum()
             sums.update(_mismatch_sums(prev, generation, mask, config.reference_policy_kl_type))
             sums.update(_ratio_sums(ratio, mask, trained))
             sums.update(_correction_sums(correction, mask, batch.sample_mask))

@@ -25,6 +25,7 @@ from nemotron_steps.config.layout.misfits import device_misfits
 from nemotron_steps.config.layout.sizes import JudgeSizes, judge_copies, sizes_of
 from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
+from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, JudgesBehindHttp, PlacedEnvironmentSet
@@ -147,7 +148,7 @@ def place(
         policy.build(
             config.policy,
             Path(config.policy.checkpoint),
-            PolicyGradientLoss(config.loss_fn, temperature=config.policy.generation.temperature),
+            PolicyGradientLoss(config.loss_fn, SampledFrom.of(config.policy.generation)),
             reference=needs_reference_logprobs(config.loss_fn),
             total_steps=total_steps,
         )

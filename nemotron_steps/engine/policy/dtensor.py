@@ -88,7 +88,9 @@ class DTensorPolicy:
         self.dtype: torch.dtype = getattr(torch, config.precision)
         with _as_hf(Path(checkpoint_path)) as folder:
             hf = load_hf_model(folder, activation_checkpointing=config.dtensor_cfg.activation_checkpointing)
-        self.model = LogprobModel(hf.to(self.device), chunk=config.logprob_chunk_size, temperature=loss_fn.temperature)
+        self.model = LogprobModel(
+            hf.to(self.device), chunk=config.logprob_chunk_size, sampled_from=loss_fn.sampled_from
+        )
         self._shard()
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._settings = (config.optimizer or TorchOptimizerConfig()).kwargs

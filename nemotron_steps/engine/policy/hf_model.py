@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy.logprob import linear_logprobs
 from nemotron_steps.errors import UnsupportedError
 
@@ -19,10 +21,10 @@ class LogprobModel(torch.nn.Module):
     One module around both, so that FSDP gathers the output layer while its weight is read.
     """
 
-    def __init__(self, hf: Any, *, chunk: int, temperature: float) -> None:
+    def __init__(self, hf: Any, *, chunk: int, sampled_from: SampledFrom) -> None:
         super().__init__()
         self.hf, self.chunk = hf, chunk
-        self.temperature = temperature / logit_factor(hf.config)
+        self.sampled_from = replace(sampled_from, temperature=sampled_from.temperature / logit_factor(hf.config))
 
     def layers(self) -> list[torch.nn.Module]:
         """The decoder layers, in order."""
@@ -44,7 +46,9 @@ class LogprobModel(torch.nn.Module):
         hidden = self.hf.model(input_ids=input_ids, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, source)
         weight = self.hf.get_output_embeddings().weight
-        return linear_logprobs(chosen.to(weight.dtype), weight, targets, chunk=self.chunk, temperature=self.temperature)
+        return linear_logprobs(
+            chosen.to(weight.dtype), weight, targets, chunk=self.chunk, sampled_from=self.sampled_from
+        )
 
 
 def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:

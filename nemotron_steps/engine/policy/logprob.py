@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
 
 KEPT_RESIDUAL_BYTES = 64 * 2**20
@@ -38,9 +39,12 @@ def linear_logprobs(
     vocab_start: int = 0,
     group: dist.ProcessGroup | None = None,
     with_entropy: bool = True,
-    temperature: float = 1.0,
+    sampled_from: SampledFrom = SampledFrom(),  # noqa: B008  (frozen)
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprobs of `targets` under softmax(hidden Wᵀ / temperature), with gradients to hidden and weight.
+
+    Under top_p or top_k the softmax is over the tokens they keep, ties with the lightest of them included; which they
+    are has no gradient. Each chunk is then sorted, and gathered over the group.
 
     Args:
         hidden: [R, hidden]; under a group, the same on every rank.
@@ -51,15 +55,16 @@ def linear_logprobs(
         vocab_start: token id of this rank's first row.
         group: ranks that hold the other rows; None when this rank holds all.
         with_entropy: without gradients, entropies take extra work; False leaves them at 0.
-        temperature: at which the targets were sampled.
+        sampled_from: how the targets were sampled.
 
     Returns:
-        float32 [R] logprobs, and float32 [R] entropies (nats, without gradient).
+        float32 [R] logprobs, -inf without a gradient for targets that are not kept; and float32 [R] entropies (nats,
+        without gradient).
     """
     rows = weight.shape[0] if vocab_size is None else max(0, min(weight.shape[0], vocab_size - vocab_start))
     parallel = group is not None and dist.get_world_size(group) > 1
-    if temperature != 1.0:
-        hidden = hidden / temperature  # as good as dividing the logits, of which there are many more
+    if sampled_from.temperature != 1.0:
+        hidden = hidden / sampled_from.temperature  # as good as dividing the logits, of which there are many more
     result: tuple[torch.Tensor, torch.Tensor] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden,
         weight,
@@ -68,6 +73,7 @@ def linear_logprobs(
         rows,
         group if parallel else None,
         with_entropy,
+        sampled_from if sampled_from.truncated else None,
     )
     return result
 
@@ -83,9 +89,11 @@ class _LinearLogprobs(torch.autograd.Function):
         rows: int,
         group: dist.ProcessGroup | None,
         with_entropy: bool,
+        truncation: SampledFrom | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total = hidden.shape[0]
-        ctx.padding = weight.shape[0] - rows
+        width = weight.shape[0]
+        ctx.padding = width - rows
         weight = weight[:rows] if ctx.padding else weight
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         logprobs = torch.empty(total, dtype=torch.float32, device=hidden.device)
@@ -96,11 +104,24 @@ class _LinearLogprobs(torch.autograd.Function):
         kept: list[torch.Tensor] = []
         mine = (targets >= 0) & (targets < rows) if group is not None else None
         local = targets if mine is None else torch.where(mine, targets, NOT_HERE)
+        lightest = None
+        if truncation is not None:
+            lightest, local = torch.empty_like(logprobs), local.clone()
         for start in range(0, total, chunk):
             part = slice(start, min(start + chunk, total))
             logits = linear_forward(hidden[part], weight)
+            if truncation is not None and lightest is not None:
+                lightest[part] = _lightest_kept(logits, truncation, group, width)
+                _leave_out(logits, lightest[part])
             lse, chosen = _normalize(logits, local[part], group)
-            torch.sub(chosen, lse, out=logprobs[part])
+            if lightest is None:
+                torch.sub(chosen, lse, out=logprobs[part])
+                anchor = logprobs[part]
+            else:
+                kept_target = chosen >= lightest[part]
+                local[part] = torch.where(kept_target, local[part], NOT_HERE)
+                logprobs[part] = torch.where(kept_target, chosen - lse, -torch.inf)
+                anchor = torch.where(kept_target, chosen, 0.0) - lse
             normalizer[part] = lse
             if not (needs_grad or with_entropy):
                 continue
@@ -108,13 +129,13 @@ class _LinearLogprobs(torch.autograd.Function):
             toward = linear_forward(residuals, weight.t())
             if group is not None:
                 dist.all_reduce(toward, group=group)
-            torch.sub((toward * hidden[part]).sum(-1, dtype=torch.float32), logprobs[part], out=entropy[part])
+            torch.sub((toward * hidden[part]).sum(-1, dtype=torch.float32), anchor, out=entropy[part])
             if direction is not None:
                 direction[part] = toward
             if keep:
                 kept.append(residuals)
         if needs_grad:
-            ctx.save_for_backward(hidden, weight, local, normalizer, direction, *kept)
+            ctx.save_for_backward(hidden, weight, local, normalizer, direction, lightest, *kept)
             ctx.chunk, ctx.keep = chunk, keep
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -122,7 +143,7 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, local, normalizer, direction, *kept = ctx.saved_tensors
+        hidden, weight, local, normalizer, direction, lightest, *kept = ctx.saved_tensors
         scale = grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
         grad_weight = None
@@ -134,12 +155,15 @@ class _LinearLogprobs(torch.autograd.Function):
                 if ctx.keep:
                     residuals = kept[number]
                 else:
-                    residuals = _residuals(linear_forward(hidden[part], weight), normalizer[part], local[part])
+                    logits = linear_forward(hidden[part], weight)
+                    if lightest is not None:
+                        _leave_out(logits, lightest[part])
+                    residuals = _residuals(logits, normalizer[part], local[part])
                 grad_weight += outer_product(residuals, scaled[part])
             grad_weight = grad_weight.to(weight.dtype)
             if ctx.padding:
                 grad_weight = F.pad(grad_weight, (0, 0, 0, ctx.padding))
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 def _normalize(
@@ -168,6 +192,38 @@ def _normalize(
     sums = torch.stack((mass * (largest - highest).exp_(), chosen.masked_fill(local == NOT_HERE, 0.0)))
     dist.all_reduce(sums, group=group)
     return sums[0].log_().add_(highest), sums[1]
+
+
+def _lightest_kept(
+    logits: torch.Tensor, truncation: SampledFrom, group: dist.ProcessGroup | None, width: int
+) -> torch.Tensor:
+    """float32 [n] smallest logit that top_k and then top_p keep, of the whole vocabulary.
+
+    Args:
+        logits: [n, rows], this rank's.
+        truncation: what is kept.
+        group: ranks that hold the other columns.
+        width: columns of every rank, padding included.
+    """
+    values = logits.float()
+    if group is not None:
+        values = F.pad(values, (0, width - values.shape[1]), value=-torch.inf)
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, values, group=group)
+        values = torch.cat(parts, dim=1)
+    count = truncation.top_k if 0 < truncation.top_k < values.shape[1] else values.shape[1]
+    heaviest = values.topk(count, dim=-1).values
+    if truncation.top_p >= 1:
+        return heaviest[:, -1]
+    shares = heaviest.softmax(-1, dtype=torch.float64)
+    before = shares.cumsum(-1) - shares
+    return heaviest.gather(1, (before < truncation.top_p).sum(-1, keepdim=True) - 1).squeeze(1)
+
+
+def _leave_out(logits: torch.Tensor, lightest: torch.Tensor) -> None:
+    """Give logits below `lightest` no probability, in place."""
+    # Not -inf, whose difference with itself is NaN where a whole block of columns is left out.
+    logits.masked_fill_(logits < lightest[:, None], torch.finfo(logits.dtype).min / 2)
 
 
 def _residuals(logits: torch.Tensor, lse: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

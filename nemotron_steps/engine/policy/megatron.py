@@ -298,7 +298,7 @@ class MegatronPolicy:
             vocab_start=self.groups.tensor_rank * weight.shape[0],
             group=self.groups.tensor,
             with_entropy=with_entropy,
-            temperature=self.loss_fn.temperature,
+            sampled_from=self.loss_fn.sampled_from,
         )
         return logprobs[:rows], entropy[:rows]
 

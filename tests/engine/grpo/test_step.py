@@ -225,6 +225,17 @@ def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the
         finish_batch(prepared, config, ON_POLICY, GYM)
 
 
+def test_tokens_outside_a_truncated_distribution_are_no_disagreement_of_a_sequence() -> None:
+    config = grpo(seq_logprob_error_threshold=2.0)
+    prepared = prepare(TWO, config)
+    prepared.batch.prev_logprobs = prepared.batch.generation_logprobs.clone()
+    prepared.batch.prev_logprobs[0, 3] = -torch.inf
+    batch, metrics = finish_batch(prepared, config, ON_POLICY, GYM, truncated=True)
+    assert batch.sample_mask.tolist() == [1] * 8 and metrics["seq_logprob_error/max"] == 1.0
+    batch, _ = finish_batch(prepared, config, ON_POLICY, GYM)
+    assert batch.sample_mask.tolist() == [0] + [1] * 7
+
+
 def test_reinforce_plus_plus_and_kl_in_the_reward() -> None:
     config = grpo(adv_estimator={"name": "reinforce_plus_plus"})
     batch, _ = finish(TWO, config)

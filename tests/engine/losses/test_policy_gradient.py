@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.metrics import finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
@@ -336,6 +337,44 @@ def test_on_policy_training_measures_from_the_current_logprobs_also_where_others
     assert found.item() == expected.item()
     assert torch.equal(gradient, torch.autograd.grad(expected, lp)[0])
     assert finalize_metrics(sums, normalizers) == finalize_metrics(expected_sums, normalizers)
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_under_top_p_a_token_that_the_policy_would_not_have_kept_teaches_nothing(on_policy: bool) -> None:
+    config = LossFnConfig(force_on_policy_ratio=on_policy, **TIS)  # type: ignore[arg-type]
+    truncated = PolicyGradientLoss(config, SampledFrom(top_p=0.9))
+    batch, lp = random_batch()
+    assert batch.prev_logprobs is not None
+    normalizers = count_normalizers(batch)
+    outside = torch.zeros_like(lp, dtype=torch.bool)
+    outside[0, 4] = outside[1, 2] = True
+    now = outside.clone()
+    if not on_policy:  # one of them is left out by the policy that started the step alone
+        now[1, 2] = False
+        batch.prev_logprobs[1, 2] = -torch.inf
+    given = torch.where(now, -torch.inf, lp.detach()).requires_grad_()
+    loss, sums = truncated(given, batch, normalizers)
+    loss.backward()
+    whole = batch.token_mask.clone()
+    batch.token_mask = batch.token_mask * ~outside
+    expected, _ = PolicyGradientLoss(config)(lp, batch, normalizers)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    torch.testing.assert_close(given.grad, lp.grad)
+    metrics = finalize_metrics(sums, normalizers)
+    assert metrics["outside_truncation"] == pytest.approx(2 / normalizers.tokens)
+    assert metrics["num_valid_tokens"] == normalizers.tokens
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert whole.sum() == batch.token_mask.sum() + 2
+
+
+def test_a_logprob_of_minus_infinity_is_not_passed_over_where_nothing_is_truncated() -> None:
+    batch, lp = random_batch()
+    broken = lp.detach().clone()
+    broken[1, 2] = -torch.inf
+    loss, _ = PolicyGradientLoss(LossFnConfig())(broken, batch, count_normalizers(batch))
+    healthy, _ = PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
+    assert not torch.isfinite(loss) or loss.item() != pytest.approx(healthy.item())
 
 
 def test_a_kl_penalty_needs_reference_logprobs_and_zero_never_reads_them() -> None:

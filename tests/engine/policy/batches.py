@@ -6,8 +6,12 @@ import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import TrainBatch
+
+ALL_TOKENS, SOME_TOKENS = SampledFrom(), SampledFrom(temperature=0.8, top_p=0.9, top_k=150)
+"""Whole distributions, and truncated ones that keep most of the tokens of `grouped_batch`, but not all."""
 
 
 def grouped_batch(seed: int = 0, prompts=((20, 3), (33, 3), (5, 1), (7, 1), (12, 4)), width: int = 60) -> TrainBatch:
@@ -48,10 +52,10 @@ def policy_config(**changes) -> PolicyConfig:
     return PolicyConfig.model_validate(settings)
 
 
-def rl_loss(**changes) -> PolicyGradientLoss:
+def rl_loss(sampled_from: SampledFrom = ALL_TOKENS, **changes) -> PolicyGradientLoss:
     """On-policy ratio, truncated importance sampling: what the Super3 stages run."""
     settings = {"force_on_policy_ratio": True, "use_importance_sampling_correction": True, **changes}
-    return PolicyGradientLoss(LossFnConfig.model_validate(settings))
+    return PolicyGradientLoss(LossFnConfig.model_validate(settings), sampled_from)
 
 
 def hf_token_logprobs(model, batch: TrainBatch) -> torch.Tensor:

@@ -91,6 +91,8 @@ BALANCED: dict[str, dict[str, Any]] = {
     "balanced, expert, context": LAYOUTS["qwen3_moe"]["expert, context"],
 }
 """Layouts in which a mixture's loads are counted over ranks."""
+TRUNCATED = ("tensor", "context")
+"""Layouts of qwen3 that are tried with top_p and top_k as well."""
 RATE = {"moe_router_bias_update_rate": 0.01}
 OPTIMIZER = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -102,12 +104,13 @@ def config_for(megatron: dict[str, Any], **changes: Any):
     return policy_config(megatron_cfg={**megatron, "optimizer": optimizer}, **changes)
 
 
-def two_steps(folder: Path, megatron: dict[str, Any], **changes: Any):
+def two_steps(folder: Path, megatron: dict[str, Any], *, truncated: bool = False, **changes: Any):
     """Metrics of two optimizer steps, logprobs before and after, and the weights."""
     from nemotron_steps.engine.build.backends import build_policy
-    from tests.engine.policy.batches import grouped_batch, rl_loss
+    from tests.engine.policy.batches import ALL_TOKENS, SOME_TOKENS, grouped_batch, rl_loss
 
-    policy: Any = build_policy(config_for(megatron, **changes), folder, rl_loss(), reference=True, total_steps=10)
+    loss = rl_loss(SOME_TOKENS if truncated else ALL_TOKENS)
+    policy: Any = build_policy(config_for(megatron, **changes), folder, loss, reference=True, total_steps=10)
     batches = [grouped_batch(seed) for seed in (0, 1)]
     before = policy.logprobs(batches[0])
     metrics = [policy.train_step(batch) for batch in batches]
@@ -134,6 +137,8 @@ def scenarios(folders: dict[str, Path], out: Path) -> dict[str, Any]:
             results[f"{model}: {name}"], policy = two_steps(folders[model], megatron, train_micro_batch_size=3)
             if (model, name) in saved:
                 policy.save_checkpoint(str(out / f"{model} {name}"))
+    for name in TRUNCATED:
+        results[f"qwen3: {name}, truncated"], _ = two_steps(folders["qwen3"], LAYOUTS["qwen3"][name], truncated=True)
     for model, before, after in RESHARDED:
         policy = MegatronPolicy(config_for(LAYOUTS[model][after]), folders[model], rl_loss())
         policy.load_checkpoint(str(out / f"{model} {before}"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy import logprob
 from nemotron_steps.engine.policy.kernels.fused import rms_norm, rotate, swiglu
 
@@ -33,7 +36,7 @@ def test_values_and_gradients_equal_log_softmax(tokens, vocab, padding, chunk, k
     kept, logprob.KEPT_RESIDUAL_BYTES = logprob.KEPT_RESIDUAL_BYTES, 10**9 if keep else 0
     try:
         found, entropy = logprob.linear_logprobs(
-            hidden, weight, targets, chunk=chunk, vocab_size=vocab, temperature=temperature
+            hidden, weight, targets, chunk=chunk, vocab_size=vocab, sampled_from=SampledFrom(temperature)
         )
         (found * factors).sum().backward()
     finally:
@@ -44,6 +47,64 @@ def test_values_and_gradients_equal_log_softmax(tokens, vocab, padding, chunk, k
     assert not entropy.requires_grad
     for mine, theirs in zip((hidden.grad, weight.grad), gradients, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2 * rounding, rtol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(1, 20),
+    vocab=st.integers(2, 30),
+    chunk=st.integers(1, 25),
+    keep=st.booleans(),
+    temperature=st.sampled_from([1.0, 0.6]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5, 1e-9]),
+    top_k=st.sampled_from([0, 1, 3, 7, 99]),
+    seed=st.integers(0, 1000),
+)
+def test_top_k_and_top_p_leave_a_softmax_over_the_tokens_they_keep(
+    tokens, vocab, chunk, keep, temperature, top_p, top_k, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(vocab, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    targets = torch.randint(0, vocab, (tokens,), generator=generator)
+    factors = torch.randn(tokens, generator=generator)
+    rows = []
+    for row in range(tokens):  # one token after the other, heaviest first, until there are k of them or enough of p
+        logits = hidden[row] @ weight.T / temperature
+        order = logits.argsort(descending=True).tolist()[: top_k or None]
+        shares = logits[order].softmax(-1).tolist()
+        kept = [token for i, token in enumerate(order) if i == 0 or sum(shares[:i]) < top_p]
+        place = {token: i for i, token in enumerate(kept)}
+        rows.append((logits[kept].log_softmax(-1), place.get(int(targets[row]))))
+    inside = torch.tensor([at is not None for _, at in rows])
+    chosen = [lps[at] * f for (lps, at), f in zip(rows, factors.tolist(), strict=True) if at is not None]
+    gradients = torch.autograd.grad(sum(chosen, 0.0 * hidden.sum() + 0.0 * weight.sum()), (hidden, weight))
+
+    leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    asked, before = SampledFrom(temperature, top_p, top_k), targets.clone()
+    kept_bytes, logprob.KEPT_RESIDUAL_BYTES = logprob.KEPT_RESIDUAL_BYTES, 10**9 if keep else 0
+    try:
+        found, entropy = logprob.linear_logprobs(*leaves, targets, chunk=chunk, sampled_from=asked)
+        (torch.where(inside, found, 0.0) * factors).sum().backward()
+    finally:
+        logprob.KEPT_RESIDUAL_BYTES = kept_bytes
+    assert torch.equal(targets, before)
+    assert torch.equal(found.isneginf(), ~inside if asked.truncated else torch.zeros_like(inside))
+    expected = torch.tensor([lps[at].item() for lps, at in rows if at is not None])
+    torch.testing.assert_close(found[inside], expected, atol=1e-4, rtol=1e-4)
+    entropies = torch.tensor([-(lps.exp() * lps).sum().item() for lps, _ in rows])
+    torch.testing.assert_close(entropy, entropies, atol=1e-4, rtol=1e-4)
+    for leaf, truth in zip(leaves, gradients, strict=True):
+        torch.testing.assert_close(leaf.grad, truth.float(), atol=1e-4, rtol=1e-3)
+
+
+def test_ties_with_the_lightest_kept_token_are_kept():
+    hidden, weight = torch.ones(3, 1), torch.tensor([[2.0], [1.0], [1.0], [0.0]])
+    found, _ = logprob.linear_logprobs(
+        hidden, weight, torch.tensor([1, 2, 3]), chunk=8, sampled_from=SampledFrom(top_k=2)
+    )
+    kept = torch.tensor([2.0, 1.0, 1.0]).log_softmax(-1)[1].item()
+    assert found.tolist() == pytest.approx([kept, kept, -math.inf])
 
 
 def test_memory_does_not_grow_with_tokens_times_vocabulary():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engine.policy.batches import grouped_batch
-from tests.engine.policy.ranks import BALANCED, DTENSOR, LAYOUTS, RATE, RESHARDED, run_ranks, two_steps
+from tests.engine.policy.ranks import BALANCED, DTENSOR, LAYOUTS, RATE, RESHARDED, TRUNCATED, run_ranks, two_steps
 from tests.engine.policy.test_snapshots import content
 from tests.models.checkpoints import write_checkpoint
 
@@ -71,6 +71,18 @@ def test_two_ranks_train_like_one(model, layout, found, expected):
     assert set(result["weights"]) == set(one["weights"])
     for name, total in result["weights"].items():
         assert total == pytest.approx(one["weights"][name], abs=5e-3), name
+
+
+@pytest.mark.parametrize("layout", TRUNCATED)
+def test_two_ranks_keep_the_same_tokens_of_a_truncated_distribution_as_one(layout, found, folders):
+    result, (one, _) = found[f"qwen3: {layout}, truncated"], two_steps(folders["qwen3"], {}, truncated=True)
+    for mine, theirs in zip(result["metrics"], one["metrics"], strict=True):
+        _assert_same_metrics(mine, theirs)
+        assert mine["outside_truncation"] == pytest.approx(theirs["outside_truncation"])
+    before = torch.tensor(one["before"])
+    torch.testing.assert_close(torch.tensor(result["before"]), before, atol=2e-5, rtol=0)
+    outside = (before.isneginf() & (grouped_batch(0).token_mask > 0)).float().mean()
+    assert 0.01 < outside < 0.3 and 0.02 < one["metrics"][0]["outside_truncation"] < 0.5
 
 
 @pytest.mark.parametrize(("model", "saved", "loaded"), RESHARDED)

@@ -89,8 +89,8 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, plan: SamplingPlan) -> 
         uniforms: float64 [N], in [0, 1).
 
     Returns:
-        int64 [N] tokens, and float32 [N] logprobs under the distribution at `temperature` before truncation (at
-        temperature 1 for greedy rows).
+        int64 [N] tokens, and float32 [N] logprobs under the distribution that they are drawn from: at `temperature`, of
+        what top-k and top-p keep (at temperature 1 and of all tokens for greedy rows).
     """
     temperature = plan.temperature
     greedy: torch.Tensor | None = None
@@ -102,14 +102,17 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, plan: SamplingPlan) -> 
         return tokens.squeeze(1), (logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)).squeeze(1)
     elif temperature != 1:
         logits.mul_(1 / temperature)
-    probabilities = torch.softmax(logits, -1)
-    weights = probabilities
+    weights = torch.softmax(logits, -1)
     if plan.top_p is not None and plan.top_k is not None:
-        weights = weights * _kept(weights, plan.top_p, plan.top_k)
+        keep = _kept(weights, plan.top_p, plan.top_k)
+        if greedy is not None:
+            keep |= greedy.unsqueeze(1)
+        weights = weights * keep
+        weights /= weights.sum(-1, keepdim=True)
     tokens = _invert(weights, uniforms.unsqueeze(1))
     if greedy is not None:
         tokens = torch.where(greedy.unsqueeze(1), logits.argmax(-1, keepdim=True), tokens)
-    return tokens.squeeze(1), probabilities.gather(1, tokens).log_().squeeze(1)
+    return tokens.squeeze(1), weights.gather(1, tokens).log_().squeeze(1)
 
 
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

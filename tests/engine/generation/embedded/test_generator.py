@@ -75,14 +75,23 @@ def test_logprobs_agree_with_a_full_forward(family: str) -> None:
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_logprobs_are_of_the_distribution_at_temperature_before_truncation() -> None:
+def test_logprobs_are_of_what_truncation_keeps_at_the_temperature() -> None:
     model, generator = make()
     prompt = prompt_of(0, 10)
     sampled = SamplingParams(8, temperature=0.7, top_p=0.8, top_k=20, seed=1)
     done = run(generator, GenerationRequest("a", prompt, sampled, 4))
     for completion in done.values():
-        expected = full_logprobs(model, prompt, completion.token_ids, 0.7)
-        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+        tokens = completion.token_ids
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1] / 0.7
+        expected = []
+        for token, row in zip(tokens, logits, strict=True):
+            heaviest = row.topk(20)
+            shares = heaviest.values.softmax(-1)
+            kept = int((shares.cumsum(-1) - shares < 0.8).sum())
+            place = heaviest.indices[:kept].tolist().index(token)
+            expected.append(heaviest.values[:kept].log_softmax(-1)[place])
+        torch.testing.assert_close(torch.tensor(completion.logprobs), torch.stack(expected), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
