@@ -8,12 +8,18 @@ from __future__ import annotations
 import json
 import random
 import shlex
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, overload
 
 from nemotron_steps.errors import DataError, show_line
+
+LONGEST_LINE = 32 << 20
+"""Bytes of a line: a row of a million tokens has about five million."""
 
 
 @dataclass(frozen=True)
@@ -27,39 +33,110 @@ class PromptRow:
     """file:line, for errors."""
 
 
-def read_rows(path: str | Path) -> list[PromptRow]:
+class PromptRows(Sequence[PromptRow]):
+    """The rows of a JSON Lines file, each read from the file when it is asked for: a million prompts are 16 MB here.
+
+    Every row is read once at first, so that a malformed one is told before anything else happens. The file must not
+    change afterwards.
+
+    Raises:
+        DataError: names file and line of a malformed row; here, or later if the file was changed meanwhile.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offsets, self._lines = array("Q"), array("Q")
+        self._stamp = _stamp(file)
+        offset = 0
+        with file.open("rb") as lines:
+            # Bounded, so that a file of another kind is told before it is in memory.
+            for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
+                if line.strip():
+                    _parse(line, f"{file}:{number}")
+                    self._offsets.append(offset)
+                    self._lines.append(number)
+                offset += len(line)
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> PromptRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PromptRow]: ...
+
+    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
+        """The row at a place, or a list of the rows of a slice."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        with self._unchanged() as file:
+            file.seek(self._offsets[place])
+            return self._row(place, file.readline())
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        """Every row, in the order of the file."""
+        with self._unchanged() as file:
+            for place, offset in enumerate(self._offsets):
+                file.seek(offset)
+                yield self._row(place, file.readline())
+
+    def _row(self, place: int, line: bytes) -> PromptRow:
+        where = f"{self._file}:{self._lines[place]}"
+        return PromptRow(place, _parse(line, where), where)
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[BinaryIO]:
+        if _stamp(self._file) != self._stamp:
+            raise DataError(
+                "the prompt file was changed while it was used",
+                where=str(self._file),
+                hints=["run the same command again: it starts with the file as it is now"],
+            )
+        with self._file.open("rb") as file:
+            yield file
+
+
+class JoinedRows(Sequence[PromptRow]):
+    """Several sequences of rows as one, without a copy of them."""
+
+    def __init__(self, *parts: Sequence[PromptRow]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        """Rows of all parts."""
+        return sum(len(part) for part in self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> PromptRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PromptRow]: ...
+
+    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
+        """The row at a place of the whole, or a list of the rows of a slice."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        for part in self._parts:
+            if place < len(part):
+                return part[place]
+            place -= len(part)
+        raise IndexError(index)
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        """Every row, part after part."""
+        return chain(*self._parts)
+
+
+def read_rows(path: str | Path) -> PromptRows:
     """Every row of a JSON Lines file. DataError names file and line of the first malformed one."""
-    rows: list[PromptRow] = []
     file = Path(path)
     if not file.is_file():
         raise DataError(f"no such prompt file: {file}", hints=["data.train.data_path=PATH/train-split.jsonl"])
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{file}:{number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                truncated = not line.endswith(b"\n")
-                what = "the last line is truncated" if truncated else "not valid JSON"
-                whole = (f"sed '$d' {shlex.quote(str(file))} > WHOLE.jsonl   # without it",) if truncated else ()
-                raise DataError(
-                    what,
-                    where=where,
-                    expected="one JSON object a line",
-                    found=str(error),
-                    hints=(*whole, *show_line(where)),
-                ) from error
-            if not isinstance(row, dict):
-                raise DataError(
-                    "not a JSON object",
-                    where=where,
-                    expected="an object",
-                    found=type(row).__name__,
-                    hints=show_line(where),
-                )
-            rows.append(PromptRow(len(rows), row, where))
+    rows = PromptRows(file)
     if not rows:
         raise DataError(
             "the file has no rows",
@@ -70,13 +147,49 @@ def read_rows(path: str | Path) -> list[PromptRow]:
     return rows
 
 
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    if len(line) > LONGEST_LINE:
+        raise DataError(
+            "the line is too long for a row",
+            where=where,
+            expected=f"at most {LONGEST_LINE >> 20} MiB a line, one JSON object each",
+            hints=[f"head -c 200 {shlex.quote(where.rpartition(':')[0])}   # how the file begins"],
+        )
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        truncated = not line.endswith(b"\n")
+        what = "the last line is truncated" if truncated else "not valid JSON"
+        file = where.rpartition(":")[0]
+        whole = (f"sed '$d' {shlex.quote(file)} > WHOLE.jsonl   # without it",) if truncated else ()
+        raise DataError(
+            what,
+            where=where,
+            expected="one JSON object a line",
+            found=str(error),
+            hints=(*whole, *show_line(where)),
+        ) from error
+    if not isinstance(row, dict):
+        raise DataError(
+            "not a JSON object", where=where, expected="an object", found=type(row).__name__, hints=show_line(where)
+        )
+    return row
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
 class PromptStream:
     """Batches of rows, epoch after epoch; each epoch is a permutation drawn from (seed, epoch).
 
     The state is two numbers, so a resumed run serves exactly the prompts that the cut-off one had not.
     """
 
-    def __init__(self, rows: list[PromptRow], *, batch_size: int, max_epochs: int, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self, rows: Sequence[PromptRow], *, batch_size: int, max_epochs: int, seed: int, shuffle: bool
+    ) -> None:
         if len(rows) < batch_size:
             raise DataError(
                 f"{len(rows)} prompts are fewer than one step needs",
@@ -90,11 +203,11 @@ class PromptStream:
         self._shuffle = shuffle
         self._epoch = 0
         self._position = 0
-        self._cached_order: tuple[int, list[int]] = (-1, [])
+        self._cached_order: tuple[int, array[int]] = (-1, array("Q"))
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order(self, epoch: int) -> array[int]:
         if self._cached_order[0] != epoch:
-            order = list(range(len(self._rows)))
+            order = array("Q", range(len(self._rows)))
             if self._shuffle:
                 random.Random(f"{self._seed}:{epoch}").shuffle(order)
             self._cached_order = (epoch, order)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
-from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream, read_rows
+from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
 from nemotron_steps.environments.agents import agent_of, route
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet, judge_roles
 from nemotron_steps.environments.judged.judges import Messages
@@ -29,11 +29,11 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     if "prompts" in inputs and inputs["prompts"] is None:
         return  # whatever the config names gives way to what an earlier step will make
     rows, validation, heldout = read_data(config)
-    check_rows(config, [*rows, *validation], heldout)
+    check_rows(config, JoinedRows(rows, validation), heldout)
     prompt_stream(config, rows)
 
 
-def prompt_stream(config: RlConfig, rows: list[PromptRow]) -> PromptStream:
+def prompt_stream(config: RlConfig, rows: Sequence[PromptRow]) -> PromptStream:
     """Training prompts in their order. DataError if there are fewer than a step takes."""
     return PromptStream(
         rows,
@@ -72,7 +72,7 @@ def check_low_effort(config: RlConfig) -> None:
             )
 
 
-def read_data(config: RlConfig) -> tuple[list[PromptRow], list[PromptRow], list[PromptRow]]:
+def read_data(config: RlConfig) -> tuple[Sequence[PromptRow], Sequence[PromptRow], Sequence[PromptRow]]:
     """Training, validation and held-out rows. ConfigError or DataError for what is missing or malformed."""
     data = config.data
     if data.train.data_path is None:
@@ -91,8 +91,9 @@ def read_data(config: RlConfig) -> tuple[list[PromptRow], list[PromptRow], list[
             found="null",
             hints=["data.validation.data_path=PATH/val-split.jsonl", " ".join(off.get(k, f"{k}=false") for k in asked)],
         )
-    read = [read_rows(p) if p is not None else [] for p in (data.validation.data_path, data.heldout.data_path)]
-    return read_rows(data.train.data_path), read[0], read[1]
+    paths = (data.validation.data_path, data.heldout.data_path)
+    validation, heldout = (read_rows(path) if path is not None else () for path in paths)
+    return read_rows(data.train.data_path), validation, heldout
 
 
 def _validation_keys(config: RlConfig) -> dict[str, bool]:
@@ -116,7 +117,7 @@ def check_rows(config: RlConfig, rows: Sequence[PromptRow], heldout: Sequence[Pr
     """
     gym = config.env.nemo_gym
     only = None if config.env.should_use_nemo_gym else config.env.environment
-    needed = _needed_judges(config, rows if config.heldout.environment is not None else [*rows, *heldout], only)
+    needed = _needed_judges(config, rows if config.heldout.environment is not None else JoinedRows(rows, heldout), only)
     judges = {role: _UnaskedJudge() for role in needed if gym.judge(role) is not None}
     environments = EnvironmentSet(gym.environments, judges, only=only)
     if config.policy.generation.vllm_cfg.expose_http_server:

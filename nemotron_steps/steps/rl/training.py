@@ -21,7 +21,7 @@ from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.policy.malloc_tuning import freeze_objects
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
-from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
+from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
@@ -85,15 +85,15 @@ def _started(environments: EnvironmentSet) -> Iterator[asyncio.Runner]:
 
 def build_run(
     context: StepContext[RlConfig],
-    rows: list[PromptRow],
-    validation: list[PromptRow],
+    rows: Sequence[PromptRow],
+    validation: Sequence[PromptRow],
     heldout: Sequence[PromptRow] = (),
 ) -> tuple[GrpoRun, EnvironmentSet]:
     """Every part of a training run, rows checked against their environments before anything is loaded."""
     config = context.config
     check_placement(config)
     grpo = config.grpo
-    needed = check_rows(config, [*rows, *validation], heldout)
+    needed = check_rows(config, JoinedRows(rows, validation), heldout)
     hf_folder = _hf_folder(config)
     chat = _chat_format(config)
     penalties = _reward_penalties(config, chat)
@@ -135,12 +135,12 @@ def _assemble(
     parts: Parts,
     chat: ChatFormat,
     prompts: PromptStream,
-    rows: list[PromptRow],
-    validation: list[PromptRow],
+    rows: Sequence[PromptRow],
+    validation: Sequence[PromptRow],
 ) -> GrpoRun:
     config, environments = context.config, parts.environments
     grpo = config.grpo
-    needed_by_rows = environments.check_rows((r.row, r.where) for r in [*rows, *validation])
+    needed_by_rows = environments.check_rows((r.row, r.where) for r in JoinedRows(rows, validation))
     collector = RolloutCollector(
         parts.sampler,
         chat,

@@ -1,0 +1,107 @@
+"""Prompts: read from their file when they are needed, in an order that does not depend on how they are held."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.engine.rollouts.data import LONGEST_LINE, JoinedRows, PromptRow, PromptStream, read_rows
+from nemotron_steps.errors import DataError
+
+
+def write(file: Path, count: int, *, blank: int = 0) -> Path:
+    with file.open("w") as out:
+        for number in range(count):
+            out.write(json.dumps({"n": number, "text": f"größe {number}"}) + "\n" + "\n" * blank)
+    return file
+
+
+def test_rows_are_those_of_the_file(tmp_path):
+    rows = read_rows(write(tmp_path / "a.jsonl", 5, blank=1))
+    expected = [PromptRow(n, {"n": n, "text": f"größe {n}"}, f"{tmp_path}/a.jsonl:{2 * n + 1}") for n in range(5)]
+    assert list(rows) == expected and len(rows) == 5
+    assert [rows[3], rows[-1]] == [expected[3], expected[4]] and rows[1:4] == expected[1:4]
+    with pytest.raises(IndexError):
+        rows[5]
+
+
+def test_joined_rows_are_the_rows_of_all_parts(tmp_path):
+    first, second = read_rows(write(tmp_path / "a.jsonl", 3)), read_rows(write(tmp_path / "b.jsonl", 2))
+    joined = JoinedRows(first, (), second)
+    assert list(joined) == [*first, *second] == joined[:] and len(joined) == 5
+    assert joined[3] == second[0] and joined[-1] == second[1]
+
+
+def test_the_order_is_that_of_a_shuffled_list(tmp_path):
+    rows = read_rows(write(tmp_path / "a.jsonl", 50))
+    stream = PromptStream(rows, batch_size=10, max_epochs=2, seed=7, shuffle=True)
+    served = [row.index for batch in stream for row in batch]
+    expected = []
+    for epoch in range(2):
+        order = list(range(50))
+        random.Random(f"7:{epoch}").shuffle(order)
+        expected += order
+    assert served == expected
+    assert [stream.at(place).index for place in (0, 49, 50, 99)] == [expected[place] for place in (0, 49, 50, 99)]
+
+
+def test_many_rows_take_little_memory(tmp_path):
+    file = write(tmp_path / "a.jsonl", 30_000)
+    tracemalloc.start()
+    try:
+        rows = read_rows(file)
+        assert sum(row.row["n"] for row in rows) == sum(range(30_000))
+        stream = PromptStream(rows, batch_size=8, max_epochs=1, seed=0, shuffle=True)
+        next(iter(stream))
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    # Two numbers of eight bytes a row and one of the order; as dicts in a list they take about 700.
+    assert held < 40 * 30_000
+
+
+def test_a_file_changed_during_the_run_is_told(tmp_path):
+    file = write(tmp_path / "a.jsonl", 3)
+    rows = read_rows(file)
+    write(file, 4)
+    os.utime(file, (1, 1))
+    for use in (lambda: rows[0], lambda: list(rows)):
+        with pytest.raises(DataError, match="changed"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("tail", "told"),
+    [
+        ('{"n": 3', "truncated"),
+        ("[1]\n", "not a JSON object"),
+        ("x\n", "not valid"),
+        ("[" * 100_000 + "\n", "not valid"),
+    ],
+    ids=["truncated", "list", "text", "brackets"],
+)
+def test_a_malformed_row_is_told_by_its_line(tmp_path, tail, told):
+    file = write(tmp_path / "a.jsonl", 3)
+    with file.open("a") as out:
+        out.write(tail)
+    with pytest.raises(DataError, match=told) as caught:
+        read_rows(file)
+    assert caught.value.where == f"{file}:4"
+
+
+def test_an_endless_line_is_told_before_it_is_in_memory(tmp_path):
+    file = write(tmp_path / "a.jsonl", 1)
+    os.truncate(file, 400 << 20)  # a hole, which takes no disk
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="too long") as caught:
+            read_rows(file)
+        assert tracemalloc.get_traced_memory()[1] < 3 * LONGEST_LINE
+    finally:
+        tracemalloc.stop()
+    assert caught.value.where == f"{file}:2"
