@@ -36,7 +36,7 @@ class Nowhere:
         return SandboxResult(Outcome.EXITED, 1, "", "", 0.0)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Helper processes are cut off after a second; what is cut off is not tested for how long that takes."""
     start = GradingPool.__init__
@@ -77,7 +77,7 @@ async def grade_timed(environment: Environment, case: Case, response: Response) 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_no_answer_is_slow_or_raises(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_slow_or_raises(case: Case, impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = prepared(case, monkeypatch)
     some = CASES.index(case) % len(UNITS)
     answers = [(SMALL, name, text) for name, text in hostile(SMALL).items()]

@@ -107,3 +107,9 @@ def test_rows_and_judges_are_checked() -> None:
         environment.check_row(row("  "), "f:3")
     with pytest.raises(ConfigError, match="needs a judge"):
         create("math_with_judge")
+
+
+def test_a_box_far_too_long_is_wrong_without_asking_anyone(scripted: Any) -> None:
+    judge = scripted(lambda _: "[[A=B]]")
+    (verdict,) = grade([("32", rf"\boxed{{{'1+' * 6_000}1}}")], judge)
+    assert (verdict.reward, verdict.components["boxed"], judge.calls) == (0.0, 1.0, [])
