@@ -23,6 +23,9 @@ from nemotron_steps.errors import ArtifactError, StorageError
 
 logger = logging.getLogger(__name__)
 
+_WORTH_SAYING = 200_000_000
+"""Bytes that take long enough to hash that somebody wonders."""
+
 
 class Imports:
     """Notes about what the user supplied.
@@ -62,6 +65,9 @@ class Imports:
         else:
             type_name = type_name or require_type(path)
             found = plain(validate(type_name, path, supertypes))
+            size = sum(each[0] for each in stats.values())
+            if size >= _WORTH_SAYING:
+                logger.warning("hashing %s (%.1f GB): once, and again when it changes", path, size / 1e9)
             files = hash_tree(path, user_folder=True, progress=progress)
             hashes = {file.path: file.sha256 for file in files}
             self._write(path, {"type": type_name, "stats": stats, "hashes": hashes, "attributes": found})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.artifacts import validators
+from nemotron_steps.artifacts import imports, validators
 from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.models import Edge, FileRecord, Producer, parse_ref, tree_digest
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -176,6 +176,18 @@ def test_second_reference_hashes_nothing(store: ArtifactStore, tmp_path: Path, m
 
     monkeypatch.setattr(files, "sha256_file", refuse)
     assert store.reference(folder).digest == first.digest
+
+
+def test_hashing_a_large_folder_is_said_once(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(imports, "_WORTH_SAYING", 100)
+    folder = write_hf(tmp_path / "model")
+    store.reference(folder)
+    assert f"hashing {folder}" in caplog.text
+    caplog.clear()
+    store.reference(folder)
+    assert caplog.text == ""
 
 
 def test_unknown_folder_needs_a_type(store: ArtifactStore, tmp_path: Path) -> None:
