@@ -311,3 +311,8 @@ def test_which_logprobs_a_config_needs() -> None:
     assert needs_prev_logprobs(grpo(seq_logprob_error_threshold=2.0), ON_POLICY)
     assert not needs_reference_logprobs(LossFnConfig())
     assert needs_reference_logprobs(LossFnConfig(reference_policy_kl_penalty=1e-4))
+
+
+def test_a_sequence_at_the_logprob_error_threshold_is_trained_on() -> None:
+    batch, metrics = finish(TWO, grpo(seq_logprob_error_threshold=1.0))  # prev and generator agree: an error of 1
+    assert batch.sample_mask.tolist() == [1] * 8 and metrics["seq_logprob_error/masked_share"] == 0.0
