@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,8 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     """config.json and tokenizer of a model folder → attributes: what later steps must agree on.
 
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
-    intermediate_size, moe_intermediate_size, num_experts, sequence_length, tokenizer (digest), chat_template (digest)
-    where known.
+    intermediate_size, moe_intermediate_size, num_experts, sequence_length, tokenizer (digest), tokenizer_size,
+    chat_template (digest) where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -154,12 +155,25 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     if experts is not None:
         attributes["num_experts"] = experts
     if isinstance(text.get("max_position_embeddings"), int):
-        attributes["sequence_length"] = text["max_position_embeddings"]
+        attributes["sequence_length"] = _positions(text)
     attributes["tokenizer"] = tokenizer_digest(folder)
+    tokens = _tokenizer_size(folder)
+    if tokens is not None:
+        attributes["tokenizer_size"] = tokens
     template = chat_template_digest(folder)
     if template is not None:
         attributes["chat_template"] = template
     return attributes
+
+
+def _positions(config: Mapping[str, Any]) -> int:
+    """Longest sequence that a model's position embedding was made for, scaling included."""
+    stated = int(config["max_position_embeddings"])
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping) or (scaling.get("rope_type") or scaling.get("type")) not in ("yarn", "linear"):
+        return stated
+    original, factor = scaling.get("original_max_position_embeddings") or stated, scaling.get("factor") or 1.0
+    return max(stated, int(original * factor)) if isinstance(original * factor, int | float) else stated
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -187,6 +201,21 @@ def tokenizer_digest(folder: Path) -> str:
         found=_listing(folder),
         hints=(f"cp <base model folder>/tokenizer*.json {folder}/",),
     )
+
+
+def _tokenizer_size(folder: Path) -> int | None:
+    """One more than the largest token id of tokenizer.json; None without one, or without a vocabulary of its own."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    content = read_json_object(path)
+    model, added = content.get("model"), content.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict | list):
+        return None
+    ids = [number for number in vocabulary.values() if type(number) is int] if isinstance(vocabulary, dict) else []
+    ids += [token["id"] for token in added or () if isinstance(token, dict) and type(token.get("id")) is int]
+    return max([*ids, len(vocabulary) - 1]) + 1
 
 
 def chat_template_digest(folder: Path) -> str | None:

@@ -79,6 +79,15 @@ class Architecture:
         return self.num_attention_heads // self.num_key_value_heads
 
     @property
+    def positions(self) -> int:
+        """Longest sequence that the position embedding was made for, scaling included."""
+        scaling = self.rope_scaling
+        if scaling is None or scaling.rope_type not in ("yarn", "linear"):
+            return self.max_position_embeddings
+        original = scaling.original_max_position_embeddings or self.max_position_embeddings
+        return max(self.max_position_embeddings, int(original * scaling.factor))
+
+    @property
     def facts(self) -> ModelFacts:
         """What a parallel layout depends on."""
         return ModelFacts(
@@ -88,7 +97,7 @@ class Architecture:
             key_value_heads=self.num_key_value_heads,
             experts=self.num_experts,
             mlp_width=self.moe_ffn_hidden_size if self.is_moe else self.ffn_hidden_size,
-            positions=self.max_position_embeddings,
+            positions=self.positions,
         )
 
     @classmethod

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond
 from nemotron_steps.config.layout.mends import mends
 from nemotron_steps.config.layout.misfits import Misfit, misfits, told
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, PlanProblem
+from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, ModelLimitProblem, PlanProblem
 from nemotron_steps.resolver.request import StepConfig
 
-MODEL_KEY = "policy.checkpoint"
-"""The config key of the model that a step trains: the port bound to it says what is known of that model."""
 ONE_NODE, ONE_GPU = "one_node", "one_gpu"
 """The configs that a step has for a single node and a single GPU, by convention."""
 
@@ -55,10 +54,17 @@ class CheckSubject:
     @property
     def model(self) -> ModelFacts | None:
         """The model that the step trains, where it is known."""
+        trained = (model for key, _, model in self.models if key == POLICY)
+        return next(trained, None) or ModelFacts.from_scratch(self.config.flat.get)
+
+    @property
+    def models(self) -> Iterator[tuple[str, str, ModelFacts]]:
+        """Config key, port and facts of every model that reads or writes chats, where it is known."""
         for port in self.manifest.consumes:
-            if MODEL_KEY in port.bindings and port.name in self.artifacts:
-                return ModelFacts.from_attributes(self.artifacts[port.name])
-        return ModelFacts.from_scratch(self.config.flat.get)
+            key = next((key for key in port.bindings if key in LENGTHS), None)
+            model = ModelFacts.from_attributes(self.artifacts.get(port.name, {})) if key is not None else None
+            if key is not None and model is not None:
+                yield key, port.name, model
 
 
 Check = Callable[[CheckSubject], Iterable[PlanProblem]]
@@ -101,6 +107,20 @@ def _problem(
     )
 
 
+def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """Models have the positions for what is asked of them, and a chat template (config/layout/limits.py)."""
+    for key, port, model in subject.models:
+        for each in beyond(key, port, model, subject.config.flat.get):
+            yield ModelLimitProblem(
+                each.what,
+                chain=(f"{subject.key}.{port}",),
+                where=subject.where(each.key),
+                expected=each.expected,
+                found=each.found,
+                hints=each.hints,
+            )
+
+
 def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The config asks for no more nodes and GPUs than its profile has."""
     for key, name in (("cluster.num_nodes", "nodes"), ("cluster.gpus_per_node", "gpus_per_node")):
@@ -117,5 +137,5 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
         )
 
 
-CHECKS: tuple[Check, ...] = (layout_fits, profile_size)
+CHECKS: tuple[Check, ...] = (layout_fits, model_limits, profile_size)
 """What every plan is checked with unless told otherwise."""

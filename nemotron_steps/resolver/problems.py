@@ -12,7 +12,8 @@ PlanError E300 (raised once, carrying every problem)
     ├── ParameterProblem    E308  a parameter does not exist in the config, or is none of its choices
     ├── BatchSizeProblem    E309  batch sizes that do not divide
     ├── LayoutProblem       E310  more GPUs are asked for than there are, or a layout does not divide them
-    └── SourceCycle         E311  a step's inputs come from itself
+    ├── SourceCycle         E311  a step's inputs come from itself
+    └── ModelLimitProblem   E312  a model lacks the positions, or the chat template, for what is asked of it
 """
 
 from __future__ import annotations
@@ -116,6 +117,12 @@ class AbsentInput(ArtifactError):
 
 FILLABLE = (MissingInput, PlaceholderValue, AbsentInput)
 """What a plan that is only looked at may lack."""
+
+
+class ModelLimitProblem(PlanProblem):
+    """A model lacks the positions, or the chat template, for what is asked of it."""
+
+    code = "E312"
 
 
 def raise_all(problems: Sequence[StepsError], what: str) -> None:

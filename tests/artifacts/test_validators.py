@@ -34,6 +34,34 @@ def test_hf_checkpoint_attributes_are_read_from_its_files(tmp_path: Path) -> Non
     assert attributes["tokenizer"].startswith("sha256:") and attributes["chat_template"].startswith("sha256:")
 
 
+@pytest.mark.parametrize(
+    ("changes", "positions"),
+    [
+        ({}, 64),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8}}, 64),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}, 128),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 128),
+    ],
+)
+def test_positions_are_those_of_the_scaled_embedding(
+    changes: dict[str, object], positions: int, tmp_path: Path
+) -> None:
+    folder = write_hf(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    assert validate("checkpoint_hf", folder)["sequence_length"] == positions
+
+
+def test_experts_and_tokens_are_counted(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_local_experts": 6, "moe_intermediate_size": 4}))
+    added = [{"id": 20, "content": "<end>"}]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 3}}, "added_tokens": added}))
+    attributes = validate("checkpoint_hf", folder)
+    assert (attributes["num_experts"], attributes["moe_intermediate_size"], attributes["tokenizer_size"]) == (6, 4, 21)
+
+
 def test_megatron_checkpoint_has_the_attributes_of_its_hf_part(tmp_path: Path) -> None:
     hf = validate("checkpoint_hf", write_hf(tmp_path / "hf"))
     megatron = validate("checkpoint_megatron", write_megatron(tmp_path / "mg"))

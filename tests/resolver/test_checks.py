@@ -247,6 +247,48 @@ def attributes(name: str) -> dict[str, Any]:
     }
 
 
+DENSE = {"policy__megatron_cfg__expert_model_parallel_size": 1}
+
+
+def test_lengths_beyond_the_models_positions_are_part_of_what_is_refused_and_mended() -> None:
+    values = config(policy__max_total_sequence_length=65_536, policy__generation__max_new_tokens=65_536, **DENSE)
+    values["policy"]["max_total_sequence_length_end"] = 131_072
+    model = {"model_type": "qwen3", "sequence_length": 40_960}
+    ((code, lengths, hints),) = found(values, model=model)
+    assert code == "E310"
+    assert lengths == ("max_total_sequence_length: 65536; max_total_sequence_length_end: 131072; max_new_tokens: 65536")
+    assert [found(pasted(values, hint), model=model) for hint in hints] == [[]]
+    model["sequence_length"] = 100_000
+    ((_, lengths, hints),) = found(values, model=model)
+    assert lengths == "131072" and hints == ("policy.max_total_sequence_length_end=100000",)
+
+
+def test_a_judge_and_an_evaluated_model_have_positions_for_what_is_asked_of_them() -> None:
+    judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+    for key, length in (
+        (f"{judge}.model", f"{judge}.max_total_sequence_length"),
+        ("model", "generation.max_new_tokens"),
+    ):
+        manifest = StepManifest(step=StepTable(id="rl"), consumes=(Consumes(type="hf", name="it", bind=key),))
+        values = pasted({}, f"{length}=4096")
+        model = {"it": {"model_type": "qwen3", "sequence_length": 2048}}
+        subject = CheckSubject("rl", manifest, StepConfig(values), {}, model)
+        (problem,) = [problem for check in CHECKS for problem in check(subject)]
+        assert (problem.code, problem.hints) == ("E312", (f"{length}=2048",))
+        mended = CheckSubject("rl", manifest, StepConfig(pasted(values, problem.hints[0])), {}, model)
+        assert [problem for check in CHECKS for problem in check(mended)] == []
+
+
+def test_a_model_without_a_chat_template_or_with_another_tokenizer_is_refused() -> None:
+    values, seen = config(**DENSE), {"model_type": "qwen3", "tokenizer": "sha256:1"}
+    ((code, _, hints),) = found(values, model=seen)
+    assert code == "E312" and hints[0].startswith("cp TEMPLATE.jinja")
+    assert found(values, model={**seen, "chat_template": "sha256:2"}) == []
+    larger = {**seen, "chat_template": "sha256:2", "vocab_size": 100, "tokenizer_size": 101}
+    assert [problem[:2] for problem in found(values, model=larger)] == [("E312", "101")]
+    assert found(values, model={**larger, "tokenizer_size": 100}) == []
+
+
 SIZES = st.sampled_from([1, 2, 3, 4, 8])
 
 

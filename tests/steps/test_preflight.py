@@ -67,7 +67,12 @@ def test_gpus_are_asked_for_where_there_are_any(tmp_path, monkeypatch):
 def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(tmp_path):
     """Of a model that the planner could not look at: an earlier step made it, or the config describes it."""
     shape = {"model_type": "qwen3", "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
-    heads = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    heads = {
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 8192,
+    }
     (tmp_path / "config.json").write_text(json.dumps({**shape, **heads}))
     cluster = {"backend": "ray", "policy_workers": 4}
     policy = {"checkpoint": str(tmp_path), "megatron_cfg": {"tensor_model_parallel_size": 4}}

@@ -235,7 +235,7 @@ def test_the_nano3_pipeline_plans_over_own_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
     rows = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(4)])
     policy = tmp_path / "policy"
-    write_checkpoint("qwen3", policy)
+    write_checkpoint("qwen3", policy, max_position_embeddings=8192)
     assert steps(["plan", "nano3_dpo", "--input", f"source={rows}", "--input", f"policy={policy}", "--json"]) == 0
     planned = [step["step"] for step in json.loads(capsys.readouterr().out)["steps"]]
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")

@@ -23,7 +23,7 @@ from tests.steps.twins import TWINS, WAITING, write_twin
 STEPS = {
     "rl/nemo_rl/rlvr": ("policy", {"prompts": "prompts"}),
     "rl/nemo_rl/swe": ("policy", {"prompts": "prompts"}),
-    "rl/nemo_rl/rlhf": ("policy", {"prompts": "prompts", "reward_model": "Qwen3-0.6B"}),
+    "rl/nemo_rl/rlhf": ("policy", {"prompts": "prompts", "reward_model": "Llama-3.1-8B"}),
     "rl/nemo_rl/dpo": ("policy", {"preferences": "preferences"}),
     "sft/automodel": ("model", {"chats": "chats"}),
     "sft/megatron_bridge": ("model", {"chats": "chats"}),

@@ -27,6 +27,8 @@ class ModelFacts:
         mlp_width: inner size of a dense MLP; of a mixture, of one expert.
         positions: longest sequence that its position embedding was made for, scaling included.
         has_chat_template: whether its tokenizer has one.
+        vocabulary: rows of its embedding.
+        tokens: of its tokenizer.
     """
 
     model_type: str
@@ -37,6 +39,8 @@ class ModelFacts:
     mlp_width: int | None = None
     positions: int | None = None
     has_chat_template: bool | None = None
+    vocabulary: int | None = None
+    tokens: int | None = None
 
     @property
     def is_moe(self) -> bool:
@@ -78,4 +82,6 @@ class ModelFacts:
             positions=count("sequence_length"),
             # A tokenizer that was looked at and a template that was not found: there is none.
             has_chat_template="chat_template" in attributes if "tokenizer" in attributes else None,
+            vocabulary=count("vocab_size"),
+            tokens=count("tokenizer_size"),
         )

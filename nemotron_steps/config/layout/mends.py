@@ -90,6 +90,13 @@ def _with_abilities(sizes: LayoutSizes, model: ModelFacts | None) -> LayoutSizes
         sizes = replace(sizes, model_type=None)
     if sizes.samples and model.is_moe and sizes.router_bias_update_rate:
         sizes = replace(sizes, router_bias_update_rate=0.0)
+    most = model.positions
+    if most is not None and sizes.length is not None and sizes.length > most:
+        sizes = replace(sizes, length=most, length_end=None)
+    elif most is not None and sizes.length_end is not None and sizes.length_end > most:
+        sizes = replace(sizes, length_end=most)
+    if most is not None and sizes.new_tokens is not None and sizes.new_tokens > most:
+        sizes = replace(sizes, new_tokens=most)
     return sizes
 
 

@@ -9,6 +9,9 @@ from typing import Literal
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.sizes import KEYS, JudgeSizes, LayoutSizes, judge_copies, key_of
 
+LENGTHS = ("length", "length_end", "new_tokens")
+"""Fields of `LayoutSizes` that count positions."""
+
 
 @dataclass(frozen=True)
 class Misfit:
@@ -53,6 +56,12 @@ def model_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
     yield from _dtensor_misfits(sizes, model) if sizes.dtensor else _megatron_misfits(sizes, model)
     if sizes.uses_vllm:
         yield from _generator_misfits(sizes, model)
+    for field in LENGTHS:
+        length = getattr(sizes, field)
+        if model.positions is not None and length is not None and length > model.positions:
+            name = KEYS[field].rpartition(".")[2]
+            what = f"{name}={length} is more than the positions of the model"
+            yield Misfit("model", KEYS[field], what, f"at most {model.positions}", str(length))
 
 
 def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:

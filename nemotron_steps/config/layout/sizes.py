@@ -34,6 +34,9 @@ KEYS = {
     "generator_width": f"{VLLM}.tensor_parallel_size",
     "generator_experts": f"{VLLM}.expert_parallel_size",
     "model_type": "policy.model_type",
+    "length": "policy.max_total_sequence_length",
+    "length_end": "policy.max_total_sequence_length_end",
+    "new_tokens": "policy.generation.max_new_tokens",
 }
 """Field of `LayoutSizes` → config key. Under the dtensor policy `tensor` is its own (`key_of`)."""
 
@@ -86,6 +89,9 @@ class LayoutSizes:
     generator_experts: int = 1
     judges: tuple[JudgeSizes, ...] = ()
     model_type: str | None = None
+    length: int | None = None
+    length_end: int | None = None
+    new_tokens: int | None = None
 
     @classmethod
     def read(cls, get: Callable[[str], Any]) -> LayoutSizes:
@@ -137,6 +143,9 @@ class LayoutSizes:
             generator_experts=number("generator_experts", 1) if vllm else 1,
             judges=_judges(get),
             model_type=model_type if isinstance(model_type, str) else None,
+            length=count("length"),
+            length_end=count("length_end"),
+            new_tokens=count("new_tokens"),
         )
 
     @property

@@ -217,7 +217,6 @@ TABLE: tuple[Published, ...] = (
     # -- data
     Published("data.train_jsonl_fpath", "data.train.data_path"),
     Published("data.validation_jsonl_fpath", "data.validation.data_path"),
-    _always("data.max_input_seq_length", None, why="a prompt may be as long as policy.max_total_sequence_length"),
     _refused("data.num_workers", "rows are read when the run starts"),
     _always("data.default.dataset_name", "NemoGymDataset", why="rows are in NeMo-Gym's shape"),
     _always("data.default.env_name", "nemo_gym", why="rows are in NeMo-Gym's shape"),

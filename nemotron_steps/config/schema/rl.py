@@ -327,6 +327,9 @@ class DataConfig(Section):
     heldout: DataFileConfig = DataFileConfig()
     """Prompts neither trained on nor used to choose anything; the final figures come from them."""
     shuffle: bool = True
+    max_input_seq_length: PositiveInt | None = None
+    """Prompts of more tokens, the chat template's not counted, are left out; None: a prompt that leaves no room for an
+    answer is refused."""
 
 
 class ClusterConfig(Section):

@@ -56,6 +56,12 @@ class PromptRows(Sequence[PromptRow]):
                     self._offsets.append(offset)
                     self._lines.append(number)
                 offset += len(line)
+        self._end = offset
+
+    def places_over(self, size: int) -> list[int]:
+        """Places of the rows whose line has more bytes than that, without reading them."""
+        ends = chain(self._offsets[1:], (self._end,))
+        return [place for place, (start, end) in enumerate(zip(self._offsets, ends, strict=True)) if end - start > size]
 
     def __len__(self) -> int:
         """How many rows there are."""

@@ -6,7 +6,7 @@ Nothing here may import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.names import nearest
@@ -18,6 +18,7 @@ from nemotron_steps.environments.judged.judges import Messages
 from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus, refuse_without_ray
+from nemotron_steps.steps.rl.prompt_lengths import short_enough
 
 
 def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
@@ -28,6 +29,8 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     refuse_without_gpus(config.cluster)
     if "prompts" in inputs and inputs["prompts"] is None:
         return  # whatever the config names gives way to what an earlier step will make
+    if "policy" in inputs and inputs["policy"] is None:
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"checkpoint": None})})
     rows, validation, heldout = read_data(config)
     check_rows(config, JoinedRows(rows, validation), heldout)
     prompt_stream(config, rows)
@@ -72,8 +75,17 @@ def check_low_effort(config: RlConfig) -> None:
             )
 
 
-def read_data(config: RlConfig) -> tuple[Sequence[PromptRow], Sequence[PromptRow], Sequence[PromptRow]]:
-    """Training, validation and held-out rows. ConfigError or DataError for what is missing or malformed."""
+def read_data(
+    config: RlConfig, left_out: Callable[[int], None] = lambda _: None
+) -> tuple[Sequence[PromptRow], Sequence[PromptRow], Sequence[PromptRow]]:
+    """Training, validation and held-out rows, those that are too long left out or refused (prompt_lengths.py).
+
+    Args:
+        left_out: told how many rows of a file are left out.
+
+    Raises:
+        ConfigError, DataError: for what is missing, malformed or too long.
+    """
     data = config.data
     if data.train.data_path is None:
         raise ConfigError(
@@ -91,9 +103,9 @@ def read_data(config: RlConfig) -> tuple[Sequence[PromptRow], Sequence[PromptRow
             found="null",
             hints=["data.validation.data_path=PATH/val-split.jsonl", " ".join(off.get(k, f"{k}=false") for k in asked)],
         )
-    paths = (data.validation.data_path, data.heldout.data_path)
-    validation, heldout = (read_rows(path) if path is not None else () for path in paths)
-    return read_rows(data.train.data_path), validation, heldout
+    paths = (data.train.data_path, data.validation.data_path, data.heldout.data_path)
+    read = [short_enough(config, read_rows(path), left_out) if path is not None else () for path in paths]
+    return read[0], read[1], read[2]
 
 
 def _validation_keys(config: RlConfig) -> dict[str, bool]:

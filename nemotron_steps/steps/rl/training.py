@@ -38,7 +38,10 @@ _CLOSE_SECONDS = 10.0
 def run_grpo(context: StepContext[RlConfig]) -> None:
     """Train `policy` on `data.train` and write the `model` output (checkpoint_megatron)."""
     config = context.config
-    rows, validation, heldout = read_data(config)
+    limit = config.data.max_input_seq_length
+    rows, validation, heldout = read_data(
+        config, lambda count: context.tracker.event("prompts_left_out", longer_than=limit, count=count)
+    )
     run, environments = build_run(context, rows, validation, heldout)
     params = sampling_params(config.policy.generation, _chat_format(config), config.grpo.seed)
     summary: dict[str, Any] = {}

@@ -1,0 +1,76 @@
+"""What a config asks of a model that the model was not made for: longer sequences, chats, tokens that it lacks.
+
+Not here: the lengths that a policy is trained at (misfits.py), which smaller layouts go along with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.sizes import JUDGE_ROLES, JUDGES
+
+POLICY = "policy.checkpoint"
+LENGTHS: dict[str, tuple[str, ...]] = {
+    POLICY: (),
+    "model": ("evaluation.max_total_sequence_length", "generation.max_new_tokens"),
+    **{
+        f"{JUDGES}.{role}.responses_api_models.vllm_model.model": (
+            f"{JUDGES}.{role}.responses_api_models.vllm_model.max_total_sequence_length",
+        )
+        for role in JUDGE_ROLES
+    },
+}
+"""Key of a model that reads or writes chats → keys that say how long they may be."""
+
+
+@dataclass(frozen=True)
+class BeyondModel:
+    """Something that a model was not made for; `key` is the config key at fault."""
+
+    what: str
+    key: str
+    expected: str
+    found: str
+    hints: tuple[str, ...]
+
+
+def beyond(model_key: str, port: str, model: ModelFacts, get: Callable[[str], Any]) -> Iterator[BeyondModel]:
+    """What a config asks of one of its models that the model was not made for.
+
+    Args:
+        model_key: one of LENGTHS.
+        port: the input that the model comes from.
+        get: dotted key → value of the config, or None.
+    """
+    lengths = {key: get(key) for key in LENGTHS[model_key]}
+    longer = [key for key, length in lengths.items() if type(length) is int and length > (model.positions or length)]
+    if longer:
+        yield BeyondModel(
+            f"the model of '{port}' has fewer positions than the longest sequence asked of it",
+            longer[0],
+            f"at most {model.positions}",
+            ", ".join(f"{key}={lengths[key]}" for key in longer),
+            (" ".join(f"{key}={model.positions}" for key in longer),),
+        )
+    if model.has_chat_template is False:
+        yield BeyondModel(
+            f"the model of '{port}' has no chat template: its tokenizer cannot write chats",
+            model_key,
+            "chat_template.jinja, or a chat_template in tokenizer_config.json",
+            "neither",
+            (
+                "cp TEMPLATE.jinja MODEL/chat_template.jinja   # of the model it was made from, or of its family",
+                f"--input {port}=PATH   # a model with a chat template",
+            ),
+        )
+    if model.tokens is not None and model.vocabulary is not None and model.tokens > model.vocabulary:
+        yield BeyondModel(
+            f"the tokenizer of '{port}' has tokens that the model has no embedding for",
+            model_key,
+            f"at most {model.vocabulary} tokens (vocab_size of config.json)",
+            str(model.tokens),
+            (f"--input {port}=PATH   # a model with its own tokenizer",),
+        )

@@ -1,0 +1,118 @@
+"""Prompts that leave no room for an answer, found before anything is loaded. Nothing here may import torch.
+
+A prompt is counted by its texts alone, without what the chat template and an environment's tools add: what is too long
+here is too long in any case. Texts of fewer bytes than the limit cannot have more tokens, and are not looked at.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows
+from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.models.architecture import hf_folder
+
+_AT_ONCE = 256
+"""Prompts tokenized together."""
+
+
+class ChosenRows(Sequence[PromptRow]):
+    """Some of the rows of a sequence, without a copy of them."""
+
+    def __init__(self, rows: Sequence[PromptRow], places: Sequence[int]) -> None:
+        self._rows, self._places = rows, array("Q", places)
+
+    def __len__(self) -> int:
+        """How many were chosen."""
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> PromptRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PromptRow]: ...
+
+    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
+        """The row at a place among the chosen, or a list of the rows of a slice."""
+        if isinstance(index, slice):
+            return [self._rows[place] for place in self._places[index]]
+        return self._rows[self._places[index]]
+
+
+def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, int]:
+    """Place of each row with more tokens than `limit` → its tokens; none where the model has no tokenizer.json."""
+    file = hf_folder(model) / "tokenizer.json"
+    suspects = [place for place in rows.places_over(limit) if len(_text(rows[place]).encode()) > limit]
+    if not suspects or not file.is_file():
+        return {}
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokens: dict[int, int] = {}
+    for start in range(0, len(suspects), _AT_ONCE):
+        places = suspects[start : start + _AT_ONCE]
+        encoded = tokenizer.encode_batch_fast([_text(rows[place]) for place in places], add_special_tokens=False)
+        tokens.update((place, len(each.ids)) for place, each in zip(places, encoded, strict=True))
+    return {place: count for place, count in tokens.items() if count > limit}
+
+
+def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], None]) -> Sequence[PromptRow]:
+    """Rows within `data.max_input_seq_length`. Without that, all of them: DataError, naming the first, if any fills the
+    whole sequence. Where there is no model yet nothing is looked at.
+
+    Args:
+        left_out: told how many rows are longer, if any.
+    """
+    limit, model = config.data.max_input_seq_length, config.policy.checkpoint
+    if model is None:
+        return rows
+    if limit is None:
+        _refuse_without_room(config, rows, model)
+        return rows
+    long = longer_than(limit, rows, model)
+    if not long:
+        return rows
+    left_out(len(long))
+    return ChosenRows(rows, [place for place in range(len(rows)) if place not in long])
+
+
+def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None:
+    policy = config.policy
+    limit = max(policy.max_total_sequence_length, policy.max_total_sequence_length_end or 0)
+    long = longer_than(limit - 1, rows, model)
+    if not long:
+        return
+    place, tokens = next(iter(long.items()))
+    most = max(long.values())
+    raise DataError(
+        f"{len(long)} of {len(rows)} prompts leave no room for an answer",
+        where=rows[place].where,
+        expected=f"fewer than {limit} tokens (policy.max_total_sequence_length)",
+        found=f"{tokens}, the longest {most}",
+        hints=[
+            f"data.max_input_seq_length={limit - 1}   # leaves them out",
+            f"policy.max_total_sequence_length={most + policy.generation.max_new_tokens}",
+            *show_line(rows[place].where),
+        ],
+    )
+
+
+def _text(row: PromptRow) -> str:
+    """The texts of a prompt, as far as it has the usual form; whether it has is its environment's business."""
+    request = row.row.get("responses_create_params")
+    items = request.get("input") if isinstance(request, dict) else None
+    if isinstance(items, str):
+        return items
+    return "\n".join(_contents(items)) if isinstance(items, list) else ""
+
+
+def _contents(items: Sequence[object]) -> Iterator[str]:
+    for item in items:
+        content = item.get("content") if isinstance(item, dict) else None
+        if isinstance(content, str):
+            yield content

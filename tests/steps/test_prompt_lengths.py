@@ -1,0 +1,70 @@
+"""Prompts that leave no room for an answer are found before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.errors import DataError
+from nemotron_steps.steps.rl import preflight
+from tests.models.checkpoints import write_tokenizer
+
+
+@pytest.fixture
+def model(tmp_path):
+    """One token a byte."""
+    shape = {"model_type": "qwen3", "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 300}
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 4096}
+    write_tokenizer(tmp_path / "model", 300)
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**shape, **sizes}))
+    return tmp_path / "model"
+
+
+def config_of(tmp_path, model, *lengths, **data):
+    file = tmp_path / "train.jsonl"
+    agent = {"name": "mcqa_simple_agent"}
+    texts = ["A or B?".ljust(length, "x") for length in lengths]
+    rows = [
+        {"responses_create_params": {"input": [{"role": "user", "content": text}]}, "expected_answer": "A",
+         "options": [{"A": "1"}, {"B": "2"}], "agent_ref": agent}
+        for text in texts
+    ]  # fmt: skip
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "grpo": {"num_prompts_per_step": 1},
+        "policy": {"checkpoint": str(model), "max_total_sequence_length": 100, "generation": {"max_new_tokens": 16}},
+        "data": {"train": {"data_path": str(file)}, **data},
+    }
+    return RlConfig.model_validate(values)
+
+
+def test_a_prompt_that_fills_the_sequence_is_refused_and_named(tmp_path, model):
+    config = config_of(tmp_path, model, 50, 100, 300)
+    with pytest.raises(DataError, match="2 of 3 prompts leave no room") as caught:
+        preflight.check(config, {})
+    assert caught.value.where.endswith("train.jsonl:2")
+    assert caught.value.hints[:2] == (
+        "data.max_input_seq_length=99   # leaves them out",
+        "policy.max_total_sequence_length=316",
+    )
+    preflight.check(config, {"policy": None})  # an earlier step will make the model that counts them
+
+
+@pytest.mark.parametrize("change", [{"data": {"max_input_seq_length": 99}}, {"policy": 316}])
+def test_what_its_hints_say_mends_it(tmp_path, model, change):
+    config = config_of(tmp_path, model, 50, 99, 100, 300, **change.get("data", {}))
+    if "policy" in change:
+        policy = config.policy.model_copy(update={"max_total_sequence_length": change["policy"]})
+        config = config.model_copy(update={"policy": policy})
+    preflight.check(config, {})
+    left_out = []
+    rows, _, _ = preflight.read_data(config, left_out.append)
+    assert (len(rows), left_out) == ((2, [2]) if "data" in change else (4, []))
+
+
+def test_texts_with_fewer_bytes_than_the_limit_are_not_looked_at(tmp_path, model):
+    config = config_of(tmp_path, model, 50, 99)
+    (model / "tokenizer.json").write_text("not one")
+    preflight.check(config, {})
