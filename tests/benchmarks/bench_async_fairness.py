@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import json
 import math
 import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +52,10 @@ class Workload:
     steps: int = 60
     age: int = 1
     train_s: float = 60.0
-    refit_s: float = 0.0
+    save_s: float = 0.0
+    """Of a checkpoint after every step; 0 for none."""
+    slots: int | None = None
+    """Answers that are sampled at a time; None for as many as there are."""
     median_s: float = 120.0
     sigma: float = 0.8
     longest_s: float = 1800.0
@@ -111,12 +114,17 @@ class _Sampling:
         self.weight_version = 0
         self.generated_tokens = 0
         self.max_total_length = 0
+        self._slots = asyncio.Semaphore(workload.slots) if workload.slots else nullcontext()
 
     def environment_of(self, prompt: PromptRow) -> Any:
         return SimpleNamespace(name="virtual")
 
     def prompt_text(self, rollout: Rollout) -> str:
         return ""
+
+    async def _answer(self, seconds: float) -> None:
+        async with self._slots:
+            await asyncio.sleep(seconds)
 
     def update_weights(self, weights: Iterable[Any], version: int) -> WeightSyncReport:
         self.weight_version = version
@@ -127,7 +135,7 @@ class _Sampling:
     ) -> list[RolloutGroup]:
         (group_id,), (cut,), began = group_ids, cuts, self.weight_version
         position, attempt = map(int, group_id.split("."))
-        answers = [asyncio.ensure_future(asyncio.sleep(s)) for s in self.workload.seconds(position, attempt)]
+        answers = [asyncio.ensure_future(self._answer(s)) for s in self.workload.seconds(position, attempt)]
         cutting = asyncio.ensure_future(cut.wait())
         everything = asyncio.ensure_future(asyncio.wait(answers))
         await asyncio.wait({everything, cutting}, return_when=asyncio.FIRST_COMPLETED)
@@ -146,17 +154,20 @@ class _Sampling:
 
 
 class _Policy:
-    """Training takes its time."""
+    """Training and saving take their time."""
 
-    def __init__(self, spend: Callable[[], None]) -> None:
-        self._spend = spend
+    def __init__(self, workload: Workload, spend: Callable[[float], None]) -> None:
+        self._workload, self._spend = workload, spend
 
     def logprobs(self, batch: TrainBatch) -> torch.Tensor:
         return batch.generation_logprobs.clone()
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        self._spend()
+        self._spend(self._workload.train_s)
         return {"loss": 0.0}
+
+    def save_checkpoint(self, path: str) -> None:
+        self._spend(self._workload.save_s)
 
     def weights(self) -> Iterable[Any]:
         return ()
@@ -205,7 +216,7 @@ def simulate(workload: Workload, reports: Reports | None = None) -> Outcome:
             },
             "loss_fn": {"use_importance_sampling_correction": True},
             "policy": {"train_global_batch_size": batch},
-            "checkpointing": {"enabled": False},
+            "checkpointing": {"enabled": workload.save_s > 0, "save_period": 1, "keep_top_k": 1},
         }
     )
     needed = round(workload.prompts * (workload.steps + workload.age + 1) / (1 - workload.without_signal) * 1.2)
@@ -220,7 +231,7 @@ def simulate(workload: Workload, reports: Reports | None = None) -> Outcome:
         # What the loop asks of each part is all that these parts have.
         run = GrpoRun(
             config=config,
-            policy=_Policy(functools.partial(loop.spend, workload.train_s)),  # type: ignore[arg-type]
+            policy=_Policy(workload, loop.spend),  # type: ignore[arg-type]
             generator=sampling,  # type: ignore[arg-type]
             sampler=sampling,  # type: ignore[arg-type]
             collector=sampling,  # type: ignore[arg-type]

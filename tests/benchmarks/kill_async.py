@@ -1,6 +1,6 @@
 """Kill -9 a small asynchronous run at random moments, go on each time, and account for every prompt.
 
-    python -m tests.benchmarks.kill_async [--kills 20] [--steps 40] [--dynamic-sampling]      the last line is JSON
+    python -m tests.benchmarks.kill_async [--kills 20] [--steps 80] [--dynamic-sampling]      the last line is JSON
 
 Real parts: a 0.6 M-parameter policy, the embedded generator, updates in flight, checkpoints saved beside training.
 Each attempt reports into a folder of its own; of a step that was trained again the later report counts, as in a run's
@@ -64,6 +64,7 @@ def child(task: Path, work: Path, attempt: int, steps: int, dynamic: bool) -> No
         grpo__async_grpo__enabled=True,
         grpo__use_dynamic_sampling=dynamic,
         grpo__num_generations_per_prompt=2,
+        policy__megatron_cfg__optimizer__lr=1e-6,  # once every answer has a vowel, no group has a signal
         checkpointing__save_period=2,
         checkpointing__save_async=True,
     )
@@ -91,7 +92,7 @@ def kill_until_done(scratch: Path, *, kills: int, steps: int, dynamic: bool, see
         try:
             if attempt < kills:
                 _wait_for_steps(process, work / f"attempt-{attempt:03d}", rng.randint(1, 3))
-                time.sleep(rng.uniform(0, 0.3))
+                time.sleep(rng.uniform(0, 0.1))
             elif process.wait():
                 raise SystemExit("the run failed by itself")
         finally:
@@ -140,7 +141,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dynamic-sampling", action="store_true")
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)

@@ -74,13 +74,12 @@ class BufferState:
     """A buffer at one moment. Encoding it takes time and may happen in another thread, while the buffer goes on."""
 
     plain: dict[str, Any]
-    """JSON-able, without the groups."""
+    """JSON-able: everything but the groups."""
     ready: list[RolloutGroup]
 
     def encode(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What `GroupBuffer.load_state_dict` takes: JSON-able data and tensors (safetensors)."""
-        groups, tensors = encode_groups(self.ready)
-        return {**self.plain, "groups": groups}, tensors
+        return self.plain, encode_groups(self.ready)
 
 
 class GroupBuffer:
@@ -355,7 +354,7 @@ class GroupBuffer:
         self._retry = [int(position) for position in state["retry"]]
         self._interrupted = [_restored(saved) for saved in state["interrupted"]]
         self._counts = Counter({str(name): int(count) for name, count in state["counts"].items()})
-        groups = decode_groups(state["groups"], tensors)
+        groups = decode_groups(tensors)
         for saved, group in zip(state["ready"], groups, strict=True):
             self._ready[group.group_id] = (_restored(saved), group)
 

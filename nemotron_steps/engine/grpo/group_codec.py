@@ -1,81 +1,92 @@
-"""Rollout groups as JSON-able data plus flat tensors, for checkpoints: no pickle, and compact for long rollouts.
+"""Rollout groups as flat tensors, for checkpoints: no pickle, and compact for long rollouts.
 
-Token columns of all rollouts are concatenated into one tensor each; the JSON holds everything else and each rollout's
-length. Logprobs stay float64, so a restored group is equal to the saved one bit by bit.
+Token columns of all rollouts are concatenated into one tensor each. Everything else, and each rollout's length, is
+JSON, a record a group, whose bytes are a tensor too. Logprobs stay float64, so a restored group is equal to the saved
+one bit by bit. Encoding runs in a thread beside the event loop: it goes rollout by rollout, so that no call of it
+holds the interpreter for long.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.errors import EngineError
 
-_TOKENS, _MASK, _LOGPROBS, _VERSIONS = "token_ids", "token_mask", "logprobs", "weight_versions"
+_DTYPES: dict[str, type[np.generic]] = {
+    "token_ids": np.int64,
+    "token_mask": np.uint8,
+    "logprobs": np.float64,
+    "weight_versions": np.int64,
+}
+"""Column of a rollout → how it is kept. The last has an element for each sampled token, the others for each token."""
+_RECORDS, _RECORD_BYTES = "records", "record_bytes"
 
 
-def encode_groups(groups: Sequence[RolloutGroup]) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    """Groups as JSON-able records and four flat tensors.
+def encode_groups(groups: Sequence[RolloutGroup]) -> dict[str, torch.Tensor]:
+    """Groups as flat tensors.
 
     Rollout metadata must be JSON-able; a NaN reward (of a rollout that could not be graded) is written as null.
     """
-    records: list[dict[str, Any]] = []
-    tokens: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
+    columns: dict[str, list[np.ndarray]] = {name: [np.empty(0, dtype)] for name, dtype in _DTYPES.items()}
+    records = [_record(group) for group in groups]
     for group in groups:
-        rollouts = []
         for rollout in group.rollouts:
-            tokens.extend(rollout.token_ids)
-            mask.extend(rollout.token_mask)
-            logprobs.extend(rollout.logprobs)
-            versions.extend(rollout.weight_versions)
-            rollouts.append(
-                {
-                    "index": rollout.index,
-                    "length": len(rollout.token_ids),
-                    "sampled": len(rollout.weight_versions),
-                    "reward": None if math.isnan(rollout.reward) else rollout.reward,
-                    "environment": rollout.environment,
-                    "truncated": rollout.truncated,
-                    "components": rollout.components,
-                    "failure": rollout.failure,
-                    "turns": [list(turn) for turn in rollout.turns],
-                    "metadata": rollout.metadata,
-                }
-            )
-        records.append(
-            {
-                "group_id": group.group_id,
-                "prompt_index": group.prompt_index,
-                "weight_version": group.weight_version,
-                "rollouts": rollouts,
-            }
-        )
-    tensors = {
-        _TOKENS: torch.tensor(tokens, dtype=torch.int64),
-        _MASK: torch.tensor(mask, dtype=torch.uint8),
-        _LOGPROBS: torch.tensor(logprobs, dtype=torch.float64),
-        _VERSIONS: torch.tensor(versions, dtype=torch.int64),
+            for name, dtype in _DTYPES.items():
+                columns[name].append(np.array(getattr(rollout, name), dtype))
+    arrays = {
+        **{name: np.concatenate(parts) for name, parts in columns.items()},
+        _RECORDS: np.frombuffer(bytearray(b"".join(records)), np.uint8),
+        _RECORD_BYTES: np.array([len(record) for record in records], np.int64),
     }
-    return records, tensors
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def decode_groups(records: Sequence[dict[str, Any]], tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
+def _record(group: RolloutGroup) -> bytes:
+    """JSON of everything but the token columns."""
+    rollouts = [
+        {
+            "index": rollout.index,
+            "length": len(rollout.token_ids),
+            "sampled": len(rollout.weight_versions),
+            "reward": None if math.isnan(rollout.reward) else rollout.reward,
+            "environment": rollout.environment,
+            "truncated": rollout.truncated,
+            "components": rollout.components,
+            "failure": rollout.failure,
+            "turns": [list(turn) for turn in rollout.turns],
+            "metadata": rollout.metadata,
+        }
+        for rollout in group.rollouts
+    ]
+    record = {
+        "group_id": group.group_id,
+        "prompt_index": group.prompt_index,
+        "weight_version": group.weight_version,
+        "rollouts": rollouts,
+    }
+    return json.dumps(record).encode()
+
+
+def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
     """The inverse of `encode_groups`.
 
     Raises:
-        EngineError: records and tensors do not belong together.
+        EngineError: the tensors do not belong together.
     """
-    columns = {name: tensors[name].tolist() for name in (_TOKENS, _MASK, _LOGPROBS, _VERSIONS)}
-    at, version_at = 0, 0
+    texts = tensors[_RECORDS].numpy().tobytes()
+    columns = {name: tensors[name].tolist() for name in _DTYPES}
+    at, version_at, byte = 0, 0, 0
     groups: list[RolloutGroup] = []
-    for record in records:
+    for size in tensors[_RECORD_BYTES].tolist():
+        record: dict[str, Any] = json.loads(texts[byte : byte + size])
+        byte += size
         rollouts: list[Rollout] = []
         for item in record["rollouts"]:
             end, version_end = at + int(item["length"]), version_at + int(item["sampled"])
@@ -83,10 +94,10 @@ def decode_groups(records: Sequence[dict[str, Any]], tensors: dict[str, torch.Te
                 Rollout(
                     group_id=record["group_id"],
                     index=int(item["index"]),
-                    token_ids=columns[_TOKENS][at:end],
-                    token_mask=columns[_MASK][at:end],
-                    logprobs=columns[_LOGPROBS][at:end],
-                    weight_versions=columns[_VERSIONS][version_at:version_end],
+                    token_ids=columns["token_ids"][at:end],
+                    token_mask=columns["token_mask"][at:end],
+                    logprobs=columns["logprobs"][at:end],
+                    weight_versions=columns["weight_versions"][version_at:version_end],
                     reward=math.nan if item["reward"] is None else float(item["reward"]),
                     environment=item["environment"],
                     truncated=bool(item["truncated"]),
@@ -100,11 +111,11 @@ def decode_groups(records: Sequence[dict[str, Any]], tensors: dict[str, torch.Te
         groups.append(
             RolloutGroup(record["group_id"], int(record["prompt_index"]), rollouts, int(record["weight_version"]))
         )
-    if at != len(columns[_TOKENS]) or version_at != len(columns[_VERSIONS]):
+    if at != len(columns["token_ids"]) or version_at != len(columns["weight_versions"]):
         raise EngineError(
             "saved groups and their token tensors do not belong together",
             where="engine/grpo/group_codec.py",
             expected=f"{at} tokens and {version_at} versions",
-            found=f"{len(columns[_TOKENS])} tokens and {len(columns[_VERSIONS])} versions",
+            found=f"{len(columns['token_ids'])} tokens and {len(columns['weight_versions'])} versions",
         )
     return groups

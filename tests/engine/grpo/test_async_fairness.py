@@ -22,6 +22,16 @@ def test_hard_prompts_are_trained_as_often_as_offered_and_the_loop_adds_no_waiti
     assert outcome.trained_at == [list(range(8 * step, 8 * step + 8)) for step in range(40)]
 
 
+@pytest.mark.parametrize(("train_share", "save_share"), [(0.4, 0.0), (1.0, 0.0), (1.5, 0.0), (0.4, 0.5), (0.5, 0.5)])
+def test_a_step_takes_little_more_than_the_longer_of_its_two_sides(train_share: float, save_share: float) -> None:
+    workload = Workload(prompts=16, answers=4, steps=30, age=2, slots=32, median_s=20.0, sigma=0.5, longest_s=60.0)
+    lengths = [s for position in range(16 * 30) for s in workload.seconds(position, 0)]
+    generation_s = sum(lengths) / 30 / workload.slots
+    training = {"train_s": train_share * generation_s, "save_s": save_share * generation_s}
+    outcome = simulate(workload.with_(**training))
+    assert outcome.step_s <= 1.1 * max(generation_s, sum(training.values()))
+
+
 def test_with_dynamic_sampling_early_groups_fill_the_room_and_hard_ones_are_not_left_behind() -> None:
     outcome = simulate(SMALL.with_(without_signal=0.5))
     assert outcome.trained == 8 * 40 and outcome.dropped == outcome.cut == 0

@@ -11,8 +11,8 @@ from tests.benchmarks.kill_async import PROMPTS, kill_until_done
     ("kills", "steps", "dynamic"),
     [
         pytest.param(2, 8, True, id="2-kills"),
-        pytest.param(20, 40, True, id="20-kills-dynamic-sampling", marks=pytest.mark.slow),
-        pytest.param(20, 40, False, id="20-kills", marks=pytest.mark.slow),
+        pytest.param(20, 80, True, id="20-kills-dynamic-sampling", marks=pytest.mark.slow),
+        pytest.param(20, 80, False, id="20-kills", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_asynchronous_run_neither_loses_nor_repeats_a_prompt_nor_lacks_a_report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections import Counter
 
 import pytest
@@ -62,6 +63,22 @@ def test_nothing_is_sampled_any_more_once_the_last_step_is_trained(task, tmp_pat
     with asyncio.Runner() as runner:
         train_async(run, runner)
     assert not run.sampler.busy and run.generator.pending() == 0
+
+
+def test_generation_goes_on_while_a_checkpoint_is_written(task, tmp_path):
+    run = start(config_of(task, 5, **ASYNC, checkpointing__save_period=1), tmp_path)
+    save, sampled = run.policy.save_checkpoint, []
+
+    def slow(path):
+        before, deadline = run.generator.sampled_tokens, time.monotonic() + 20
+        while run.step <= 3 and run.generator.sampled_tokens == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        sampled.append(run.generator.sampled_tokens - before)
+        save(path)
+
+    run.policy.save_checkpoint = slow
+    run_loop(run)
+    assert len(sampled) == 5 and min(sampled[:3]) > 0  # for the last steps everything may be sampled already
 
 
 def test_checkpoints_resume_without_losing_or_repeating_a_prompt(task, tmp_path):

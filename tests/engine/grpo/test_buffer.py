@@ -275,10 +275,20 @@ def test_a_state_of_another_age_bound_is_refused() -> None:
 
 
 def test_saved_groups_that_do_not_match_their_tensors_are_refused() -> None:
-    records, tensors = encode_groups([graded(Ticket(0, 0, "0.0", 0, 0.0, 0))])
+    tensors = encode_groups([graded(Ticket(0, 0, "0.0", 0, 0.0, 0))])
     tensors["token_ids"] = tensors["token_ids"].repeat(2)
     with pytest.raises(EngineError, match="do not belong together"):
-        decode_groups(records, tensors)
+        decode_groups(tensors)
+
+
+def test_the_json_of_a_state_is_small_whatever_the_groups_hold() -> None:
+    """Checkpoints are ranked by what their JSON says: it is read often."""
+    buffer = GroupBuffer(4, 1)
+    for ticket in filled(buffer, 4, 0):
+        buffer._ready[ticket.group_id][1].rollouts[0].metadata["turn_texts"] = ["x" * 100_000]
+    state, tensors = buffer.state().encode()
+    assert len(json.dumps(state)) < 1000
+    assert sum(tensor.nbytes for tensor in tensors.values()) > 400_000
 
 
 class AsyncRun(RuleBasedStateMachine):
