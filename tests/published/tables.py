@@ -18,6 +18,7 @@ PARENTS = {
     "super3_swe1_small": "super3_swe1",
 }
 """Table → the one it is laid over."""
+PREPARATIONS = ("super3_data_prep", "nano3_data_prep")
 TABLES = sorted(file.stem for file in HERE.glob("*.tsv"))
 
 

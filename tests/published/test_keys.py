@@ -15,7 +15,7 @@ from nemotron_steps.config.published.translate import find, translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
 from nemotron_steps.errors import ConfigError
-from tests.published.page import page, status
+from tests.published.page import page, schema_of, status
 from tests.published.tables import TABLES, nested, published
 
 PAGE = Path(__file__).parents[2] / "docs" / "published_keys.md"
@@ -42,11 +42,11 @@ def test_the_page_lists_every_key():
 
 def test_every_renamed_key_leads_to_one_that_exists():
     renamed = {key: re.match(r"`([^`]+)`", status(key)[1])[1] for key in KEYS if status(key)[0] == "renamed"}
-    assert renamed and [key for key, ours in renamed.items() if not has_key(RlConfig, ours)] == []
+    assert renamed and [key for key, ours in renamed.items() if not has_key(schema_of(key), ours)] == []
 
 
 def test_every_row_is_of_a_published_key_that_the_schema_lacks():
-    used = {find(key)[0].pattern for key in KEYS if not has_key(RlConfig, key)}
+    used = {find(key)[0].pattern for key in KEYS if status(key)[0] != "same"}
     values = {row.pattern for row in TABLE if row.values}
     extra = [row.pattern for row in TABLE if row.pattern not in used | values]
     # A judge's settings are listed for each judge, whichever of them a config has.
@@ -105,6 +105,13 @@ effort_levels: {low_string: "{reasoning effort: low}", low_weight: 0.3}
     }
     assert {key: flat[key] for key in expected} == expected
     assert "effort_levels" not in flat and "policy.model_name" not in flat
+
+
+def test_data_preparation_takes_its_published_names(bench):
+    values = bench.compose(
+        "data_prep/rl_prep", "super3_rlvr1", ("input_path=rows.jsonl", "val_holdout=7", "force=false")
+    )
+    assert (values.flat["jsonl.path"], values.flat["rows.validation"]) == ("rows.jsonl", 7)
 
 
 def test_overrides_may_use_published_names(bench, tmp_path):

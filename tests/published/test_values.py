@@ -8,9 +8,10 @@ from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.published.translate import translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
+from nemotron_steps.environments.agents import AGENTS
 from nemotron_steps.environments.registry import environment_class
 from tests.published.page import status
-from tests.published.tables import TABLES, flat, nested, resolved
+from tests.published.tables import TABLES, flat, nested, published, resolved
 
 ENVIRONMENTS = "env.nemo_gym.environments"
 GENRM = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
@@ -25,6 +26,7 @@ EVERYWHERE = {
     "policy.generation.vllm_cfg.expose_http_server": "only agents in servers of their own need it",
     f"{GENRM}.base_url": "a judge that the run starts has no address",
     f"{GENRM}.model": "published as a placeholder in RLHF",
+    "policy.megatron_cfg.optimizer.optimizer_offload_fraction": "of an offload that is off",
     f"{ENVIRONMENTS}.code_gen.num_processes": "programs run on one machine: as many at once as it has cores",
 }
 RLVR = {
@@ -43,6 +45,8 @@ STAGES = {
 }
 """Published config → step, our configs of it, and reasons of what differs."""
 NOT_COMPARED = {
+    "nano3_data_prep": "names its input alone",
+    "super3_data_prep": "compared below",
     "super3_rlvr2": "changes its inputs alone",
     "super3_rlvr3": "changes its inputs alone",
     "super3_rlvr_test": "a script of its own; `test` has its sizes",
@@ -82,10 +86,12 @@ def test_a_stage_has_the_published_values(table, config, bench, monkeypatch):
 
 
 def _ours(values, key):
-    """A value of our config; that of an environment's setting as its own defaults have it."""
+    """A value of our config; an agent has the settings of its environment, and those have defaults of their own."""
     if key in values or not key.startswith(f"{ENVIRONMENTS}."):
         return values.get(key)
     name, *rest = key.removeprefix(f"{ENVIRONMENTS}.").split(".")
+    if name in AGENTS:
+        return _ours(values, ".".join((ENVIRONMENTS, AGENTS[name].environment, *rest)))
     node = environment_class(name).config_class()
     for part in rest:
         node = getattr(node, part)
@@ -96,3 +102,10 @@ def test_the_test_config_has_the_published_sizes(bench):
     sizes = {key: value for key, value in resolved("super3_rlvr_test").items() if key.startswith(("grpo.", "cluster."))}
     ours = bench.compose("rl/nemo_rl/rlvr", "test", ()).flat
     assert {key: ours[key] for key in sizes} == sizes
+
+
+@pytest.mark.parametrize("config", ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"])
+def test_data_preparation_holds_out_as_many_rows(config, bench):
+    theirs = published("super3_data_prep")
+    ours = bench.compose("data_prep/rl_prep", f"super3_{config}", ()).flat
+    assert (ours["rows.validation"], ours["sample"]) == (theirs["val_holdout"], theirs["sample"])

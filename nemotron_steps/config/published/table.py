@@ -87,6 +87,12 @@ TABLE: tuple[Published, ...] = (
     _refused("defaults", "what a file builds on is a list, as in Hydra: `defaults: [rlvr1]`"),
     _refused("sif_dir", "container images of an agent are the agent server's"),
     _refused("logger.**", "metrics, samples and report are in the run's folder; [wandb] of env.toml mirrors them"),
+    # -- data preparation
+    Published("input_path", "jsonl.path"),
+    Published("val_holdout", "rows.validation"),
+    _refused("blend_path", "a blend's file names files of its own: give those, as jsonl.path=FILE or FOLDER"),
+    _refused("output_dir", "what a step makes is an artifact of the home"),
+    _always("force", False, why="`steps run --force` makes anew what is there"),
     # -- checkpoints
     Published("checkpointing.metric_name", values={"val:total_reward/mean": "validation/reward"}),
     _refused("checkpointing.checkpoint_dir", "checkpoints are in the run's work folder, and go when it is done"),
@@ -150,8 +156,6 @@ TABLE: tuple[Published, ...] = (
     _always(f"{_MEGATRON}.optimizer.params_dtype", "float32", why="the optimizer's weights are float32"),
     _refused(f"{_MEGATRON}.optimizer.sgd_momentum", "Adam is the only optimizer"),
     Published(f"{_MEGATRON}.optimizer.clip_grad", "policy.max_grad_norm"),
-    _always(f"{_MEGATRON}.optimizer.optimizer_cpu_offload", False, why="the optimizer stays on the GPU"),
-    _always(f"{_MEGATRON}.optimizer.optimizer_offload_fraction", 0.0, why="the optimizer stays on the GPU"),
     _always(
         f"{_MEGATRON}.scheduler.*_weight_decay",
         f"={_MEGATRON}.optimizer.weight_decay",
@@ -196,7 +200,6 @@ TABLE: tuple[Published, ...] = (
         "policy.generation.colocated.generation_devices",
         why="with policy.generation.colocated.resources.num_nodes",
     ),
-    _always(f"{_VLLM}.async_engine", True, False, why="rollouts are always streamed"),
     _always(f"{_VLLM}.precision", "=policy.precision", why="rollouts are sampled in the precision of training"),
     _always(f"{_VLLM}.kv_cache_dtype", "auto", why="the KV cache has the precision of training"),
     _always(f"{_VLLM}.pipeline_parallel_size", 1, why="a generator's GPUs share every layer"),
@@ -213,7 +216,7 @@ TABLE: tuple[Published, ...] = (
     Published(f"{_CHAT}.chat_template_kwargs.*", "policy.tokenizer.chat_template_kwargs.{0}"),
     Published(f"{_VLLM}.enable_thinking", "policy.tokenizer.chat_template_kwargs.enable_thinking"),
     _always(f"{_VLLM}.enable_prefix_caching", True, why="prompts are computed once for a group"),
-    _refused("policy.generation.vllm_kwargs.**", "vLLM is given what vllm_cfg has"),
+    Published("policy.generation.vllm_kwargs.max_num_seqs", f"{_VLLM}.max_num_seqs"),
     # -- data
     Published("data.train_jsonl_fpath", "data.train.data_path"),
     Published("data.validation_jsonl_fpath", "data.validation.data_path"),
@@ -251,10 +254,19 @@ TABLE: tuple[Published, ...] = (
         why="genrm_compare asks genrm_model",
     ),
     _always("env.nemo_gym.code_gen.resources_servers.code_gen.debug", False, why="there is no such mode"),
+    Published(
+        "env.nemo_gym.lc_judge.resources_servers.equivalence_llm_judge.*.*",
+        "env.nemo_gym.environments.lc_judge_simple_agent.{0}.{1}",
+    ),
     Published("env.nemo_gym.*.resources_servers.*.*.*", "env.nemo_gym.environments.{1}.{2}.{3}"),
     Published("env.nemo_gym.*.resources_servers.*.*", "env.nemo_gym.environments.{1}.{2}"),
+    Published("env.nemo_gym.*.responses_api_agents.swe_agents.agent_max_turns", "grpo.max_rollout_turns"),
     Published(
-        "env.nemo_gym.swe_agents_train.responses_api_agents.swe_agents.agent_max_turns", "grpo.max_rollout_turns"
+        "env.nemo_gym.*.responses_api_agents.swe_agents.concurrency", "env.nemo_gym.environments.{0}.max_concurrency"
+    ),
+    Published(
+        "env.nemo_gym.*.responses_api_agents.swe_agents.swebench_agent_timeout",
+        "env.nemo_gym.environments.{0}.timeout_s",
     ),
     _refused(
         "env.nemo_gym.*.responses_api_agents.swe_agents.*",

@@ -92,13 +92,23 @@ def _value(row: Published, path: KeyPath, value: Any, values: Mapping[str, Any])
     return row.values.get(value, value) if isinstance(value, str | bool | int | float) else value
 
 
+def is_foreign(key: str, has_key: Callable[[str], bool]) -> bool:
+    """Whether a key is none of the schema's, or one that a free-form section would take and that has another name."""
+    return not has_key(key) or key in _renamed()
+
+
 def _is_foreign(path: KeyPath, value: Any, has_key: Callable[[str], bool]) -> bool:
-    """Whether a value is under a key that the schema lacks, or has another name for the value."""
+    """The same, or whether the schema has another name for the value."""
     key = ".".join(path)
-    if not has_key(key):
+    if is_foreign(key, has_key):
         return True
     found = find(key) if isinstance(value, str) else None
     return found is not None and value in found[0].values
+
+
+@lru_cache(maxsize=1)
+def _renamed() -> frozenset[str]:
+    return frozenset(row.pattern for row in TABLE if row.ours is not None and "*" not in row.pattern)
 
 
 def _leaves(node: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
