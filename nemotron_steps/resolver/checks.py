@@ -80,8 +80,9 @@ def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
         return
     offered = subject.profile.get("nodes")
     hints = mends(sizes, model, most_nodes=offered if type(offered) is int and offered > 0 else None)[:2]
-    smaller = ONE_NODE if sizes.nodes > 1 or sizes.judge_nodes else ONE_GPU if sizes.gpus_per_node == 1 else None
-    if smaller in subject.manifest.config_names:
+    wide = sizes.nodes > 1 or sizes.judge_nodes > 0
+    smaller = ONE_NODE if wide else ONE_GPU if sizes.gpus_per_node == 1 else None
+    if smaller in subject.manifest.config_names and (wide or any(misfit.about == "devices" for misfit in found)):
         hints.append(f"-c {smaller}")
     for about in ("model", "devices", "batch"):
         alike = [misfit for misfit in found if misfit.about == about]

@@ -80,15 +80,15 @@ def refuse_without_ray(cluster: ClusterConfig, policy: PolicyConfig, *further: s
 
 
 def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) -> None:
-    """GPUs asked of a Ray cluster that would start on a machine without any.
+    """GPUs asked of a machine without any: by this process, or by a Ray cluster that would start on it.
 
     Args:
         devices: the folder of device files.
 
     Raises:
-        UnsupportedError: there is none that Ray could use. How many there are is asked when Ray starts.
+        UnsupportedError: there is none that could be used. How many there are is asked when Ray starts.
     """
-    if cluster.backend != "ray" or cluster.ray_address is not None or cluster.gpus_per_node == 0:
+    if cluster.gpus_per_node == 0 or (cluster.backend == "ray" and cluster.ray_address is not None):
         return
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if hidden or not any(True for kind in ("nvidia[0-9]*", "dxg", "kfd") for _ in devices.glob(kind)):
@@ -100,6 +100,7 @@ def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) ->
             + (", all hidden by CUDA_VISIBLE_DEVICES" if hidden else ""),
             hints=[
                 "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
+                "-c tiny   # for two CPU cores",
                 "cluster.ray_address=HOST:6379   # a cluster that has them",
                 "steps run ... -r PROFILE   # a profile of env.toml",
             ],

@@ -55,7 +55,13 @@ def test_gpus_are_asked_for_where_there_are_any(tmp_path, monkeypatch):
     with pytest.raises(UnsupportedError, match="this machine has none") as caught:
         refuse_without_gpus(cluster, tmp_path)
     assert "cluster.gpus_per_node=0" in caught.value.hints[0]
-    for fine in (ClusterConfig(backend="ray"), ClusterConfig(backend="ray", gpus_per_node=8, ray_address="auto")):
+    with pytest.raises(UnsupportedError, match="this machine has none"):
+        refuse_without_gpus(ClusterConfig(gpus_per_node=1), tmp_path)
+    for fine in (
+        ClusterConfig(),
+        ClusterConfig(backend="ray"),
+        ClusterConfig(backend="ray", gpus_per_node=8, ray_address="auto"),
+    ):
         refuse_without_gpus(fine, tmp_path)
     (tmp_path / "nvidia0").touch()
     refuse_without_gpus(cluster, tmp_path)

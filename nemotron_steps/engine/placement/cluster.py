@@ -177,13 +177,14 @@ def _start(config: ClusterConfig, workers: int) -> None:
             found="null",
             hints=["ray start --head", "cluster.ray_address=auto", "cluster.num_nodes=1"],
         )
-    if gpus > torch.cuda.device_count():
+    there = torch.cuda.device_count()
+    if gpus > there:
         raise UnsupportedError(
             "this machine has fewer GPUs than the run asks for",
             where="cluster.gpus_per_node",
-            expected=f"at most {torch.cuda.device_count()}",
+            expected=f"at most {there}",
             found=str(gpus),
-            hints=[f"cluster.gpus_per_node={torch.cuda.device_count()}"],
+            hints=["-c one_gpu", f"cluster.gpus_per_node={there}"] if there else ["cluster.gpus_per_node=0"],
         )
     problem: Exception | None = None
     for attempt in range(ATTEMPTS):
