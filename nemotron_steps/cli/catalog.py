@@ -117,6 +117,18 @@ def config_files(manifest: Path, step_id: str) -> list[Path]:
     return next((sorted(folder.glob("*.yaml")) for folder in folders if folder.is_dir()), [])
 
 
+def purpose(config: Path) -> str:
+    """What a config is for: the first sentence of the comment that it begins with; empty without one."""
+    comment: list[str] = []
+    with config.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not line.startswith("#"):
+                break
+            if "@package" not in line:
+                comment.append(line.lstrip("# ").strip())
+    return first_sentence(" ".join(comment)) if comment else ""
+
+
 def _table(rows: Iterable[StepRow], terminal: Terminal) -> None:
     by_category: dict[str, list[StepRow]] = {}
     for row in rows:
@@ -174,7 +186,7 @@ def _show_step(row: StepRow, manifest: Mapping[str, Any], configs: Sequence[Path
             for entry in manifest.get("parameters", ())
         ],
     )
-    section("configs", [[path.stem, terminal.style(str(path), "dim")] for path in configs])
+    section("configs", [[path.stem, terminal.style(text(purpose(path)), "dim")] for path in configs])
     advice = [(entry["when"], entry["then"], entry.get("override", ())) for entry in manifest.get("strategies", ())]
     advice += [(entry["name"], entry["recovery"], entry.get("override", ())) for entry in manifest.get("errors", ())]
     if advice:
@@ -189,6 +201,7 @@ def _show_step(row: StepRow, manifest: Mapping[str, Any], configs: Sequence[Path
         "about",
         [
             ["manifest", terminal.style(row.file, "dim")],
+            *([["configs", terminal.style(str(configs[0].parent), "dim")]] if configs else []),
             ["tags", terminal.style(", ".join(row.tags), "dim")],
             *([key, terminal.style(text(value), "dim")] for key, value in manifest.get("resources", {}).items()),
             *([key, terminal.style(text(value), "dim")] for key, value in manifest.get("reference", {}).items()),

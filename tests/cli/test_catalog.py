@@ -66,6 +66,13 @@ def test_show(cli):
     assert "steps run toy/train -c tiny --dry-run" in result.out
 
 
+def test_show_says_what_each_config_is_for(cli):
+    """So that nobody takes a cluster's for a workstation's."""
+    shown = {line.split()[0]: line for line in cli("show", "rl/nemo_rl/rlvr").out.splitlines() if line.startswith("  ")}
+    assert "one GPU" in shown["one_gpu"] and "one node of eight GPUs" in shown["one_node"]
+    assert "109 nodes" in shown["rlvr1"] and "21 nodes" in shown["small"] and "32 nodes" in shown["nano3"]
+
+
 def test_show_json_has_manifest_and_configs(cli):
     shown = cli("show", "toy/train", "--json").json
     assert shown["manifest"]["step"]["entry"] == "toy_steps:train"

@@ -112,6 +112,7 @@ def test_default_is_the_config_of_one_node(step, bench):
     assert bench.compose(step, "default", ()).values == bench.compose(step, "one_node", ()).values
 
 
+@pytest.mark.slow
 def test_what_is_planned_is_built_on_every_rank(bench, given, tmp_path):
     cases = {}
     for step, config in CONFIGS:
