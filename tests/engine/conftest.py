@@ -1,9 +1,12 @@
-"""A checkpoint with prompts for GRPO runs, and their environments."""
+"""A checkpoint with prompts for GRPO runs, their environments, and one Ray cluster for all tests that need one."""
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
+from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.environments import registry
 from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from tests.engine.grpo.grpo_runs import ENVIRONMENTS
@@ -22,3 +25,21 @@ def task(tmp_path_factory):
 def environments(monkeypatch):
     for environment in ENVIRONMENTS:
         monkeypatch.setitem(registry.BUILT_IN, environment.name, f"{environment.__module__}:{environment.__name__}")
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    from nemotron_steps.engine.placement.cluster import RayCluster
+
+    with mock.patch("os.cpu_count", return_value=2):  # what `second_node` counts on
+        cluster = RayCluster(ClusterConfig(backend="ray"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_checkpoint(folder)
+    write_rows(folder / "train.jsonl", prompts(128))
+    return folder

@@ -1,4 +1,7 @@
-"""Kill -9 in the middle of an asynchronous run, whose weights are updated in flight."""
+"""Kill -9 in the middle of an asynchronous run, whose weights are updated in flight.
+
+Twenty kills of longer runs are a program of their own: `python -m tests.benchmarks.kill_async`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from tests.benchmarks.kill_async import PROMPTS, kill_until_done
     ("kills", "steps", "dynamic"),
     [
         pytest.param(2, 8, True, id="2-kills"),
-        pytest.param(20, 80, True, id="20-kills-dynamic-sampling", marks=pytest.mark.slow),
-        pytest.param(20, 80, False, id="20-kills", marks=pytest.mark.slow),
+        pytest.param(3, 16, False, id="3-kills", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_asynchronous_run_neither_loses_nor_repeats_a_prompt_nor_lacks_a_report(
@@ -21,6 +23,5 @@ def test_a_killed_asynchronous_run_neither_loses_nor_repeats_a_prompt_nor_lacks_
     account = kill_until_done(tmp_path, kills=kills, steps=steps, dynamic=dynamic, seed=1)
     assert account.lost == account.repeated == []
     assert account.trained == steps * PROMPTS
-    assert account.rolled_back > 0 or kills < 20  # kills came where there was something to lose
     assert account.without_metrics == account.without_samples == []
     assert dynamic == ("no_signal" in account.outcomes)

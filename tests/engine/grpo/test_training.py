@@ -75,6 +75,6 @@ def test_a_row_that_cannot_be_scored_is_refused_before_anything_is_loaded(task, 
     monkeypatch.setattr(training, "build_parts", None)
     config = config_of(task, 1, environment="mcqa")
     context = SimpleNamespace(config=config, work=tmp_path, tracker=Tracker("test", None, None))
-    with pytest.raises(DataError, match="lacks the field `options`") as caught:
+    with pytest.raises(DataError, match="lacks the field `expected_answer`") as caught:
         training.run_grpo(context)
     assert "train.jsonl:1" in str(caught.value.where)

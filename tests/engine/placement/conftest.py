@@ -1,4 +1,4 @@
-"""One Ray cluster for all placement tests, a tiny checkpoint, and runs of it."""
+"""A second node for the Ray cluster of the tests, and runs of its tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
-from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.rl.training import build_run
-from tests.benchmarks.grpo_task import make_checkpoint, prompts, reward_of, write_rows
+from tests.benchmarks.grpo_task import reward_of
 from tests.engine.grpo import grpo_runs
 from tests.engine.grpo.grpo_runs import Vowels
 
@@ -39,16 +37,6 @@ class Judged(Environment):
         messages = [{"role": "user", "content": f"say {response.text[:12]}"}]
         text = await judge.complete(messages, temperature=1.0, top_p=1.0, max_tokens=6)
         return Verdict(reward_of(text), {"asked": float(session.state["asked"])})
-
-
-@pytest.fixture(scope="session")
-def cluster():
-    from nemotron_steps.engine.placement.cluster import RayCluster
-
-    with mock.patch("os.cpu_count", return_value=2):  # what `second_node` counts on
-        cluster = RayCluster(ClusterConfig(backend="ray"))
-    yield cluster
-    cluster.close()
 
 
 @pytest.fixture
@@ -73,14 +61,6 @@ def second_node(cluster, request):
     yield address
     node.terminate()
     node.wait(30)
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    make_checkpoint(folder)
-    write_rows(folder / "train.jsonl", prompts(128))
-    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -130,8 +130,7 @@ def test_dpo_on_two_ranks_keeps_pairs_together_and_equals_one_process(cluster, c
             "checkpointing": {"enabled": False},
             **changes,
         }
-        # Five pairs: the ranks get three and two.
-        values["policy"] = policy_of(checkpoint, train_global_batch_size=5, **changes.get("policy", {}))
+        values["policy"] = policy_of(checkpoint, train_global_batch_size=6, **changes.get("policy", {}))
         return DpoConfig.model_validate(values)
 
     here = run(dpo, config(), tmp_path / "process")
