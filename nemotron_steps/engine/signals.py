@@ -353,11 +353,6 @@ RULES: dict[str, Callable[[SignalMonitor], Finding | None]] = {
 """Every rule under its signal's name."""
 
 
-def describe_rules() -> dict[str, str]:
-    """Each signal's rule in words, for docs and `steps show`."""
-    return {name: (rule.__doc__ or "").strip().split("\n")[0] for name, rule in RULES.items()}
-
-
 def _to_json(values: list[float]) -> list[float | None]:
     """JSON has no NaN or infinity."""
     return [value if math.isfinite(value) else None for value in values]

@@ -287,10 +287,6 @@ class StepManifest(_Table):
         """`file:line` of an input port."""
         return self.where("consumes", next(i for i, port in enumerate(self.consumes) if port.name == name))
 
-    def where_output(self, name: str) -> str:
-        """`file:line` of an output port."""
-        return self.where("produces", next(i for i, port in enumerate(self.produces) if port.name == name))
-
 
 class TypeManifest(_Table):
     """One table of `types.toml`: an artifact type."""

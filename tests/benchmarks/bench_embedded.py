@@ -52,9 +52,12 @@ def judge_prompts() -> list[list[int]]:
 def embedded(folder: Path) -> Callable[[str, list[list[int]]], int]:
     from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
     from nemotron_steps.engine.types import GenerationRequest, SamplingParams
+    from nemotron_steps.models.architecture import Architecture
 
-    generator = EmbeddedGenerator.from_hf_checkpoint(folder, max_sequences=64, max_total_length=256, eos_token_ids=[])
     weights = list(_weights(folder))
+    generator = EmbeddedGenerator(
+        Architecture.from_folder(folder), weights, max_sequences=64, max_total_length=256, eos_token_ids=[]
+    )
 
     def run(load: str, batch: list[list[int]]) -> int:
         samples, new = LOADS[load]

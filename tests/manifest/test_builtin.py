@@ -15,6 +15,7 @@ from nemotron_steps.engine.signals import RULES
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.packs import PackSearch, builtin_pack_root, open_pack
 from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.models.architecture import FAMILIES
 
 REGISTRY = load_registry(PackSearch((open_pack(builtin_pack_root(), "nemotron_steps", "built-in"),)))
 STEPS = list(REGISTRY.steps.values())
@@ -123,3 +124,13 @@ def test_parser_choices_are_those_of_the_config(step: str) -> None:
     choices = {p.name: p.choices for p in REGISTRY.steps[step].parameters}
     assert set(choices["policy.generation.tool_parser"]) == set(get_args(ToolParserName))
     assert set(choices["policy.generation.reasoning_parser"]) == set(get_args(ReasoningParserName))
+
+
+def test_ports_that_name_model_families_name_those_that_can_be_read() -> None:
+    named = {
+        f"{step.id}.{port.name}": port.attributes["model_type"]
+        for step in STEPS
+        for port in step.consumes
+        if "model_type" in port.attributes
+    }
+    assert named and {port: list(families) for port, families in named.items()} == {key: [*FAMILIES] for key in named}

@@ -165,7 +165,7 @@ def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_s
 def test_low_effort_rollouts_are_rewarded_by_the_length_of_their_last_message() -> None:
     config = grpo(normalize_rewards=False, low_effort={"enabled": True, "weight": 1.0, "upper_bound_tokens": 8})
     asked = group("a", [1, 1, 1, 1], metadata={"low_effort": True, "turn_texts": ["x"]})
-    asked.rollouts[0] = replace(asked.rollouts[0], turns=[(2, 4)])
+    asked.rollouts[0] = replace(asked.rollouts[0], turns=[(2, 3), (4, 6)])
     batch, _ = finish([asked, TWO[1]], config)
     # Last messages of 2 and 4 tokens: 1 + (1 - 2/8) against 1 + (1 - 4/8).
     assert row_advantages(batch)[0] == pytest.approx(0.25)

@@ -316,6 +316,19 @@ def test_a_rank_without_rows_still_names_every_metric() -> None:
     assert finalize_metrics(merge_metric_sums([sums, nothing]), normalizers) == finalize_metrics(sums, normalizers)
 
 
+def test_the_clip_fraction_counts_ratios_below_the_range_as_well_as_above() -> None:
+    batch, lp = random_batch()
+    assert batch.prev_logprobs is not None
+    mask = batch.token_mask * batch.sample_mask.unsqueeze(-1) > 0
+    steps = torch.tensor([0.5, -0.5, 0.0, 0.1]).repeat(mask.numel())[: mask.numel()].view(mask.shape)
+    batch.prev_logprobs = lp.detach() - steps  # ratios e^0.5, e^-0.5, 1 and e^0.1 by turns
+    normalizers = count_normalizers(batch)
+    _, sums = PolicyGradientLoss(LossFnConfig())(lp, batch, normalizers)
+    outside = (steps[mask].abs() == 0.5).sum() / mask.sum()
+    assert (steps[mask] == -0.5).any()
+    assert finalize_metrics(sums, normalizers)["clip_fraction"] == pytest.approx(float(outside))
+
+
 def test_on_policy_training_needs_no_prev_logprobs_and_others_do() -> None:
     batch, lp = random_batch()
     on_policy = LossFnConfig(force_on_policy_ratio=True, **TIS)  # type: ignore[arg-type]

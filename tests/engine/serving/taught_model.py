@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.models.huggingface import load_hf_weights
 from tests.benchmarks.grpo_task import make_checkpoint
 
 TEMPLATE = (
@@ -63,8 +65,9 @@ def make_taught_checkpoint(folder: Path, steps: int = 80) -> float:
 
 
 def embedded(folder: Path, chat: ChatFormat) -> EmbeddedGenerator:
-    return EmbeddedGenerator.from_hf_checkpoint(
-        folder,
+    return EmbeddedGenerator(
+        Architecture.from_folder(folder),
+        load_hf_weights(folder).items(),
         max_sequences=16,
         max_total_length=MAX_LENGTH,
         eos_token_ids=(chat.eos_token_id,),

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -28,7 +27,6 @@ from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, mak
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.models.huggingface import WeightReader
 
 _SHARE = 8  # rows are dropped or added when an eighth of the batch is free, or after as many steps
 _SMALL_CACHE = 8
@@ -124,37 +122,6 @@ class EmbeddedGenerator:
         self._pieces: dict[int, str] = {}
         self._unfinished: dict[str, int] = {}
 
-    @classmethod
-    def from_hf_checkpoint(
-        cls,
-        path: str | Path,
-        *,
-        max_sequences: int,
-        max_total_length: int,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-        eos_token_ids: Sequence[int],
-        decode: Callable[[Sequence[int]], str] | None = None,
-        recompute_kv_cache: bool = False,
-    ) -> EmbeddedGenerator:
-        """Load a Hugging Face folder (config.json and *.safetensors).
-
-        Raises:
-            ArtifactError: the folder is not such a checkpoint.
-        """
-        reader = WeightReader(path)
-        return cls(
-            Architecture.from_folder(path),
-            ((name, reader(name)) for name in sorted(reader.names())),
-            max_sequences=max_sequences,
-            max_total_length=max_total_length,
-            device=device,
-            dtype=dtype,
-            eos_token_ids=eos_token_ids,
-            decode=decode,
-            recompute_kv_cache=recompute_kv_cache,
-        )
-
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request.
 
@@ -219,11 +186,6 @@ class EmbeddedGenerator:
     def pending(self) -> int:
         """Completions not yet returned."""
         return sum(self._unfinished.values())
-
-    @property
-    def prompt_tokens_fed(self) -> int:
-        """Prompt tokens that went through the model so far; what sharing saved is not in it."""
-        return self._prompts.fed_tokens
 
     def cancel(self, request_id: str) -> None:
         """Drop a request's unfinished sequences. An unknown or finished request is no error."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from nemotron_steps.errors import ArtifactError, EngineError
+from nemotron_steps.errors import EngineError
 from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
 
 shared_model = cache(random_model)
@@ -352,17 +351,6 @@ def test_weights_that_are_not_numbers_stop_generation() -> None:
     generator.submit(GenerationRequest("a", [1, 2], SamplingParams(3)))
     with pytest.raises(EngineError, match="NaN logits"):
         drain(generator)
-
-
-def test_from_hf_checkpoint(tmp_path: Path) -> None:
-    model, generator = make()
-    model.save_pretrained(tmp_path)
-    loaded = EmbeddedGenerator.from_hf_checkpoint(tmp_path, max_sequences=2, max_total_length=64, eos_token_ids=[])
-    request = GenerationRequest("a", prompt_of(0, 9), SamplingParams(12, temperature=0.0))
-    assert run(loaded, request)["a", 0].token_ids == run(generator, request)["a", 0].token_ids
-    with pytest.raises(ArtifactError):
-        (tmp_path / "model.safetensors").unlink()
-        EmbeddedGenerator.from_hf_checkpoint(tmp_path, max_sequences=2, max_total_length=64, eos_token_ids=[])
 
 
 def test_rows_that_ended_do_not_disturb_long_ones() -> None:

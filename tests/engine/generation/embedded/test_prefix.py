@@ -159,7 +159,7 @@ def test_judge_like_requests_share_their_instructions_without_changing_results()
         done: dict[str, Completion] = {}
         while generator.pending():
             done.update({c.request_id: c for c in generator.step()})
-        return done, generator.prompt_tokens_fed
+        return done, generator._prompts.fed_tokens
 
     instructions = tokens(0, 100)
     prompts = [instructions + tokens(i // 3, 30) + tokens(i, 3 + i) for i in range(12)]
