@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig, VllmModelConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.placement import cluster as cluster_module
-from nemotron_steps.engine.placement.cluster import RayCluster
+from nemotron_steps.engine.placement.cluster import RayCluster, node_by_node
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.steps import placement
@@ -143,3 +146,37 @@ def test_secrets_are_not_handed_to_ray_which_logs_what_it_is_given():
     }
     passed = cluster_module._passed_on(given)
     assert passed == {"NCCL_DEBUG": "INFO", "HF_HOME": "/hf", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@given(st.lists(st.tuples(st.sampled_from([1.0, 4.0]), st.sampled_from("abcd")), max_size=40))
+def test_neighbours_that_ask_for_the_same_fill_a_node_before_the_next_begins(placed):
+    bundles, nodes = [{"GPU": gpus} for gpus, _ in placed], [node for _, node in placed]
+    order = node_by_node(bundles, nodes)
+    assert sorted(order) == list(range(len(placed)))
+    assert [bundles[index] for index in order] == bundles
+    for gpus in (1.0, 4.0):
+        visited = [nodes[index] for index in order if bundles[index] == {"GPU": gpus}]
+        runs = [len(list(run)) for _, run in groupby(visited)]
+        assert len(runs) == len(set(visited)) and runs == sorted(runs, reverse=True)
+
+
+def test_eight_consecutive_ranks_share_a_node_of_eight_gpus():
+    nodes = ["a", "b", "c"] * 8
+    order = node_by_node([{"CPU": 1.0, "GPU": 1.0}] * 24, nodes)
+    assert [nodes[index] for index in order] == ["a"] * 8 + ["b"] * 8 + ["c"] * 8
+
+
+@pytest.mark.ray
+def test_bundles_that_ray_spreads_are_used_node_by_node(second_node, monkeypatch):
+    import ray
+
+    reserve = ray.util.placement_group
+    monkeypatch.setattr("ray.util.placement_group", lambda bundles, strategy: reserve(bundles, strategy="SPREAD"))
+    cluster = RayCluster(ClusterConfig(backend="ray"))
+    cluster.reserve([{}] * 4)
+    where = ray.remote(lambda: ray.get_runtime_context().get_node_id())
+    try:
+        nodes = ray.get([where.options(**cluster.options(bundle)).remote() for bundle in range(4)], timeout=60)
+    finally:
+        cluster.release()
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
