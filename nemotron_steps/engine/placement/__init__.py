@@ -3,6 +3,7 @@
     cluster.py            connect to Ray or start it; reserve devices
     policy_group.py       Policy over ranks in actors          policy_worker.py       one rank
     generator_group.py    Generator over actors                generation_worker.py   one generator, always stepping
+    prefix_memory.py      which generator has a conversation's KV cache
     judge_actor.py        a judge in an actor                  environment_actor.py   the environments in an actor
     on_ray.py             a whole GRPO run, placed               policy_alone.py        a policy without generators
 

@@ -1,6 +1,8 @@
 """A `Generator` whose engines live in actors and decode continuously; the driver only passes requests and results.
 
-A request goes whole to the worker with the fewest pending samples, so that a group's prompt is computed once.
+A request goes whole to one worker, so that a group's prompt is computed once: to the one that sampled the
+conversation's last turn and has its KV cache, while it has few more pending samples than others; else to the one with
+the fewest.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch
 
 from nemotron_steps.engine.placement.generation_worker import GenerationWorker, GeneratorSettings
 from nemotron_steps.engine.placement.policy_group import PlacedWeights, RayPolicy
+from nemotron_steps.engine.placement.prefix_memory import PrefixMemory
 from nemotron_steps.engine.types import Completion, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.objects import put_plain
 from nemotron_steps.engine.weight_sync.offers import OBJECTS, ReceivingOffer
@@ -32,6 +35,8 @@ COLLECT_SECONDS = 1.0
 """A worker answers `collect` after this time even when nothing has finished, which shows that it lives."""
 STEP_SECONDS = 0.003
 """`step` waits this long when nothing has arrived, so that its caller's loop neither spins nor stalls."""
+AFFINITY_MARGIN = 16
+"""A conversation's next turn may leave its engine with this many more pending samples than the least loaded has."""
 
 _PLAIN = "plain"
 """Channel of tensors that come from no policy."""
@@ -41,12 +46,22 @@ _PLAIN = "plain"
 class _Engine:
     """One worker, as the driver sees it."""
 
+    number: int
     worker: Worker
     outbox: list[GenerationRequest] = field(default_factory=list)
     pending: int = 0
     sampled_tokens: int = 0
     collecting: Any = None
     asked_at: float = 0.0
+
+
+@dataclass
+class _Open:
+    """A request that has unfinished samples."""
+
+    engine: _Engine
+    prompt_ids: Sequence[int]
+    unfinished: int
 
 
 class RayGenerator:
@@ -69,8 +84,9 @@ class RayGenerator:
         self._processes = settings.config.devices_per_generator
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
-        self._engines = [_Engine(worker) for worker in self.workers]
-        self._open: dict[str, tuple[_Engine, int]] = {}
+        self._engines = [_Engine(number, worker) for number, worker in enumerate(self.workers)]
+        self._open: dict[str, _Open] = {}
+        self._prefixes = PrefixMemory()
         self._transfer: tuple[RayPolicy, WeightTransfer] | None = None
 
     def submit(self, request: GenerationRequest) -> None:
@@ -82,10 +98,18 @@ class RayGenerator:
                 expected=f"1 to {self._max_total_length - 1} tokens",
                 found=str(len(request.prompt_ids)),
             )
-        engine = min(self._engines, key=lambda e: e.pending)
+        engine = self._choose(request)
         engine.outbox.append(request)
         engine.pending += request.n
-        self._open[request.request_id] = (engine, request.n)
+        self._open[request.request_id] = _Open(engine, request.prompt_ids, request.n)
+
+    def _choose(self, request: GenerationRequest) -> _Engine:
+        least = min(self._engines, key=lambda e: e.pending)
+        number = self._prefixes.find(request.prompt_ids)
+        if number is None:
+            return least
+        engine = self._engines[number]
+        return engine if engine.pending - least.pending <= max(0, AFFINITY_MARGIN - request.n) else least
 
     def step(self) -> list[Completion]:
         """What has finished since the last call. Never waits longer than STEP_SECONDS."""
@@ -129,9 +153,10 @@ class RayGenerator:
         """See Generator."""
         if request_id not in self._open:
             return
-        engine, unfinished = self._open.pop(request_id)
-        engine.pending -= unfinished
-        kept = [request for request in engine.outbox if request.request_id != request_id]
+        request = self._open.pop(request_id)
+        engine = request.engine
+        engine.pending -= request.unfinished
+        kept = [waiting for waiting in engine.outbox if waiting.request_id != request_id]
         if len(kept) == len(engine.outbox):
             engine.worker.call("cancel", request_id)
         engine.outbox = kept
@@ -155,6 +180,7 @@ class RayGenerator:
             settle({worker.call("open_receiver", _PLAIN, offers): worker for worker in self.workers})
             moved = sum(settle({w.call("update_weights", _PLAIN, version, references): w for w in self.workers}))
         self.weight_version = version
+        self._prefixes.clear()  # as the engines do: their caches were of the old weights
         return WeightSyncReport(version, time.perf_counter() - started, moved)
 
     @property
@@ -170,10 +196,10 @@ class RayGenerator:
         """Count a completion off; False when its request was cancelled meanwhile."""
         if completion.request_id not in self._open:
             return False
-        engine, unfinished = self._open[completion.request_id]
-        engine.pending -= 1
-        if unfinished == 1:
+        request = self._open[completion.request_id]
+        request.engine.pending -= 1
+        request.unfinished -= 1
+        if not request.unfinished:
             del self._open[completion.request_id]
-        else:
-            self._open[completion.request_id] = (engine, unfinished - 1)
+        self._prefixes.note([*request.prompt_ids, *completion.token_ids], request.engine.number)
         return True

@@ -1,0 +1,117 @@
+"""Which engine a request goes to: workers that are lists of requests, answered in random order."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nemotron_steps.engine.placement import generator_group
+from nemotron_steps.engine.placement.generator_group import AFFINITY_MARGIN, RayGenerator
+from nemotron_steps.engine.placement.prefix_memory import BLOCK, PrefixMemory
+from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
+
+ENGINES = 8
+SYSTEM = list(range(1000, 1000 + 3 * BLOCK))
+
+
+@pytest.fixture
+def generator(monkeypatch):
+    monkeypatch.setattr(generator_group, "start_workers", lambda kind, names, *_: list(names))
+    settings = SimpleNamespace(max_total_length=2**20, config=SimpleNamespace(devices_per_generator=1))
+    return RayGenerator(settings, [{}] * ENGINES)
+
+
+def submit(generator, name, tokens, n=1):
+    """The engine's number."""
+    generator.submit(GenerationRequest(name, tokens, SamplingParams(64), n))
+    return generator._open[name].engine.number
+
+
+def finish(generator, name, tokens, index=0):
+    assert generator._note(Completion(name, index, tokens, [], FinishReason.STOP, []))
+
+
+def pending(generator):
+    return [engine.pending for engine in generator._engines]
+
+
+def test_nearly_every_later_turn_reaches_its_engine_and_load_stays_even(generator):
+    """256 agents, whose rollouts of one prompt begin alike; at any time about half of them wait for their tools."""
+    draw = random.Random(0)
+    chats = {number: [*SYSTEM, *([number // 16] * 70)] for number in range(256)}
+    served, running, waiting, later, reached = {}, [], list(chats), 0, 0
+    for _ in range(8000):
+        if waiting and (not running or len(running) < 128 or draw.random() < 0.5):
+            agent = waiting.pop(draw.randrange(len(waiting)))
+            before = pending(generator)
+            engine = submit(generator, str(agent), chats[agent])
+            assert before[engine] + 1 - min(before) <= AFFINITY_MARGIN
+            if agent in served:
+                later, reached = later + 1, reached + (engine == served[agent])
+            served[agent] = engine
+            running.append(agent)
+        else:
+            agent = running.pop(draw.randrange(len(running)))
+            answer = [draw.randrange(1000) for _ in range(draw.randrange(8, 40))]
+            finish(generator, str(agent), answer)
+            chats[agent] = [*chats[agent], *answer, *([7] * draw.randrange(3, 30))]
+            waiting.append(agent)
+    assert later > 3000 and reached / later >= 0.95
+
+
+def test_first_turns_go_to_the_least_loaded_also_where_they_begin_alike(generator):
+    for number in range(3 * ENGINES):
+        submit(generator, str(number), SYSTEM)
+        if number < ENGINES:
+            finish(generator, str(number), [number])
+            submit(generator, f"again {number}", SYSTEM)
+    assert max(pending(generator)) - min(pending(generator)) <= 1
+
+
+def test_a_group_stays_whole_and_each_of_its_samples_goes_on_where_it_was(generator):
+    engine = submit(generator, "group", SYSTEM, n=4)
+    assert pending(generator)[engine] == 4
+    for index in range(4):
+        finish(generator, "group", [index], index)
+    submit(generator, "other", [1, 2, 3])
+    assert {submit(generator, f"turn {i}", [*SYSTEM, i, 99]) for i in range(4)} == {engine}
+
+
+def test_an_engine_that_is_too_busy_gives_a_conversation_away(generator):
+    engine = submit(generator, "turn 1", SYSTEM)
+    finish(generator, "turn 1", [5])
+    generator._engines[engine].pending = AFFINITY_MARGIN - 1
+    assert submit(generator, "turn 2", [*SYSTEM, 5, 6]) == engine
+    assert submit(generator, "turn 2 again", [*SYSTEM, 5, 6]) != engine
+
+
+def test_an_update_of_the_weights_forgets_who_has_what(generator, monkeypatch):
+    monkeypatch.setattr(generator_group, "put_plain", lambda weights: (None, []))
+    monkeypatch.setattr(generator_group, "settle", lambda calls: [0])
+    generator.workers = [SimpleNamespace(call=lambda *_: object())]
+    engine = submit(generator, "turn 1", SYSTEM)
+    finish(generator, "turn 1", [5])
+    generator._engines[engine].pending = 1
+    generator.update_weights([("w", torch.zeros(1))], 1)
+    assert submit(generator, "turn 2", [*SYSTEM, 5, 6]) != engine
+
+
+@pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_the_longest_conversation_that_is_continued_counts(length):
+    memory = PrefixMemory()
+    shorter = list(range(length))
+    memory.note([*shorter, 5], 1)
+    memory.note([*shorter, 5, 6], 2)
+    assert [memory.find([*shorter, 5, *rest]) for rest in ([], [7], [6], [6, 7])] == [1, 1, 2, 2]
+    assert memory.find([*shorter, 4]) is None
+
+
+def test_what_was_not_noted_for_longest_is_forgotten():
+    memory = PrefixMemory(conversations=2)
+    chats = [[number] * BLOCK for number in range(3)]
+    for number in (0, 1, 0, 2):
+        memory.note(chats[number], number)
+    assert [memory.find(chat) for chat in chats] == [0, None, 2]
