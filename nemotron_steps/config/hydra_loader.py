@@ -9,7 +9,10 @@ Importing this module imports Hydra.
 
 from __future__ import annotations
 
+import json
 import posixpath
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +39,8 @@ from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError
 
 _GRAMMAR = "https://hydra.cc/docs/1.3/advanced/override_grammar/basic"
+_ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[\]{}])+")
+"""An item of a list as it was typed: commas within its own brackets do not end it."""
 
 
 @dataclass
@@ -152,7 +157,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
                     f"override '{shown}' does not parse{reason}",
                     where=f"override '{shown}'",
                     expected="key=value, +key=value or ~key",
-                    hints=(f"quote special characters: {_quoted(shown)}", f"the grammar: {_GRAMMAR}"),
+                    hints=(f"quote special characters: {_repaired(shown)}", f"the grammar: {_GRAMMAR}"),
                 )
             )
             continue
@@ -253,6 +258,23 @@ def _record(origins: dict[KeyPath, str], prefix: KeyPath, lines: dict[KeyPath, i
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def _repaired(text: str) -> str:
+    """A malformed override, quoted for the shell and for Hydra. A list stays one: only its items are quoted."""
+    key, equals, value = text.partition("=")
+    if not (equals and value.startswith("[") and value.endswith("]")):
+        return _quoted(text)
+    items = (item.strip() for item in _ITEM.findall(value[1:-1]))
+    return shlex.quote(f"{key}=[{','.join(item if _parses(item) else json.dumps(item) for item in items)}]")
+
+
+def _parses(item: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(f"key=[{item}]")
+    except HydraException:
+        return False
+    return True
 
 
 def _quoted(text: str) -> str:

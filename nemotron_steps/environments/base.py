@@ -216,7 +216,7 @@ class Environment(ABC):
                 raise DataError(
                     f"row lacks the field `{path}`, which environment `{self.name}` needs",
                     where=f"{where} field {path}",
-                    expected=f"a value at `{path}`",
+                    expected=f"values at: {', '.join(('responses_create_params.input', *self.required_fields))}",
                     found=f"fields: {', '.join(sorted(row)) or 'none'}",
                     hints=show_line(where),
                 )

@@ -7,8 +7,9 @@ environment's name. Nothing is imported before it is created.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,8 +18,13 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, show_line
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from nemotron_steps.environments.base import Environment, EnvironmentConfig
     from nemotron_steps.environments.judged.judges import Judge
+
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+"""An agent's name that can be part of an override's key."""
 
 ENTRY_POINT_GROUP = "nemotron_steps.environments"
 
@@ -144,21 +150,37 @@ def settings_of(name: str, config: Mapping[str, Any] | None) -> EnvironmentConfi
             where=f"env.nemo_gym.environments.{name}",
             expected=f"keys: {', '.join(sorted(found.config_class.model_fields)) or 'none'}",
             found=", ".join(sorted(config or {})) or "none",
+            hints=_settings_hints(name, error, list(found.config_class.model_fields)),
         ) from error
 
 
-def unknown_agent(agent: str, where: str) -> DataError:
-    """What to say of a row whose agent stands for no environment."""
+def _settings_hints(name: str, error: ValidationError, known: Sequence[str]) -> list[str]:
+    """What to add for a key that is missing, and to write for one that is misspelt."""
+    where, hints = f"env.nemo_gym.environments.{name}", []
+    for item in error.errors():
+        key = ".".join(map(str, item["loc"]))
+        if item["type"] == "missing":
+            hints.append(f"{where}.{key}={'http://HOST:PORT' if key == 'url' else 'VALUE'}")
+        elif item["type"] == "extra_forbidden":
+            hints += [f"{where}.{match}={item['input']}" for match in get_close_matches(key, known, n=1)]
+    return hints
+
+
+def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) -> DataError:
+    """What to say of a row whose agent stands for no environment. `hints`: other than a training step's keys."""
+    if hints is None:
+        likely = [*get_close_matches(agent, names(), n=1, cutoff=0.4), "NAME"][0]
+        named = f"env.nemo_gym.environments.{agent}.environment={likely}"
+        hints = (
+            *([named] if _KEY.fullmatch(agent) else []),
+            f"env.should_use_nemo_gym=false env.environment={likely}",
+        )
     return DataError(
         "row names an agent that no environment here serves",
         where=f"{where} field agent_ref.name",
         expected=f"one of {', '.join(names())}, alone or followed by _simple_agent",
         found=agent,
-        hints=(
-            f"env.nemo_gym.environments.{agent}.environment=NAME",
-            "env.should_use_nemo_gym=false env.environment=NAME",
-            *show_line(where),
-        ),
+        hints=(*hints, *show_line(where)),
     )
 
 

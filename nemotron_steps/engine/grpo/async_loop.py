@@ -224,7 +224,8 @@ class _AsyncLoop:
         grpo = self.run.config.grpo
         needed, batches = grpo.num_prompts_per_step, grpo.dynamic_sampling_max_gen_batches
         if grpo.use_dynamic_sampling and self.buffer.ready < needed and self.offered >= batches * needed:
-            raise too_few_groups(self.buffer.ready, needed, self.offered, batches)
+            generations = grpo.num_generations_per_prompt
+            raise too_few_groups(self.buffer.ready, needed, self.offered, batches, generations)
 
     def _sampling_metrics(self) -> dict[str, float]:
         """Of dynamic sampling, for the step just taken; as DynamicSampler.metrics, with the surplus kept."""

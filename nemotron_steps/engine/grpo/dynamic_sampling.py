@@ -99,7 +99,9 @@ class DynamicSampler:
                 self.without_signal += position not in again
                 self.untrained += failures_of(group)
         if not self.complete and self.offered >= self.max_batches * (self.batch_size or self.num_prompts):
-            raise too_few_groups(len(self.kept), self.num_prompts, self.offered, self.max_batches)
+            raise too_few_groups(
+                len(self.kept), self.num_prompts, self.offered, self.max_batches, len(groups[0].rollouts)
+            )
         return again
 
     def take(self) -> list[RolloutGroup]:
@@ -122,18 +124,28 @@ class DynamicSampler:
         }
 
 
-def too_few_groups(kept: int, needed: int, offered: int, batches: int) -> EngineError:
+def too_few_groups(kept: int, needed: int, offered: int, batches: int, generations: int) -> EngineError:
     """What to say when `grpo.dynamic_sampling_max_gen_batches` batches did not fill a step."""
+    needs = -(-needed * batches // kept) if kept else 0
+    some = (f"grpo.dynamic_sampling_max_gen_batches={needs + 1}", "grpo.use_dynamic_sampling=false")
     return EngineError(
         f"dynamic sampling found {kept} groups with differing rewards in {batches} batches",
         where="grpo.use_dynamic_sampling",
         expected=f"{needed} groups",
         found=f"{kept} of {offered} generated",
-        hints=(
-            f"grpo.dynamic_sampling_max_gen_batches={2 * batches}",
-            "grpo.num_generations_per_prompt=16   # larger groups differ more often",
-            "grpo.use_dynamic_sampling=false",
-        ),
+        hints=(*(some if kept else ()), *more_signal(generations)),
+    )
+
+
+def more_signal(generations: int) -> tuple[str, ...]:
+    """What makes rewards differ within a group. To stop leaving equal groups out does not: they have no gradient.
+
+    Args:
+        generations: `grpo.num_generations_per_prompt`.
+    """
+    return (
+        f"grpo.num_generations_per_prompt={2 * generations}   # larger groups differ more often",
+        "--input prompts=PATH   # easier prompts where all rewards are low, harder ones where all are high",
     )
 
 

@@ -32,7 +32,7 @@ from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, BufferState, GroupBuffer
-from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler, failures_of
+from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler, failures_of, more_signal
 from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.grpo.step import (
     finish_batch,
@@ -243,11 +243,13 @@ def _is_tried_again(run: GrpoRun, prompt: PromptRow, record: StepRecord) -> bool
 def prompts_used_up(run: GrpoRun, kept: int, offered: int) -> DataError:
     """What to say when dynamic sampling went through all prompts before a step was full."""
     grpo = run.config.grpo
+    hopeless = offered > 0 and kept == 0 and run.step == 0  # another epoch would find as little
+    again = [f"grpo.max_num_epochs={grpo.max_num_epochs + 1}"]
     return DataError(
         "dynamic sampling used up the prompts before the step was full",
         expected=f"{grpo.num_prompts_per_step} groups whose rewards differ",
         found=f"{kept} of {offered}",
-        hints=[f"grpo.max_num_epochs={grpo.max_num_epochs + 1}", "grpo.use_dynamic_sampling=false"],
+        hints=more_signal(grpo.num_generations_per_prompt) if hopeless else [*again, "grpo.use_dynamic_sampling=false"],
     )
 
 

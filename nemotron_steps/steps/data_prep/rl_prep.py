@@ -71,8 +71,8 @@ def own_rows(context: StepContext[RlPrepConfig], source: JsonlSource) -> dict[Sp
         if problem is not None:
             fields = "fields " + (", ".join(sorted(row)[:12]) or "none")
             raise DataError(problem, where=where, found=fields, hints=show_line(where))
-        if config.agent is not None:
-            row.setdefault("agent_ref", agent_ref(config.agent))
+        if config.agent is not None and row.get("agent_ref") is None:
+            row["agent_ref"] = agent_ref(config.agent)
         if check_environment is not None:
             check_environment(where, row)
 
@@ -97,7 +97,8 @@ class EnvironmentChecks:
 
     def __call__(self, where: str, row: Row) -> None:
         """DataError naming file, line and field of an unusable row."""
-        if not isinstance(row.get("agent_ref"), dict):
+        reference = row.get("agent_ref")
+        if not isinstance(reference, dict) or reference.get("name") is None:
             raise DataError(
                 "the row names no agent, so nothing says which environment grades it",
                 where=f"{where} field agent_ref.name",
@@ -118,7 +119,8 @@ def _unset_environment(agent: str, where: str) -> Environment | None:
     try:
         found = resolve(agent, {})
         if found is None:
-            raise unknown_agent(agent, where)
+            # Only a training step has settings that say what a new agent stands for.
+            raise unknown_agent(agent, where, hints=("check_environments=false",))
         name, settings = found
         return environment_class(name)(settings_of(name, settings), {})
     except (ConfigError, UnsupportedError):

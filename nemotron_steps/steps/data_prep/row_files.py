@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.context import Tracker
 
 Row = dict[str, Any]
+FEW = 0.5
+"""Share of unusable rows up to which leaving them out is offered: above, it is the file that is not what was meant."""
 
 
 def read_source(path: str, sample: int | None) -> list[tuple[str, Row]]:
@@ -57,10 +59,10 @@ def keep_usable(
 
     Args:
         check: raises DataError naming file, line and field.
-        max_refused_share: with 0 the first refusal is raised as it is.
+        max_refused_share: above it nothing is kept.
 
     Raises:
-        DataError: a larger share was refused.
+        DataError: a larger share was refused; it shows the first, and offers to leave them out where they are few.
     """
     kept: list[Row] = []
     refused: list[DataError] = []
@@ -68,20 +70,22 @@ def keep_usable(
         try:
             check(where, row)
         except DataError as error:
-            if max_refused_share == 0:
-                raise
             refused.append(error)
-            tracker.event("row_refused", where=error.where, reason=error.what)
+            if max_refused_share > 0:
+                tracker.event("row_refused", where=error.where, reason=error.what)
         else:
             kept.append(row)
     total = len(kept) + len(refused)
     if len(refused) > max_refused_share * total:
+        first, share = refused[0], len(refused) / total
+        percent = 100 * len(refused) // total + 1  # above the share, which no rounding then falls below
+        tolerated = (f"max_refused_share={percent / 100:.2f}",) if share <= FEW else ()
         raise DataError(
-            f"{len(refused)} of {total} rows cannot be used; the first: {refused[0].what}",
-            where=refused[0].where,
-            expected=f"at most {max_refused_share:.1%} unusable rows",
-            found=f"{len(refused) / total:.1%}",
-            hints=(f"max_refused_share={len(refused) / total + 0.005:.2f}",),
+            f"{len(refused)} of {total} rows cannot be used; the first: {first.what}",
+            where=first.where,
+            expected=first.expected if max_refused_share == 0 else f"at most {max_refused_share:.1%} unusable rows",
+            found=first.found if max_refused_share == 0 else f"{share:.1%}",
+            hints=(*first.hints, *tolerated),
         )
     if refused:
         tracker.summary({"rows_refused": len(refused)})

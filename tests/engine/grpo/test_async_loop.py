@@ -170,6 +170,16 @@ def test_prompts_that_end_with_a_full_step_before_the_last_one_are_said_to_be_us
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_prompts_of_which_none_has_a_signal_are_not_asked_again_or_trained_on_without_one(asynchronous, task, tmp_path):
+    config = sampled_dynamically(task, 9, asynchronous)
+    rows = read_rows(task / "train.jsonl")[:8]
+    with pytest.raises(DataError, match="used up the prompts") as caught:
+        run_loop(start(config, tmp_path, [], marked(rows, differs=[False] * 8)))
+    assert caught.value.hints[0].startswith("grpo.num_generations_per_prompt=")
+    assert not any("epochs" in hint or "dynamic_sampling" in hint for hint in caught.value.hints)
+
+
 def test_dynamic_sampling_gives_up_when_no_group_has_a_signal(task, tmp_path):
     changes = {"grpo__use_dynamic_sampling": True, "environment": "indifferent"}
     with pytest.raises(EngineError, match="found 0 groups with differing rewards in 10 batches"):
