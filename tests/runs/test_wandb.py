@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,10 @@ def logs(folder: Path) -> dict[str, list[Any]]:
     """Job type (step id) → the records of its W&B run."""
     found: dict[str, list[Any]] = {}
     for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
-        records = list(transactions(path))
+        deadline = time.monotonic() + 30  # W&B's own process writes the log, and goes on when a run has been finished
+        while not any(r.WhichOneof("record_type") == "exit" for r in (records := list(transactions(path)))):
+            assert time.monotonic() < deadline, f"{path} has no end"
+            time.sleep(0.1)
         job = next(r.run.job_type for r in records if r.WhichOneof("record_type") == "run")
         found[job] = records
     return found

@@ -75,7 +75,7 @@ def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task
 
 
 def test_low_effort_is_asked_for_in_the_last_user_message_whatever_comes_after_it(task, tmp_path):
-    run = start(config_of(task, 1, policy__max_total_sequence_length=512), tmp_path)
+    run = start(config_of(task, 1, policy__max_total_sequence_length=256), tmp_path)
     row = {**read_rows(task / "train.jsonl")[0].row, "responses_create_params": {"input": ends_in_a_tool_result("3+4")}}
     prompt = PromptRow(0, row, "row")
     (group,) = asyncio.run(run.collector.collect([prompt], group_ids=["a"], num_generations=2, suffixes=["Be brief."]))
