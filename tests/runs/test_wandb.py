@@ -46,10 +46,13 @@ def logs(folder: Path) -> dict[str, list[Any]]:
     """Job type (step id) → the records of its W&B run."""
     found: dict[str, list[Any]] = {}
     for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
-        deadline = time.monotonic() + 30  # W&B's own process writes the log, and goes on when a run has been finished
-        while not any(r.WhichOneof("record_type") == "exit" for r in (records := list(transactions(path)))):
+        # W&B's own process writes the log, and goes on for a moment when a run has been finished.
+        deadline = time.monotonic() + 30
+        records = list(transactions(path))
+        while not any(r.WhichOneof("record_type") == "exit" for r in records):
             assert time.monotonic() < deadline, f"{path} has no end"
             time.sleep(0.1)
+            records = list(transactions(path))
         job = next(r.run.job_type for r in records if r.WhichOneof("record_type") == "run")
         found[job] = records
     return found
