@@ -169,7 +169,8 @@ def _settings_hints(name: str, error: ValidationError, known: Sequence[str]) -> 
 def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) -> DataError:
     """What to say of a row whose agent stands for no environment. `hints`: other than a training step's keys."""
     if hints is None:
-        likely = [*get_close_matches(agent, names(), n=1, cutoff=0.4), "NAME"][0]
+        stem = next((agent.removesuffix(suffix) for suffix in AGENT_SUFFIXES if agent.endswith(suffix)), agent)
+        likely = [*get_close_matches(stem, names(), n=1), "NAME"][0]
         named = f"env.nemo_gym.environments.{agent}.environment={likely}"
         hints = (
             *([named] if _KEY.fullmatch(agent) else []),

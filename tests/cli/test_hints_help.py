@@ -62,13 +62,14 @@ def test_a_misspelt_setting_of_an_environment_is_given_its_name():
     create("remote", {"url": "http://127.0.0.1:9", "timeout_s": 5})
 
 
-@pytest.mark.parametrize("agent", ["countdown_grader", "my_mcqa2_thing"])
-def test_an_unknown_agent_is_served_by_the_keys_that_the_hint_names(agent, cli):
+@pytest.mark.parametrize(("agent", "meant"), [("countdown_grader", "NAME"), ("resoning_gym_agent", "reasoning_gym")])
+def test_an_unknown_agent_is_served_by_the_keys_that_the_hint_names(agent, meant, cli):
     row = {"agent_ref": {"name": agent}}
     with pytest.raises(DataError, match="no environment here serves") as caught:
         route(row, "rows.jsonl:1", {})
     key, _, environment = caught.value.hints[0].partition("=")
-    environment = "mcqa" if environment == "NAME" else environment
+    assert environment == meant
+    environment = "mcqa" if meant == "NAME" else meant
     planned = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", f"{key}={environment}", "--json")
     assert planned.code == 0, planned.err
     settings = {agent: {"environment": environment}}
