@@ -107,10 +107,11 @@ def test_preparation_offers_its_own_key_for_an_agent_that_only_a_run_defines(tmp
 
 
 def test_rows_without_an_agent_get_the_one_that_is_pasted(tmp_path):
-    rows = [{**question(), "agent_ref": reference} for reference in (None, None)]
+    gym = {"question": "Spell no", "answer": "on", "metadata": {"source_dataset": "spell_backward"}}
+    rows = [{**question(), **gym, "agent_ref": None} for _ in range(2)]
     with pytest.raises(DataError, match="names no agent") as caught:
         prepare(tmp_path / "wrong", rows)
-    assert len(prepare(tmp_path / "right", rows, **settings_pasted(caught.value.hints[-1]))) == 2
+    assert len(prepare(tmp_path / "right", rows, **settings_pasted(caught.value.hints[0]))) == 2
     with pytest.raises(DataError, match="names no agent"):
         prepare(tmp_path / "nameless", [{**question(), "agent_ref": {}}])
 
