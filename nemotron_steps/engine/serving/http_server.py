@@ -1,7 +1,8 @@
 """A small asyncio HTTP/1.1 server: JSON in, JSON or server-sent events out. Standard library only.
 
 A handler whose client goes away is cancelled, so that nobody decodes for a closed connection. Bound to loopback unless
-told otherwise. Not for: what is served (endpoint.py), TLS, or requests in chunks.
+told otherwise. Clients are bounded in number, in time and in kind (http_bounds.py). Not for: what is served
+(endpoint.py), TLS, or requests in chunks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from nemotron_steps.environments import http_bounds
+
 MAX_HEAD = 64 * 1024
 MAX_BODY = 64 * 1024 * 1024
 _CHUNK = 64 * 1024
+_ACCEPTED_AT_ONCE = 16
+_QUEUED = 1024
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class HttpServer:
 
     def __init__(self, handler: Handler, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._handler = handler
+        self._host = host
+        self._most = http_bounds.most_connections()
         self._socket = socket.create_server((host, port))
         self._socket.setblocking(False)
         self._server: asyncio.Server | None = None
@@ -85,7 +92,11 @@ class HttpServer:
 
     async def start(self) -> None:
         """Begin to answer, on the running loop."""
-        self._server = await asyncio.start_server(self._accept, sock=self._socket, limit=MAX_HEAD, backlog=1024)
+        # The loop accepts as many connections in one go as `backlog` says, each a descriptor before it can be refused.
+        self._server = await asyncio.start_server(
+            self._accept, sock=self._socket, limit=MAX_HEAD, backlog=_ACCEPTED_AT_ONCE
+        )
+        self._socket.listen(_QUEUED)
 
     async def stop(self) -> None:
         """Close the port and every connection; running handlers are cancelled."""
@@ -99,7 +110,12 @@ class HttpServer:
         await self._server.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(_Connection(reader, writer, self._handler).serve())
+        if len(self._connections) >= self._most:
+            writer.write(http_bounds.BUSY)
+            writer.close()
+            return
+        connection = _Connection(reader, writer, self._handler, self._host)
+        task = asyncio.get_running_loop().create_task(connection.serve())
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
@@ -107,16 +123,19 @@ class HttpServer:
 class _Connection:
     """One client: its requests, one after another."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler, bound: str
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._handler = handler
+        self._bound = bound
         self._buffer = bytearray()
 
     async def serve(self) -> None:
         """Answer requests until either side closes."""
         try:
-            while (request := await self._read_request()) is not None:
+            while (request := await self._next_request()) is not None:
                 answer = await self._until_gone(self._handler(request))
                 await self._until_gone(self._write(answer))
                 if request.headers.get("connection", "").lower() == "close":
@@ -133,6 +152,28 @@ class _Connection:
         data = await self._reader.read(_CHUNK)
         self._buffer += data
         return bool(data)
+
+    async def _next_request(self) -> Request | None:
+        """The next request, from a client that may ask; None when none came or the client closed the connection."""
+        if not self._buffer:
+            try:
+                async with asyncio.timeout(http_bounds.IDLE_S):
+                    await self._more()
+            except TimeoutError:
+                return None
+        try:
+            async with asyncio.timeout(http_bounds.READ_S):
+                request = await self._read_request()
+        except TimeoutError as error:
+            message = f"the request was not whole within {http_bounds.READ_S:g} s"
+            raise _BadRequestError(HTTPStatus.REQUEST_TIMEOUT, message) from error
+        if request is not None:
+            refused = http_bounds.stranger(
+                request.headers.get("host"), request.headers.get("origin"), bound=self._bound
+            )
+            if refused is not None:
+                raise _BadRequestError(*refused)
+        return request
 
     async def _read_request(self) -> Request | None:
         """The next request; None when the client closed the connection between two."""

@@ -1,5 +1,6 @@
 """Serve an environment over HTTP with the NeMo-Gym endpoints: /seed_session, /{tool}, /verify, and /verify_group for
-groups. Standard library only; loopback unless told otherwise.
+groups. Standard library only; loopback unless told otherwise. Clients are bounded in number, in time and in kind
+(http_bounds.py).
 
 A session is a cookie. A rollout that could not be judged answers `"reward": null` with its failure class and
 `instance_config.mask_sample`, so that no client takes it for a zero.
@@ -8,11 +9,14 @@ A session is a cookie. A rollout that could not be judged answers `"reward": nul
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +24,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from nemotron_steps.environments import http_bounds
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
 from nemotron_steps.errors import DataError, StepsError
 
@@ -52,8 +57,7 @@ class EnvironmentServer:
         self._sessions: dict[str, _Held] = {}
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
-        self._http = ThreadingHTTPServer((host, port), _handler(self))
-        self._http.daemon_threads = True
+        self._http = _BoundedServer((host, port), _handler(self, host))
         self._threads = [
             threading.Thread(target=self._loop.run_forever, name="environment-loop", daemon=True),
             threading.Thread(target=self._http.serve_forever, name="environment-http", daemon=True),
@@ -164,21 +168,95 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
     return answer
 
 
-def _handler(server: EnvironmentServer) -> type[BaseHTTPRequestHandler]:
+class _BoundedServer(ThreadingHTTPServer):
+    """A thread for each connection, up to a bound; those beyond it are told so and closed at once."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(http_bounds.most_connections())
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            with suppress(OSError):  # it may have gone already
+                request.sendall(http_bounds.BUSY)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+
+class _RequestBytes(io.RawIOBase):
+    """What a client sends. TimeoutError when no request begins in time or one is not whole in time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._due: float | None = None
+
+    def next_request(self) -> None:
+        """Wait for a first byte again."""
+        self._due = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = http_bounds.IDLE_S if self._due is None else self._due - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request was not whole in time")
+        self._connection.settimeout(left)
+        count = self._connection.recv_into(buffer)
+        self._connection.settimeout(None)  # the answer has all the time it needs
+        if self._due is None:
+            self._due = time.monotonic() + http_bounds.READ_S
+        return count
+
+
+def _handler(server: EnvironmentServer, bound: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def setup(self) -> None:
+            super().setup()
+            self.rfile.close()
+            self._bytes = _RequestBytes(self.connection)
+            self.rfile = io.BufferedReader(self._bytes)
+
+        def handle_one_request(self) -> None:
+            self._bytes.next_request()
+            super().handle_one_request()
+
         def do_GET(self) -> None:
+            if self._refused():
+                return
             known = self.path in ("/", "/health")
             self._send(200 if known else 404, {"environment": server.environment.name} if known else {"error": "?"})
 
         def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
+            size = self.headers.get("Content-Length") or "0"
+            if "Transfer-Encoding" in self.headers or not (size.isascii() and size.isdecimal() and len(size) < 20):
+                self.close_connection = True
+                self._send(400, {"error": "send the body whole, with its length as Content-Length"})
+                return
+            length = int(size)
             if length > MAX_BODY:
                 self.close_connection = True
                 self._send(413, {"error": f"body over {MAX_BODY} bytes"})
                 return
             raw = self.rfile.read(length)
+            if self._refused():
+                return
             try:
                 body = json.loads(raw or b"{}")
                 if not isinstance(body, dict):
@@ -198,6 +276,14 @@ def _handler(server: EnvironmentServer) -> type[BaseHTTPRequestHandler]:
 
         def log_message(self, format: str, *args: Any) -> None:
             """Requests are not logged: their bodies belong to the run's own journal."""
+
+        def _refused(self) -> bool:
+            """Refuse a client that may not ask."""
+            refused = http_bounds.stranger(self.headers.get("Host"), self.headers.get("Origin"), bound=bound)
+            if refused is not None:
+                self.close_connection = True
+                self._send(refused[0], {"error": refused[1]})
+            return refused is not None
 
         def _cookie(self) -> str | None:
             try:

@@ -233,12 +233,14 @@ def test_what_is_no_request_is_refused(endpoint):
 
 def test_one_connection_serves_many_requests_even_when_sent_ahead(endpoint):
     parts = urlsplit(endpoint.url)
-    one = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    one = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
         connection.sendall(one * 3)
         received = b""
         while received.count(b"HTTP/1.1 200") < 3:
-            received += connection.recv(4096)
+            piece = connection.recv(4096)
+            assert piece, received
+            received += piece
 
 
 def test_a_generator_that_is_lost_is_an_error_of_the_request_and_no_silence(endpoint, monkeypatch):

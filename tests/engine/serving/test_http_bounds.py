@@ -1,0 +1,208 @@
+"""What the HTTP servers of the endpoint and of environments grant to clients: time, connections, and who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import pytest
+
+from nemotron_steps.engine.serving.http_server import HttpServer, Reply, Request
+from nemotron_steps.environments import http_bounds
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.remote.serving import EnvironmentServer
+
+SLOW_S = 0.6
+"""An answer takes longer than what the tests grant for a request."""
+
+
+class Slow(Environment):
+    name: ClassVar[str] = "slow"
+
+    async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        await asyncio.sleep(SLOW_S)
+        return Verdict(1.0)
+
+
+@contextmanager
+def environment_server() -> Iterator[str]:
+    with EnvironmentServer(Slow(EnvironmentConfig(), {})) as server:
+        yield server.url
+
+
+@contextmanager
+def endpoint_server() -> Iterator[str]:
+    async def answer(request: Request) -> Reply:
+        if request.path == "/verify":
+            await asyncio.sleep(SLOW_S)
+        return Reply(200, {})
+
+    server = HttpServer(answer)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    try:
+        yield server.url
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+both = pytest.mark.parametrize("serve", [endpoint_server, environment_server])
+
+
+def connect(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=10)
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    data = b""
+    try:
+        while piece := connection.recv(4096):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def ask(url: str, *headers: str, path: str = "/health", body: bytes = b"") -> bytes:
+    lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Connection: close", *headers]
+    lines += [f"Content-Length: {len(body)}"] if body else []
+    with connect(url) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        return received(connection)
+
+
+@both
+@pytest.mark.parametrize("begun", [b"", b"GET /hea", b"POST /verify HTTP/1.1\r\nContent-Length: 50\r\n\r\n{"])
+def test_a_connection_that_brings_no_whole_request_is_closed(serve, begun, monkeypatch):
+    monkeypatch.setattr(http_bounds, "IDLE_S", 0.3)
+    monkeypatch.setattr(http_bounds, "READ_S", 0.3)
+    with serve() as url, connect(url) as connection:
+        connection.sendall(begun)
+        assert b" 200 " not in received(connection)  # TimeoutError after 10 s if it were kept
+
+
+@both
+def test_a_client_that_drips_bytes_gains_no_time(serve, monkeypatch):
+    monkeypatch.setattr(http_bounds, "READ_S", 0.5)
+    with serve() as url, connect(url) as connection:
+        deadline = time.monotonic() + 10
+        with pytest.raises(ConnectionError):
+            while time.monotonic() < deadline:
+                connection.sendall(b"x")
+                time.sleep(0.05)
+
+
+@both
+def test_an_answer_may_take_longer_than_a_request(serve, monkeypatch):
+    monkeypatch.setattr(http_bounds, "IDLE_S", SLOW_S / 3)
+    monkeypatch.setattr(http_bounds, "READ_S", SLOW_S / 3)
+    body = b'{"responses_create_params": {"input": "x"}, "response": {"output": []}}'
+    with serve() as url:
+        assert b" 200 OK" in ask(url, path="/verify", body=body)
+
+
+@both
+def test_a_connection_over_the_bound_is_refused_until_one_closes(serve, monkeypatch):
+    monkeypatch.setattr(http_bounds, "most_connections", lambda: 3)
+    with serve() as url, ExitStack() as held:
+        first, *_ = [held.enter_context(connect(url)) for _ in range(3)]
+        for _ in range(5):
+            with connect(url) as refused:
+                assert received(refused).startswith(b"HTTP/1.1 503 ")
+        first.close()
+        deadline = time.monotonic() + 10
+        while b" 200 OK" not in (answer := ask(url)):
+            assert b" 503 " in answer or not answer
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+CLIENTS = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+held = []
+for _ in range(int(sys.argv[2])):
+    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=10))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@both
+def test_half_open_connections_leave_descriptors_for_files(serve, tmp_path: Path):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = len(list(Path("/proc/self/fd").iterdir())) * 2 + 200
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        with serve() as url:
+            command = [sys.executable, "-c", CLIENTS, str(urlsplit(url).port), str(limit + 50)]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
+                assert clients.stdout.readline() == "open\n"
+                for number in range(20):
+                    (tmp_path / str(number)).write_text("kept")
+                    time.sleep(0.01)
+                clients.stdin.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@both
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (["Host: localhost:{port}"], 200),
+        (["Host: 127.0.0.1:{port}"], 200),
+        (["Host: [::1]:{port}"], 200),
+        (["Host: " + socket.gethostname()], 200),
+        ([], 200),
+        (["Host: localhost:{port}", "Origin: http://localhost:{port}"], 200),
+        (["Host: rebound.example:{port}"], 421),
+        (["Host: localhost.rebound.example"], 421),
+        (["Host: [::1"], 421),
+        (["Host: "], 421),
+        (["Host: localhost:{port}", "Origin: http://page.example"], 403),
+        (["Host: localhost:{port}", "Origin: http://localhost:1"], 403),
+        (["Host: localhost:{port}", "Origin: null"], 403),
+        (["Origin: http://page.example"], 403),
+    ],
+)
+def test_web_pages_are_kept_out(serve, headers, status):
+    with serve() as url:
+        given = [header.format(port=urlsplit(url).port) for header in headers]
+        assert ask(url, *given).startswith(f"HTTP/1.1 {status} ".encode())
+        posted = ask(url, *given, path="/seed_session", body=b'{"responses_create_params": {"input": "x"}}')
+        assert posted.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@both
+@pytest.mark.parametrize("length", ["-1", "x", "9" * 5000, str(65 * 1024 * 1024)])
+def test_a_body_of_no_or_too_great_a_length_is_refused(serve, length):
+    with serve() as url, connect(url) as connection:
+        connection.sendall(f"POST /verify HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
+        assert int(received(connection).split()[1]) in (400, 413, 501)
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(1024, 256), (20_000, 1024), (-1, 1024), (3, 1)])
+def test_the_bound_is_a_quarter_of_the_descriptors(descriptors, most, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (descriptors, descriptors))
+    assert http_bounds.most_connections() == most
