@@ -38,10 +38,11 @@ lint: setup-test
 types: setup-test
 	$(BIN)/mypy
 
-# vLLM's tests have a process of their own: its engine pins the process's threads to cores, sets environment variables
-# and keeps gigabytes, all of which the timings and the memory of later tests would feel.
+# Two processes share the files of tests. Slurm's daemons and vLLM's tests have one of their own: munged wants a folder
+# that xdist's is not; vLLM pins the process's threads to cores, sets environment variables and keeps gigabytes.
 unit: setup-test
-	$(BIN)/python -m pytest -m "not vllm"
+	$(BIN)/python -m pytest -m "not vllm and not slurm" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slurm
 	$(BIN)/python -m pytest -m vllm
 
 bench-cpu: setup-test
