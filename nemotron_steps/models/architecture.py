@@ -8,6 +8,7 @@ refused here, by name, instead of being computed wrongly later.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,45 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Mamba2:
+    """Sizes of a Mamba-2 mixer (Dao and Gu 2024, "Transformers are SSMs"), the same in every layer that has one.
+
+    Attributes:
+        num_groups: of heads that share B and C.
+        conv_kernel: positions that the causal convolution sees.
+        chunk_size: positions of a chunk of the scan; changes the order of sums, nothing else.
+        time_step_limit: least and greatest time step, after softplus.
+        conv_bias: whether the convolution has one.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    chunk_size: int
+    time_step_limit: tuple[float, float] = (0.0, math.inf)
+    conv_bias: bool = True
+
+    @property
+    def inner_size(self) -> int:
+        """Rows of x, and of the gate z."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def in_proj_rows(self) -> int:
+        """Rows of the input projection: z, x, B, C and one time step a head."""
+        return self.inner_size + self.conv_channels + self.num_heads
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """Shape of a Llama, Qwen2, Qwen3 or Qwen3-MoE model.
+    """Shape of a decoder-only model of one of the families.
 
     Sizes are in elements; `ffn_hidden_size` is the dense MLP's inner size, `moe_ffn_hidden_size` one expert's.
     """
@@ -66,12 +104,43 @@ class Architecture:
     moe_ffn_hidden_size: int = 0
     norm_topk_prob: bool = False
     router_bias: bool = False
-    """Experts are chosen by probability plus a learned bias (load balancing without an auxiliary loss)."""
+    """Experts are chosen by score plus a learned bias (load balancing without an auxiliary loss)."""
+    pattern: str = ""
+    """One character a layer, one mixer each: M Mamba-2, E experts, * attention, - MLP. Empty where every layer is
+    attention followed by an MLP or experts."""
+    mamba: Mamba2 | None = None
+    activation: str = "swiglu"
+    """Or "relu2": relu(x)² of the up projection, without a gate."""
+    rotary: bool = True
+    """False: attention knows no positions."""
+    router_score: str = "softmax"
+    """Or "sigmoid": each expert's score is its own, and the router has a bias."""
+    router_groups: int = 1
+    router_top_groups: int = 1
+    """Of the router's groups of experts, how many a token may choose from."""
+    routed_scaling_factor: float = 1.0
+    shared_ffn_hidden_size: int = 0
+    """Inner size of the expert that every token goes through; 0 for none."""
+    moe_latent_size: int = 0
+    """Width in which the routed experts work, between two projections of the layer; 0 for the model's own."""
+    mtp_pattern: str = ""
+    mtp_layers: int = 0
+    """Multi-token prediction: blocks, each with a layer for every character of `mtp_pattern`."""
 
     @property
     def is_moe(self) -> bool:
         """Whether the MLPs are mixtures of experts."""
         return self.num_experts > 0
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether layers have one mixer each, as `pattern` says."""
+        return bool(self.pattern)
+
+    @property
+    def layer_kinds(self) -> str | None:
+        """The pattern, or None where every layer is the same."""
+        return self.pattern or None
 
     @property
     def query_heads_per_group(self) -> int:
@@ -115,6 +184,10 @@ class Architecture:
             ArtifactError: a required key is missing or malformed.
         """
         family = config.get("model_type")
+        if family == "nemotron_h":
+            from nemotron_steps.models.families import nemotron_h
+
+            return nemotron_h.read(config, where)
         if family not in FAMILIES:
             raise UnsupportedError(
                 "this model family has no Megatron mapping",

@@ -1,0 +1,98 @@
+"""Nemotron-H's config.json, both generations, and the models that tests are made of."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.models.architecture import Architecture, Mamba2
+from tests.models.hybrid_twins import TWINS, hybrid_model, write_hybrid
+
+NANO = {
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "num_hidden_layers": 52,
+    "hidden_size": 2688,
+    "intermediate_size": 1856,
+    "vocab_size": 131072,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "chunk_size": 128,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "mlp_hidden_act": "relu2",
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": False,
+}
+"""Nemotron 3 Nano's own, less what has no part in its arithmetic."""
+
+
+def test_nano_is_read_as_published():
+    nano = Architecture.from_config(NANO)
+    assert (nano.num_layers, nano.pattern.count("M"), nano.pattern.count("E"), nano.pattern.count("*")) == (
+        52,
+        23,
+        23,
+        6,
+    )
+    assert nano.mamba == Mamba2(64, 64, 128, 8, 4, 128, (0.0, math.inf), True)
+    assert (nano.mamba.inner_size, nano.mamba.conv_channels, nano.mamba.in_proj_rows) == (4096, 6144, 10304)
+    assert (nano.num_experts, nano.experts_per_token, nano.moe_ffn_hidden_size) == (128, 6, 1856)
+    assert (nano.shared_ffn_hidden_size, nano.moe_latent_size, nano.routed_scaling_factor) == (3712, 0, 2.5)
+    assert (nano.router_score, nano.router_bias, nano.rotary, nano.activation) == ("sigmoid", True, False, "relu2")
+    assert nano.is_hybrid and nano.layer_kinds == NANO["hybrid_override_pattern"]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_both_generations_of_config_files_say_the_same(name, tmp_path):
+    for old in (False, True):
+        write_hybrid(name, tmp_path / str(old), old_config=old)
+    new, old = (Architecture.from_folder(tmp_path / str(old)) for old in (False, True))
+    assert new == old
+    assert "layers_block_type" not in json.loads((tmp_path / "True" / "config.json").read_text())
+    assert new.pattern == TWINS[name][0]
+    assert (new.mtp_layers, new.mtp_pattern) == ((1, "*E") if name == "mtp" else (0, ""))
+
+
+def test_a_twin_has_nothing_that_is_equal_by_being_constant():
+    model = hybrid_model("latent")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert tensor.std() > 0.01, name
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"num_hidden_layers": 51}, ArtifactError, "num_hidden_layers"),
+        ({"hybrid_override_pattern": "MX*Q", "num_hidden_layers": 4}, ArtifactError, "Q X in MX*Q"),
+        ({"layers_block_type": ["mamba", "rnn"], "num_hidden_layers": 2}, ArtifactError, "rnn"),
+        ({"hybrid_override_pattern": None}, ArtifactError, "layers_block_type"),
+        ({"ssm_state_size": None}, ArtifactError, "malformed"),
+        ({"mamba_num_heads": 60}, ArtifactError, "Mamba heads do not divide evenly over groups"),
+        ({"n_group": 3}, ArtifactError, "experts do not divide evenly over router groups"),
+        ({"mlp_hidden_act": "gelu"}, UnsupportedError, "mlp_hidden_act"),
+        ({"use_bias": True}, UnsupportedError, "use_bias"),
+        ({"n_shared_experts": 2}, UnsupportedError, "shared expert"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_by_name(changes, error, said):
+    with pytest.raises(error) as refused:
+        Architecture.from_config({**NANO, **changes}, where="here/config.json")
+    assert said in str(refused.value) and "here/config.json" in str(refused.value)
