@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from nemotron_steps.engine.policy.attention.attention import FlatAttention, FlatSelfAttention, column_linear, row_linear
 from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
 from nemotron_steps.engine.policy.kernels.fused import add_rms_norm, rms_norm, swiglu
-from nemotron_steps.engine.policy.moe import FlatMoe, Router
+from nemotron_steps.engine.policy.moe.mixture import FlatMoe
+from nemotron_steps.engine.policy.moe.router import Router
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.models.architecture import Architecture

@@ -2,11 +2,13 @@
 
 On CPU autograd would run each as five to ten passes over memory and keep every intermediate result; these take two or
 three. On CUDA torch's own kernels are used where there are any. Formulas are the usual
-ones: RMSNorm (arXiv 1910.07467), SwiGLU (arXiv 2002.05202), rotary embedding (arXiv 2104.09864).
+ones: RMSNorm (arXiv 1910.07467), SwiGLU (arXiv 2002.05202), relu² (arXiv 2109.08668), rotary embedding (arXiv
+2104.09864).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +43,21 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up, of a last dimension that holds gate, then up."""
     activated: torch.Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
     return activated
+
+
+def squared_relu(states: torch.Tensor) -> torch.Tensor:
+    """max(0, states)²."""
+    activated: torch.Tensor = _SquaredRelu.apply(states)  # type: ignore[no-untyped-call]
+    return activated
+
+
+def activation(kind: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
+    """What an MLP does between its products, and how many rows of the first product make one of its inner width.
+
+    Args:
+        kind: `Architecture.activation`.
+    """
+    return (swiglu, 2) if kind == "swiglu" else (squared_relu, 1)
 
 
 def split_heads(
@@ -160,6 +177,21 @@ class _SwiGlu(torch.autograd.Function):
         torch.addcmul(grad_up, grad_up, sigmoid, value=-1.0, out=grad_gate).add_(sigmoid).mul_(grad).mul_(up)
         grad_up.mul_(grad)
         return result
+
+
+class _SquaredRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        positive = F.relu(states)
+        ctx.save_for_backward(positive)
+        return positive * positive
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (positive,) = ctx.saved_tensors
+        product: torch.Tensor = grad * positive
+        return product.mul_(2.0)
 
 
 class _Rotate(torch.autograd.Function):

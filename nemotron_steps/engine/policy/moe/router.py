@@ -1,0 +1,78 @@
+"""Which experts compute a token, and with which weights: always in float32.
+
+Two kinds: softmax over all experts (Qwen3-MoE), and sigmoid scores (DeepSeek-V3, arXiv 2412.19437; Nemotron 3). Either
+can have a bias that only chooses, and never weighs: moved against the load after every step it balances experts without
+an auxiliary loss (arXiv 2408.15664). The router can be frozen, as RL recipes do.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from nemotron_steps.engine.policy.parallel_dims import device
+from nemotron_steps.models.architecture import Architecture
+
+_TINY = 1e-20
+"""Added to the sum of sigmoid scores, which may all be 0."""
+
+
+class Router(torch.nn.Module):
+    """Scores of all experts, then the top k."""
+
+    def __init__(self, architecture: Architecture, dtype: torch.dtype, *, frozen: bool) -> None:
+        super().__init__()
+        self.top_k, self.renormalize = architecture.experts_per_token, architecture.norm_topk_prob
+        self.sigmoid, self.scale = architecture.router_score == "sigmoid", architecture.routed_scaling_factor
+        self.groups, self.top_groups = architecture.router_groups, architecture.router_top_groups
+        shape = (architecture.num_experts, architecture.hidden_size)
+        # A frozen router takes no part in mixed precision: it keeps the checkpoint's digits.
+        weight = torch.empty(shape, dtype=torch.float32 if frozen else dtype, device=device())
+        self.weight = torch.nn.Parameter(weight, requires_grad=not frozen)
+        self.expert_bias: torch.nn.Parameter | None = None
+        if architecture.router_bias:
+            zeros = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
+            self.expert_bias = torch.nn.Parameter(zeros, requires_grad=False)
+        self.load = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
+        """Tokens each expert got on this rank since the last `rebalance`, while training."""
+
+    def forward(self, states: torch.Tensor, occurrences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, hidden] → weights float32 [T, k] and experts int64 [T, k].
+
+        Args:
+            occurrences: float32 [T], how often each token counts for the load.
+        """
+        logits = F.linear(states.float(), self.weight.float())
+        scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
+        with torch.no_grad():
+            chosen = self._choose(scores if self.expert_bias is None else scores + self.expert_bias)
+        weights = scores.gather(1, chosen)
+        if self.renormalize:
+            total = weights.sum(-1, keepdim=True)
+            weights = weights / (total + _TINY if self.sigmoid else total)
+        if self.scale != 1.0:
+            weights = weights * self.scale
+        if self.expert_bias is not None and torch.is_grad_enabled():
+            often = occurrences[:, None].expand_as(chosen).flatten()
+            self.load += torch.bincount(chosen.flatten(), often, minlength=self.load.numel())
+        return weights, chosen
+
+    def _choose(self, scores: torch.Tensor) -> torch.Tensor:
+        """The top k experts [T, k] by scores [T, experts]; of the best groups only, where there are groups.
+
+        A group of experts is as good as its two best.
+        """
+        if self.top_groups < self.groups:
+            by_group = scores.view(scores.shape[0], self.groups, -1)
+            best = by_group.topk(2, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
+            allowed = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, True)
+            scores = by_group.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
+        return scores.topk(self.top_k, dim=-1).indices
+
+    def rebalance(self, rate: float, group: dist.ProcessGroup) -> None:
+        """Move the bias of overloaded experts down and of idle ones up by `rate`; start counting anew. Collective."""
+        assert self.expert_bias is not None
+        dist.all_reduce(self.load, group=group)
+        self.expert_bias.data += rate * torch.sign(self.load.mean() - self.load)
+        self.load.zero_()
