@@ -1,8 +1,8 @@
 """What a decoder-only language model is, read from a Hugging Face config.json.
 
-`Architecture` is the one description that weight conversion, the Megatron policy and the embedded generator share.
-A config that asks for something this package does not compute (sliding windows, MLP biases, other activations) is
-refused here, by name, instead of being computed wrongly later.
+`Architecture` is the one description that weight conversion, the Megatron policy and the embedded generator share. Each
+family's own keys are read in families/. A config that asks for something this package does not compute (sliding
+windows, MLP biases, other activations) is refused there, by name, instead of being computed wrongly later.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_QK_NORM = ("qwen3", "qwen3_moe")
+_MODELOPT = "hf_quant_config.json"
+"""Where ModelOpt says how it quantised a checkpoint; not every config.json repeats it."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,10 @@ class Architecture:
     def from_folder(cls, folder: str | Path) -> Architecture:
         """Read `config.json` of a Hugging Face folder, or `hf/config.json` of a Megatron checkpoint."""
         path = hf_folder(folder) / "config.json"
-        return cls.from_config(read_config(path), where=str(path))
+        config = read_config(path)
+        if path.with_name(_MODELOPT).is_file():
+            raise quantised(f"{_MODELOPT} beside config.json", str(path.parent))
+        return cls.from_config(config, where=str(path))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> Architecture:
@@ -184,10 +187,6 @@ class Architecture:
             ArtifactError: a required key is missing or malformed.
         """
         family = config.get("model_type")
-        if family == "nemotron_h":
-            from nemotron_steps.models.families import nemotron_h
-
-            return nemotron_h.read(config, where)
         if family not in FAMILIES:
             raise UnsupportedError(
                 "this model family has no Megatron mapping",
@@ -195,48 +194,32 @@ class Architecture:
                 expected=" | ".join(FAMILIES),
                 found=str(family),
             )
-        _refuse_unsupported(config, family, where)
-        try:
-            heads = int(config["num_attention_heads"])
-            hidden = int(config["hidden_size"])
-            rope_theta, rope_scaling = _read_rope(config, where)
-            moe = family == "qwen3_moe"
-            # transformers 4 says num_experts, transformers 5 num_local_experts.
-            experts = int(config.get("num_local_experts") or config["num_experts"]) if moe else 0
-            architecture = cls(
-                family=family,
-                hidden_size=hidden,
-                num_layers=int(config["num_hidden_layers"]),
-                num_attention_heads=heads,
-                num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or hidden // heads),
-                ffn_hidden_size=int(config["intermediate_size"]),
-                vocab_size=int(config["vocab_size"]),
-                rope_theta=rope_theta,
-                rope_scaling=rope_scaling,
-                norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-                max_position_embeddings=int(config["max_position_embeddings"]),
-                qk_norm=family in _QK_NORM,
-                qkv_bias=family == "qwen2",
-                tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-                initializer_range=float(config.get("initializer_range", 0.02)),
-                num_experts=experts,
-                experts_per_token=int(config["num_experts_per_tok"]) if moe else 0,
-                moe_ffn_hidden_size=int(config["moe_intermediate_size"]) if moe else 0,
-                norm_topk_prob=bool(config.get("norm_topk_prob", False)),
-            )
-        except KeyError as error:
-            raise ArtifactError(f"config.json lacks {error.args[0]}", where=where) from error
-        except (TypeError, ValueError) as error:
-            raise ArtifactError("config.json has a malformed value", where=where, found=str(error)) from error
+        quantisation = config.get("quantization_config")
+        if quantisation:
+            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
+            raise quantised(f"quantization_config{f' of {method}' if method else ''}", where)
+        from nemotron_steps.models.families import module_of
+
+        architecture: Architecture = module_of(family).read(config, where)
         if architecture.num_attention_heads % architecture.num_key_value_heads:
             raise ArtifactError(
                 "attention heads do not divide evenly over key-value heads",
                 where=where,
                 expected=f"a multiple of {architecture.num_key_value_heads}",
-                found=str(heads),
+                found=str(architecture.num_attention_heads),
             )
         return architecture
+
+
+def quantised(found: str, where: str | None = None) -> UnsupportedError:
+    """The refusal of a checkpoint whose weights are not plain numbers."""
+    return UnsupportedError(
+        "the checkpoint is quantised, and only whole weights can be converted and trained",
+        where=where,
+        expected="bfloat16, float16 or float32 weights",
+        found=found,
+        hints=("hf download MODEL-BF16 --local-dir PATH   # the checkpoint that this one was quantised from",),
+    )
 
 
 def facts_of(folder: str | Path) -> ModelFacts | None:
@@ -267,42 +250,3 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ArtifactError("config.json is not an object", where=str(path), found=type(config).__name__)
     return config
-
-
-def _read_rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
-    parameters = dict(config.get("rope_parameters") or {})
-    if not parameters:
-        parameters = dict(config.get("rope_scaling") or {})
-        parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    theta = float(parameters.pop("rope_theta", 10000.0))
-    rope_type = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
-    parameters.pop("type", None)
-    if rope_type not in ROPE_TYPES:
-        raise UnsupportedError(
-            "this rotary scaling is not implemented", where=where, expected=" | ".join(ROPE_TYPES), found=str(rope_type)
-        )
-    if parameters.pop("partial_rotary_factor", 1.0) != 1.0 or config.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedError("partial rotary embeddings are not implemented", where=where)
-    if rope_type == "default":
-        return theta, None
-    known = {name: value for name, value in parameters.items() if name in RopeScaling.__dataclass_fields__}
-    unknown = sorted(set(parameters) - set(known))
-    if unknown:
-        raise UnsupportedError("unknown rotary scaling parameters", where=where, found=", ".join(unknown))
-    if known.get("original_max_position_embeddings") is None:
-        known["original_max_position_embeddings"] = int(config["max_position_embeddings"])
-    return theta, RopeScaling(rope_type=rope_type, **known)
-
-
-def _refuse_unsupported(config: Mapping[str, Any], family: str, where: str) -> None:
-    if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedError("only SiLU MLPs are implemented", where=where, found=str(config["hidden_act"]))
-    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
-        if config.get(key):
-            raise UnsupportedError(
-                f"{key} is not implemented for {family}", where=where, expected="false", found="true"
-            )
-    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
-        raise UnsupportedError("only full attention layers are implemented", where=where)
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise UnsupportedError("mixtures of experts must be in every layer", where=where)

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.architecture import read_config
+from nemotron_steps.models.families import module_of
 from nemotron_steps.models.initialize import as_umask_says, copy_tokenizer
 
 if TYPE_CHECKING:
     import torch
 
 _INDEX = "model.safetensors.index.json"
+CARRIED = "carried.safetensors"
+"""Of a Megatron checkpoint's `hf` folder; see `carried_tensors`."""
 MAX_SHARD_BYTES = 5_000_000_000
 
 
@@ -116,27 +121,22 @@ def load_hf_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     return {name: reader(name) for name in sorted(reader.names())}
 
 
-def save_hf_checkpoint(
-    target: str | Path,
-    weights: Iterable[tuple[str, torch.Tensor]],
-    source: str | Path,
-    dtype: torch.dtype | None = None,
-) -> None:
-    """Write a Hugging Face checkpoint: the weights, and config.json, tokenizer and chat template of `source`.
+def save_hf_checkpoint(target: str | Path, weights: Iterable[tuple[str, torch.Tensor]], source: str | Path) -> None:
+    """Write a Hugging Face checkpoint: the weights, and config.json, tokenizer and carried tensors of `source`.
 
     Args:
         target: an existing or new folder; files of the same name are replaced.
-        weights: Hugging Face-named tensors, one at a time; written in shards of at most 5 GB.
+        weights: Hugging Face-named tensors, one at a time; written in shards of at most 5 GB, each in its own type.
         source: folder whose config.json and tokenizer travel along.
-        dtype: cast floating point weights to this; None keeps each tensor's own.
     """
     target, source = Path(target), Path(source)
     target.mkdir(parents=True, exist_ok=True)
-    copy_model_files(source, target)
-    shards = _write_shards(target, weights, dtype)
-    written = {tensor_dtype for shard in shards for tensor_dtype in shard.dtypes}
-    if len(written) == 1:
-        _record_dtype(target / "config.json", str(written.pop()).removeprefix("torch."))
+    _copy_files(source, target)
+    shards = _write_shards(target, _with_carried(weights, source))
+    numbers = sum((shard.numbers for shard in shards), start=Counter())
+    if numbers:
+        # Of most of them: a few tensors stay float32 in models that are not.
+        _record_dtype(target / "config.json", str(numbers.most_common(1)[0][0]).removeprefix("torch."))
     if len(shards) == 1:
         shards[0].path.rename(target / "model.safetensors")
         return
@@ -151,10 +151,56 @@ def save_hf_checkpoint(
 
 
 def copy_model_files(source: Path, target: Path) -> None:
-    """Copy config.json, tokenizer, chat template and generation config. ArtifactError if the first two are missing."""
-    read_config(source / "config.json")
+    """Copy what a Megatron checkpoint has beside its weights: config.json, tokenizer, chat template, generation config
+    and carried tensors. ArtifactError if the first two are missing."""
+    from safetensors.torch import save_file
+
+    _copy_files(source, target)
+    if (source / CARRIED).is_file():
+        shutil.copyfile(source / CARRIED, target / CARRIED)
+        return
+    carried = dict(carried_tensors(source))
+    if carried:
+        save_file(carried, str(target / CARRIED), metadata={"format": "pt"})
+        as_umask_says(target / CARRIED)
+
+
+def carried_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that no policy has, in the type they were saved in: those of multi-token prediction.
+
+    Args:
+        folder: of a Hugging Face checkpoint, where they are among the weights; or a Megatron checkpoint's `hf`, where
+            they have a file of their own.
+    """
+    family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
+    prefix = module_of(family.name).CARRIED if family is not None else ""
+    if prefix and any(folder.glob("*.safetensors")):
+        reader = WeightReader(folder)
+        for name in sorted(reader.names()):
+            if name.startswith(prefix):
+                yield name, reader(name)
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """config.json and the tokenizer's files."""
+    config = read_config(source / "config.json")
     copy_tokenizer(source, target)
-    shutil.copyfile(source / "config.json", target / "config.json")
+    if config.pop("auto_map", None) is None:
+        shutil.copyfile(source / "config.json", target / "config.json")
+    else:
+        # It names Python files of the source, which are neither run nor copied.
+        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _with_carried(weights: Iterable[tuple[str, torch.Tensor]], source: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights, then what `source` carries beside them."""
+    written = set()
+    for name, tensor in weights:
+        written.add(name)
+        yield name, tensor
+    for name, tensor in carried_tensors(source):
+        if name not in written:
+            yield name, tensor
 
 
 class _Shard:
@@ -164,12 +210,14 @@ class _Shard:
         self.path = path
         self.names = sorted(tensors)
         self.bytes = sum(tensor.nbytes for tensor in tensors.values())
-        self.dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+        self.numbers: Counter[torch.dtype] = Counter()
+        for tensor in tensors.values():
+            self.numbers[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0
         save_file(tensors, str(path), metadata={"format": "pt"})
         as_umask_says(path)
 
 
-def _write_shards(target: Path, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None) -> list[_Shard]:
+def _write_shards(target: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> list[_Shard]:
     shards: list[_Shard] = []
     pending: dict[str, torch.Tensor] = {}
     size = 0
@@ -181,8 +229,7 @@ def _write_shards(target: Path, weights: Iterable[tuple[str, torch.Tensor]], dty
 
     for name, tensor in weights:
         # Views of fused tensors share storage, which safetensors refuses: contiguous copies of each.
-        cast = dtype if tensor.is_floating_point() else None
-        kept = tensor.detach().to(device="cpu", dtype=cast, copy=True).contiguous()
+        kept = tensor.detach().to(device="cpu", copy=True).contiguous()
         if pending and size + kept.nbytes > MAX_SHARD_BYTES:
             flush()
         pending[name] = kept
@@ -193,6 +240,8 @@ def _write_shards(target: Path, weights: Iterable[tuple[str, torch.Tensor]], dty
 
 def _record_dtype(path: Path, dtype: str) -> None:
     config = read_config(path)
+    if config.get("dtype", config.get("torch_dtype")) == dtype:
+        return
     config.pop("torch_dtype", None)
     config["dtype"] = dtype
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ and how it is cut under tensor parallelism. Megatron's fused layouts:
 
     qkv      rows grouped by key-value head: [q heads of group 0, k 0, v 0, q heads of group 1, k 1, v 1, …]
     gate_up  all gate rows, then all up rows; under tensor parallelism each rank holds its gate rows, then its up rows
+    parts    as gate_up, for tensors that are several things one above another in both: Mamba-2's z, x, B, C and dt
     experts  one tensor for all experts of a layer, experts first; expert parallelism cuts it there
 
 Names are those of the whole model on one rank; pipeline and expert parallelism only choose which of them a rank has.
@@ -12,16 +13,20 @@ Names are those of the whole model on one rank; pipeline and expert parallelism 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nemotron_steps.errors import ArtifactError
-from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.architecture import Architecture, quantised
 
 if TYPE_CHECKING:
     import torch
+
+
+_UNUSED = ("lm_head.weight", "rotary_emb.inv_freq")
+"""Ends of names of tensors that some checkpoints have and models make from others: a tied output layer, angles."""
 
 
 class Layout(StrEnum):
@@ -35,8 +40,10 @@ class Layout(StrEnum):
     """Gate and up projections, stacked."""
     EXPERTS_GATE_UP = "experts_gate_up"
     """Every expert's gate and up projections: [experts, 2 · inner, hidden]."""
-    EXPERTS_DOWN = "experts_down"
-    """Every expert's down projection: [experts, hidden, inner]."""
+    EXPERTS = "experts"
+    """One projection of every expert: [experts, rows, columns]."""
+    PARTS = "parts"
+    """One tensor, whose rows are several parts (`Parameter.parts`)."""
 
 
 @dataclass(frozen=True)
@@ -45,65 +52,29 @@ class Parameter:
 
     name: str
     hf_names: tuple[str, ...]
+    hf_shapes: tuple[tuple[int, ...], ...]
     layout: Layout = Layout.COPY
     tp_dim: int | None = None
     """Dimension cut under tensor parallelism; None when every rank holds all of it."""
     layer: int | None = None
     optional: bool = False
     """Absent from checkpoints of models that were never trained with it; then all zeros."""
+    parts: tuple[tuple[str, int], ...] = ()
+    """Name and rows of each part; tensor parallelism cuts every part by itself."""
+    key: str = ""
+    """What megatron-core's checkpoints call it; empty for `name`."""
 
     @property
     def of_experts(self) -> bool:
         """Whether dimension 0 counts experts."""
-        return self.layout in (Layout.EXPERTS_GATE_UP, Layout.EXPERTS_DOWN)
+        return self.layout in (Layout.EXPERTS_GATE_UP, Layout.EXPERTS)
 
 
 def parameters(architecture: Architecture) -> list[Parameter]:
     """Every parameter of the model, in the order of the layers."""
-    found = [Parameter("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), tp_dim=0)]
-    for layer in range(architecture.num_layers):
-        found.extend(_layer_parameters(architecture, layer))
-    found.append(Parameter("decoder.final_layernorm.weight", ("model.norm.weight",)))
-    if not architecture.tied_embeddings:
-        found.append(Parameter("output_layer.weight", ("lm_head.weight",), tp_dim=0))
-    return found
+    from nemotron_steps.models.families import module_of
 
-
-def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parameter]:
-    ours, theirs = f"decoder.layers.{layer}", f"model.layers.{layer}"
-    attention = f"{theirs}.self_attn"
-
-    def qkv(kind: str) -> Parameter:
-        names = tuple(f"{attention}.{part}_proj.{kind}" for part in "qkv")
-        return Parameter(f"{ours}.self_attention.linear_qkv.{kind}", names, Layout.QKV, 0, layer)
-
-    def copied(name: str, hf_name: str, tp_dim: int | None = None) -> Parameter:
-        return Parameter(f"{ours}.{name}", (f"{theirs}.{hf_name}",), Layout.COPY, tp_dim, layer)
-
-    yield copied("input_layernorm.weight", "input_layernorm.weight")
-    yield qkv("weight")
-    if architecture.qkv_bias:
-        yield qkv("bias")
-    if architecture.qk_norm:
-        yield copied("self_attention.q_layernorm.weight", "self_attn.q_norm.weight")
-        yield copied("self_attention.k_layernorm.weight", "self_attn.k_norm.weight")
-    yield copied("self_attention.linear_proj.weight", "self_attn.o_proj.weight", 1)
-    yield copied("pre_mlp_layernorm.weight", "post_attention_layernorm.weight")
-    if not architecture.is_moe:
-        gate_up = (f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
-        yield Parameter(f"{ours}.mlp.linear_fc1.weight", gate_up, Layout.GATE_UP, 0, layer)
-        yield copied("mlp.linear_fc2.weight", "mlp.down_proj.weight", 1)
-        return
-    yield copied("mlp.router.weight", "mlp.gate.weight")
-    if architecture.router_bias:
-        # No public Qwen3-MoE checkpoint has one; the name is that of the families that do.
-        name = f"{theirs}.mlp.gate.e_score_correction_bias"
-        yield Parameter(f"{ours}.mlp.router.expert_bias", (name,), layer=layer, optional=True)
-    experts = [f"{theirs}.mlp.experts.{expert}" for expert in range(architecture.num_experts)]
-    gates_and_ups = tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up"))
-    down = tuple(f"{expert}.down_proj.weight" for expert in experts)
-    yield Parameter(f"{ours}.mlp.experts.linear_fc1.weight", gates_and_ups, Layout.EXPERTS_GATE_UP, layer=layer)
-    yield Parameter(f"{ours}.mlp.experts.linear_fc2.weight", down, Layout.EXPERTS_DOWN, layer=layer)
+    return list(module_of(architecture.family).parameters(architecture))
 
 
 def hf_names(architecture: Architecture) -> set[str]:
@@ -115,11 +86,11 @@ def merge(parameter: Parameter, tensors: Sequence[torch.Tensor], architecture: A
     """The Megatron tensor made of the Hugging Face tensors, in the order of `parameter.hf_names`."""
     import torch
 
-    if parameter.layout is Layout.COPY:
+    if parameter.layout in (Layout.COPY, Layout.PARTS):
         return tensors[0]
     if parameter.layout is Layout.GATE_UP:
         return torch.cat(list(tensors))
-    if parameter.layout is Layout.EXPERTS_DOWN:
+    if parameter.layout is Layout.EXPERTS:
         return torch.stack(list(tensors))
     if parameter.layout is Layout.EXPERTS_GATE_UP:
         inner, hidden = tensors[0].shape
@@ -134,11 +105,11 @@ def split(parameter: Parameter, tensor: torch.Tensor, architecture: Architecture
     """The Hugging Face tensors inside a whole Megatron tensor: views wherever the layout allows it."""
     import torch
 
-    if parameter.layout is Layout.COPY:
+    if parameter.layout in (Layout.COPY, Layout.PARTS):
         return [(parameter.hf_names[0], tensor)]
     if parameter.layout is Layout.GATE_UP:
         return list(zip(parameter.hf_names, tensor.chunk(2), strict=True))
-    if parameter.layout is Layout.EXPERTS_DOWN:
+    if parameter.layout is Layout.EXPERTS:
         return list(zip(parameter.hf_names, tensor.unbind(), strict=True))
     if parameter.layout is Layout.EXPERTS_GATE_UP:
         halves = tensor.view(len(parameter.hf_names), -1, tensor.shape[-1])
@@ -158,6 +129,9 @@ def shard(parameter: Parameter, tensor: torch.Tensor, rank: int, size: int) -> t
         return tensor
     if parameter.layout is Layout.GATE_UP:
         return torch.cat([half.chunk(size)[rank] for half in tensor.chunk(2)])
+    if parameter.layout is Layout.PARTS:
+        rows = [rows for _, rows in parameter.parts]
+        return torch.cat([part.chunk(size)[rank] for part in torch.split(tensor, rows)])
     return tensor.chunk(size, dim=parameter.tp_dim)[rank]
 
 
@@ -170,40 +144,80 @@ def unshard(parameter: Parameter, shards: Sequence[torch.Tensor]) -> torch.Tenso
     if parameter.layout is Layout.GATE_UP:
         halves = [piece.chunk(2) for piece in shards]
         return torch.cat([half[0] for half in halves] + [half[1] for half in halves])
+    if parameter.layout is Layout.PARTS:
+        rows = [rows // len(shards) for _, rows in parameter.parts]
+        by_part = zip(*(torch.split(piece, rows) for piece in shards), strict=True)
+        return torch.cat([piece for part in by_part for piece in part])
     return torch.cat(list(shards), dim=parameter.tp_dim)
 
 
+class TensorReader(Protocol):
+    """Tensors of a checkpoint by name, read one at a time (huggingface.WeightReader)."""
+
+    def names(self) -> set[str]:
+        """Of every tensor that there is."""
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """One of them."""
+
+
 def to_megatron(
-    weights: Mapping[str, torch.Tensor] | Callable[[str], torch.Tensor], architecture: Architecture
+    weights: Mapping[str, torch.Tensor] | TensorReader, architecture: Architecture
 ) -> Iterator[tuple[Parameter, torch.Tensor]]:
     """Whole Megatron tensors of a Hugging Face checkpoint, one at a time.
 
-    Args:
-        weights: tensors by name, or a function that reads one by name.
-
     Raises:
-        ArtifactError: a tensor is missing or has another shape than the architecture says.
+        ArtifactError: a tensor is missing, is none of the model's, or has another shape than the architecture says.
+        UnsupportedError: a tensor is quantised.
     """
     read = weights.__getitem__ if isinstance(weights, Mapping) else weights
-    shapes = hf_shapes(architecture)
+    names = set(weights) if isinstance(weights, Mapping) else weights.names()
+    _check_names(names, architecture)
     for parameter in parameters(architecture):
         tensors = []
-        for name in parameter.hf_names:
-            try:
-                tensor = read(name)
-            except KeyError as error:
-                if parameter.optional:
-                    tensors.append(_zeros(shapes[name]))
-                    continue
-                raise ArtifactError(f"the checkpoint lacks the tensor {name}") from error
-            if tuple(tensor.shape) != shapes[name]:
+        for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
+            if name not in names:
+                tensors.append(_zeros(shape))
+                continue
+            tensor = read(name)
+            if not tensor.is_floating_point() or tensor.element_size() < 2:
+                raise quantised(f"the tensor {name} is {str(tensor.dtype).removeprefix('torch.')}")
+            if tuple(tensor.shape) != shape:
                 raise ArtifactError(
                     f"the tensor {name} has another shape than config.json says",
-                    expected=str(shapes[name]),
+                    expected=str(shape),
                     found=str(tuple(tensor.shape)),
                 )
             tensors.append(tensor)
         yield parameter, merge(parameter, tensors, architecture)
+
+
+def _check_names(names: set[str], architecture: Architecture) -> None:
+    """Refuse a checkpoint without a tensor of the model, or with one that the model has no place for."""
+    from nemotron_steps.models.families import module_of
+
+    needed = [name for p in parameters(architecture) if not p.optional for name in p.hf_names]
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise ArtifactError(
+            f"the checkpoint lacks the tensor {missing[0]}",
+            expected=f"{len(needed)} tensors, as config.json says",
+            found=f"{len(missing)} of them missing",
+            hints=("download or export the checkpoint again; if it is whole, its config.json is of another model",),
+        )
+    carried = module_of(architecture.family).CARRIED
+    extra = sorted(
+        name
+        for name in names.difference(hf_names(architecture))
+        if not (carried and name.startswith(carried)) and not name.endswith(_UNUSED)
+    )
+    if extra:
+        raise ArtifactError(
+            f"the checkpoint has a tensor that this model has no place for: {extra[0]}",
+            expected=f"the {len(needed)} tensors that config.json says, and no more",
+            found=f"{len(extra)} more",
+            hints=("its config.json is of another model, or these tensors are an adapter's: merge it, then convert",),
+        )
 
 
 def to_hf(weights: Mapping[str, torch.Tensor], architecture: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
@@ -222,47 +236,20 @@ def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.zeros(shape)
 
 
-def megatron_shape(parameter: Parameter, architecture: Architecture) -> tuple[int, ...]:
+def megatron_shape(parameter: Parameter) -> tuple[int, ...]:
     """Shape of the whole Megatron tensor."""
-    shapes = hf_shapes(architecture)
-    parts = [shapes[name] for name in parameter.hf_names]
-    if parameter.layout is Layout.EXPERTS_DOWN:
-        return (len(parts), *parts[0])
+    shapes = parameter.hf_shapes
+    if parameter.layout is Layout.EXPERTS:
+        return (len(shapes), *shapes[0])
     if parameter.layout is Layout.EXPERTS_GATE_UP:
-        return (len(parts) // 2, 2 * parts[0][0], *parts[0][1:])
-    return (sum(shape[0] for shape in parts), *parts[0][1:])
+        return (len(shapes) // 2, 2 * shapes[0][0], *shapes[0][1:])
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def hf_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Shape of every Hugging Face tensor."""
-    hidden, width = architecture.hidden_size, architecture.head_dim
-    rows = {
-        "q": architecture.num_attention_heads * width,
-        "k": architecture.num_key_value_heads * width,
-        "v": architecture.num_key_value_heads * width,
+    return {
+        name: shape
+        for parameter in parameters(architecture)
+        for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True)
     }
-    by_suffix: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (architecture.vocab_size, hidden),
-        "lm_head.weight": (architecture.vocab_size, hidden),
-        "norm.weight": (hidden,),
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "q_norm.weight": (width,),
-        "k_norm.weight": (width,),
-        "o_proj.weight": (hidden, rows["q"]),
-        "mlp.gate.weight": (architecture.num_experts, hidden),
-        "gate.e_score_correction_bias": (architecture.num_experts,),
-    }
-    for part, count in rows.items():
-        by_suffix[f"{part}_proj.weight"] = (count, hidden)
-        by_suffix[f"{part}_proj.bias"] = (count,)
-    inner = architecture.moe_ffn_hidden_size if architecture.is_moe else architecture.ffn_hidden_size
-    by_suffix["gate_proj.weight"] = by_suffix["up_proj.weight"] = (inner, hidden)
-    by_suffix["down_proj.weight"] = (hidden, inner)
-    shapes = {}
-    for name in hf_names(architecture):
-        parts = name.split(".")
-        shapes[name] = next(
-            by_suffix[key] for key in (name, ".".join(parts[-3:]), ".".join(parts[-2:])) if key in by_suffix
-        )
-    return shapes

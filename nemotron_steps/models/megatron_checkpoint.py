@@ -46,14 +46,16 @@ WHOLE = Place()
 
 
 def sharded_key(parameter: Parameter, architecture: Architecture) -> str:
-    """megatron-core's checkpoint key: layers are one tensor with a leading layer axis, norms live in their linear."""
-    name = parameter.name
-    if parameter.layer is not None:
+    """megatron-core's checkpoint key. Equal layers are one tensor with a leading layer axis, a hybrid's keep their
+    numbers; norms live in their linear."""
+    name = parameter.key or parameter.name
+    if _has_layer_axis(parameter, architecture):
         name = name.replace(f"decoder.layers.{parameter.layer}.", "decoder.layers.", 1)
-    name = name.replace(".input_layernorm.", ".self_attention.linear_qkv.layer_norm_")
-    if not architecture.is_moe:
-        name = name.replace(".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_")
     return name
+
+
+def _has_layer_axis(parameter: Parameter, architecture: Architecture) -> bool:
+    return parameter.layer is not None and not architecture.is_hybrid
 
 
 def sharded_tensors(
@@ -66,17 +68,19 @@ def sharded_tensors(
 ) -> list[Any]:
     """megatron-core ShardedTensors of one rank's part of a parameter, in the order `join` puts them together.
 
-    Gate and up rows are two shards, so that they can be cut differently by another tensor-parallel size.
+    Gate and up rows are two shards, so that they can be cut differently by another tensor-parallel size; the parts of
+    a Mamba-2 projection are tensors of their own.
 
     Args:
         tensor: this rank's part, any dtype: the weight itself, or optimizer state of its shape.
         prefix: put before the key, for optimizer state.
     """
+    import torch
     from megatron.core.dist_checkpointing import ShardedTensor
 
-    axes = 0 if parameter.layer is None else 1
+    axes = int(_has_layer_axis(parameter, architecture))
     offsets: list[tuple[int, int, int]] = []
-    if parameter.layer is not None:
+    if parameter.layer is not None and axes:
         offsets.append((0, parameter.layer, architecture.num_layers))
     if parameter.of_experts and place.expert_size > 1:
         offsets.append((axes, place.expert_rank, place.expert_size))
@@ -95,6 +99,19 @@ def sharded_tensors(
                 prepend_axis_num=axes,
             )
             for position, half in enumerate(tensor.chunk(2, dim=dim))
+        ]
+    if parameter.layout is Layout.PARTS:
+        rows = [rows // place.tensor_size for _, rows in parameter.parts]
+        return [
+            ShardedTensor.from_rank_offsets(
+                f"{key}.{name}",
+                part,
+                *offsets,
+                (axes, place.tensor_rank, place.tensor_size),
+                replica_id=place.replica,
+                prepend_axis_num=axes,
+            )
+            for (name, _), part in zip(parameter.parts, torch.split(tensor, rows), strict=True)
         ]
     if parameter.tp_dim is not None and place.tensor_size > 1:
         offsets.append((axes + parameter.tp_dim, place.tensor_rank, place.tensor_size))
@@ -147,11 +164,13 @@ def load_megatron_weights(folder: str | Path, architecture: Architecture) -> dic
     state = {}
     for parameter in parameters(architecture):
         key = sharded_key(parameter, architecture)
+        if parameter.parts:
+            key = f"{key}.{parameter.parts[0][0]}"
         if key not in stored:
             if parameter.optional:
                 continue
             raise ArtifactError(f"the checkpoint lacks {key}", where=str(folder))
-        empty = torch.empty(megatron_shape(parameter, architecture), dtype=stored[key].properties.dtype)
+        empty = torch.empty(megatron_shape(parameter), dtype=stored[key].properties.dtype)
         state[parameter.name] = sharded_tensors(parameter, empty, architecture)
     loaded = load_sharded({_PREFIX: state}, folder)[_PREFIX]
     return {p.name: join(p, loaded[p.name]) for p in parameters(architecture) if p.name in loaded}

@@ -38,9 +38,9 @@ from tests.models.checkpoints import write_checkpoint
 def test_every_tensor_has_a_place(checkpoint):
     weights = load_hf_weights(checkpoint)
     architecture = Architecture.from_folder(checkpoint)
-    assert hf_names(architecture) == set(weights)
+    assert hf_names(architecture) == {name for name in weights if not name.startswith("mtp.")}
     for parameter, tensor in to_megatron(weights, architecture):
-        assert tuple(tensor.shape) == megatron_shape(parameter, architecture), parameter.name
+        assert tuple(tensor.shape) == megatron_shape(parameter), parameter.name
 
 
 def test_round_trip_through_folders_is_bit_exact(checkpoint, tmp_path):
@@ -58,14 +58,14 @@ def test_round_trip_through_folders_is_bit_exact(checkpoint, tmp_path):
 def test_weights_that_are_no_numbers_are_refused_by_name(checkpoint, tmp_path, value):
     convert_hf_to_megatron(checkpoint, tmp_path / "whole")
     weights = load_hf_weights(checkpoint)
-    name = sorted(weights)[-1]
+    name = sorted(hf_names(Architecture.from_folder(checkpoint)))[-1]
     weights[name].view(-1)[3] = value
     save_hf_checkpoint(tmp_path / "broken", weights.items(), checkpoint)
     with pytest.raises(ArtifactError, match=re.escape(name)) as caught:
         convert_hf_to_megatron(tmp_path / "broken", tmp_path / "megatron")
     assert caught.value.found == f"1 of {weights[name].numel()} are not"
     architecture = Architecture.from_folder(checkpoint)
-    save_megatron_weights(to_megatron(weights.__getitem__, architecture), architecture, tmp_path / "mega/weights")
+    save_megatron_weights(to_megatron(weights, architecture), architecture, tmp_path / "mega/weights")
     shutil.copytree(tmp_path / "whole/hf", tmp_path / "mega/hf")
     with pytest.raises(ArtifactError, match=re.escape(name)):
         convert_megatron_to_hf(tmp_path / "mega", tmp_path / "back")
@@ -150,7 +150,7 @@ def test_conversion_and_sharding_invert(groups, per_group, width, tensor_paralle
 def test_a_missing_or_misshapen_tensor_is_named(checkpoint):
     weights = load_hf_weights(checkpoint)
     architecture = Architecture.from_folder(checkpoint)
-    name = "model.layers.1.self_attn.o_proj.weight"
+    name = next(name for name in sorted(weights) if ".layers.1." in name and name.endswith("proj.weight"))
     with pytest.raises(ArtifactError, match=name):
         list(to_megatron({k: v for k, v in weights.items() if k != name}, architecture))
     with pytest.raises(ArtifactError, match="another shape"):

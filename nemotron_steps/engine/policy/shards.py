@@ -161,7 +161,7 @@ class ModelShards:
             owner = 0 if parameter.name == _EMBEDDING else stages - 1
         if owner != self.groups.stage or tensor is None:
             dtype = self.model.parameter_dtype(parameter.name)
-            tensor = torch.empty(megatron_shape(parameter, self.architecture), dtype=dtype, device=device())
+            tensor = torch.empty(megatron_shape(parameter), dtype=dtype, device=device())
         tensor = tensor.contiguous()
         dist.broadcast(tensor, dist.get_process_group_ranks(self.groups.pipeline)[owner], group=self.groups.pipeline)
         return tensor
