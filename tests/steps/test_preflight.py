@@ -75,7 +75,7 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(
     shape = {"model_type": "qwen3", "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
     heads = {
         "num_hidden_layers": 3,
-        "num_attention_heads": 4,
+        "num_attention_heads": 6,
         "num_key_value_heads": 2,
         "max_position_embeddings": 8192,
     }
@@ -83,7 +83,7 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(
     cluster = {"backend": "ray", "policy_workers": 4}
     policy = {"checkpoint": str(tmp_path), "megatron_cfg": {"tensor_model_parallel_size": 4}}
     config = RlConfig.model_validate({"policy": policy, "cluster": cluster})
-    with pytest.raises(ConfigError, match="does not divide key-value heads") as caught:
+    with pytest.raises(ConfigError, match="does not divide attention heads") as caught:
         preflight.check(config, {"prompts": None})
     assert caught.value.hints[0] == "policy.megatron_cfg.tensor_model_parallel_size=2"
     preflight.check(config, {"prompts": None, "policy": None})  # not that one: an earlier step will make another

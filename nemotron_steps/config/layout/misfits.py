@@ -65,11 +65,14 @@ def model_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
 
 
 def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
-    heads = model.key_value_heads
+    heads, shared = model.attention_heads, model.key_value_heads
     if heads is not None and heads % sizes.tensor:
-        yield _undivided("tensor", sizes, heads, "key-value heads")
-    elif heads is not None and (heads // sizes.tensor) % sizes.context:
-        yield _undivided("context", sizes, heads // sizes.tensor, "key-value heads of a tensor-parallel rank")
+        yield _undivided("tensor", sizes, heads, "attention heads")
+    elif shared is not None and shared % sizes.tensor and sizes.tensor % shared:
+        yield _undivided("tensor", sizes, shared, "key-value heads", "or multiple ")
+    elif shared is not None and max(1, shared // sizes.tensor) % sizes.context:
+        own = max(1, shared // sizes.tensor)
+        yield _undivided("context", sizes, own, "key-value heads of a tensor-parallel rank")
     if model.layers is not None and model.layers % sizes.pipeline:
         yield _undivided("pipeline", sizes, model.layers, "layers")
     if not model.is_moe:

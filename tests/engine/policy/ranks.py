@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,28 +222,46 @@ def written_behind(folder: Path, out: Path) -> None:
             first.train_step(grouped_batch(4))  # no rank hangs, and all go on
 
 
-def main(rank: int, ranks: int, store: str, out: str, folders: dict[str, str]) -> None:
+def scenarios_of(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
+    return scenarios_of_four(folders) if ranks == 4 else scenarios(folders, out)
+
+
+def main(run: Callable[[int, dict[str, Path], Path], dict[str, Any]]) -> None:
+    """A rank: `run(ranks, folders, out)`, given what `run_ranks` gives, and its answer in a file."""
+    rank, ranks, store, out, given = sys.argv[1:]
+    _main(run, int(rank), int(ranks), store, out, json.loads(given))
+
+
+def _main(
+    run: Callable[[int, dict[str, Path], Path], dict[str, Any]],
+    rank: int,
+    ranks: int,
+    store: str,
+    out: str,
+    folders: dict[str, str],
+) -> None:
     torch.set_num_threads(1)
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    models = {name: Path(folder) for name, folder in folders.items()}
-    results = scenarios_of_four(models) if ranks == 4 else scenarios(models, Path(out))
+    results = run(ranks, {name: Path(folder) for name, folder in folders.items()}, Path(out))
     Path(out, f"rank{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run_ranks(ranks: int, out: Path, folders: dict[str, Path]) -> list[dict[str, Any]]:
+def run_ranks(
+    ranks: int, out: Path, folders: dict[str, Path], program: str = "tests.engine.policy.ranks"
+) -> list[dict[str, Any]]:
     """Start the ranks, wait, and read what each found."""
     import subprocess
 
     arguments = [str(out / "store"), str(out), json.dumps({name: str(folder) for name, folder in folders.items()})]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.policy.ranks", str(rank), str(ranks), *arguments],
+            [sys.executable, "-m", program, str(rank), str(ranks), *arguments],
             cwd=Path(__file__).parents[3],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -256,4 +275,4 @@ def run_ranks(ranks: int, out: Path, folders: dict[str, Path]) -> list[dict[str,
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], json.loads(sys.argv[5]))
+    main(scenarios_of)

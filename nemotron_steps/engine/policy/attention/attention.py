@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
+from nemotron_steps.engine.policy.attention.shared_heads import own_heads
 from nemotron_steps.engine.policy.context_parallel import to_heads, to_tokens
 from nemotron_steps.engine.policy.kernels.attention_half import attention_half
 from nemotron_steps.engine.policy.kernels.dense import linear
@@ -80,6 +81,16 @@ class FlatAttention(torch.nn.Module):
 class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
     """megatron-core's self-attention with its parameters and names, computing over flat tokens."""
 
+    def __init__(self, config: Any, *args: Any, **settings: Any) -> None:
+        super().__init__(config, *args, **settings)
+        ranks = config.tensor_model_parallel_size
+        self.shares_heads = config.num_query_groups < ranks
+        """Whether several tensor-parallel ranks attend to one key-value head."""
+        self.groups = 1 if self.shares_heads else config.num_query_groups // ranks
+        """Key-value heads of this rank, and so groups of query heads."""
+        self.queries = config.num_attention_heads // ranks // self.groups
+        """Query heads of a group."""
+
     def forward(self, hidden: torch.Tensor, layout: TokenLayout, cos_sin: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Attend.
 
@@ -92,10 +103,13 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             The same shape as `hidden`.
         """
         mixed = column_linear(self.linear_qkv, hidden)
-        groups = self.num_query_groups_per_partition
-        slots = self.num_attention_heads_per_partition // groups + 2
-        scale = self._head_norm() if self.config.qk_layernorm else None
-        grouped = mixed.view(mixed.shape[0], groups, slots, self.hidden_size_per_attention_head)
+        config, width = self.config, self.hidden_size_per_attention_head
+        scale = self._head_norm() if config.qk_layernorm else None
+        if self.shares_heads:
+            mixed = own_heads(
+                mixed.squeeze(1), config.num_attention_heads, config.num_query_groups, width, self.pg_collection.tp
+            )
+        grouped = mixed.view(mixed.shape[0], self.groups, self.queries + 2, width)
         if self.config.context_parallel_size == 1 and runs_natively(grouped):
             out = native_attention(grouped, scale, cos_sin, layout, self.config.layernorm_epsilon)
             return row_linear(self.linear_proj, out[:, None])
@@ -129,9 +143,10 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
 
     def _head_norm(self) -> torch.Tensor:
         """[R + 1, D]: the queries' norm weight R times, then the key's."""
-        queries = self.num_attention_heads_per_partition // self.num_query_groups_per_partition
         width = self.hidden_size_per_attention_head
-        return torch.cat((self.q_layernorm.weight.expand(queries, width), self.k_layernorm.weight.expand(1, width)))
+        return torch.cat(
+            (self.q_layernorm.weight.expand(self.queries, width), self.k_layernorm.weight.expand(1, width))
+        )
 
 
 def column_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:

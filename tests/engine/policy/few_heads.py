@@ -1,0 +1,94 @@
+"""Models with fewer heads than ranks, on two and four ranks: what each rank finds, and gradients of every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from tests.engine.policy.batches import grouped_batch, rl_loss
+from tests.engine.policy.ranks import config_for, main
+
+TENSOR = "tensor_model_parallel_size"
+CONTEXT = "context_parallel_size"
+SEQUENCE = {"sequence_parallel": True}
+SHARDED = {"optimizer": {"use_distributed_optimizer": True}}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one head": ("qwen3", {"num_key_value_heads": 1}),
+    "two heads": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}),
+    "biases": ("qwen2_tied", {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}),
+    "mixture": ("qwen3_moe", {"num_key_value_heads": 1}),
+}
+"""Name → its shape in tests/models/checkpoints.py, and what is different."""
+CASES: dict[int, dict[str, dict[str, dict[str, Any]]]] = {
+    2: {
+        "one head": {"tensor": {TENSOR: 2}, "tensor, sequence": {TENSOR: 2, **SEQUENCE}},
+    },
+    4: {
+        "one head": {"tensor": {TENSOR: 4}, "tensor, data": {TENSOR: 2, **SHARDED}},
+        "two heads": {
+            "tensor, sequence": {TENSOR: 4, **SEQUENCE},
+            "tensor, checkpointing": {TENSOR: 4, "activation_checkpointing": True},
+        },
+        "biases": {"tensor": {TENSOR: 4}},
+        "mixture": {"tensor, expert": {TENSOR: 4, "expert_model_parallel_size": 2, **SEQUENCE}},
+    },
+}
+"""Ranks → model → layouts."""
+PACKED = {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}}
+
+
+def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """What is found in two steps, their weights, the first one's gradients, and the policy."""
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+
+    policy = MegatronPolicy(config_for(megatron, max_grad_norm=1e9, **changes), folder, rl_loss(), total_steps=10)
+    found = {"before": policy.logprobs(grouped_batch(0)).tolist(), "metrics": [policy.train_step(grouped_batch(0))]}
+    tensors = {f"gradient {name}": tensor.clone() for name, tensor in gradients(policy)}
+    tensors |= {name: tensor.clone() for name, tensor in policy.weights()}
+    found["metrics"].append(policy.train_step(grouped_batch(1)))
+    tensors |= {f"second {name}": tensor.clone() for name, tensor in policy.weights()}
+    return found, tensors, policy
+
+
+def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whole gradients of the last step under Hugging Face names. Collective."""
+    shards, live = policy.shards, policy.shards.local
+    flat = {name: view for buffer in policy.buffers for name, view in buffer.unflatten(buffer.grads).items()}
+    shards.local = {name: flat[name] for name in live}
+    try:
+        yield from shards.hf_tensors()
+    finally:
+        shards.local = live
+
+
+def run(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+
+    results: dict[str, Any] = {}
+    for model, layouts in CASES[ranks].items():
+        for number, (name, megatron) in enumerate(layouts.items()):
+            case = f"{model}: {name}"
+            # Micro-batches of three rows, or packed ones.
+            changes = PACKED if number % 2 else {"train_micro_batch_size": 3}
+            results[case], tensors, policy = steps(folders[model], megatron, **changes)
+            policy.save_checkpoint(str(out / case))
+            policy.save_model(out / f"{case} as megatron")
+            if dist.get_rank() == 0:
+                save_file(tensors, out / f"{case}.safetensors")
+            third = [policy.train_step(grouped_batch(2))]
+            policy.load_checkpoint(str(out / f"{model} alone"))
+            third.append(policy.train_step(grouped_batch(2)))
+            other = MegatronPolicy(config_for({}, max_grad_norm=1e9), folders[model], rl_loss(), total_steps=10)
+            other.load_checkpoint(str(out / case))
+            third.append(other.train_step(grouped_batch(2)))
+            results[case]["third"] = third
+    return results
+
+
+if __name__ == "__main__":
+    main(run)
