@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from nemotron_steps.engine.types import TrainBatch
+
+if TYPE_CHECKING:
+    from nemotron_steps.engine.policy.mamba.runs import Runs
 
 Ints = npt.NDArray[np.int64]
 
@@ -69,11 +72,15 @@ class RowSpans:
     """All suffixes of one prompt, run by run in the order of `prompt`."""
     first_suffix: torch.Tensor
     """int64 [whole rows + 1], where the suffixes of each whole row begin among all; on CPU."""
+    lengths: torch.Tensor
+    """int64 [whole rows + suffix rows]; on CPU."""
 
     def to(self, device: torch.device) -> RowSpans:
         """The same on another device."""
         prompt, suffix, family = (s and s.to(device) for s in (self.prompt, self.suffix, self.family))
-        return RowSpans(self.whole.to(device), prompt, self.prompt_tokens, suffix, family, self.first_suffix)
+        return RowSpans(
+            self.whole.to(device), prompt, self.prompt_tokens, suffix, family, self.first_suffix, self.lengths
+        )
 
 
 @dataclass
@@ -104,6 +111,8 @@ class TokenLayout:
     spans: RowSpans
     idle: bool = False
     """Its rows are another micro-batch's, computed again only to keep step with other ranks."""
+    runs: Runs | None = field(default=None, repr=False)
+    """What recurrent layers know of it; by the first of them."""
     _mask: torch.Tensor | None = field(default=None, repr=False)
     _occurrences: torch.Tensor | None = field(default=None, repr=False)
 
@@ -237,6 +246,7 @@ def build_layout(
             suffix=_spans(suffix_lengths) if parents else None,
             family=_spans(np.bincount(suffix_parents, suffix_lengths)) if parents else None,
             first_suffix=torch.from_numpy(first_suffix),
+            lengths=torch.from_numpy(np.concatenate([whole_lengths, suffix_lengths])),
         ),
     )
 

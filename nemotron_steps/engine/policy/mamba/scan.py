@@ -1,0 +1,257 @@
+"""The recurrence of Mamba-2 over flat tokens, as matrix products of chunks (state space duality, arXiv 2405.21060).
+
+    h_t = exp(dt_t · A) h_{t−1} + dt_t · x_t ⊗ B_t,   y_t = h_t C_t + D x_t
+
+for each head, with a state h of [head_dim, state], empty at every row's start unless given. Within a chunk the
+recurrence is a product with a lower triangular matrix; between chunks only states travel. Chunks never span two rows,
+so nothing of one row enters another's arithmetic. dt, A and states are float32 in every precision.
+
+Shapes: T tokens, H heads of P, G groups of N (heads of a group share B and C); a chunk has Q tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from nemotron_steps.engine.policy.mamba.cells import pad, unpad
+from nemotron_steps.engine.policy.mamba.runs import Runs, Segment
+
+_MOST_CHUNKS = 64
+"""Chunks of a segment: states go from each to each by one product."""
+_MOST_SCORES = 2**25
+"""Elements of a segment's triangular matrices, [chunks, H, Q, Q]. More segments than one are computed again for their
+gradients, so that memory does not grow with them."""
+
+
+def scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    runs: Runs,
+    chunk_size: int,
+    initial: torch.Tensor | None = None,
+    *,
+    final: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run the recurrence over every row.
+
+    Args:
+        x: [T, H, P].
+        dt: float32 [T, H], positive.
+        a: float32 [H], negative.
+        b, c: [T, G, N].
+        d: float32 [H].
+        runs: the rows. Tokens after them get 0.
+        chunk_size: most tokens of a chunk.
+        initial: float32 [runs.roots, H, P, N], states of the rows that continue no other; empty if None.
+        final: whether the final states are wanted.
+
+    Returns:
+        y, as x; and float32 [rows, H, P, N], the state after each row's last token, or None.
+    """
+    outs: list[torch.Tensor] = []
+    ends: list[torch.Tensor] = []
+    for number, level in enumerate(runs.levels):
+        parts = [tensor[level.tokens] for tensor in (x, dt, b, c)]
+        if number:
+            initial = ends[0].index_select(0, runs.parent)
+        wanted = final or number < len(runs.levels) - 1
+        out, end = _scan_level(parts, a, d, runs, number, chunk_size, initial, wanted)
+        outs.append(out)
+        ends += [] if end is None else [end]
+    if runs.padding:
+        outs.append(x.new_zeros(runs.padding, *x.shape[1:]))
+    return torch.cat(outs) if len(outs) > 1 else outs[0], torch.cat(ends) if final else None
+
+
+def step(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    state: torch.Tensor,
+) -> torch.Tensor:
+    """One token of every row; changes `state` in place.
+
+    Args:
+        x: [rows, H, P].
+        dt: float32 [rows, H].
+        a, d: float32 [H].
+        b, c: [rows, G, N].
+        state: float32 [rows, H, P, N].
+
+    Returns:
+        y, as x.
+    """
+    rows, heads, width = x.shape
+    groups = b.shape[1]
+    values, b, c = x.float(), b.float(), c.float()
+    state.mul_((dt * a).exp()[:, :, None, None])
+    grouped = state.view(rows, groups, -1, state.shape[-1])
+    grouped += (values * dt[:, :, None]).view(rows, groups, -1, 1) * b[:, :, None]
+    y = torch.matmul(grouped, c[..., None]).view(rows, heads, width)
+    return torch.addcmul(y, values, d[:, None]).to(x.dtype)
+
+
+def _scan_level(
+    tokens: list[torch.Tensor],
+    a: torch.Tensor,
+    d: torch.Tensor,
+    runs: Runs,
+    number: int,
+    chunk_size: int,
+    initial: torch.Tensor | None,
+    final: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    level = runs.levels[number]
+    width = min(chunk_size, int(level.lengths.max()))
+    heads = a.shape[0]
+    most = max(1, _MOST_SCORES // (heads * width * width))
+    if int(level.lengths.max()) > width or initial is not None:
+        most = min(most, _MOST_CHUNKS)
+    segments = runs.segments(width, most)[number]
+    run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = _segment
+    if len(segments) > 1 and torch.is_grad_enabled():
+        run = partial(checkpoint, _segment, use_reentrant=False, preserve_rng_state=False)
+    cuts = [segment.tokens.stop - segment.tokens.start for segment in segments]
+    split = [torch.split(tensor, cuts) if len(cuts) > 1 else (tensor,) for tensor in tokens]
+    outs: list[torch.Tensor] = []
+    ends: list[torch.Tensor] = []
+    carried: torch.Tensor | None = None
+    for segment, *parts in zip(segments, *split, strict=True):
+        entering = _entering(segment, initial, carried)
+        out, end = run(*parts, a, d, entering, segment, final)
+        outs.append(out)
+        carried = end[-1:] if end is not None and segment.goes_on else None
+        if end is not None and final:
+            ends.append(end[:-1] if segment.goes_on else end)
+    return torch.cat(outs) if len(outs) > 1 else outs[0], torch.cat(ends) if final else None
+
+
+def _entering(segment: Segment, initial: torch.Tensor | None, carried: torch.Tensor | None) -> torch.Tensor | None:
+    """States of a segment's first rows before their first chunks here; None if all are empty."""
+    if initial is None:
+        return carried
+    rows = initial[segment.rows]
+    return rows if carried is None else torch.cat((carried, rows[1:]))
+
+
+def _segment(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    a: torch.Tensor,
+    d: torch.Tensor,
+    entering: torch.Tensor | None,
+    segment: Segment,
+    final: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Outputs of a segment's tokens [tokens, H, P], and states after its rows [m, H, P, N] if those are needed.
+
+    Args:
+        entering: [e, H, P, N], states before the first e of its rows; the others begin empty.
+    """
+    count, groups, state = segment.count, b.shape[1], b.shape[2]
+    heads, head_dim = x.shape[1:]
+    each = heads // groups
+    values, b, c = (pad(tensor.float(), segment.pad, segment.unpad) for tensor in (x, b, c))
+    dt = pad(dt, segment.pad, segment.unpad).view(count, -1, heads)
+    if segment.filled is not None:
+        dt = dt * segment.filled  # cells of padding then leave the state as it is
+    width = dt.shape[1]
+    # Sums of dt · A up to and with each token, [K, H, Q].
+    logs = (dt * a).transpose(1, 2).contiguous().cumsum(-1)
+    b, c = (tensor.view(count, width, groups, state).transpose(1, 2) for tensor in (b, c))  # [K, G, Q, N]
+    scaled = (values.view(count, width, heads, head_dim) * dt[..., None]).transpose(1, 2)  # [K, H, Q, P]
+    scores = torch.matmul(c, b.transpose(2, 3))[:, :, None] * _decays(logs).view(count, groups, each, width, width)
+    y = torch.matmul(scores.view(count, heads, width, width), scaled)
+    last = logs[:, :, -1]
+    needs_states = entering is not None or final or segment.goes_on or len(segment.row) > len(segment.first)
+    ends: torch.Tensor | None = None
+    if needs_states:
+        leaving = scaled * (last[..., None] - logs).exp()[..., None]
+        # [K, H, P, N]: what each chunk adds to the state at its end.
+        added = torch.matmul(leaving.reshape(count, groups, each, width, head_dim).transpose(3, 4), b[:, :, None])
+        before, ends = _between_chunks(added.view(count, heads, head_dim, state), last, entering, segment, final)
+        if before is not None:
+            received = torch.matmul(c[:, :, None], before.view(count, groups, each, head_dim, state).transpose(3, 4))
+            y = y + received.view(count, heads, width, head_dim) * logs.exp()[..., None]
+    y = y.transpose(1, 2).reshape(count * width, heads, head_dim)
+    y = torch.addcmul(y, values.view_as(y), d[:, None])
+    return unpad(y, segment.unpad).to(x.dtype), ends
+
+
+def _between_chunks(
+    added: torch.Tensor, last: torch.Tensor, entering: torch.Tensor | None, segment: Segment, final: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """States before each chunk, [K, H, P, N] (None if all are empty), and after rows, as `_segment` returns them.
+
+    Args:
+        added: [K, H, P, N], by each chunk to the state at its end.
+        last: [K, H], the sum of dt · A over each chunk.
+    """
+    count, rows = segment.row.shape[0], segment.first.shape[0]
+    if entering is None and count == rows:  # no row has more than one chunk
+        return None, added if final else added[-1:]
+    order = torch.arange(count, device=added.device)
+    # Sums over each row's chunks up to this one. In float64, since small differences of large sums are needed; and
+    # each row by itself, since another's sums would round its own.
+    up_to = (segment.row[:, None] == segment.row) & (order[:, None] >= order)
+    end = up_to.double() @ last.double()
+    start = end - last
+    to_log, to_row, to_order, from_log, from_row, from_order = start, segment.row, order, end, segment.row, order
+    if final or segment.goes_on:
+        ends_at = segment.last if final else segment.last[-1:]
+        to_log = torch.cat((start, end.index_select(0, ends_at)))
+        to_row = torch.cat((segment.row, segment.row.index_select(0, ends_at)))
+        to_order = torch.cat((order, torch.full_like(ends_at, count)))
+    if entering is not None:
+        enters_at = segment.first[: entering.shape[0]]
+        from_log = torch.cat((end, start.index_select(0, enters_at)))
+        from_row = torch.cat((segment.row, segment.row.index_select(0, enters_at)))
+        from_order = torch.cat((order, torch.full_like(enters_at, -1)))
+    apart = (to_row[:, None] != from_row) | (to_order[:, None] <= from_order)
+    weights = (to_log[:, None] - from_log).masked_fill(apart[..., None], -torch.inf).exp().float().permute(2, 0, 1)
+    flat = added.flatten(2).transpose(0, 1)  # [H, K, P · N]
+    states = torch.bmm(weights[:, :, :count], flat)
+    if entering is not None:
+        states = torch.baddbmm(states, weights[:, :, count:], entering.flatten(2).transpose(0, 1))
+    states = states.transpose(0, 1).view(-1, *added.shape[1:])
+    if to_log is start:
+        return states, None
+    return states[:count], states[count:]
+
+
+def _decays(logs: torch.Tensor) -> torch.Tensor:
+    """exp(log_i − log_j) for j ≤ i, else 0: [..., Q] → [..., Q, Q]."""
+    decays: torch.Tensor = _Decays.apply(logs)  # type: ignore[no-untyped-call]
+    return decays
+
+
+class _Decays(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        width = logs.shape[-1]
+        above = torch.ones(width, width, dtype=torch.bool, device=logs.device).triu_(1)
+        decays = (logs[..., :, None] - logs[..., None, :]).masked_fill_(above, -torch.inf).exp_()
+        ctx.save_for_backward(decays)
+        return decays
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (decays,) = ctx.saved_tensors
+        product: torch.Tensor = grad * decays
+        return product.sum(-1) - product.sum(-2)

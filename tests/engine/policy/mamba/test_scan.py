@@ -1,0 +1,170 @@
+"""The chunked scan gives what the recurrence gives, token by token, and so do its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
+
+from nemotron_steps.engine.policy.mamba import scan as scan_module
+from nemotron_steps.engine.policy.mamba.runs import Runs, runs_of
+from nemotron_steps.engine.policy.mamba.scan import scan, step
+from nemotron_steps.engine.policy.token_layout import build_layout
+from tests.engine.policy.batches import grouped_batch
+from tests.engine.policy.mamba.recurrence import naive_scan, rows_of
+
+NAMES = ("x", "dt", "a", "b", "c", "d")
+
+
+def inputs(tokens: int, heads: int = 4, width: int = 3, groups: int = 2, state: int = 5, seed: int = 0):
+    """Tensors with gradients, as `scan` takes them: some heads forget at once, some hardly."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    made = {
+        "x": normal(tokens, heads, width),
+        "dt": torch.nn.functional.softplus(normal(tokens, heads)),
+        "a": -normal(heads).mul(1.5).exp(),
+        "b": normal(tokens, groups, state),
+        "c": normal(tokens, groups, state),
+        "d": normal(heads),
+    }
+    return {name: tensor.requires_grad_() for name, tensor in made.items()}
+
+
+def compare(given: dict[str, torch.Tensor], runs: Runs, chunk_size: int, initial: torch.Tensor | None = None):
+    """Outputs, final states and the gradients of both, against the recurrence in float64."""
+    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in given.items()}
+    exact_initial = None if initial is None else initial.detach().double().requires_grad_()
+    expected = naive_scan(**exact, runs=runs, initial=exact_initial)
+    found = scan(**given, runs=runs, chunk_size=chunk_size, initial=initial, final=True)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(tensor.shape, generator=generator) for tensor in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, atol=2e-5, rtol=2e-5)
+    sum((mine * weight).sum() for mine, weight in zip(found, weights, strict=True)).backward()
+    sum((theirs * weight).sum() for theirs, weight in zip(expected, weights, strict=True)).backward()
+    pairs = [(name, given[name], exact[name]) for name in NAMES]
+    for name, mine, theirs in [*pairs, *([("initial", initial, exact_initial)] if initial is not None else [])]:
+        scale = theirs.grad.abs().max()
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, atol=2e-5 * max(scale, 1), rtol=1e-4, msg=name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    children=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), max_size=4),
+    chunk_size=st.sampled_from([1, 4, 7, 16, 64]),
+    groups=st.sampled_from([1, 2, 4]),
+    begun=st.booleans(),
+    padding=st.integers(0, 2),
+    most_chunks=st.sampled_from([1, 2, 3, 64]),
+)
+def test_equals_the_recurrence(lengths, children, chunk_size, groups, begun, padding, most_chunks):
+    children = sorted((parent % len(lengths), length) for parent, length in children)
+    runs = Runs([*lengths, *(length for _, length in children)], [p for p, _ in children], padding=padding)
+    given = inputs(runs.tokens + padding, groups=groups, seed=sum(lengths))
+    initial = torch.randn(len(lengths), 4, 3, 5, requires_grad=True) if begun else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan_module, "_MOST_CHUNKS", most_chunks)
+        compare(given, runs, chunk_size, initial)
+
+
+def test_whole_rows_and_suffixes_of_a_layout():
+    layout = build_layout(grouped_batch(), range(12), divisible_by=8)
+    runs = runs_of(layout)
+    assert runs_of(layout) is runs
+    assert runs.roots < len(runs.lengths)
+    compare(inputs(layout.token_ids.shape[0]), runs, 16)
+
+
+def test_a_shared_prompt_gives_what_repeated_prompts_give():
+    """Outputs and gradients; the prompt's gradient is the sum over those that continue it."""
+    prompt, rests = 21, (9, 30)
+    given = inputs(prompt + sum(rests))
+    shared = scan(**given, runs=Runs([prompt, *rests], [0, 0]), chunk_size=8)[0]
+    first = torch.arange(prompt)
+    both = torch.cat([first, torch.arange(prompt, prompt + 9), first, torch.arange(prompt + 9, prompt + 39)])
+    repeated = {name: tensor if name in "ad" else tensor[both] for name, tensor in given.items()}
+    apart = scan(**repeated, runs=Runs([prompt + 9, prompt + 30]), chunk_size=8)[0]
+    torch.testing.assert_close(shared[both], apart, atol=1e-5, rtol=1e-5)
+    weight = torch.randn(apart.shape)
+    mine = torch.autograd.grad((shared[both] * weight).sum(), list(given.values()))
+    theirs = torch.autograd.grad((apart * weight).sum(), list(given.values()))
+    torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk_size", [8, 64])
+def test_a_neighbour_changes_nothing_bit_for_bit(chunk_size):
+    runs = Runs([30, 17, 45, 3])
+    given = inputs(runs.tokens)
+    mine = rows_of(runs)[1]
+    changed = {name: tensor.detach().clone() for name, tensor in given.items()}
+    for name in ("x", "dt", "b", "c"):
+        changed[name][: mine.start] *= 3
+        changed[name][mine.stop :] /= 7
+    changed = {name: tensor.requires_grad_() for name, tensor in changed.items()}
+    grads = []
+    for tensors in (given, changed):
+        out, final = scan(**tensors, runs=runs, chunk_size=chunk_size, final=True)
+        grads.append((out[mine], final[1], *torch.autograd.grad(out[mine].sum(), [tensors[n] for n in "xbc"])))
+    for before, after in zip(*grads, strict=True):
+        own = mine if before.shape[0] == runs.tokens else slice(None)
+        assert torch.equal(before[own], after[own])
+
+
+def test_equals_transformers():
+    given = inputs(2 * 50)
+    out, final = scan(**given, runs=Runs([50, 50]), chunk_size=16, final=True)
+    batched = {name: tensor.unflatten(0, (2, 50)) for name, tensor in given.items() if name not in "ad"}
+    theirs, their_final = mamba2_chunk_scan(
+        batched["x"], batched["dt"], given["a"], batched["b"], batched["c"], 16, given["d"], return_final_states=True
+    )
+    torch.testing.assert_close(out, theirs.flatten(0, 1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(final, their_final, atol=1e-5, rtol=1e-5)
+
+
+def test_steps_continue_a_scan():
+    runs = Runs([20, 11])
+    given = {name: tensor.detach() for name, tensor in inputs(runs.tokens + 2 * 3).items()}
+    states = given["x"].new_zeros(2, 4, 3, 5)
+    whole = Runs([23, 14])
+    order = torch.cat([torch.arange(20), torch.arange(31, 34), torch.arange(20, 31), torch.arange(34, 37)])
+    full = {name: tensor if name in "ad" else tensor[order] for name, tensor in given.items()}
+    expected, expected_final = scan(**full, runs=whole, chunk_size=8, final=True)
+    head = {name: tensor if name in "ad" else tensor[:31] for name, tensor in given.items()}
+    _, states = scan(**head, runs=runs, chunk_size=8, final=True)
+    stepped = []
+    for t in range(3):
+        now = {name: tensor if name in "ad" else tensor[[31 + t, 34 + t]] for name, tensor in given.items()}
+        stepped.append(step(**now, state=states))
+    torch.testing.assert_close(torch.stack(stepped, 1)[0], expected[20:23], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.stack(stepped, 1)[1], expected[34:], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states, expected_final, atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_tokens_have_a_float32_state():
+    given = {name: tensor.detach() for name, tensor in inputs(64).items()}
+    half = {name: given[name].bfloat16() if name in "xbc" else given[name] for name in NAMES}
+    out, final = scan(**half, runs=Runs([64]), chunk_size=16, final=True)
+    exact, exact_final = naive_scan(**{name: tensor.double() for name, tensor in half.items()}, runs=Runs([64]))
+    assert (out.dtype, final.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(final.double(), exact_final, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out.double(), exact, atol=1e-2, rtol=1e-2)
+
+
+def test_memory_of_gradients_is_bounded_by_segments(monkeypatch):
+    """What a long row keeps for its gradient is its inputs and the states between segments, no triangular matrix."""
+    monkeypatch.setattr(scan_module, "_MOST_SCORES", 4 * 4 * 32 * 32)
+    kept = []
+    given = inputs(4096, groups=1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.untyped_storage()) or t, lambda t: t):
+        out, _ = scan(**given, runs=Runs([4096]), chunk_size=32)
+    bytes_kept = sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values())
+    inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in given.values())
+    assert out.requires_grad
+    assert bytes_kept < 2 * inputs_bytes < 4 * 4096 * 32 * 4
