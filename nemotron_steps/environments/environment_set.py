@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.environments.agents import Options, agent_of, resolve
-from nemotron_steps.environments.registry import create, environment_class, settings_of, unknown_agent
+from nemotron_steps.environments.registry import create, environment_class, unknown_agent
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Row
@@ -68,8 +68,20 @@ class EnvironmentSet:
             raise unknown_agent(agent, where)
         return self.get(agent)
 
-    def check_rows(self, rows: Iterable[tuple[Row, str]]) -> set[str]:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What was asked of `get` so far, in the order of the first times."""
+        return tuple(self._named)
+
+    def needed_judges(self) -> frozenset[str]:
+        """Roles of the judges that the environments created so far ask."""
+        return frozenset(role for environment in self._environments.values() for role in environment.needed_judges())
+
+    def check_rows(self, rows: Iterable[tuple[Row, str]], *, environment: str | None = None) -> set[str]:
         """Check every (row, file:line) against its environment, before anything is sampled.
+
+        Args:
+            environment: the name of the one that grades these rows, whatever they name.
 
         Returns:
             Names of the environments the rows need.
@@ -79,9 +91,9 @@ class EnvironmentSet:
         """
         needed: set[str] = set()
         for row, where in rows:
-            environment = self.route(row, where)
-            environment.check_row_with_resources(row, where)
-            needed.add(environment.name)
+            graded_by = self.route(row, where) if environment is None else self.get(environment)
+            graded_by.check_row_with_resources(row, where)
+            needed.add(graded_by.name)
         return needed
 
     async def start(self) -> None:
@@ -93,17 +105,3 @@ class EnvironmentSet:
         """Close every environment created so far."""
         for environment in self._environments.values():
             await environment.close()
-
-
-def judge_roles(agents: Iterable[str], options: Options) -> set[str]:
-    """Roles of the judges that these agents' (or environments') settings need.
-
-    Raises:
-        UnknownNameError, ConfigError, UnsupportedError: as EnvironmentSet.get.
-    """
-    roles: set[str] = set()
-    for name in agents:
-        environment, settings = resolve(name, options) or (name, {})
-        found = environment_class(environment)
-        roles.update(found(settings_of(environment, settings), {}).needed_judges())
-    return roles

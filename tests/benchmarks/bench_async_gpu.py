@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 from tests.benchmarks.bench_gpu import run_config
 from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
@@ -61,12 +60,13 @@ class OutOfTime(Exception):
 def run_mode(folder: Path, mode: str, seconds: float) -> dict:
     """Train one mode and measure its steps."""
     from nemotron_steps.config.schema.rl import RlConfig
+    from nemotron_steps.engine.build.rows import RunRows
+    from nemotron_steps.engine.build.run import build_run
     from nemotron_steps.engine.grpo.async_loop import train_async
     from nemotron_steps.engine.grpo.loop import train
     from nemotron_steps.engine.rollouts.data import read_rows
     from nemotron_steps.environments import registry
     from nemotron_steps.runs.tracker import Tracker
-    from nemotron_steps.steps.rl.training import build_run
 
     faulthandler.dump_traceback_later(max(10.0, seconds - 5.0), exit=False)
     registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
@@ -90,9 +90,9 @@ def run_mode(folder: Path, mode: str, seconds: float) -> dict:
 
     config = RlConfig.model_validate_json((folder / f"{mode}.json").read_text())
     tracker = Tracker("bench", None, listen)
-    context = SimpleNamespace(config=config, work=folder / mode, started=time.monotonic(), tracker=tracker)
     say(f"{mode}: starting")
-    run, environments = build_run(context, read_rows(folder / "train.jsonl"), [])
+    rows = RunRows(read_rows(folder / "train.jsonl"))
+    run, environments = build_run(config, rows, work=folder / mode, started=time.monotonic(), reporter=tracker)
     loaded = time.perf_counter() - STARTED
     say(f"{mode}: loaded, weights travel by {run.generator.transports}")
     try:

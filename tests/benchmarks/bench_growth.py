@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 from tests.benchmarks.bench_gpu import run_config
 from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
@@ -37,11 +36,12 @@ def measure(folder: Path, **settings: int) -> dict:
     import torch
 
     from nemotron_steps.config.schema.rl import RlConfig
+    from nemotron_steps.engine.build.rows import RunRows
+    from nemotron_steps.engine.build.run import build_run
     from nemotron_steps.engine.grpo.loop import train
     from nemotron_steps.engine.rollouts.data import read_rows
     from nemotron_steps.environments import registry
     from nemotron_steps.runs.tracker import Tracker
-    from nemotron_steps.steps.rl.training import build_run
 
     registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
     records: list[dict] = []
@@ -52,9 +52,9 @@ def measure(folder: Path, **settings: int) -> dict:
 
     config = RlConfig.model_validate(run_config(folder, STEPS, "embedded", **settings))
     tracker = Tracker("bench", None, listen)
-    context = SimpleNamespace(config=config, work=folder / "work", started=time.monotonic(), tracker=tracker)
     torch.cuda.reset_peak_memory_stats()
-    run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
+    rows = RunRows(read_rows(folder / "train.jsonl"))
+    run, _ = build_run(config, rows, work=folder / "work", started=time.monotonic(), reporter=tracker)
     train(run)
     run.generator.close()
     del run

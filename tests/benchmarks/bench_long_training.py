@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     length = parser.parse_args().length
     from nemotron_steps.config.schema.rl import RlConfig
-    from nemotron_steps.engine.build.backends import build_policy
+    from nemotron_steps.engine.backends.policy import build_policy
     from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
     from nemotron_steps.engine.policy.attention import te_attention
 

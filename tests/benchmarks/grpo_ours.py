@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
@@ -29,12 +28,13 @@ class Vowels(Environment):
 
 def main(folder: Path) -> None:
     from nemotron_steps.config.schema.rl import RlConfig
+    from nemotron_steps.engine.build.rows import RunRows
+    from nemotron_steps.engine.build.run import build_run
     from nemotron_steps.engine.grpo.async_loop import train_async
     from nemotron_steps.engine.grpo.loop import train
     from nemotron_steps.engine.rollouts.data import read_rows
     from nemotron_steps.environments import registry
     from nemotron_steps.runs.tracker import Tracker
-    from nemotron_steps.steps.rl.training import build_run
 
     registry.BUILT_IN["vowels"] = f"{__name__}:Vowels"
     records: list[dict] = []
@@ -46,9 +46,9 @@ def main(folder: Path) -> None:
     config = RlConfig.model_validate_json((folder / "run.json").read_text())
     batch = config.policy.train_global_batch_size
     tracker = Tracker("bench", None, listen)
-    context = SimpleNamespace(config=config, work=folder / "work", started=time.monotonic(), tracker=tracker)
     started = time.perf_counter()
-    run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
+    rows = RunRows(read_rows(folder / "train.jsonl"))
+    run, _ = build_run(config, rows, work=folder / "work", started=time.monotonic(), reporter=tracker)
     loaded = time.perf_counter() - started
     with PeakMemory() as memory:
         (train_async if config.grpo.async_grpo.enabled else train)(run)

@@ -9,7 +9,7 @@ import pytest
 
 from nemotron_steps.environments.agents import AGENTS, resolve
 from nemotron_steps.environments.base import Response, Session, ToolCall
-from nemotron_steps.environments.environment_set import EnvironmentSet, judge_roles
+from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
 from nemotron_steps.steps.data_prep.rl_prep import EnvironmentChecks
@@ -126,9 +126,13 @@ def test_an_agent_that_needs_a_server_says_so_until_it_has_one(agent: str) -> No
 
 
 def test_judges_are_those_of_the_agents_own_settings() -> None:
-    assert judge_roles(["lc_judge_simple_agent", "xstest_eval_agent", "mcqa"], {}) == {"judge_model", "safety_model"}
     options = {"quiet": {"environment": "math_with_judge", "should_use_judge": False}}
-    assert judge_roles(["quiet"], options) == set()
+    environments = EnvironmentSet(options, dict.fromkeys(("judge_model", "safety_model"), object()))  # type: ignore[arg-type]
+    environments.get("quiet")
+    assert environments.needed_judges() == set()
+    for agent in ("lc_judge_simple_agent", "xstest_eval_agent", "mcqa"):
+        environments.get(agent)
+    assert environments.needed_judges() == {"judge_model", "safety_model"}
 
 
 def test_data_preparation_takes_rows_of_agents_that_only_a_run_can_set_up(tmp_path: Path) -> None:

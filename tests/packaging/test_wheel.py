@@ -40,6 +40,13 @@ def test_the_second_command_works_too(commands: Path, tmp_path: Path) -> None:
     assert "rl/nemo_rl/rlhf" in done.stdout
 
 
+def test_every_module_is_in_the_wheel(commands: Path) -> None:
+    """Folders that tools leave out by their names, as `build`, are no exception."""
+    (installed,) = (commands.parent / "lib").glob("python*/site-packages/nemotron_steps")
+    packed = {path.relative_to(installed) for path in installed.rglob("*.py")}
+    assert {path.relative_to(ROOT / "nemotron_steps") for path in (ROOT / "nemotron_steps").rglob("*.py")} <= packed
+
+
 def test_the_sources_of_the_kernels_are_in_the_wheel(commands: Path) -> None:
     (installed,) = (commands.parent / "lib").glob(f"python*/site-packages/{KERNELS}")
     assert sorted(path.name for path in installed.glob("*.[ch]")) == SOURCES != []

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.build.rows import read_data
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.rl import preflight
 from tests.models.checkpoints import write_tokenizer
@@ -60,7 +61,7 @@ def test_what_its_hints_say_mends_it(tmp_path, model, change):
         config = config.model_copy(update={"policy": policy})
     preflight.check(config, {})
     left_out = []
-    rows, _, _ = preflight.read_data(config, left_out.append)
+    rows = read_data(config, left_out.append).train
     assert (len(rows), left_out) == ((2, [2]) if "data" in change else (4, []))
 
 

@@ -312,6 +312,11 @@ class EnvConfig(Section):
         refuse(rl_rules.env_rules(self))
         return self
 
+    @property
+    def only_environment(self) -> str | None:
+        """The one environment that every row goes to; None where each row names its own."""
+        return None if self.should_use_nemo_gym else self.environment
+
 
 class DataFileConfig(Section):
     """One JSON Lines file of prompts."""

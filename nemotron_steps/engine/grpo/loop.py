@@ -51,7 +51,7 @@ from nemotron_steps.engine.rollouts.judges import StepwiseJudge
 from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort
 from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
 from nemotron_steps.engine.signals import SignalMonitor
-from nemotron_steps.engine.types import Generator, Policy, RolloutGroup, SamplingParams
+from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
 from nemotron_steps.errors import DataError
 
 
@@ -89,8 +89,7 @@ class GrpoRun:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run: grpo.max_num_steps, or what the data gives in grpo.max_num_epochs."""
-        grpo = self.config.grpo
-        return min(grpo.max_num_steps, grpo.max_num_epochs * self.prompts.steps_per_epoch())
+        return self.prompts.num_steps(self.config.grpo.max_num_steps)
 
 
 @dataclass
@@ -421,9 +420,7 @@ async def validate(run: GrpoRun) -> EvaluationResult:
     return result
 
 
-async def evaluate_heldout(
-    run: GrpoRun, rows: Sequence[PromptRow], params: SamplingParams, label: str
-) -> EvaluationResult:
+async def evaluate_heldout(run: GrpoRun, rows: Sequence[PromptRow], label: str) -> EvaluationResult:
     """Grade the generator's current weights on held-out prompts with `heldout.environment`.
 
     Args:
@@ -437,7 +434,7 @@ async def evaluate_heldout(
         group_ids=[f"heldout/{label}/{i}" for i in range(len(chosen))],
         num_generations=settings.samples_per_prompt,
         environment=environment,
-        params=replace(params, temperature=settings.temperature),
+        params=replace(run.collector.params, temperature=settings.temperature),
     )
     result = summarize(groups)
     run.reporter.event("heldout", label=label, **result.to_dict())

@@ -33,6 +33,7 @@ from nemotron_steps.engine.grpo.rollout_metrics import (
 from nemotron_steps.engine.losses.importance import sequence_logprob_error
 from nemotron_steps.engine.losses.kl import kl_divergence
 from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask, reduce_over_batch
+from nemotron_steps.engine.rollouts.failures import Failure, failed_rollout
 from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_rewards
 from nemotron_steps.engine.schedules import epsilon_limit
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
@@ -259,10 +260,7 @@ def _flatten(groups: Sequence[RolloutGroup], num_generations: int) -> tuple[list
         environment = group.rollouts[0].environment if group.rollouts else "none"
         rollouts.extend(group.rollouts)
         for index in range(len(group.rollouts), num_generations):
-            rollouts.append(
-                Rollout(group.group_id, index, [0], [0], [0.0], [], float("nan"), environment, False,
-                        failure=MISSING_MEMBER)
-            )  # fmt: skip
+            rollouts.append(failed_rollout(group.group_id, index, environment, Failure(MISSING_MEMBER)))
     return rollouts, torch.arange(len(groups)).repeat_interleave(num_generations)
 
 

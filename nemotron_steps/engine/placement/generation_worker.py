@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """Arguments of engine.setup.build_generator."""
+    """Arguments of engine.backends' build_generator."""
 
     hf_folder: Path
     config: GenerationConfig
@@ -116,7 +116,7 @@ class GenerationWorker(WorkerProcess):
         return received
 
     def _build(self, weights: Any) -> Generator:
-        from nemotron_steps.engine.build.backends import build_generator
+        from nemotron_steps.engine.backends.generator import build_generator
         from nemotron_steps.models.chat import ChatFormat
 
         settings = self._settings

@@ -30,8 +30,8 @@ class JudgeWorker(WorkerProcess):
     """See the module docstring."""
 
     async def build(self, role: str, config: VllmModelConfig, seed: int) -> None:
-        """Load the model; arguments as engine.setup.build_judge."""
-        from nemotron_steps.engine.build.backends import build_judge
+        """Load the model; arguments as engine.backends' build_judge."""
+        from nemotron_steps.engine.backends.judges import build_judge
         from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 
         judge = build_judge(role, config, defer_to=None, seed=seed)
@@ -92,8 +92,8 @@ class HttpJudgeRecipe:
     seed: int
 
     def build(self) -> Judge:
-        """The judge, once its server is ready; see engine.setup.build_judge."""
-        from nemotron_steps.engine.build.backends import build_judge
+        """The judge, once its server is ready; see engine.backends' build_judge."""
+        from nemotron_steps.engine.backends.judges import build_judge
 
         return build_judge(self.role, self.config, defer_to=None, seed=self.seed)
 

@@ -17,23 +17,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.misfits import device_misfits
 from nemotron_steps.config.layout.sizes import JudgeSizes, judge_copies, sizes_of
 from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
-from nemotron_steps.engine.grpo.step import needs_reference_logprobs
-from nemotron_steps.engine.losses.loss import SampledFrom
-from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, JudgesBehindHttp, PlacedEnvironmentSet
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
+from nemotron_steps.engine.placement.parts import Parts, Wanted
 from nemotron_steps.engine.placement.policy_group import RayPolicy
-from nemotron_steps.engine.rollouts.judges import StepwiseJudge
 from nemotron_steps.engine.workers.workers import Worker, places, start_workers, stop_workers
 
 if TYPE_CHECKING:
@@ -103,38 +100,14 @@ class DevicePlan:
         return number if self.colocated else self.policy + number
 
 
-@dataclass
-class PlacedRun:
-    """The parts of a placed run. `resources` closes them."""
-
-    policy: RayPolicy
-    generator: RayGenerator
-    judges: list[StepwiseJudge]
-    environments: PlacedEnvironmentSet
-    resources: ExitStack
-
-    def where(self) -> dict[str, Any]:
-        """Every worker's process and device, and how weights travel."""
-        workers = [*self.policy.workers, *self.generator.workers, self.environments.worker]
-        workers += [worker for judge in self.judges if isinstance(judge, PlacedJudge) for worker in judge.workers]
-        return {"backend": "ray", "workers": places(workers), "weight_sync": self.generator.transports}
-
-
-def place(
-    config: RlConfig, hf_folder: Path, needed_judges: Sequence[str], *, total_steps: int, max_total_length: int
-) -> PlacedRun:
+def place(config: RlConfig, wanted: Wanted) -> Parts:
     """Start and load everything.
-
-    Args:
-        hf_folder: config.json and tokenizer of the policy.
-        needed_judges: roles to serve.
-        total_steps: optimizer steps of the run.
-        max_total_length: longest sequence of the run.
 
     Raises:
         UnsupportedError, WorkerLostError, JudgeUnavailableError: see the modules of the parts.
     """
-    chosen = {role: judge for role in needed_judges if (judge := config.env.nemo_gym.judge(role)) is not None}
+    needed = sorted(wanted.judges)
+    chosen = {role: judge for role in needed if (judge := config.env.nemo_gym.judge(role)) is not None}
     local = {role: judge for role, judge in chosen.items() if judge.backend != "http"}
     plan = DevicePlan.of(config, local)
     with ExitStack() as resources:
@@ -144,19 +117,18 @@ def place(
         sharing = bool(local) and not plan.judge_devices
         policy = RayPolicy(policy_options(plan, cluster, judges=sharing), local=cluster.is_local)
         resources.callback(policy.close)
-        assert config.policy.checkpoint is not None, "checked by the caller"
         policy.build(
             config.policy,
-            Path(config.policy.checkpoint),
-            PolicyGradientLoss(config.loss_fn, SampledFrom.of(config.policy.generation)),
-            reference=needs_reference_logprobs(config.loss_fn),
-            total_steps=total_steps,
+            wanted.checkpoint,
+            wanted.loss_fn,
+            reference=wanted.reference,
+            total_steps=wanted.total_steps,
         )
         generator = RayGenerator(
             GeneratorSettings(
-                hf_folder,
+                wanted.hf_folder,
                 config.policy.generation,
-                max_total_length,
+                wanted.max_total_length,
                 config.policy.precision,
                 config.grpo.async_grpo,
             ),
@@ -166,8 +138,17 @@ def place(
         generator.update_weights(policy.weights(), 0)
         judges = _place_judges(config, local, judge_options(plan, cluster, generator.workers), plan.judges, resources)
         environments = _place_environments(config, chosen, judges, cluster, resources)
-        stepwise: list[StepwiseJudge] = [*judges.values(), JudgesBehindHttp(environments)]
-        return PlacedRun(policy, generator, stepwise, environments, resources.pop_all())
+        workers = [*policy.workers, *generator.workers, environments.worker]
+        workers += [worker for judge in judges.values() for worker in judge.workers]
+        return Parts(
+            policy,
+            generator,
+            AsyncSampler(generator, name="policy"),
+            [*judges.values(), JudgesBehindHttp(environments)],
+            environments,
+            resources.pop_all(),
+            {"backend": "ray", "workers": places(workers), "weight_sync": generator.transports},
+        )
 
 
 def _share(plan: DevicePlan, *, policy: bool, judges: bool) -> float:
@@ -255,7 +236,6 @@ def _place_environments(
         options = [cluster.beside_driver()]
         return start_workers(EnvironmentWorker, ["environments"], options, [travelling], device=False)[0]
 
-    only = None if config.env.should_use_nemo_gym else config.env.environment
-    environments = PlacedEnvironmentSet(gym.environments, here, start(), start, only=only)
+    environments = PlacedEnvironmentSet(gym.environments, here, start(), start, only=config.env.only_environment)
     resources.callback(environments.stop)
     return environments

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.misfits import device_misfits
 from nemotron_steps.config.layout.sizes import sizes_of
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.policy_group import RayPolicy
+from nemotron_steps.engine.workers.workers import places
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
@@ -27,8 +28,8 @@ def place_policy(
     *,
     reference: bool,
     total_steps: int,
-) -> tuple[RayPolicy, ExitStack]:
-    """Start and load one rank a device; the policy, and what ends it. Arguments as engine.setup.build_policy.
+) -> tuple[RayPolicy, ExitStack, dict[str, Any]]:
+    """Start and load one rank a device; the policy, what ends it, and where it is. Arguments as build_policy's.
 
     Raises:
         ConfigError: `cluster.policy_workers` is not the number of GPUs, or the layout does not divide the ranks.
@@ -45,4 +46,4 @@ def place_policy(
         policy = RayPolicy([ray.options(rank, gpu) for rank in range(ranks)], local=ray.is_local)
         resources.callback(policy.close)
         policy.build(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
-        return policy, resources.pop_all()
+        return policy, resources.pop_all(), {"backend": "ray", "workers": places(policy.workers)}

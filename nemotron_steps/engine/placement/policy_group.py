@@ -78,7 +78,7 @@ class RayPolicy:
     def build(
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
-        """Load the model on every rank; arguments as engine.setup.build_policy."""
+        """Load the model on every rank; arguments as engine.backends' build_policy."""
         self._everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 
     def logprobs(self, batch: TrainBatch) -> torch.Tensor:

@@ -52,8 +52,8 @@ class PolicyWorker(WorkerProcess):
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 
     def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, reference: bool, total_steps: int) -> None:
-        """Load this rank's part of the model; arguments as engine.setup.build_policy."""
-        from nemotron_steps.engine.build.backends import build_policy
+        """Load this rank's part of the model; arguments as engine.backends' build_policy."""
+        from nemotron_steps.engine.backends.policy import build_policy
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
 

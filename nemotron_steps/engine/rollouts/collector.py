@@ -75,7 +75,7 @@ class RolloutCollector:
         self._sampler = sampler
         self._chat = chat
         self._environments = environments
-        self._params = params
+        self.params = params
         self.max_total_length = max_total_length
         self._turn_format = turn_format
         self._turns = Turns(sampler, chat, turn_format, max_turns)
@@ -157,7 +157,7 @@ class RolloutCollector:
         version = self._sampler.generator.weight_version
         if environment.runs_agent:
             return await self._collect_agents(
-                prompt, environment, group_id, num_generations, params or self._params, suffix, cut, version
+                prompt, environment, group_id, num_generations, params or self.params, suffix, cut, version
             )
         sessions: dict[int, Session] = {}
         verdicts: dict[int, Verdict] = {}
@@ -171,7 +171,7 @@ class RolloutCollector:
                 if isinstance(prompt_ids, Failure):
                     return self._unsampled(prompt, group_id, environment, num_generations, prompt_ids, version)
                 trajectories = await self._sample(
-                    prompt.row, environment, sessions, prompt_ids, params or self._params, group_id, cut
+                    prompt.row, environment, sessions, prompt_ids, params or self.params, group_id, cut
                 )
                 responses = {i: response_of(trajectory, self._chat) for i, trajectory in trajectories.items()}
                 verdicts |= {i: t.failure.verdict for i, t in trajectories.items() if t.failure is not None}

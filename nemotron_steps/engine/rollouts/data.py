@@ -258,6 +258,10 @@ class PromptStream:
         """Full batches in one epoch."""
         return len(self._rows) // self._batch_size
 
+    def num_steps(self, at_most: int) -> int:
+        """Steps that the prompts give in all epochs, or `at_most`."""
+        return min(at_most, self._max_epochs * self.steps_per_epoch())
+
     def state_dict(self) -> dict[str, int]:
         """Position after the batches served so far."""
         return {"epoch": self._epoch, "position": self._position}

@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nemotron_steps.config.schema.eval import EvalConfig
-from nemotron_steps.engine.build.backends import build_endpoint, build_generator, build_judges, sampling_params
+from nemotron_steps.engine.backends.generator import build_generator
+from nemotron_steps.engine.backends.judges import build_judges
+from nemotron_steps.engine.build.collector import build_collector
+from nemotron_steps.engine.build.rows import check_rows
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.ungraded import refuse_failures
-from nemotron_steps.engine.rollouts.collector import RolloutCollector
-from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
-from nemotron_steps.environments.agents import agent_of, route
-from nemotron_steps.environments.environment_set import EnvironmentSet, judge_roles
+from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
@@ -31,7 +31,8 @@ def run(context: StepContext[EvalConfig]) -> None:
         raise ConfigError("nothing to evaluate", where=missing, hints=[f"--input {port}=PATH"])
     settings = config.evaluation
     rows = read_rows(config.data.data_path)[: settings.max_prompts]
-    only = settings.environment or (None if config.env.should_use_nemo_gym else config.env.environment)
+    only = settings.environment or config.env.only_environment
+    needs = check_rows(config.env, rows, only=only, policy_served=config.generation.vllm_cfg.expose_http_server)
     folder = Path(config.model)
     chat = ChatFormat.from_folder(folder)
     generator = build_generator(
@@ -44,29 +45,19 @@ def run(context: StepContext[EvalConfig]) -> None:
     with ExitStack() as resources:
         resources.callback(generator.close)
         sampler = AsyncSampler(generator, name="policy")
-        gym = config.env.nemo_gym
-        agents = {only} if only else {agent_of(r.row, r.where) for r in rows}
-        if not only:
-            for row in rows:
-                route(row.row, row.where, gym.environments)
-        roles = judge_roles(agents, gym.environments)
-        judges = build_judges(gym, roles, defer_to=sampler, seed=settings.seed)
-        environments = EnvironmentSet(gym.environments, judges, only=only)
-        if config.generation.vllm_cfg.expose_http_server:
-            endpoint = resources.enter_context(
-                build_endpoint(config.generation, sampler, chat, max_total_length=settings.max_total_sequence_length)
-            )
-            environments.offer_policy(endpoint.url, endpoint.model_name)
-            context.tracker.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
-        environments.check_rows((r.row, r.where) for r in rows)
-        collector = RolloutCollector(
-            sampler,
+        judges = build_judges(config.env.nemo_gym, needs.judges, defer_to=sampler, seed=settings.seed)
+        environments = EnvironmentSet(config.env.nemo_gym.environments, judges, only=only)
+        collector = build_collector(
+            config.generation,
             chat,
+            sampler,
             environments,
-            sampling_params(config.generation, chat, settings.seed),
+            needs,
+            seed=settings.seed,
             max_total_length=settings.max_total_sequence_length,
-            turn_format=TurnFormat.of(config.generation, chat),
+            longest=settings.max_total_sequence_length,
             reporter=context.tracker,
+            resources=resources,
         )
         context.tracker.progress(f"grading {len(rows)} prompts", 0, None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.engine.build.backends import build_generator
+from nemotron_steps.engine.backends.generator import build_generator
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.agreement import measure_agreement
 from nemotron_steps.engine.rollouts.data import read_rows

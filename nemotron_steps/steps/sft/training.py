@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.build.backends import open_policy
+from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.supervised.chat_data import ChatSequence

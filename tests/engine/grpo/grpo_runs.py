@@ -6,16 +6,16 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.build.rows import RunRows
+from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, Response, Session, Verdict
 from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.tracker import Tracker
-from nemotron_steps.steps.rl.training import build_run
 from tests.benchmarks.grpo_task import reward_of
 
 
@@ -150,10 +150,13 @@ def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -
 def start(config, work, records=None, rows=None, *, begun_s_ago=0.0):
     """The run's live parts; records of its tracker go into `records`."""
     listener = None if records is None else records.append
-    context = SimpleNamespace(
-        config=config, work=work, started=time.monotonic() - begun_s_ago, tracker=Tracker("test", None, listener)
+    run, _ = build_run(
+        config,
+        RunRows(rows or read_rows(config.data.train.data_path)),
+        work=work,
+        started=time.monotonic() - begun_s_ago,
+        reporter=Tracker("test", None, listener),
     )
-    run, _ = build_run(context, rows or read_rows(config.data.train.data_path), [])
     return run
 
 

@@ -26,8 +26,8 @@ LOOPS = {
 
 
 def heldout_reward(run, rows) -> float:
-    params = SamplingParams(max_new_tokens=16, seed=0)
-    return asyncio.run(evaluate_heldout(run, rows, params, "test")).reward
+    run.collector.params = SamplingParams(max_new_tokens=16, seed=0)
+    return asyncio.run(evaluate_heldout(run, rows, "test")).reward
 
 
 @pytest.mark.slow

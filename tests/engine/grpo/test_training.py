@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
+from nemotron_steps.engine.build import run
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Response, Session, Verdict
 from nemotron_steps.errors import DataError, WorkerLostError
@@ -72,9 +74,22 @@ def test_environments_are_closed_when_training_fails(context, monkeypatch):
 
 
 def test_a_row_that_cannot_be_scored_is_refused_before_anything_is_loaded(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "build_parts", None)
+    monkeypatch.setattr(run, "place", None)
     config = config_of(task, 1, environment="mcqa")
-    context = SimpleNamespace(config=config, work=tmp_path, tracker=Tracker("test", None, None))
+    context = SimpleNamespace(config=config, work=tmp_path, started=0.0, tracker=Tracker("test", None, None))
     with pytest.raises(DataError, match="lacks the field `expected_answer`") as caught:
         training.run_grpo(context)
     assert "train.jsonl:1" in str(caught.value.where)
+
+
+def test_a_row_is_checked_once_for_what_it_is_used_for(context, monkeypatch):
+    checked = Counter()
+    for environment in (Vowels, Noted):
+
+        def check(self, row, where):
+            checked[self.name, where] += 1
+
+        monkeypatch.setattr(environment, "check_row", check)
+    training.run_grpo(context)
+    assert {name for name, _ in checked} == {"vowels", "noted"}
+    assert set(checked.values()) == {1}

@@ -6,15 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from nemotron_steps.engine.build.rows import RunRows
+from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
 from nemotron_steps.runs.tracker import Tracker
-from nemotron_steps.steps.rl.training import build_run
 from tests.benchmarks.grpo_task import reward_of
 from tests.engine.grpo import grpo_runs
 from tests.engine.grpo.grpo_runs import Vowels
@@ -85,8 +85,5 @@ def config_of(checkpoint, steps, **changes):
 def start(config, work, records=None):
     """A run's parts; `records` receives what it reports."""
     listener = None if records is None else records.append
-    context = SimpleNamespace(
-        config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, listener)
-    )
-    run, environments = build_run(context, read_rows(config.data.train.data_path), [])
-    return run, environments
+    rows = RunRows(read_rows(config.data.train.data_path))
+    return build_run(config, rows, work=work, started=time.monotonic(), reporter=Tracker("test", None, listener))

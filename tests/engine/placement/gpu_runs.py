@@ -17,12 +17,13 @@ import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.engine.build.rows import RunRows
+from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments import registry
 from nemotron_steps.runs.tracker import Tracker
-from nemotron_steps.steps.rl.training import build_run
 from nemotron_steps.steps.sft import megatron_bridge
 from tests.benchmarks.bench_gpu import run_config
 from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
@@ -72,13 +73,13 @@ def generators(folder: Path, *, gpus: int = 2, experts: bool = False, asynchrono
         config["loss_fn"].update(TIS)
     registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
     records: list[dict] = []
-    context = SimpleNamespace(
-        config=RlConfig.model_validate(config),
+    run, _ = build_run(
+        RlConfig.model_validate(config),
+        RunRows(read_rows(folder / "train.jsonl")),
         work=folder / "work",
         started=time.monotonic(),
-        tracker=Tracker("test", None, records.append),
+        reporter=Tracker("test", None, records.append),
     )
-    run, _ = build_run(context, read_rows(folder / "train.jsonl"), [])
     try:
         transports = run.generator.transports
         (train_async if asynchronous else train)(run)

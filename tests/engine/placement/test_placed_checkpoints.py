@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron_steps.engine.build.backends import build_policy
+from nemotron_steps.engine.backends.policy import build_policy
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from tests.engine.placement.conftest import config_of, start

@@ -11,12 +11,13 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.build.rows import RunRows
+from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
@@ -28,7 +29,6 @@ from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentC
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, StepsError
 from nemotron_steps.runs.tracker import Tracker
-from nemotron_steps.steps.rl.training import build_run
 from tests.engine.serving.taught_model import MAX_LENGTH, QUESTION, TOOL, embedded
 
 
@@ -133,10 +133,10 @@ def start(taught, work, agent_url, records, *, expose=True, **grpo):
             "checkpointing": {"enabled": False},
         }
     )
-    context = SimpleNamespace(
-        config=config, work=work, started=time.monotonic(), tracker=Tracker("test", None, records.append)
+    tracker = Tracker("test", None, records.append)
+    run, environments = build_run(
+        config, RunRows(read_rows(rows)), work=work, started=time.monotonic(), reporter=tracker
     )
-    run, environments = build_run(context, read_rows(rows), [])
     run.sampled, run.groups = [], []
     step, collect_group = run.generator.step, run.collector.collect_group
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
-from nemotron_steps.engine.build.backends import build_judge
+from nemotron_steps.engine.backends.judges import build_judge
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -127,11 +129,10 @@ def test_tensor_parallel_experts_need_sequence_parallelism(folder):
 
 def test_biases_that_no_generator_knows_are_refused_where_rollouts_are_sampled(folder, tmp_path):
     from nemotron_steps.config.schema.rl import RlConfig
-    from nemotron_steps.engine.build.parts import build_parts
+    from nemotron_steps.engine.build.run import place
     from nemotron_steps.errors import ConfigError
-    from nemotron_steps.models.chat import ChatFormat
 
     policy = {"checkpoint": str(folder), "megatron_cfg": {"moe_router_bias_update_rate": 1e-3}}
     config = RlConfig.model_validate({"policy": policy})
     with pytest.raises(ConfigError, match="no generator knows the biases"):
-        build_parts(config, folder, ChatFormat.from_folder(folder), set(), total_steps=1, max_total_length=64)
+        place(config, SimpleNamespace(hf_folder=folder))

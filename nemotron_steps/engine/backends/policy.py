@@ -1,0 +1,21 @@
+"""The trained model: on megatron-core, or on torch alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.engine.losses.loss import Loss
+from nemotron_steps.engine.types import Policy
+
+
+def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int) -> Policy:
+    """The trained model in this process (or this rank's part of it)."""
+    if config.dtensor_cfg.enabled:
+        from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+
+        fsdp: Policy = DTensorPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        return fsdp
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+
+    return MegatronPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)

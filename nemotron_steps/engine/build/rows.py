@@ -1,0 +1,137 @@
+"""The prompts of a run: read, checked against their environments, put in order. Nothing here may import torch.
+
+Checking needs neither models nor judges, so the steps' preflight does it too, before any step of a run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
+from nemotron_steps.engine.build.prompt_lengths import short_enough
+from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
+from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
+from nemotron_steps.environments.judged.judges import Messages
+from nemotron_steps.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunRows:
+    """What a GRPO run trains on, is validated on, and is graded on before and after."""
+
+    train: Sequence[PromptRow]
+    validation: Sequence[PromptRow] = ()
+    heldout: Sequence[PromptRow] = ()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What checked rows need."""
+
+    environments: tuple[str, ...]
+    """Names of agents or environments, in the order in which rows first ask for them."""
+    judges: frozenset[str]
+    """Roles that these environments ask."""
+    trained_on: frozenset[str]
+    """Names of the environments that grade training and validation."""
+
+
+def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None) -> RunRows:
+    """The rows, those that are too long left out or refused (prompt_lengths.py).
+
+    Args:
+        left_out: told how many rows of a file are left out.
+
+    Raises:
+        ConfigError, DataError: for what is missing, malformed or too long.
+    """
+    data = config.data
+    if data.train.data_path is None:
+        raise ConfigError(
+            "no training prompts",
+            where="data.train.data_path",
+            hints=["--input prompts=PATH", "data.train.data_path=PATH/train-split.jsonl"],
+        )
+    asked = [key for key, on in _validation_keys(config).items() if on]
+    if asked and data.validation.data_path is None:
+        off = {"grpo.val_period": "grpo.val_period=-1"}
+        raise ConfigError(
+            f"{', '.join(asked)} asks for validation, and there are no validation prompts",
+            where="data.validation.data_path",
+            expected="JSON Lines of prompts (the prompts input brings them as validation.jsonl)",
+            found="null",
+            hints=["data.validation.data_path=PATH/val-split.jsonl", " ".join(off.get(k, f"{k}=false") for k in asked)],
+        )
+    paths = (data.train.data_path, data.validation.data_path, data.heldout.data_path)
+    return RunRows(*(short_enough(config, read_rows(path), left_out) if path is not None else () for path in paths))
+
+
+def _validation_keys(config: RlConfig) -> dict[str, bool]:
+    """Whether each key that asks for validation does."""
+    grpo = config.grpo
+    return {
+        "grpo.val_period": grpo.val_period > 0,
+        "grpo.val_at_start": grpo.val_at_start,
+        "grpo.val_at_end": grpo.val_at_end,
+    }
+
+
+def prompt_stream(config: RlConfig, rows: Sequence[PromptRow]) -> PromptStream:
+    """Training prompts in their order. DataError if there are fewer than a step takes."""
+    return PromptStream(
+        rows,
+        batch_size=config.grpo.prompts_per_generation_batch,
+        max_epochs=config.grpo.max_num_epochs,
+        seed=config.grpo.seed,
+        shuffle=config.data.shuffle,
+    )
+
+
+def check_run_rows(config: RlConfig, rows: RunRows) -> Needs:
+    """check_rows of a GRPO run."""
+    return check_rows(
+        config.env,
+        JoinedRows(rows.train, rows.validation),
+        rows.heldout,
+        only=config.env.only_environment,
+        heldout_environment=config.heldout.environment,
+        policy_served=config.policy.generation.vllm_cfg.expose_http_server,
+    )
+
+
+def check_rows(
+    config: EnvConfig,
+    rows: Sequence[PromptRow],
+    heldout: Sequence[PromptRow] = (),
+    *,
+    only: str | None,
+    heldout_environment: str | None = None,
+    policy_served: bool,
+) -> Needs:
+    """Refuse a row that its environment could not score, and an environment whose judge is not configured.
+
+    Args:
+        only: the one environment of all rows; None where each names its own.
+        heldout_environment: grades the held-out rows in its place.
+        policy_served: agents will be offered the policy's endpoint.
+
+    Raises:
+        DataError, UnknownNameError, ConfigError, UnsupportedError: see EnvironmentSet.
+    """
+    gym = config.nemo_gym
+    configured = {role: _UnaskedJudge() for role in JUDGE_ROLES if gym.judge(role) is not None}
+    environments = EnvironmentSet(gym.environments, configured, only=only)
+    if policy_served:
+        environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)
+    trained_on = environments.check_rows((row.row, row.where) for row in rows)
+    environments.check_rows(((row.row, row.where) for row in heldout), environment=heldout_environment)
+    return Needs(environments.names, environments.needed_judges(), frozenset(trained_on))
+
+
+class _UnaskedJudge:
+    """Stands for a judge that is not loaded yet."""
+
+    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
+        """Never asked."""
+        raise AssertionError("rows are checked without a judge")

@@ -1,0 +1,131 @@
+"""A GRPO run from its validated config and its prompts: every live part, and what the loop needs around them."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+from nemotron_steps.config.layout.mends import refuse
+from nemotron_steps.config.layout.sizes import sizes_of
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.build.collector import build_collector
+from nemotron_steps.engine.build.rows import RunRows, check_run_rows, prompt_stream
+from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.grpo.loop import GrpoRun
+from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
+from nemotron_steps.engine.grpo.step import needs_reference_logprobs
+from nemotron_steps.engine.losses.loss import SampledFrom
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.placement.parts import Parts, Wanted
+from nemotron_steps.engine.policy.malloc_tuning import freeze_objects
+from nemotron_steps.engine.reporting import Reporter
+from nemotron_steps.engine.signals import SignalMonitor
+from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.errors import ConfigError
+from nemotron_steps.models.architecture import facts_of, hf_folder
+from nemotron_steps.models.chat import ChatFormat
+
+
+def build_run(
+    config: RlConfig, rows: RunRows, *, work: Path, reporter: Reporter, started: float
+) -> tuple[GrpoRun, EnvironmentSet]:
+    """Every part of a training run; rows are checked against their environments before anything is loaded.
+
+    Args:
+        work: folder that survives a kill.
+        started: when this attempt began, `time.monotonic()`.
+
+    Raises:
+        DataError: a row that its environment could not score, or fewer rows than a step takes.
+        ConfigError: the layout does not come out even over the model and the devices (config/layout).
+        UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
+    """
+    grpo = config.grpo
+    needs = check_run_rows(config, rows)
+    folder = _hf_folder(config)
+    chat = ChatFormat.from_folder(folder, config.policy.tokenizer.chat_template_kwargs)
+    penalties = _reward_penalties(config, chat)
+    prompts = prompt_stream(config, rows.train)
+    updates = grpo.num_prompts_per_step * grpo.num_generations_per_prompt // config.policy.train_global_batch_size
+    wanted = Wanted(
+        checkpoint=Path(config.policy.checkpoint or ""),
+        hf_folder=folder,
+        chat=chat,
+        loss_fn=PolicyGradientLoss(config.loss_fn, SampledFrom.of(config.policy.generation)),
+        reference=needs_reference_logprobs(config.loss_fn),
+        total_steps=prompts.num_steps(grpo.max_num_steps) * updates,
+        max_total_length=max(config.policy.max_total_sequence_length, config.policy.max_total_sequence_length_end or 0),
+        judges=needs.judges,
+    )
+    parts = place(config, wanted)
+    with parts.resources:
+        reporter.event("placement", **parts.where)
+        collector = build_collector(
+            config.policy.generation,
+            chat,
+            parts.sampler,
+            parts.environments,
+            needs,
+            seed=grpo.seed,
+            max_total_length=config.policy.max_total_sequence_length,
+            longest=wanted.max_total_length,
+            max_turns=grpo.max_rollout_turns,
+            reporter=reporter,
+            resources=parts.resources,
+        )
+        trained_on = [name for name in needs.environments if parts.environments.get(name).name in needs.trained_on]
+        run = GrpoRun(
+            config=config,
+            policy=parts.policy,
+            generator=parts.generator,
+            sampler=parts.sampler,
+            collector=collector,
+            judges=parts.judges,
+            prompts=prompts,
+            validation=rows.validation,
+            checkpoints=CheckpointManager(work / "checkpoints", config.checkpointing, started=started),
+            reporter=reporter,
+            signals=SignalMonitor(
+                reward_range=parts.environments.get(trained_on[0]).reward_range if len(needs.trained_on) == 1 else None,
+                max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
+            ),
+            reward_penalties=penalties,
+        )
+        freeze_objects()
+        parts.resources.callback(gc.unfreeze)
+        run.resources = parts.resources.pop_all()
+    return run, parts.environments
+
+
+def place(config: RlConfig, wanted: Wanted) -> Parts:
+    """Load every part where `cluster` puts it.
+
+    Raises:
+        ConfigError: the layout does not come out even over the model and the devices (config/layout).
+        UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
+    """
+    refuse(sizes_of(config), facts_of(wanted.hf_folder))
+    if config.cluster.backend == "ray":
+        from nemotron_steps.engine.placement import on_ray
+
+        return on_ray.place(config, wanted)
+    from nemotron_steps.engine.placement import in_process
+
+    return in_process.place(config, wanted)
+
+
+def _hf_folder(config: RlConfig) -> Path:
+    if config.policy.checkpoint is None:
+        raise ConfigError("no policy to train", where="policy.checkpoint", hints=["--input policy=PATH"])
+    return hf_folder(config.policy.checkpoint)
+
+
+def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | None:
+    if not config.reward_penalties.any_enabled:
+        return None
+    return RewardPenalties.of(
+        config.reward_penalties,
+        config.env.nemo_gym.thinking_tags,
+        chat.render_text([{"role": "user", "content": "x"}]),
+        lambda text: list(chat.tokenizer.encode(text, add_special_tokens=False)),
+    )
