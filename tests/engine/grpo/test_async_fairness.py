@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from nemotron_steps.errors import EngineError
 from tests.benchmarks.bench_async_fairness import Reports, Workload, simulate
 
 SMALL = Workload(prompts=8, answers=8, steps=40, train_s=30.0)
@@ -46,6 +47,21 @@ def test_a_deadline_bounds_how_long_a_step_waits() -> None:
     assert bounded.step_s < waiting.step_s and bounded.cut > 0
     assert bounded.longest_wait_s <= 401.0 < waiting.longest_wait_s
     assert bounded.policy_lag_max == 1
+
+
+def test_a_deadline_cuts_stragglers_while_a_step_trains() -> None:
+    # Nobody ever waits for a group: each step trains longer than the longest answer takes.
+    workload = SMALL.with_(train_s=2000.0, steps=8)
+    assert simulate(workload).cut == 0
+    bounded = simulate(workload.with_(deadline_s=400.0))
+    late = [p for p in range(8, 64) if max(workload.seconds(p, 0)) > 400.0]
+    assert len(late) > 8 and bounded.cut >= len(late)
+
+
+def test_dynamic_sampling_gives_up_after_just_as_many_groups_as_it_may_ask_for() -> None:
+    with pytest.raises(EngineError, match="groups with differing rewards in 10 batches") as caught:
+        simulate(SMALL.with_(steps=2, without_signal=0.98))
+    assert caught.value.found.endswith(" of 80 generated")
 
 
 def test_a_step_that_waits_long_says_for_what() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -206,8 +208,49 @@ def test_a_prompt_whose_rollouts_never_end_is_dropped_and_counted(task, tmp_path
     (dropped,) = events_of(records, "prompt_dropped")
     assert dropped["where"] == stuck[0].where and dropped["failures"] == MAX_FAILURES
     assert events_of(records, "prompts_used_up") == [{"step": 2, "dropped": 1}]
-    assert run_loop(start(config, tmp_path, [], stuck + fine))["steps"] == 2  # and a resumed run knows that
+    again = []
+    assert run_loop(start(config, tmp_path, again, stuck + fine))["steps"] == 2  # and a resumed run knows that
+    assert not events_of(again, "prompt_dropped")  # which the first one said
     assert (tmp_path / "checkpoints" / "step_00000002").is_dir()
+
+
+def test_a_run_whose_prompts_are_used_up_keeps_the_checkpoint_that_is_still_being_written(task, tmp_path):
+    rows = read_rows(task / "train.jsonl")
+    stuck = [r for r in rows if "x" in r.row["responses_create_params"]["input"][0]["content"]][:1]
+    fine = [r for r in rows if "x" not in r.row["responses_create_params"]["input"][0]["content"]][:7]
+    config = config_of(
+        task,
+        30,
+        **ASYNC,
+        environment="stuck",
+        grpo__max_num_epochs=1,
+        grpo__max_rollout_turns=2,
+        policy__generation__stop_token_ids=ANY_TOKEN,
+        grpo__async_grpo__straggler_deadline_s=0.1,
+        checkpointing__save_period=1,
+        checkpointing__save_async=True,
+    )
+    run = start(config, tmp_path, records := [], stuck + fine)
+    snapshot = run.policy.snapshot
+
+    def slow():
+        taken = snapshot()
+        return SimpleNamespace(write=lambda path: (written.wait(60), taken.write(path)))
+
+    written = threading.Event()
+    run.policy.snapshot = slow
+    event = run.reporter.event
+
+    def told(name, **fields):
+        event(name, **fields)
+        if name == "prompts_used_up":
+            threading.Timer(0.3, written.set).start()
+
+    run.reporter.event = told
+    assert run_loop(run)["steps"] == 1
+    state = json.loads((tmp_path / "checkpoints" / "step_00000001" / "state.json").read_text())
+    assert state["metrics"]["reward/mean"] == metrics_of(records)[0]["reward/mean"]
+    assert len(events_of(records, "checkpoint")) == 1
 
 
 def test_when_every_prompt_fails_the_run_says_so(task, tmp_path):
