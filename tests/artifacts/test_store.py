@@ -86,6 +86,14 @@ def test_corrupt_file_is_named_with_both_hashes_and_a_way_out(store: ArtifactSto
     assert len(store.verify("data")) == 1
 
 
+def test_a_corrupt_file_is_refused_however_often_it_is_opened(store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = store.add(rows(tmp_path / "train.jsonl", 1, 2), name="data")
+    corrupt(artifact.path / "train.jsonl")
+    for _ in range(3):
+        with pytest.raises(ArtifactError, match="corrupt"):
+            store.open("data")
+
+
 def test_committing_the_content_again_repairs_a_corrupt_object(store: ArtifactStore, tmp_path: Path) -> None:
     artifact = store.add(rows(tmp_path / "train.jsonl", 1, 2), name="data")
     corrupt(artifact.path / "train.jsonl")

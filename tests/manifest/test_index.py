@@ -64,6 +64,22 @@ def test_every_change_is_noticed(tmp_path: Path, pack: Path) -> None:
     assert load(tmp_path, pack).from_cache
 
 
+def test_a_pack_folder_that_goes_away_or_comes_is_noticed(tmp_path: Path, pack: Path) -> None:
+    """Neither changes any manifest: what the search itself could not use is part of what is cached."""
+
+    def problems() -> tuple[bool, list[str]]:
+        environ = {"STEPS_PATH": f"{pack}:{tmp_path / 'other'}"}
+        index = load_index(environ=environ, cwd=tmp_path, cache_dir=tmp_path / "cache")
+        return index.from_cache, [problem.what for problem in index.problems]
+
+    (tmp_path / "other").symlink_to(pack)  # the same pack twice, which is one
+    assert problems() == (False, [])
+    (tmp_path / "other").unlink()
+    gone = f"pack folder '{tmp_path / 'other'}' does not exist"
+    assert problems() == (False, [gone])
+    assert problems() == (True, [gone])
+
+
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', "\x00"])
 def test_a_damaged_cache_is_rebuilt(tmp_path: Path, pack: Path, damage: str) -> None:
     load(tmp_path, pack)

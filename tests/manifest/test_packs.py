@@ -143,14 +143,18 @@ def test_types_of_two_packs_are_merged_and_may_not_contradict(tmp_path: Path) ->
     one = write_files(
         tmp_path / "one",
         {
-            "manifests/types.toml": "[a]\ndescription = 'A'\nconvert_to = { b = 'c/one' }\n[b]\n[c]\n",
+            "manifests/types.toml": "[a]\ndescription = 'A'\nconvert_to = { b = 'c/one' }\n"
+            "attributes = { size = 'as one says' }\n[b]\n[c]\n",
             "manifests/one.toml": step_text("c/one", "a", "b"),
             "manifests/two.toml": step_text("c/two", "a", "c"),
         },
     )
     two = write_files(
         tmp_path / "two",
-        {"manifests/types.toml": "[a]\nis_a = ['c']\nconvert_to = { b = 'c/other', c = 'c/two' }\n"},
+        {
+            "manifests/types.toml": "[a]\nis_a = ['c']\nconvert_to = { b = 'c/other', c = 'c/two' }\n"
+            "attributes = { size = 'as two says', colour = 'only two says' }\n"
+        },
     )
     registry = read_packs(one, two)
     merged = registry.type("a")
@@ -159,6 +163,7 @@ def test_types_of_two_packs_are_merged_and_may_not_contradict(tmp_path: Path) ->
         ("c",),
         {"b": "c/one", "c": "c/two"},
     )
+    assert merged.attributes == {"size": "as one says", "colour": "only two says"}
     assert not registry.problems
     warning = next(w for w in registry.warnings if "converted to 'b'" in w.what)
     assert (warning.expected, warning.found) == ("c/one", "c/other")

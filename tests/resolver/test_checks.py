@@ -247,6 +247,19 @@ def attributes(name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(("tensor", "context", "fits"), [(4, 2, True), (4, 4, False), (2, 4, True), (2, 8, False)])
+def test_context_parallelism_divides_the_key_value_heads_that_tensor_parallelism_leaves_a_rank(
+    tensor: int, context: int, fits: bool
+) -> None:
+    """Of eight: that it divides all of them is not enough."""
+    values = config(cluster__num_nodes=4)
+    parallel = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
+    values["policy"]["megatron_cfg"] = {"enabled": True, **parallel}
+    values["policy"]["generation"]["colocated"] = {"enabled": True}
+    problems = found(values, model=attributes("Qwen3-0.6B"))
+    assert [problem[:2] for problem in problems] == ([] if fits else [("E310", str(context))])
+
+
 DENSE = {"policy__megatron_cfg__expert_model_parallel_size": 1}
 
 

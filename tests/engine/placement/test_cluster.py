@@ -55,6 +55,9 @@ def test_judges_fill_the_nodes_that_are_kept_for_them():
     wide = plan(1, gpus=8, nodes=5, judge_nodes=4, judge={"backend": "vllm", "tensor_parallel_size": 4})
     assert (wide.judges, wide.judge_devices) == ({"genrm_model": 8}, (4,) * 8)
     assert wide.bundles[-8:] == [{"GPU": 4.0}] * 8
+    # A node of eight holds two copies of three, and none of the four devices that are left over makes a fifth.
+    none_spans_two = plan(1, gpus=8, nodes=3, judge_nodes=2, judge={"backend": "vllm", "tensor_parallel_size": 3})
+    assert (none_spans_two.judges, none_spans_two.judge_devices) == ({"genrm_model": 4}, (3,) * 4)
     asked = plan(2, gpus=8, nodes=2, judge_nodes=1, judge={"replicas": 3})
     assert (asked.judges, asked.judge_devices) == ({"genrm_model": 3, "judge_model": 3}, (1,) * 6)
     cpu = plan(2, judge={"replicas": 2})
