@@ -6,7 +6,7 @@ A row may leave the beginning of its prompt to a `Prefix` that it shares with ot
 removing rows moves the last ones into the holes. When the last column is reached, everything shifts left, or there come
 to be more columns: answers are mostly far shorter than the longest one allowed, and the cache is what takes memory.
 
-Not for: knowing what the rows mean (embedded.py) or computing anything with them (embedded_model.py).
+Not for: knowing what the rows mean (generator.py) or computing anything with them (model.py, hybrid.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
+from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.decode import CacheView
 from nemotron_steps.engine.generation.embedded.grid import PrefixGrid
-from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.prefix import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import stream_uniforms
+from nemotron_steps.engine.generation.embedded.states import RowStates
 
 _UNIFORM_BLOCK = 32
 _FIRST_COLUMNS = {"cpu": 64, "cuda": 512}
@@ -57,14 +58,15 @@ class DecodeBatch:
         columns: columns there are; with their number the tensors below are replaced, and `allocation` changes.
         tokens: int64 [max_rows, columns], sampled tokens.
         logprobs: float32 [max_rows, columns], of sampled tokens.
-        keys, values: [layers, max_rows, key-value heads, columns, D].
+        keys, values: [cached layers, max_rows, key-value heads, columns, D].
+        states: what recurrent layers remember of each row, of the tokens before the current column.
         row_state: int64 [max_rows, 5]; its columns are the first column that the row holds itself (past the end for
             rows not in use), that of its position 0, that of its first sampled token, `streams` and the stop offset.
         row_prefixes: what each row reads before the columns it holds itself.
         arrangement: changes with `row_prefixes`.
     """
 
-    def __init__(self, model: EmbeddedModel, max_rows: int, max_length: int) -> None:
+    def __init__(self, model: CachedModel, max_rows: int, max_length: int) -> None:
         self._model = model
         self._device = model.device
         self._max_length = max_length
@@ -89,6 +91,7 @@ class DecodeBatch:
         self.allocation = 0
         self.columns = 0
         self.keys = self.values = torch.empty(0)
+        self.states: RowStates | None = None
         self.tokens = torch.empty((max_rows, 0), device=self._device, dtype=torch.int64)
         self.logprobs = torch.empty((max_rows, 0), device=self._device, dtype=torch.float32)
         self._columns_before = 0
@@ -115,6 +118,8 @@ class DecodeBatch:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # so that never more than one and a half caches exist
         self.values = self._with_columns(columns, self.values)
+        if self.states is None:
+            self.states = self._model.new_row_states(self.max_rows)
         more = (0, columns - self.columns)
         self.tokens, self.logprobs = F.pad(self.tokens, more), F.pad(self.logprobs, more)
         self._bias = torch.zeros((self.max_rows, self._lanes, columns), device=self._device, dtype=torch.float32)
@@ -128,14 +133,15 @@ class DecodeBatch:
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys and values."""
-        return self.keys.nbytes + self.values.nbytes
+        """Of keys, values and states."""
+        return self.keys.nbytes + self.values.nbytes + (0 if self.states is None else self.states.bytes)
 
     def free(self) -> None:
         """Give the cache's memory back; there are no rows. The next ones allocate as many columns at once."""
         assert not self.size, "rows are being decoded"
         self._columns_before = self.columns
         self.keys = self.values = torch.empty(0, device=self._device)
+        self.states = None
         self.columns = 0
         self.tokens, self.logprobs = self.tokens[:, :0].clone(), self.logprobs[:, :0].clone()
         self._bias = self._bias[..., :0].clone()
@@ -203,6 +209,8 @@ class DecodeBatch:
             if new.own_length:
                 self.keys[:, row:end, :, start : self.column] = new.prompt.keys[:, None, :, known:]
                 self.values[:, row:end, :, start : self.column] = new.prompt.values[:, None, :, known:]
+            if self.states is not None and new.prompt.states is not None:
+                self.states.put(row, end, new.prompt.states)
             state += [(start, self.column - length, self.column, r.stream, r.stop_offset) for r in alike]
             self.row_prefixes += [new.shared] * len(alike)
             row = end
@@ -214,7 +222,7 @@ class DecodeBatch:
         self.arrangement += 1
 
     def refill(self, sequences: Sequence[Prefix], shared: dict[Prefix, Prefix]) -> None:
-        """Replace the cache of every row, after the weights have changed.
+        """Replace the cache and states of every row, after the weights have changed.
 
         Args:
             sequences: one a row, of all its tokens that have been fed.
@@ -227,6 +235,8 @@ class DecodeBatch:
             if start < self.column:
                 self.keys[:, row, :, start : self.column] = sequence.keys[:, :, begin:]
                 self.values[:, row, :, start : self.column] = sequence.values[:, :, begin:]
+            if self.states is not None and sequence.states is not None:
+                self.states.put(row, row + 1, sequence.states)
         self.row_prefixes = [None if prefix is None else shared[prefix] for prefix in self.row_prefixes]
         self.arrangement += 1
 
@@ -240,7 +250,7 @@ class DecodeBatch:
             self._grid_arrangement = self.arrangement
             self._grid.arrange(self.row_prefixes)
         bias = self._bias[: self.size, :, None, self._first : self.column + 1].flatten(0, 1)
-        return CacheView(self.keys, self.values, self._first, self.column, bias, self._grid.view)
+        return CacheView(self.keys, self.values, self._first, self.column, bias, self._grid.view, self.states)
 
     def newest(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens of the current column and their positions, int64 [size]."""
@@ -274,6 +284,8 @@ class DecodeBatch:
                 cache[:, hole, :, window] = cache[:, tail, :, window]
             self.row_prefixes[hole] = self.row_prefixes[tail]
         if moves:
+            if self.states is not None:
+                self.states.move(tails, holes)
             source, target = torch.tensor(tails, device=self._device), torch.tensor(holes, device=self._device)
             for data in (self.tokens[:, window], self.logprobs[:, window], self.row_state, self._bias):
                 data[target] = data[source]

@@ -1,7 +1,7 @@
 """One decoding step of a dense model, operator by operator: any device, any type, any way of sampling.
 
-Not for: what a weight is called (embedded_model.py), the faster steps of CUDA (embedded_graph.py) and of small models
-on CPU (embedded_native.py).
+Not for: what a weight is called (model.py), the faster steps of CUDA (graph.py) and of small models on CPU (native.py),
+layers other than attention followed by an MLP (mixers.py).
 
 Shapes: B rows, H hidden, D head size, R query heads per key-value head; a lane is a row's key-value head.
 """
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from nemotron_steps.engine.generation.embedded.states import RowStates
 from nemotron_steps.engine.policy.kernels.dense import linear_forward
 
 
@@ -50,10 +51,12 @@ class CacheView(NamedTuple):
     """Additive mask [lanes, 1, window]"""
     prefix: PrefixView | None
     """What comes before each row's window"""
+    states: RowStates | None
+    """What recurrent layers remember of each row"""
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one layer, fused (embedded_model.py)."""
+    """Weights of one layer, fused (model.py)."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -118,7 +121,7 @@ def decode_step(
         values.select(1, cache.column).copy_(mixed.select(1, queries + 1))
         window = cache.column + 1 - cache.first
         keys, values = keys.narrow(1, cache.first, window).transpose(1, 2), values.narrow(1, cache.first, window)
-        attended = _attend(rotated, keys, values, cache.bias, cache.prefix, i)
+        attended = attend(rotated, keys, values, cache.bias, cache.prefix, i)
         x = finish_layer(layer, x, attended.view(rows, -1), model)
     return linear_forward(norm(x, model.final_norm, model), model.head)
 
@@ -139,7 +142,7 @@ def finish_layer(layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, m
     return linear_forward(F.silu(gate).mul_(up), layer.down, plus=x)
 
 
-def _attend(
+def attend(
     rotated: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.batch import DecodeBatch, NewRow
 from nemotron_steps.engine.generation.embedded.graph import GraphDecoder
+from nemotron_steps.engine.generation.embedded.hybrid import HybridModel
 from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.native import NativeDecoder
 from nemotron_steps.engine.generation.embedded.prefix import Prefix, PrefixCache
@@ -67,7 +69,7 @@ class EmbeddedGenerator:
     Seeded samples do not depend on the batch, up to the rounding of matrix products of different sizes.
 
     Args:
-        architecture: of a Llama, Qwen2 or Qwen3 dense model.
+        architecture: of a Llama, Qwen2 or Qwen3 dense model, or of a Nemotron-H one.
         weights: complete, under Hugging Face names; copied.
         max_sequences: sequences decoded at once; the KV cache has room for all of them, and grows with their length.
         max_total_length: most tokens of prompt and completion together.
@@ -106,7 +108,7 @@ class EmbeddedGenerator:
         self._eos = frozenset(eos_token_ids)
         self._decode = decode
         with torch.inference_mode():
-            self._model = EmbeddedModel(architecture, max_positions=max_total_length, device=self._device, dtype=dtype)
+            self._model = _model_of(architecture, max_total_length, self._device, dtype)
             self._model.load(weights)
             self._batch = DecodeBatch(self._model, max_sequences, max_total_length)
         self._decoder = self._whole_step()
@@ -442,6 +444,12 @@ class EmbeddedGenerator:
             filler = live[0].params
             params = [filler if m is None else m.params for m in self._rows]
             self._plan = make_plan(params, self._vocab_size, self._device)
+
+
+def _model_of(architecture: Architecture, max_positions: int, device: torch.device, dtype: torch.dtype) -> CachedModel:
+    if architecture.is_hybrid:
+        return HybridModel(architecture, device=device, dtype=dtype)
+    return EmbeddedModel(architecture, max_positions=max_positions, device=device, dtype=dtype)
 
 
 def _computed(sequence: _Sequence) -> Prefix:

@@ -2,7 +2,7 @@
 
 A decoding step of a small model is hundreds of kernels of a few microseconds, and launching them from Python takes
 longer than running them. Shapes are fixed by rounding the number of rows up; where the step writes, and how far each
-row reads, is found on the device (embedded_kernels.py). Graphs are captured when a size first occurs.
+row reads, is found on the device (kernels.py). Graphs are captured when a size first occurs.
 
 Not for: batches that sample with top-p, top-k or mixed temperatures, which are decoded operator by operator.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.batch import DecodeBatch
-from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
 
 _SMALLEST = 8
@@ -39,7 +39,7 @@ class GraphDecoder:
         capture: False runs the same operators one by one, on any device.
     """
 
-    def __init__(self, model: EmbeddedModel, batch: DecodeBatch, *, capture: bool = True) -> None:
+    def __init__(self, model: CachedModel, batch: DecodeBatch, *, capture: bool = True) -> None:
         self._model = model
         self._batch = batch
         self._capture = capture
@@ -52,7 +52,7 @@ class GraphDecoder:
         self._pool = _new_pool(capture)
 
     @staticmethod
-    def fits(model: EmbeddedModel) -> bool:
+    def fits(model: CachedModel) -> bool:
         """Whether the kernels run here: a CUDA device, and heads whose size is a power of two."""
         dim = model.architecture.head_dim
         return model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
@@ -72,6 +72,8 @@ class GraphDecoder:
         rows = padded_rows(batch.size, batch.max_rows)
         self._refer_to_prefixes()
         self._column.fill_(batch.column)
+        if batch.states is not None:
+            batch.states.place.fill_(batch.states.newest)
         if self._allocation != batch.allocation:  # graphs hold the addresses of the tensors they were captured with
             self._allocation = batch.allocation
             self._graphs.clear()
@@ -88,12 +90,14 @@ class GraphDecoder:
                     self._run(rows, plan)
                 self._graphs[key] = graph
         batch.column += 1
+        if batch.states is not None:
+            batch.states.advance()
 
     def _run(self, rows: int, plan: SamplingPlan) -> None:
         batch, column = self._batch, self._column
         tokens = batch.tokens[:rows].index_select(1, column).squeeze(1)
         logits = self._model.decode_fused(
-            tokens, batch.keys, batch.values, column, batch.row_state, self._prefixes
+            tokens, batch.keys, batch.values, column, batch.row_state, self._prefixes, batch.states
         ).float()
         column.add_(1)
         uniforms = stream_uniforms(batch.streams[:rows], column - batch.answers[:rows], 1).squeeze(1)

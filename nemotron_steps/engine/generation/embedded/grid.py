@@ -3,7 +3,7 @@
 Attention over a shared prefix is one matrix product of all its rows' queries with its keys. Products of one batch must
 have one shape, so prefixes get equally many cells; a prefix with more rows than cells takes several grid rows.
 
-Not for: attention itself (embedded_model.py).
+Not for: attention itself (model.py, hybrid.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.decode import PrefixView
-from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.prefix import Prefix
 
 _ROW_COST = 3  # a grid row costs about as much as this many cells: its keys and values are read once
@@ -37,7 +37,7 @@ class PrefixGrid:
         view: what the model reads, None when no row has a prefix.
     """
 
-    def __init__(self, model: EmbeddedModel) -> None:
+    def __init__(self, model: CachedModel) -> None:
         self._model = model
         self._stacked: list[Prefix | None] = []
         self.view: PrefixView | None = None

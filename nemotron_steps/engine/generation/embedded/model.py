@@ -9,19 +9,17 @@ tiny model is bound by the number of operators, so the layout is chosen to save 
   multiplication. Scores do not change: queries and keys are permuted alike.
 - Every sequence ends in the same cache column, so the new keys of a step are one slice and need no scatter.
 
-Not for: training (no gradient), scheduling or sampling (embedded.py).
+Not for: training (no gradient), layers of other kinds (hybrid.py), scheduling or sampling (generator.py).
 
 Shapes: B rows, T tokens, W cache columns in view, H hidden, D head size, R query heads per key-value head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
+from nemotron_steps.engine.generation.embedded.base import CachedModel, Slot
 from nemotron_steps.engine.generation.embedded.decode import (
     CacheView,
     LayerWeights,
@@ -31,32 +29,14 @@ from nemotron_steps.engine.generation.embedded.decode import (
     norm,
     rotate,
 )
+from nemotron_steps.engine.generation.embedded.states import Continuation, RowStates
 from nemotron_steps.engine.policy.kernels.dense import linear_forward
-from nemotron_steps.errors import EngineError, UnsupportedError
+from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.rope import cos_sin
 
 
-@dataclass
-class _Slot:
-    """Where one named weight goes: the shape it must have, and the view of a fused matrix it is copied into."""
-
-    shape: tuple[int, ...]
-    view: torch.Tensor
-    """[..., D, X] for head-wise weights, else of `shape`"""
-    interleave: bool = False
-
-    def write(self, source: torch.Tensor) -> None:
-        heads = source.reshape(-1, *self.view.shape[1:])  # a norm weight becomes one head, copied to all
-        if self.interleave:
-            half = self.view.shape[-2] // 2
-            halves = heads.reshape(*heads.shape[:-2], 2, half, heads.shape[-1])
-            self.view.view(*self.view.shape[:-2], half, 2, -1).copy_(halves.transpose(-2, -3))
-        else:
-            self.view.copy_(heads)
-
-
-class EmbeddedModel:
+class EmbeddedModel(CachedModel):
     """Weights and forward pass of a Llama, Qwen2 or Qwen3 dense model.
 
     Args:
@@ -73,25 +53,9 @@ class EmbeddedModel:
                 found=architecture.family,
                 hints=["policy.generation.backend=vllm"],
             )
-        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise UnsupportedError(
-                "the embedded generator computes in 32 or 16 bits",
-                expected="float32, bfloat16 or float16",
-                found=str(dtype),
-                hints=["policy.precision=float32"],
-            )
-        self.architecture = a = architecture
-        self.queries_per_lane = a.query_heads_per_group
-        self.device, self.dtype = device, dtype
-        self.loads = 0
-        """How often weights have been loaded"""
-        # Finite, so that padding, for which everything is masked, stays finite too.
-        self.masked = torch.finfo(torch.float32).min / 2
+        super().__init__(architecture, cached_layers=architecture.num_layers, device=device, dtype=dtype)
+        a, empty = architecture, self._empty
         self._scale = a.head_dim**-0.5
-
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, device=device, dtype=dtype)
-
         fused = a.num_key_value_heads * (self.queries_per_lane + 2) * a.head_dim
         self._embedding = empty(a.vocab_size, a.hidden_size)
         self._head = self._embedding if a.tied_embeddings else empty(a.vocab_size, a.hidden_size)
@@ -124,43 +88,14 @@ class EmbeddedModel:
             queries=self.queries_per_lane,
         )
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Copy a complete set of Hugging Face-named weights in place; return the bytes received.
+    def _is_unused(self, name: str) -> bool:
+        return name == "lm_head.weight" and self.architecture.tied_embeddings
 
-        Raises:
-            EngineError: a name is unknown or missing, or a shape is wrong. Weights may then be partly replaced.
-        """
-        missing = set(self._slots)
-        received = 0
-        self.loads += 1
-        for name, tensor in weights:
-            received += tensor.numel() * tensor.element_size()
-            if name == "lm_head.weight" and self.architecture.tied_embeddings:
-                continue
-            slot = self._slots.get(name)
-            if slot is None:
-                raise EngineError("a weight has a name that this architecture lacks", found=name)
-            if tuple(tensor.shape) != slot.shape:
-                raise EngineError(
-                    "a weight has the wrong shape", where=name, expected=str(slot.shape), found=str(tuple(tensor.shape))
-                )
-            slot.write(tensor.detach())
-            missing.discard(name)
-        if missing:
-            raise EngineError(
-                "weights are missing",
-                expected=f"all {len(self._slots)} of them",
-                found=f"{len(missing)} missing: {', '.join(sorted(missing)[:4])}",
-            )
-        return received
-
-    def _name_slots(self) -> dict[str, _Slot]:
+    def _name_slots(self) -> dict[str, Slot]:
         a, queries = self.architecture, self.queries_per_lane
         kv_heads, dim = a.num_key_value_heads, a.head_dim
 
-        def whole(tensor: torch.Tensor) -> _Slot:
-            return _Slot(tuple(tensor.shape), tensor)
-
+        whole = Slot.whole
         slots = {"model.embed_tokens.weight": whole(self._embedding), "model.norm.weight": whole(self._final_norm)}
         if not a.tied_embeddings:
             slots["lm_head.weight"] = whole(self._head)
@@ -186,11 +121,11 @@ class EmbeddedModel:
                     ("v_proj", heads[:, queries + 1], kv_heads, False),
                 )
                 for part, view, count, interleave in parts:
-                    slots[f"{prefix}self_attn.{part}.{kind}"] = _Slot((count * dim, *tail), view, interleave)
+                    slots[f"{prefix}self_attn.{part}.{kind}"] = Slot((count * dim, *tail), view, interleave)
             if layer.qk_norm is not None:
                 norm = layer.qk_norm.unsqueeze(-1)
-                slots[prefix + "self_attn.q_norm.weight"] = _Slot((dim,), norm[:queries], interleave=True)
-                slots[prefix + "self_attn.k_norm.weight"] = _Slot((dim,), norm[queries:], interleave=True)
+                slots[prefix + "self_attn.q_norm.weight"] = Slot((dim,), norm[:queries], interleave=True)
+                slots[prefix + "self_attn.k_norm.weight"] = Slot((dim,), norm[queries:], interleave=True)
         return slots
 
     def matrices(self) -> list[torch.Tensor]:
@@ -198,24 +133,8 @@ class EmbeddedModel:
         of_layers = [w for layer in self.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return [*of_layers, self._head]
 
-    def new_cache(self, rows: int, columns: int) -> torch.Tensor:
-        """Keys or values of `rows` sequences, [layers, rows, key-value heads, columns, D].
-
-        Zeros, because what the mask hides still meets a weight of 0, and 0 times NaN is NaN.
-        """
-        a = self.architecture
-        shape = (a.num_layers, rows, a.num_key_value_heads, columns, a.head_dim)
-        return torch.zeros(shape, device=self.device, dtype=self.dtype)
-
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
-        """Feed one token per row and write its keys and values to the last column of the window.
-
-        Args:
-            tokens, positions: int64 [B]
-
-        Returns:
-            Logits [B, vocabulary] in the model's dtype.
-        """
+        """CachedModel.decode"""
         return decode_step(tokens, positions, self.weights, self.layers, cache)
 
     def decode_fused(
@@ -226,17 +145,9 @@ class EmbeddedModel:
         column: torch.Tensor,
         row_state: torch.Tensor,
         prefixes: torch.Tensor,
+        states: RowStates | None,
     ) -> torch.Tensor:
-        """`decode` for CUDA, in eight kernels a layer that depend on no number the host knows.
-
-        Args:
-            tokens: int64 [B], of rows 0 to B - 1.
-            keys, values: [layers, rows, key-value heads, columns, D]
-            column, row_state, prefixes: embedded_kernels.decode_attention
-
-        Returns:
-            Logits [B, vocabulary] in the model's dtype.
-        """
+        """`decode` for CUDA, in eight kernels a layer that depend on no number the host knows."""
         from nemotron_steps.engine.generation.embedded.kernels import decode_attention
         from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_forward
 
@@ -267,17 +178,9 @@ class EmbeddedModel:
         keys: torch.Tensor,
         values: torch.Tensor,
         hidden: torch.Tensor,
+        continuation: Continuation,
     ) -> torch.Tensor:
-        """Feed T tokens per row, left-padded, and write their keys and values to the last T columns of the cache.
-
-        Args:
-            tokens, positions: int64 [B, T]
-            keys, values: [layers, B, key-value heads, W, D]
-            hidden: bool [B, T, W], True where a token must not look.
-
-        Returns:
-            float32 logits [B, vocabulary] of the last column.
-        """
+        """CachedModel.prefill"""
         rows, length = tokens.shape
         a, model, queries = self.architecture, self.weights, self.queries_per_lane
         rotation = self._rotations[positions.to(self.device)].view(rows, length, 1, 1, -1)

@@ -14,6 +14,7 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 import torch.nn.functional as F
 
+from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.batch import DecodeBatch
 from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan
@@ -80,9 +81,9 @@ class NativeDecoder:
         self._describe_model()
 
     @staticmethod
-    def of(model: EmbeddedModel, batch: DecodeBatch) -> NativeDecoder | None:
+    def of(model: CachedModel, batch: DecodeBatch) -> NativeDecoder | None:
         """None where the kernel is not for this model or device, or there is no C compiler."""
-        if model.device.type != "cpu" or model.dtype is not torch.float32:
+        if not isinstance(model, EmbeddedModel) or model.device.type != "cpu" or model.dtype is not torch.float32:
             return None
         if sum(weight.numel() for weight in model.matrices()) > _MOST_WEIGHTS:
             return None

@@ -3,9 +3,10 @@
 Prompts are cut into blocks of 16 tokens, each named by the hash of everything up to its end. Prompts that share blocks
 (judge instructions, a system prompt, an earlier turn of a conversation) share their computation: what enough of them
 have in common is computed first, then each prompt is fed from there on. Whatever is found by hash is compared token by
-token before it is used.
+token before it is used. Keys and values can be cut anywhere; the states of a recurrent model cannot, so there a prompt
+goes on only from where another one ends.
 
-Not for: the cache of running sequences (embedded_batch.py).
+Not for: the cache of running sequences (batch.py).
 
 Shapes: L layers, h key-value heads, D head size, V vocabulary.
 """
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
+from nemotron_steps.engine.generation.embedded.base import CachedModel
+from nemotron_steps.engine.generation.embedded.states import Continuation, States
 
 BLOCK = 16
 _WORTHWHILE_TOKENS = 256  # one more forward pass costs about as much as feeding this many tokens
@@ -43,9 +45,11 @@ class Prefix:
     """How often the weights had changed when it was computed"""
     key: int | None = None
     """Block key of the whole prefix, when it is a whole number of blocks"""
+    states: States | None = None
+    """After its last token; None for models without, and for a prefix cut from a longer one"""
 
     def cut(self, blocks: int, key: int) -> Prefix:
-        """The first `blocks` blocks, sharing memory."""
+        """The first `blocks` blocks, sharing memory; for attention to read, not to be continued by a state."""
         end = blocks * BLOCK
         return Prefix(self.tokens[:end], self.keys[:, :, :end], self.values[:, :, :end], None, self.epoch, key)
 
@@ -68,15 +72,20 @@ class PrefixCache:
     """Computes prompts and remembers them, least recently used first out.
 
     Args:
-        max_tokens: prompt tokens remembered; what running sequences hold on to is not counted.
+        max_tokens: prompt tokens remembered, states counting as what takes as much memory; what running sequences hold
+            on to is not counted.
     """
 
-    def __init__(self, model: EmbeddedModel, max_tokens: int) -> None:
+    def __init__(self, model: CachedModel, max_tokens: int) -> None:
         self._model = model
         self._max_tokens = max_tokens
         self._entries: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self._index: dict[int, Prefix] = {}
+        """By block key; of models without states"""
+        self._ends: dict[int, list[Prefix]] = {}
+        """By the key of a prefix's last whole block; of models with states"""
         self._tokens = 0
+        self._state_tokens = _tokens_of_a_state(model)
         self._epoch = 0
         self.fed_tokens = 0
         """Tokens that went through the model so far, padding not counted."""
@@ -85,6 +94,7 @@ class PrefixCache:
         """Forget everything; the weights have changed."""
         self._entries.clear()
         self._index.clear()
+        self._ends.clear()
         self._tokens = 0
         self._epoch += 1
 
@@ -160,15 +170,23 @@ class PrefixCache:
             for blocks in range(len(keys), 0, -1):
                 key = keys[blocks - 1]
                 if (counts[key] - 1) * blocks * BLOCK >= _WORTHWHILE_TOKENS:
-                    if key not in self._index:
+                    if not self._knows(prompt, keys, blocks):
                         shared.add(prompt[: blocks * BLOCK])
                     break
         return shared
+
+    def _knows(self, prompt: tuple[int, ...], keys: list[int], blocks: int) -> bool:
+        """Whether a prompt can be fed from behind its first blocks, or further on."""
+        if not self._model.recurrent:
+            return keys[blocks - 1] in self._index
+        return self._longest_end(prompt, keys, {})[1] >= blocks * BLOCK
 
     def _longest_past(
         self, prompt: tuple[int, ...], keys: list[int], held: dict[tuple[int, ...], Prefix]
     ) -> tuple[Prefix | None, int]:
         """What is known of a prompt's beginning, and how many of its tokens to use."""
+        if self._model.recurrent:
+            return self._longest_end(prompt, keys, held)
         for blocks in range(len(keys), 0, -1):
             length = blocks * BLOCK
             entry = held.get(prompt[:length]) or self._index.get(keys[blocks - 1])
@@ -176,6 +194,21 @@ class PrefixCache:
                 if entry.tokens in self._entries:
                     self._entries.move_to_end(entry.tokens)
                 return entry, length
+        return None, 0
+
+    def _longest_end(
+        self, prompt: tuple[int, ...], keys: list[int], held: dict[tuple[int, ...], Prefix]
+    ) -> tuple[Prefix | None, int]:
+        """`_longest_past` for models with states: the longest prefix that ends within the prompt."""
+        for blocks in range(len(keys), -1, -1):
+            known = self._ends.get(keys[blocks - 1] if blocks else 0, [])
+            known = [p for p in known if len(p.tokens) < len(prompt) and p.tokens == prompt[: len(p.tokens)]]
+            if known:
+                longest = max(known, key=lambda prefix: len(prefix.tokens))
+                self._entries.move_to_end(longest.tokens)
+                return longest, len(longest.tokens)
+            if prompt[: blocks * BLOCK] in held:
+                return held[prompt[: blocks * BLOCK]], blocks * BLOCK
         return None, 0
 
     def _feed(self, rows: list[tuple[tuple[int, ...], Prefix | None, int]]) -> list[Prefix]:
@@ -186,6 +219,7 @@ class PrefixCache:
         tokens = np.zeros((count, width), dtype=np.int64)
         starts = np.empty((count, 1), dtype=np.int64)
         keys, values = model.new_cache(count, window), model.new_cache(count, window)
+        states = model.new_states(count)
         for row, (prompt, past, known) in enumerate(rows):
             begin = window - len(prompt)
             starts[row] = begin
@@ -195,12 +229,15 @@ class PrefixCache:
             if past is not None:
                 keys[:, row, :, begin : begin + known] = past.keys[:, :, :known]
                 values[:, row, :, begin : begin + known] = past.values[:, :, :known]
+                if states is not None and past.states is not None:
+                    states.put(row, past.states)
         columns = np.arange(window)
         fed_columns = columns[window - width :]
         hidden = (columns < starts[:, :, None]) | (columns > fed_columns[:, None])
         positions = np.maximum(fed_columns - starts, 0)
+        new = Continuation([len(prompt) - known for prompt, _, known in rows], states)
         logits = model.prefill(
-            torch.from_numpy(tokens), torch.from_numpy(positions), keys, values, torch.from_numpy(hidden)
+            torch.from_numpy(tokens), torch.from_numpy(positions), keys, values, torch.from_numpy(hidden), new
         )
         return [
             Prefix(
@@ -209,23 +246,43 @@ class PrefixCache:
                 values[:, row, :, window - len(prompt) :],
                 logits[row],
                 self._epoch,
+                states=None if states is None else states.of(row),
             )
             for row, (prompt, _, _) in enumerate(rows)
         ]
 
     def _remember(self, prefix: Prefix, keys: list[int]) -> None:
         self._entries[prefix.tokens] = prefix
-        self._tokens += len(prefix.tokens)
-        for key in keys:
+        self._tokens += len(prefix.tokens) + self._state_tokens
+        whole = keys if len(prefix.tokens) % BLOCK else block_keys(prefix.tokens, proper=False)
+        if whole is not keys:
+            prefix.key = whole[-1]
+        if self._model.recurrent:
+            self._ends.setdefault(whole[-1] if whole else 0, []).append(prefix)
+            return
+        for key in whole:
             self._index[key] = prefix
-        if len(prefix.tokens) % BLOCK == 0:
-            prefix.key = block_keys(prefix.tokens, proper=False)[-1]
-            self._index[prefix.key] = prefix
 
     def _trim(self) -> None:
         while self._tokens > self._max_tokens and self._entries:
             tokens, prefix = self._entries.popitem(last=False)
-            self._tokens -= len(tokens)
-            for key in block_keys(tokens, proper=False):
+            self._tokens -= len(tokens) + self._state_tokens
+            keys = block_keys(tokens, proper=False)
+            if self._model.recurrent:
+                last = keys[-1] if keys else 0
+                self._ends[last].remove(prefix)
+                if not self._ends[last]:
+                    del self._ends[last]
+            for key in keys:
                 if self._index.get(key) is prefix:
                     del self._index[key]
+
+
+def _tokens_of_a_state(model: CachedModel) -> int:
+    """How many tokens' keys and values take as much memory as what recurrent layers remember of one sequence."""
+    states = model.new_states(1)
+    if states is None:
+        return 0
+    a = model.architecture
+    token = 2 * max(1, model.cached_layers) * a.num_key_value_heads * a.head_dim * model.dtype.itemsize
+    return -(-states.bytes // token)
