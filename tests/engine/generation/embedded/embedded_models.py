@@ -42,3 +42,17 @@ def random_model(family: str, **overrides: Any) -> tuple[Any, Architecture]:
                 if name.endswith(("bias", "norm.weight")):
                     parameter.add_(torch.randn_like(parameter) * 0.2)
     return model, Architecture.from_config(config.to_dict())
+
+
+def hub_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Weights of a transformers Nemotron-H model under the hub's names, which are those of its files: every expert by
+    itself."""
+    weights: dict[str, torch.Tensor] = {}
+    for key, tensor in model.state_dict().items():
+        name = f"backbone.{key.removeprefix('model.')}" if key.startswith("model.") else key
+        if name.endswith(("experts.up_proj", "experts.down_proj")):
+            head, part = name.rsplit(".", 1)
+            weights |= {f"{head}.{i}.{part}.weight": expert for i, expert in enumerate(tensor)}
+        else:
+            weights[name] = tensor
+    return weights
