@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,8 +124,8 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     """config.json and tokenizer of a model folder → attributes: what later steps must agree on.
 
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
-    intermediate_size, moe_intermediate_size, num_experts, sequence_length, tokenizer (digest), tokenizer_size,
-    chat_template (digest) where known.
+    intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups,
+    sequence_length, tokenizer (digest), tokenizer_size, chat_template (digest) where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -151,8 +152,11 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     ):
         if isinstance(text.get(key), int):
             attributes[key] = text[key]
+    layers = text.get("layers_block_type") or text.get("hybrid_override_pattern")
+    if isinstance(layers, list | str):
+        attributes.update(_hybrid_attributes(layers, text))
     experts = next((text[key] for key in _EXPERTS if isinstance(text.get(key), int)), None)
-    if experts is not None:
+    if experts is not None and (not isinstance(layers, list | str) or "moe" in layers or "E" in layers):
         attributes["num_experts"] = experts
     if isinstance(text.get("max_position_embeddings"), int):
         attributes["sequence_length"] = _positions(text)
@@ -164,6 +168,19 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     if template is not None:
         attributes["chat_template"] = template
     return attributes
+
+
+def _hybrid_attributes(layers: list[Any] | str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a model whose layers are of several kinds, as names or as letters."""
+    kinds = set(layers)
+    found: dict[str, Any] = {"num_hidden_layers": len(layers)}
+    if kinds & {"mamba", "linear_attention", "M"}:
+        found |= {"mamba_num_heads": config.get("mamba_num_heads"), "mamba_groups": config.get("n_groups")}
+    if kinds & {"moe", "E"}:
+        shared, dense = config.get("moe_shared_expert_intermediate_size"), config.get("intermediate_size")
+        if isinstance(shared, int) and isinstance(dense, int):
+            found["shared_expert_width"] = math.gcd(shared, dense) if kinds & {"mlp", "-"} else shared
+    return {name: value for name, value in found.items() if isinstance(value, int)}
 
 
 def _positions(config: Mapping[str, Any]) -> int:

@@ -12,13 +12,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
 
+from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.manifest.override import resolve_override
 from nemotron_steps.manifest.source import SourceText
 
 STEP_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(/[a-z0-9][a-z0-9_.-]*)*")
 """What a step id looks like: `rl/nemo_rl/rlhf`."""
+
+TABLES: dict[str, list[str]] = {"@families": [*FAMILIES]}
+"""What the value of a port's attribute may stand for."""
 
 _OBJECT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DOTTED = re.compile(r"[^\s.=]+(\.[^\s.=]+)*")
@@ -79,7 +93,8 @@ class Consumes(_Table):
     """Config key that receives the artifact's path, or {config key = path inside the artifact}. The key of a split
     other than train, or of a path that ends in '?', stays as it is when the artifact lacks it."""
     attributes: dict[StrictStr, Any] = Field(default_factory=dict)
-    """Attribute → the value, or list of values, it must have."""
+    """Attribute → the value, or list of values, it must have. "@families" stands for the names of the models that can
+    be converted, trained and generated from (config/families.py)."""
     auto: StrictBool | StrictStr = True
     """What a plain list of steps connects by itself: outputs of the port's type (true), of a narrower type
     (its name), or none (false). Named sources, pipelines and `--input` are never limited by it."""
@@ -90,6 +105,16 @@ class Consumes(_Table):
         if isinstance(data, dict) and not data.get("name") and "type" in data:
             return {**data, "name": data["type"]}
         return data
+
+    @field_validator("attributes")
+    @classmethod
+    def _tables_are_written_out(cls, attributes: dict[str, Any]) -> dict[str, Any]:
+        for name, value in attributes.items():
+            if isinstance(value, str) and value.startswith("@") and value not in TABLES:
+                raise ValueError(f"{name} = {value!r} names no table; there is {', '.join(TABLES)}")
+        return {
+            name: TABLES.get(value, value) if isinstance(value, str) else value for name, value in attributes.items()
+        }
 
     @cached_property
     def bindings(self) -> Mapping[str, str]:

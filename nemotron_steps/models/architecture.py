@@ -166,8 +166,17 @@ class Architecture:
             key_value_heads=self.num_key_value_heads,
             experts=self.num_experts,
             mlp_width=self.moe_ffn_hidden_size if self.is_moe else self.ffn_hidden_size,
+            shared_width=self._shared_width,
+            mamba_heads=None if self.mamba is None else self.mamba.num_heads,
+            mamba_groups=None if self.mamba is None else self.mamba.num_groups,
             positions=self.positions,
         )
+
+    @property
+    def _shared_width(self) -> int | None:
+        if not self.shared_ffn_hidden_size:
+            return None
+        return math.gcd(self.shared_ffn_hidden_size, self.ffn_hidden_size if "-" in self.pattern else 0)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Architecture:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nemotron_steps.config.layout.facts import WAITING_FAMILIES
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.problems import AttributeConflict
 
@@ -43,7 +42,6 @@ def check_attributes(
                         where=manifest.where("consumes", index, "attributes", name),
                         expected=" or ".join(str(value) for value in allowed),
                         found=str(have[name]),
-                        hints=_hints(name, have[name]),
                     )
                 )
     for index, constraint in enumerate(manifest.constraints):
@@ -65,12 +63,6 @@ def check_attributes(
                     )
                 )
     return problems
-
-
-def _hints(name: str, value: Any) -> tuple[str, ...]:
-    if name == "model_type" and value in WAITING_FAMILIES:
-        return (f"configs for {value} (Nemotron 3) can be planned, and wait for a policy that trains it",)
-    return ()
 
 
 def _chain(sources: Mapping[str, str], port: str, key: str) -> tuple[str, ...]:

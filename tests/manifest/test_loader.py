@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.loader import parse_pipeline, parse_step, parse_types, read_toml
 
@@ -137,6 +138,16 @@ def test_mistakes(tmp_path: Path, text: str, line: int, what: str) -> None:
     assert any(what in sentence and abs(line - at) <= (2 if "closed" in text else 0) for at, sentence, _ in found), (
         found
     )
+
+
+def test_a_table_stands_for_its_names(tmp_path: Path) -> None:
+    text = '[step]\nid = "x"\n[[consumes]]\ntype = "checkpoint_hf"\nattributes = {{ model_type = "@{}" }}\n'
+    path = tmp_path / "step.toml"
+    path.write_text(text.format("families"), encoding="utf-8")
+    step, _ = parse_step(read_toml(path))
+    assert step is not None and step.consumes[0].attributes == {"model_type": list(FAMILIES)}
+    ((line, what, _),) = mistakes(tmp_path, text.format("family"))
+    assert line >= 3 and "'@family' names no table; there is @families" in what
 
 
 def test_a_file_that_is_not_text_is_a_manifest_error(tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
 import pytest
 
+from nemotron_steps.artifacts.checkpoints import validate_model_folder
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.misfits import model_misfits
+from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from tests.models.hybrid_twins import TWINS, hybrid_model, write_hybrid
@@ -96,3 +101,61 @@ def test_what_does_not_fit_together_is_refused_by_name(changes, error, said):
     with pytest.raises(error) as refused:
         Architecture.from_config({**NANO, **changes}, where="here/config.json")
     assert said in str(refused.value) and "here/config.json" in str(refused.value)
+
+
+@pytest.mark.parametrize("old_config", [False, True])
+@pytest.mark.parametrize("name", TWINS)
+def test_what_is_recorded_of_a_checkpoint_says_as_much_of_layouts_as_its_config(name, old_config, tmp_path):
+    write_hybrid(name, tmp_path, old_config=old_config)
+    recorded = ModelFacts.from_attributes(validate_model_folder(tmp_path))
+    facts = Architecture.from_folder(tmp_path).facts
+    known = ("layers", "attention_heads", "key_value_heads", "experts", "shared_width", "mamba_heads", "mamba_groups")
+    assert {key: getattr(recorded, key) for key in known} == {key: getattr(facts, key) for key in known}
+    assert facts.is_hybrid and facts.is_moe == (name != "dense")
+    assert (facts.layers, facts.mamba_heads, facts.mamba_groups) == (len(TWINS[name][0]), 8, 4)
+
+
+SUPER = {
+    **NANO,
+    "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EM",
+    "num_hidden_layers": None,
+    "mamba_num_heads": 128,
+    "n_routed_experts": 512,
+    "moe_shared_expert_intermediate_size": 5376,
+    "moe_latent_size": 1024,
+}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "keys"),
+    [
+        ({"tensor": 4, "expert": 8}, []),
+        ({"tensor": 8, "context": 2, "expert": 8}, []),  # a group of Mamba heads for two ranks
+        ({"tensor": 2, "pipeline": 2}, []),
+        ({"pipeline": 5}, []),  # 19 layers in stages of unequal length
+        ({"pipeline": 20}, ["pipeline_model_parallel_size"]),
+        ({"tensor": 16}, ["tensor_model_parallel_size"]),  # 8 groups
+        ({"expert": 3}, ["expert_model_parallel_size"]),
+        ({"tensor": 3}, ["tensor_model_parallel_size"] * 2),
+    ],
+)
+def test_layouts_that_do_not_divide_a_hybrid_are_refused(sizes, keys):
+    facts = dataclasses.replace(Architecture.from_config(SUPER).facts, key_value_heads=None)
+    found = model_misfits(LayoutSizes(**sizes, sequence_parallel=True), facts)
+    assert [misfit.key.rpartition(".")[2] for misfit in found] == keys
+
+
+def test_context_parallel_ranks_share_a_group_of_mamba_heads_or_have_whole_ones():
+    def refused(context: int, groups: int, heads: int = 48) -> bool:
+        facts = ModelFacts("nemotron_h", mamba_heads=heads, mamba_groups=groups)
+        return any(model_misfits(LayoutSizes(context=context), facts))
+
+    assert [refused(4, groups) for groups in (1, 2, 4, 8)] == [False] * 4
+    assert refused(4, 3) and refused(32, 8)
+
+
+def test_the_routers_bias_is_part_of_the_model_and_may_change_while_rollouts_are_sampled():
+    facts = Architecture.from_config(NANO).facts
+    sizes = LayoutSizes(samples=True, router_bias_update_rate=1e-3)
+    assert not any(model_misfits(sizes, facts))
+    assert any(model_misfits(sizes, ModelFacts("qwen3_moe", experts=8)))

@@ -18,7 +18,7 @@ from nemotron_steps.cli.request import Asked, Workbench
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.packs import builtin_pack_root
-from tests.steps.twins import TWINS, WAITING, write_twin
+from tests.steps.twins import TWINS, write_twin
 
 STEPS = {
     "rl/nemo_rl/rlvr": ("policy", {"prompts": "prompts"}),
@@ -37,13 +37,12 @@ CONFIGS = sorted(
     if file.stem not in ("tiny", "default")  # those two are what they say: a model from scratch, and another config
 )
 PUBLISHED = {"rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "super3", "small", "nano3", "nano3_genrm"}
-"""Configs of the Nemotron 3 recipes, which are for models that wait."""
+"""Configs of the Nemotron 3 recipes."""
 ROWS = {
     "prompts": {"responses_create_params": {"input": "A or B?"}, "agent_ref": {"name": "mcqa_simple_agent"}},
     "preferences": {"prompt": "A or B?", "chosen": "A", "rejected": "B"},
     "chats": {"messages": [{"role": "user", "content": "A or B?"}, {"role": "assistant", "content": "A"}]},
 }
-READY = [name for name in TWINS if name not in WAITING]
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +81,17 @@ def mended(bench, given, step, config, model):
         return planned(bench, given, step, config, model, tuple(problem.hints[0].split(" ")))
 
 
-@pytest.mark.parametrize("model", READY)
+@pytest.mark.parametrize("model", TWINS)
 @pytest.mark.parametrize(("step", "config"), CONFIGS)
 def test_a_config_takes_a_model_or_says_once_what_mends_it(step, config, model, bench, given):
     found = mended(bench, given, step, config, model)
-    assert found["policy"]["model_type"] is None
+    assert found["policy"]["model_type"] in (None, TWINS[model][0])
+
+
+@pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] in PUBLISHED])
+def test_the_recipes_configs_are_for_nemotron(step, config, bench, given):
+    found = mended(bench, given, step, config, "Nemotron-3-Nano")
+    assert found["policy"]["model_type"] == "nemotron_h"
 
 
 @pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] not in PUBLISHED])
@@ -94,17 +99,6 @@ def test_a_config_of_one_node_or_less_takes_a_small_model_as_it_is(step, config,
     for model in ("Qwen3-0.6B", "Qwen3-8B", "Llama-3.1-8B"):
         sizes = LayoutSizes.read(_flat(planned(bench, given, step, config, model)).get)
         assert sizes.nodes == 1 and sizes.gpus_per_node in (1, 8)
-
-
-@pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[0] != "sft/automodel"])
-@pytest.mark.parametrize("model", WAITING)
-def test_a_model_that_waits_is_said_to_wait(step, config, model, bench, given):
-    """Except to sft/automodel, which trains whatever transformers knows."""
-    with pytest.raises(PlanError) as caught:
-        planned(bench, given, step, config, model)
-    (problem,) = caught.value.problems
-    assert problem.code == "E304" and problem.found == "nemotron_h"
-    assert "wait for a policy that trains it" in problem.hints[0]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -116,7 +110,7 @@ def test_default_is_the_config_of_one_node(step, bench):
 def test_what_is_planned_is_built_on_every_rank(bench, given, tmp_path):
     cases = {}
     for step, config in CONFIGS:
-        for model in READY:
+        for model in TWINS:
             values = mended(bench, given, step, config, model)
             sizes = LayoutSizes.read(_flat(values).get)
             layout = (sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, sizes.sequence_parallel)

@@ -49,8 +49,6 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Name → config.json's model_type, and its settings."""
-WAITING = ("Nemotron-3-Nano",)
-"""Twins of models that nothing here trains yet."""
 
 
 def write_twin(name: str, folder: Path) -> None:

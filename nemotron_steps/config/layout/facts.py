@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-WAITING_FAMILIES = ("nemotron_h",)
-"""Families that published configs are for and no policy trains yet."""
+from nemotron_steps.config.families import FAMILIES
+
 _SCRATCH = (
     "num_hidden_layers",
     "num_attention_heads",
@@ -25,6 +25,9 @@ class ModelFacts:
         model_type: config.json's.
         experts: of a layer; 0 for a dense model.
         mlp_width: inner size of a dense MLP; of a mixture, of one expert.
+        shared_width: of a mixture, inner size of what every token goes through: the greatest common divisor, where
+            there are shared experts and dense MLPs.
+        mamba_heads, mamba_groups: of a Mamba-2 layer; None without any.
         positions: longest sequence that its position embedding was made for, scaling included.
         has_chat_template: whether its tokenizer has one.
         vocabulary: rows of its embedding.
@@ -37,6 +40,9 @@ class ModelFacts:
     key_value_heads: int | None = None
     experts: int = 0
     mlp_width: int | None = None
+    shared_width: int | None = None
+    mamba_heads: int | None = None
+    mamba_groups: int | None = None
     positions: int | None = None
     has_chat_template: bool | None = None
     vocabulary: int | None = None
@@ -46,6 +52,11 @@ class ModelFacts:
     def is_moe(self) -> bool:
         """Whether its MLPs are mixtures of experts."""
         return self.experts > 0
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether its layers have one mixer each, and a pipeline stage may have any number of them."""
+        return self.model_type in FAMILIES and FAMILIES[self.model_type].kind == "hybrid"
 
     @classmethod
     def from_scratch(cls, get: Callable[[str], Any]) -> ModelFacts | None:
@@ -58,7 +69,7 @@ class ModelFacts:
         if not isinstance(model_type, str):
             return None
         layers, heads, shared, width, positions = (get(f"from_scratch.{key}") for key in _SCRATCH)
-        return cls(model_type, layers, heads, shared, 0, width, positions)
+        return cls(model_type, layers, heads, shared, 0, width, positions=positions)
 
     @classmethod
     def from_attributes(cls, attributes: Mapping[str, Any]) -> ModelFacts | None:
@@ -79,6 +90,9 @@ class ModelFacts:
             key_value_heads=count("num_key_value_heads") or count("num_attention_heads"),
             experts=experts,
             mlp_width=count("moe_intermediate_size") if experts else count("intermediate_size"),
+            shared_width=count("shared_expert_width"),
+            mamba_heads=count("mamba_num_heads"),
+            mamba_groups=count("mamba_groups"),
             positions=count("sequence_length"),
             # A tokenizer that was looked at and a template that was not found: there is none.
             has_chat_template="chat_template" in attributes if "tokenizer" in attributes else None,

@@ -88,7 +88,7 @@ def _with_abilities(sizes: LayoutSizes, model: ModelFacts | None) -> LayoutSizes
         return sizes
     if sizes.model_type not in (None, model.model_type):
         sizes = replace(sizes, model_type=None)
-    if sizes.samples and model.is_moe and sizes.router_bias_update_rate:
+    if sizes.samples and model.is_moe and not model.is_hybrid and sizes.router_bias_update_rate:
         sizes = replace(sizes, router_bias_update_rate=0.0)
     most = model.positions
     if most is not None and sizes.length is not None and sizes.length > most:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.sizes import KEYS, JudgeSizes, LayoutSizes, judge_copies, key_of
+from nemotron_steps.config.layout.sizes import KEYS, JudgeSizes, LayoutSizes, common_divisor, judge_copies, key_of
 
 LENGTHS = ("length", "length_end", "new_tokens")
 """Fields of `LayoutSizes` that count positions."""
@@ -73,8 +73,13 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
     elif shared is not None and max(1, shared // sizes.tensor) % sizes.context:
         own = max(1, shared // sizes.tensor)
         yield _undivided("context", sizes, own, "key-value heads of a tensor-parallel rank")
-    if model.layers is not None and model.layers % sizes.pipeline:
+    if model.layers is not None and model.is_hybrid and model.layers < sizes.pipeline:
+        what = "the model has fewer layers than pipeline stages"
+        yield Misfit("model", KEYS["pipeline"], what, f"at most {model.layers}", str(sizes.pipeline))
+    elif model.layers is not None and model.layers % sizes.pipeline and not model.is_hybrid:
         yield _undivided("pipeline", sizes, model.layers, "layers")
+    if model.mamba_heads is not None and model.mamba_groups is not None:
+        yield from _mamba_misfits(sizes, model.mamba_heads, model.mamba_groups)
     if not model.is_moe:
         if model.mlp_width is not None and model.mlp_width % sizes.tensor:
             yield _undivided("tensor", sizes, model.mlp_width, "the MLP's width")
@@ -83,12 +88,14 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
                 "model", KEYS["expert"], "expert parallelism needs a mixture of experts", "1", str(sizes.expert)
             )
         return
+    if model.shared_width is not None and model.shared_width % sizes.tensor:
+        yield _undivided("tensor", sizes, model.shared_width, "the shared expert's width")
     if model.experts % sizes.expert:
         yield _undivided("expert", sizes, model.experts, "experts")
     if sizes.tensor > 1 and not sizes.sequence_parallel:
         what = "a mixture of experts under tensor parallelism needs sequence parallelism"
         yield Misfit("model", KEYS["sequence_parallel"], what, "true", "false")
-    if sizes.samples and sizes.router_bias_update_rate:
+    if sizes.samples and sizes.router_bias_update_rate and not model.is_hybrid:
         yield Misfit(
             "model",
             KEYS["router_bias_update_rate"],
@@ -96,6 +103,19 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
             "0 where rollouts are sampled",
             f"{sizes.router_bias_update_rate:g}",
         )
+
+
+def _mamba_misfits(sizes: LayoutSizes, heads: int, groups: int) -> Iterator[Misfit]:
+    """Mamba-2 is cut by heads. A group of them goes to one tensor-parallel rank, or stays with others on it; context
+    parallel ranks may share a group, which they then all have."""
+    if groups % sizes.tensor or heads % sizes.tensor:
+        yield _undivided("tensor", sizes, common_divisor(groups, heads), "Mamba heads and their groups")
+        return
+    own_heads, own_groups = heads // sizes.tensor, groups // sizes.tensor
+    if own_heads % sizes.context:
+        yield _undivided("context", sizes, own_heads, "Mamba heads of a tensor-parallel rank")
+    elif own_groups % sizes.context and sizes.context % own_groups:
+        yield _undivided("context", sizes, own_groups, "Mamba groups of a tensor-parallel rank", "or multiple ")
 
 
 def _dtensor_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
@@ -117,6 +137,8 @@ def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit
         yield _undivided("generator_width", sizes, heads, "attention heads (vLLM)")
     elif shared is not None and shared % width and width % shared:
         yield _undivided("generator_width", sizes, shared, "key-value heads (vLLM)", "or multiple ")
+    elif model.mamba_heads is not None and model.mamba_heads % width:
+        yield _undivided("generator_width", sizes, model.mamba_heads, "Mamba heads (vLLM)")
     elif model.mlp_width is not None and model.mlp_width % width and sizes.generator_experts == 1:
         yield _undivided("generator_width", sizes, model.mlp_width, "the MLP's width (vLLM)")
 
