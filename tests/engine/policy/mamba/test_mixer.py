@@ -1,0 +1,179 @@
+"""The mixer gives what transformers' gives, row by row, on one rank and on several."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nemotron_steps.engine.policy.mamba.gated_norm import gated_norm
+from nemotron_steps.engine.policy.mamba.mixer import head_ranges, time_steps
+from nemotron_steps.engine.policy.token_layout import build_layout
+from tests.engine.policy.batches import grouped_batch
+from tests.engine.policy.mamba.mixers import (
+    CASES,
+    HIDDEN,
+    MODELS,
+    cut,
+    flat_mixer,
+    inputs,
+    run_mixer,
+    transformers_mixer,
+    whole_layout,
+)
+from tests.engine.policy.ranks import run_ranks
+
+
+def loaded(groups, **options):
+    mixer = flat_mixer(groups, **options)
+    theirs = dict(transformers_mixer(groups).named_parameters())
+    for name, parameter in mixer.named_parameters():
+        parameter.data = theirs[name].data.to(parameter.dtype)
+    return mixer
+
+
+@functools.cache
+def alone(model):
+    layout = whole_layout()
+    return run_mixer(loaded(MODELS[model]), *inputs(layout), layout)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_equals_transformers(groups, share_prompts):
+    """Output to 1e-5 and gradients to 1e-4, for packed rows of mixed lengths, some of which share a prompt."""
+    layout = build_layout(grouped_batch(), range(12), share_prompts=share_prompts, divisible_by=8)
+    hidden, upstream = inputs(layout)
+    upstream[layout.token_ids.shape[0] - layout.padding :] = 0
+    found = run_mixer(loaded(groups), hidden, upstream, layout)
+    theirs = transformers_mixer(groups)
+    hidden = hidden[:, 0].requires_grad_()
+    runs, total = layout.runs, torch.zeros(())
+    ends = runs.lengths.cumsum().tolist()
+    rows = [torch.arange(end - length, end) for end, length in zip(ends, runs.lengths.tolist(), strict=True)]
+    for number, tokens in enumerate(rows):
+        before = rows[runs.parents[number - runs.roots]] if number >= runs.roots else tokens[:0]
+        expected = theirs(hidden[torch.cat([before, tokens])][None])[0, len(before) :]
+        torch.testing.assert_close(found["out"][tokens, 0], expected, atol=1e-5, rtol=1e-5)
+        total = total + (expected * upstream[tokens, 0]).sum()
+    assert (runs.roots < len(rows)) == share_prompts
+    names, parameters = zip(*theirs.named_parameters(), strict=True)
+    grads = torch.autograd.grad(total, [hidden, *parameters])
+    for name, grad in zip(("hidden", *names), grads, strict=True):
+        atol = 1e-4 * float(grad.abs().max().clamp(min=1))
+        torch.testing.assert_close(found[name].view_as(grad), grad, atol=atol, rtol=1e-4, msg=name)
+
+
+def test_a_neighbour_changes_nothing():
+    layout = build_layout(grouped_batch(), range(12))
+    hidden, _ = inputs(layout)
+    first, after = layout.spans.whole.cu_seqlens[1:3].tolist()
+    mixer = loaded(2)
+    changed = hidden.clone()
+    changed[:first] *= 2
+    changed[after : layout.whole_tokens] += 1
+    assert torch.equal(mixer(hidden, layout)[first:after], mixer(changed, layout)[first:after])
+    assert not torch.equal(mixer(hidden, layout)[layout.whole_tokens :], mixer(changed, layout)[layout.whole_tokens :])
+
+
+def test_checkpointing_recomputes_the_same():
+    layout = whole_layout()
+    mixer = loaded(2)
+
+    def recomputing(hidden, layout):
+        return torch.utils.checkpoint.checkpoint(mixer, hidden, layout, use_reentrant=False)
+
+    recomputing.named_parameters = mixer.named_parameters
+    found, expected = run_mixer(recomputing, *inputs(layout), layout), alone("two groups")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_half_precision_keeps_float32_parameters():
+    mixer = loaded(2, dtype=torch.bfloat16)
+    exact = {name for name, parameter in mixer.named_parameters() if parameter.dtype is torch.float32}
+    assert exact == {"A_log", "D", "dt_bias"}
+    layout = whole_layout()
+    hidden, _ = inputs(layout)
+    out = mixer(hidden.bfloat16(), layout)
+    assert out.dtype is torch.bfloat16
+    expected = alone("two groups")["out"]
+    torch.testing.assert_close(out.float(), expected, atol=0.05 * float(expected.abs().max()), rtol=0)
+
+
+def test_time_steps_have_limits():
+    dt, bias = torch.tensor([[-4.0, 0.0, 9.0]]), torch.zeros(3)
+    assert torch.equal(time_steps(dt, bias, (0.0, float("inf"))), torch.nn.functional.softplus(dt))
+    assert time_steps(dt, bias, (0.1, 5.0))[0].tolist() == pytest.approx([0.1, 0.6931472, 5.0])
+
+
+def test_a_convolution_without_bias():
+    mixer = loaded(2, conv_bias=False)
+    assert "conv1d.bias" not in dict(mixer.named_parameters())
+    layout = whole_layout()
+    with_zeros = loaded(2)
+    with_zeros.conv1d.bias.data.zero_()
+    hidden = inputs(layout)[0]
+    assert torch.equal(mixer(hidden, layout), with_zeros(hidden, layout))
+
+
+def test_gated_norm_has_the_gradient_of_its_formula():
+    generator = torch.Generator().manual_seed(0)
+    y, gate = (torch.randn(5, 12, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    weight = torch.randn(12, generator=generator, dtype=torch.float64, requires_grad=True)
+    opened = (y * torch.nn.functional.silu(gate)).view(5, 3, 4)
+    expected = (opened / (opened.square().mean(-1, keepdim=True) + 1e-5).sqrt()).view(5, 12) * weight
+    found = gated_norm(y, gate, weight, 3, 1e-5)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    upstream = torch.randn(5, 12, generator=generator, dtype=torch.float64)
+    mine, theirs = (torch.autograd.grad((out * upstream).sum(), [y, gate, weight]) for out in (found, expected))
+    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("groups", "ranks"), [(4, 2), (2, 2), (2, 4), (1, 8)])
+def test_each_rank_gets_its_heads_and_their_groups(groups, ranks):
+    heads, head_dim, state = 8, 3, 2
+    columns = [("x", h) for h in range(heads) for _ in range(head_dim)]
+    columns += [(part, g) for part in "bc" for g in range(groups) for _ in range(state)]
+    columns += [("dt", h) for h in range(heads)]
+    for rank in range(ranks):
+        got = [columns[i] for pair in head_ranges(heads, head_dim, groups, state, rank, ranks) for i in range(*pair)]
+        mine = range(rank * heads // ranks, (rank + 1) * heads // ranks)
+        shared = sorted({head * groups // heads for head in mine})
+        wanted = [("x", h) for h in mine for _ in range(head_dim)]
+        wanted += [(part, g) for part in "bc" for g in shared for _ in range(state)]
+        assert got == wanted + [("dt", h) for h in mine]
+
+
+@pytest.fixture(scope="module")
+def found_by(tmp_path_factory):
+    @functools.cache
+    def start(ranks):
+        out = tmp_path_factory.mktemp(f"mamba{ranks}")
+        run_ranks(ranks, out, {}, "tests.engine.policy.mamba.mixers")
+        return out
+
+    return start
+
+
+def cases():
+    for ranks, layouts in CASES.items():
+        marks = [pytest.mark.slow] if ranks > 2 else []
+        for name in layouts:
+            yield pytest.param(ranks, name, marks=marks, id=f"{ranks} ranks, {name}")
+
+
+@pytest.mark.parametrize(("ranks", "case"), list(cases()))
+def test_ranks_together_are_one(ranks, case, found_by):
+    model, dims = CASES[ranks][case]
+    found, expected = load_file(found_by(ranks) / f"{case}.safetensors"), alone(model)
+    assert found["out"].shape == (whole_layout().token_ids.shape[0], 1, HIDDEN)
+    for name, value in expected.items():
+        scale = float(value.abs().max().clamp(min=1))
+        if name in ("out", "hidden"):
+            torch.testing.assert_close(found[name], value, atol=1e-5 * scale, rtol=1e-4, msg=name)
+            continue
+        for rank in range(dims.tensor):
+            own = cut(name, value, MODELS[model], rank, dims.tensor)
+            torch.testing.assert_close(found[f"{name} {rank}"], own, atol=2e-5 * scale, rtol=1e-4, msg=name)
