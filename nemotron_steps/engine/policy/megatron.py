@@ -75,8 +75,8 @@ class MegatronPolicy:
         self.config, self.loss_fn = config, loss_fn
         megatron = config.megatron_cfg
         architecture = Architecture.from_folder(checkpoint_path)
-        balanced = architecture.is_moe and megatron.moe_router_bias_update_rate > 0
-        self.architecture = dataclasses.replace(architecture, router_bias=balanced)
+        self._balanced = architecture.is_moe and megatron.moe_router_bias_update_rate > 0
+        self.architecture = dataclasses.replace(architecture, router_bias=architecture.router_bias or self._balanced)
         self.source_folder = hf_folder(checkpoint_path)
         self.layout = parallel.ParallelDims.from_config(megatron, self.architecture)
         parallel.initialize(self.layout)
@@ -105,11 +105,12 @@ class MegatronPolicy:
             checkpoint.load_model(self.shards, Path(checkpoint_path))
         else:
             self.shards.load(to_megatron(WeightReader(checkpoint_path), self.architecture))
-        self.buffers = self.shards.make_buffers(sharded=megatron.optimizer.use_distributed_optimizer)
+        sharded = megatron.optimizer.use_distributed_optimizer
+        self.buffers = self.shards.make_buffers(sharded=sharded)
         self.optimizer = FlatAdamW(
             self.buffers,
             megatron.optimizer,
-            [self.shards.norm_groups(buffer) for buffer in self.buffers],
+            self.shards.norm_groups(self.buffers, sharded=sharded),
             first_tensor_rank=self.groups.tensor_rank == 0,
         )
         self._pipeline = Pipeline(self.groups, self.model.dtype, self.device)
@@ -186,7 +187,7 @@ class MegatronPolicy:
         self.optimizer.step(lr, min(1.0, self.config.max_grad_norm / (norm + 1e-6)))
         if self._vllm_wakes:
             torch.cuda.empty_cache()
-        if self.architecture.router_bias:
+        if self._balanced:
             for router in self.model.routers():
                 router.rebalance(self.config.megatron_cfg.moe_router_bias_update_rate, self.groups.stage_ranks)
         return {**metrics, "grad_norm": norm, "lr": lr}

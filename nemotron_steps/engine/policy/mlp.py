@@ -28,6 +28,7 @@ class FlatMlp(torch.nn.Module):
     def __init__(self, config: Any, kind: str, width: int) -> None:
         super().__init__()
         self.activate, rows = activation(kind)
+        self.gated = rows == 2
         ranks = parallel_state.get_tensor_model_parallel_group()
         settings: dict[str, Any] = {"config": config, "bias": False, "skip_bias_add": True, "tp_group": ranks}
         self.linear_fc1 = ColumnParallelLinear(

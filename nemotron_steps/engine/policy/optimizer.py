@@ -28,7 +28,7 @@ class FlatAdamW:
     Args:
         buffers: parameters and gradients.
         config: betas, eps, weight decay, and how the state is kept.
-        norm_groups: for each buffer, the ranks over which squared gradient norms of its shards add up.
+        norm_groups: buffers, and the ranks over which squared gradient norms of their shards add up.
         first_tensor_rank: whether this rank counts replicated parameters in the norm.
     """
 
@@ -36,7 +36,7 @@ class FlatAdamW:
         self,
         buffers: Sequence[ParameterBuffer],
         config: OptimizerConfig,
-        norm_groups: Sequence[Sequence[dist.ProcessGroup]],
+        norm_groups: Sequence[tuple[Sequence[ParameterBuffer], Sequence[dist.ProcessGroup]]],
         *,
         first_tensor_rank: bool,
     ) -> None:
@@ -72,8 +72,10 @@ class FlatAdamW:
     def gradient_norm(self) -> float:
         """Norm of the whole model's reduced gradient; not finite if any element is not. Collective."""
         total = 0.0
-        for buffer, groups in zip(self.buffers, self._norm_groups, strict=True):
-            squared = buffer.squared_norm(first_tensor_rank=self._first_tensor_rank)
+        for buffers, groups in self._norm_groups:
+            squared = torch.zeros((), dtype=torch.float32, device=self.buffers[0].grads.device)
+            for buffer in buffers:
+                squared += buffer.squared_norm(first_tensor_rank=self._first_tensor_rank)
             for group in groups:
                 if dist.get_world_size(group) > 1:
                     dist.all_reduce(squared, group=group)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from nemotron_steps.config.layout.stages import stage_layers
 from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decayed
-from nemotron_steps.engine.policy.model import PolicyModel
+from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.parallel_dims import Groups, device
 from nemotron_steps.models.mapping import Parameter, megatron_shape, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
@@ -26,7 +27,7 @@ class ModelShards:
         local: name in the whole model → this rank's part of it.
     """
 
-    def __init__(self, model: PolicyModel, groups: Groups) -> None:
+    def __init__(self, model: FlatModel, groups: Groups) -> None:
         self.model, self.groups = model, groups
         self.architecture, self.layout = model.architecture, model.layout
         self.parameters = parameters(self.architecture)
@@ -42,30 +43,42 @@ class ModelShards:
             self.local[_EMBEDDING] = self.local.pop(_OUTPUT)
 
     def make_buffers(self, *, sharded: bool) -> list[ParameterBuffer]:
-        """Move trainable parameters into flat buffers: one for dense weights, one for experts if there are any."""
-        dense: list[tuple[Parameter, Kind, torch.nn.Parameter]] = []
+        """Move trainable parameters into flat buffers: one for dense weights, one for those of them that are float32
+        among narrower ones, one for experts; those that have any."""
+        dense: dict[torch.dtype, list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {self.model.dtype: []}
         experts: list[tuple[Parameter, Kind, torch.nn.Parameter]] = []
         for parameter in self.parameters:
             tensor = self.local.get(parameter.name)
             if tensor is not None and tensor.requires_grad:
-                (experts if parameter.of_experts else dense).append((parameter, self._kind(parameter, tensor), tensor))
-        buffers = [ParameterBuffer(dense, self.groups.gradient, self.groups.tensor, sharded=sharded)]
+                alike = experts if parameter.of_experts else dense.setdefault(tensor.dtype, [])
+                alike.append((parameter, self._kind(parameter, tensor), tensor))
+        groups = self.groups
+        buffers = [ParameterBuffer(each, groups.gradient, groups.tensor, sharded=sharded) for each in dense.values()]
         if experts:
-            buffers.append(ParameterBuffer(experts, self.groups.expert_gradient, None, sharded=sharded))
+            buffers.append(ParameterBuffer(experts, groups.expert_gradient, None, sharded=sharded))
         return buffers
 
-    def norm_groups(self, buffer: ParameterBuffer) -> list[dist.ProcessGroup]:
-        """Ranks over which squared gradient norms of a buffer add up to the whole model's, one group after another."""
-        groups = [self.groups.expert, self.groups.pipeline] if buffer.of_experts else [self.groups.model]
-        return [*groups, buffer.data_group] if buffer.shards > 1 and buffer.data_group is not None else groups
+    def norm_groups(
+        self, buffers: Sequence[ParameterBuffer], *, sharded: bool
+    ) -> list[tuple[list[ParameterBuffer], list[dist.ProcessGroup]]]:
+        """Buffers and the ranks over which their squared gradient norms add up to the whole model's, one group after
+        another. As many entries on every rank: a hybrid's pipeline stage may have no experts."""
+        groups = self.groups
+        dense = [groups.model, *([groups.gradient] if sharded else [])]
+        found = [([buffer for buffer in buffers if not buffer.of_experts], dense)]
+        if self.architecture.is_moe:
+            experts = [groups.expert, groups.pipeline, *([groups.expert_gradient] if sharded else [])]
+            found.append(([buffer for buffer in buffers if buffer.of_experts], experts))
+        return found
 
     def reduce_embedding_gradient(self, buffer: ParameterBuffer) -> None:
         """Add up the gradient of a tied embedding over the first and last stage, which both hold it. Collective."""
         at_an_end = self.groups.is_first_stage or self.groups.is_last_stage
         if self.groups.stages == 1 or not self.architecture.tied_embeddings or not at_an_end or buffer.of_experts:
             return
-        (slot,) = (slot for slot in buffer.slots if slot.parameter.name == _EMBEDDING)
-        dist.all_reduce(buffer.grads[slot.start : slot.end], group=self.groups.embedding)
+        for slot in buffer.slots:
+            if slot.parameter.name == _EMBEDDING:
+                dist.all_reduce(buffer.grads[slot.start : slot.end], group=self.groups.embedding)
 
     def load(self, weights: Iterable[tuple[Parameter, torch.Tensor]]) -> None:
         """Copy this rank's parts out of whole Megatron tensors."""
@@ -156,7 +169,8 @@ class ModelShards:
     def _from_stage(self, parameter: Parameter, tensor: torch.Tensor | None) -> torch.Tensor:
         stages = self.groups.stages
         if parameter.layer is not None:
-            owner = parameter.layer // (self.architecture.num_layers // stages)
+            layers = stage_layers(self.architecture.num_layers, stages)
+            owner = next(stage for stage, own in enumerate(layers) if parameter.layer in own)
         else:
             owner = 0 if parameter.name == _EMBEDDING else stages - 1
         if owner != self.groups.stage or tensor is None:

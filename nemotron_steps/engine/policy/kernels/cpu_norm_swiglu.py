@@ -1,4 +1,4 @@
-"""RMSNorm and SwiGLU with their gradients as passes over memory, for float32 on CPU; without autograd.
+"""RMSNorm, SwiGLU and relu² with their gradients as passes over memory, for float32 on CPU; without autograd.
 
 In C each reads and writes memory once (engine/native/passes.c); without a C compiler torch takes three to six passes.
 
@@ -70,6 +70,17 @@ def swiglu_backward(gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         return result
     kernels.swiglu_backward(_at(gate_up), _at(grad), _at(result), *_sizes(grad), _threads())
     return result
+
+
+def squared_relu(states: torch.Tensor) -> torch.Tensor:
+    """max(0, states)²; leaves max(0, states) in `states`, for `squared_relu_backward`."""
+    states.relu_()
+    return states * states
+
+
+def squared_relu_backward(positive: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Gradient of the states from that of their squared_relu, which is overwritten, and what that left of them."""
+    return grad.mul_(positive).mul_(2.0)
 
 
 def _at(tensor: torch.Tensor) -> c_void_p:

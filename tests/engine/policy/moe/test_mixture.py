@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.policy import parallel_dims as parallel
-from nemotron_steps.engine.policy.model import transformer_config
+from nemotron_steps.engine.policy.flat_model import transformer_config
 from nemotron_steps.engine.policy.moe.mixture import FlatMoe
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims
 from nemotron_steps.models.architecture import Architecture

@@ -1,0 +1,183 @@
+"""What every policy model does, however its layers are built: from flat tokens to hidden states.
+
+Parameters, their names, their tensor-parallel linears and their sharded checkpoints are megatron-core's. The forward
+pass is written out here because it takes a TokenLayout and ends at hidden states: the output layer belongs to
+logprob.py. Built by model.py (layers of attention and MLP) and hybrid.py (layers of one mixer each).
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from nemotron_steps.engine.policy.moe.mixture import FlatMoe
+from nemotron_steps.engine.policy.moe.router import Router
+from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
+from nemotron_steps.engine.policy.token_layout import TokenLayout
+from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.megatron_core import load_megatron_core
+from nemotron_steps.models.rope import cos_sin
+
+load_megatron_core()
+
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region  # noqa: E402
+from megatron.core.transformer import TransformerConfig  # noqa: E402
+
+EXACT = (".expert_bias", ".A_log", ".D", ".dt_bias")
+"""Ends of the names of parameters that are float32 in every precision."""
+
+
+class FlatModel(torch.nn.Module):
+    """A model over flat tokens, up to the last hidden states.
+
+    Whoever builds it gives it `embedding` (first stage), `decoder.layers` (each with its `layer_number`, from 1) and
+    `output_layer` (last stage), and then calls `finish`.
+    """
+
+    embedding: Any
+    decoder: Any
+    output_layer: Any
+
+    def finish(
+        self,
+        architecture: Architecture,
+        layout: ParallelDims,
+        dtype: torch.dtype,
+        *,
+        activation_checkpointing: bool,
+        freeze_router: bool,
+    ) -> None:
+        """What the forward pass needs beside the parameters."""
+        self.architecture, self.layout, self.dtype = architecture, layout, dtype
+        self.activation_checkpointing, self.freeze_router = activation_checkpointing, freeze_router
+        self.context_group = parallel_state.get_context_parallel_group() if layout.context > 1 else None
+        self._angles = torch.empty(2, 0, 1, 1, architecture.head_dim, dtype=dtype, device=device())
+
+    def angles(self, tokens: TokenLayout) -> torch.Tensor:
+        """Cosines and sines of the tokens' positions, [2, T, 1, 1, head_dim]; of no angle where attention has none."""
+        longest = tokens.shape[1] if self.architecture.rotary else 1
+        if self._angles.shape[1] < longest:
+            self._angles = self._table(longest).to(device=device(), dtype=self.dtype)
+        positions = tokens.positions if self.architecture.rotary else torch.zeros_like(tokens.positions)
+        angles: torch.Tensor = self._angles.index_select(1, self.own_tokens(positions))
+        return angles
+
+    def _table(self, longest: int) -> torch.Tensor:
+        if not self.architecture.rotary:
+            return torch.tensor([1.0, 0.0])[:, None, None, None, None].expand(2, 1, 1, 1, self.architecture.head_dim)
+        length = max(longest, min(2 * longest, self.architecture.max_position_embeddings))
+        return torch.stack(cos_sin(self.architecture, length))[:, :, None, None]
+
+    def own_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """This context-parallel rank's share of token-aligned values [T, …]."""
+        if self.context_group is None:
+            return values
+        rank: int = parallel_state.get_context_parallel_rank()
+        return values.chunk(self.layout.context)[rank]
+
+    def parameter_dtype(self, name: str) -> torch.dtype:
+        """Type a parameter is kept in, by its name in the whole model."""
+        exact = name.endswith(EXACT) or (self.freeze_router and name.endswith(".router.weight"))
+        return torch.float32 if exact else self.dtype
+
+    def routers(self) -> list[Router]:
+        """Routers of this rank's layers."""
+        mixtures = [getattr(layer, "mlp", None) for layer in self.decoder.layers]
+        return [mixture.router for mixture in mixtures if isinstance(mixture, FlatMoe)]
+
+    def forward(self, tokens: TokenLayout, received: torch.Tensor | None = None) -> torch.Tensor:
+        """Hidden states after this rank's layers, before the final norm: [T, 1, hidden].
+
+        Args:
+            tokens: on this rank's device.
+            received: hidden states of the previous pipeline stage; None on the first.
+        """
+        if received is None:
+            hidden = self._embed(self.own_tokens(tokens.token_ids))
+        else:
+            hidden = received
+        angles = self.angles(tokens)
+        recompute = self.activation_checkpointing and torch.is_grad_enabled()
+        added: torch.Tensor | None = None
+        for layer in self.decoder.layers:
+            run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False) if recompute else layer
+            hidden, added = run(hidden, added, tokens, angles)
+        return hidden if added is None else hidden + added
+
+    def final_norm(self) -> Any:
+        """The norm after the last layer."""
+        return self.decoder.final_norm
+
+    def predictors(self, hidden: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Normed hidden states [R, hidden] of some of this rank's tokens, from the last stage's output."""
+        if self.layout.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        normed: torch.Tensor = self.final_norm()(hidden.flatten(0, 1).index_select(0, source))
+        return normed
+
+    def output_weight(self) -> torch.Tensor:
+        """This rank's rows of the output layer."""
+        weight: torch.Tensor = self.output_layer.weight
+        return weight
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if self.layout.tensor == 1:
+            return F.embedding(token_ids, self.embedding.word_embeddings.weight)[:, None]
+        embedded: torch.Tensor = self.embedding(token_ids[None], None)
+        return embedded
+
+
+def own_occurrences(own: int, tokens: TokenLayout, config: TransformerConfig) -> torch.Tensor:
+    """Occurrences of this rank's `own` tokens, of those that all ranks share."""
+    place: int = parallel_state.get_context_parallel_rank()
+    if config.sequence_parallel:
+        place = place * parallel_state.get_tensor_model_parallel_world_size()
+        place += parallel_state.get_tensor_model_parallel_rank()
+    return tokens.occurrences[place * own : (place + 1) * own]
+
+
+def padded_vocabulary(architecture: Architecture, layout: ParallelDims) -> int:
+    """Rows of the embedding, a multiple of the tensor-parallel size."""
+    return -(-architecture.vocab_size // layout.tensor) * layout.tensor
+
+
+def transformer_config(architecture: Architecture, layout: ParallelDims, dtype: torch.dtype) -> TransformerConfig:
+    """megatron-core's config: no dropout, no biases but QKV's, no fused kernels that exist only for CUDA."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about defaults of its own
+        return TransformerConfig(
+            num_layers=architecture.num_layers,
+            hidden_size=architecture.hidden_size,
+            num_attention_heads=architecture.num_attention_heads,
+            num_query_groups=architecture.num_key_value_heads,
+            kv_channels=architecture.head_dim,
+            ffn_hidden_size=architecture.ffn_hidden_size,
+            normalization="RMSNorm",
+            layernorm_epsilon=architecture.norm_eps,
+            qk_layernorm=architecture.qk_norm,
+            add_bias_linear=False,
+            add_qkv_bias=architecture.qkv_bias,
+            gated_linear_unit=True,
+            activation_func=F.silu,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            bias_activation_fusion=False,
+            bias_dropout_fusion=False,
+            masked_softmax_fusion=False,
+            apply_rope_fusion=False,
+            gradient_accumulation_fusion=False,
+            perform_initialization=False,
+            params_dtype=dtype,
+            bf16=dtype is torch.bfloat16,
+            pipeline_dtype=dtype,
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            context_parallel_size=layout.context,
+            sequence_parallel=layout.sequence_parallel,
+        )
