@@ -27,6 +27,34 @@ _DTYPE_BITS = {
 }
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What families call the number of experts of a layer."""
+_SHAPE = (
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "tie_word_embeddings",
+    *_EXPERTS,
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_latent_size",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "ssm_state_size",
+    "n_groups",
+    "mamba_n_groups",
+    "conv_kernel",
+    "mamba_d_conv",
+    "chunk_size",
+    "mamba_chunk_size",
+)
+"""Keys of config.json that the memory of a model depends on."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -124,7 +152,8 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     """config.json and tokenizer of a model folder → attributes: what later steps must agree on.
 
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
-    intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups,
+    intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups, shape
+    (what memory depends on, as config.json has it),
     sequence_length, tokenizer (digest), tokenizer_size, chat_template (digest) where known.
     """
     config_path = folder / "config.json"
@@ -158,6 +187,7 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     experts = next((text[key] for key in _EXPERTS if isinstance(text.get(key), int)), None)
     if experts is not None and (not isinstance(layers, list | str) or "moe" in layers or "E" in layers):
         attributes["num_experts"] = experts
+    attributes["shape"] = {key: text[key] for key in _SHAPE if isinstance(text.get(key), int | str | list)}
     if isinstance(text.get("max_position_embeddings"), int):
         attributes["sequence_length"] = _positions(text)
     attributes["tokenizer"] = tokenizer_digest(folder)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json
+from nemotron_steps.cli.memory import show_memory
 from nemotron_steps.cli.request import Asked, Workbench, asked_from
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import redact, redact_text
@@ -120,6 +121,7 @@ def show_plan(found: Plan, terminal: Terminal, asked: Asked) -> None:
     terminal.table(rows, indent=2, below=7)
     for warning in found.warnings:
         terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(warning)}")
+    show_memory(found, terminal)
 
 
 def yaml_text(values: Any) -> str:

@@ -17,6 +17,7 @@ from nemotron_steps.config.layout.mends import mends
 from nemotron_steps.config.layout.misfits import Misfit, misfits, told
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.manifest.models import StepManifest
+from nemotron_steps.resolver.memory import memory_fits
 from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, ModelLimitProblem, PlanProblem
 from nemotron_steps.resolver.request import StepConfig
 
@@ -138,5 +139,5 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
         )
 
 
-CHECKS: tuple[Check, ...] = (layout_fits, model_limits, profile_size)
+CHECKS: tuple[Check, ...] = (layout_fits, model_limits, profile_size, memory_fits)
 """What every plan is checked with unless told otherwise."""

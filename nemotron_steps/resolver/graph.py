@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.registry import Registry
@@ -44,8 +45,8 @@ class Node:
         """`KEY.PORT`."""
         return f"{self.key}.{port}"
 
-    def planned(self) -> PlannedStep:
-        """The finished step."""
+    def planned(self, memory: StepMemory | None) -> PlannedStep:
+        """The finished step, and what memory it takes where it trains something."""
         return PlannedStep(
             key=self.key,
             step_id=self.manifest.id,
@@ -57,6 +58,7 @@ class Node:
             produces={port.name: port.type for port in self.manifest.produces},
             inserted=self.inserted,
             because=self.because,
+            memory=memory,
         )
 
 

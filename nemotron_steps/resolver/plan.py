@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nemotron_steps.config.layout.memory.devices import StepMemory
     from nemotron_steps.errors import StepsError
     from nemotron_steps.manifest.models import StepManifest
 
@@ -71,6 +72,7 @@ class PlannedStep:
         inserted: whether the resolver put it there (a converter) rather than the request.
         because: one phrase saying why it is in the plan.
         cached: output port → artifact reference when nothing needs to run; None until a runner has looked.
+        memory: what it takes of each device, and how its batch is cut; None where nothing is trained.
     """
 
     key: str
@@ -84,6 +86,7 @@ class PlannedStep:
     inserted: bool = False
     because: str = ""
     cached: Mapping[str, str] | None = None
+    memory: StepMemory | None = None
 
     def to_dict(self, *, with_config: bool = False) -> dict[str, Any]:
         """JSON-serialisable form; the config only on request, as it may hold values to be redacted."""
@@ -98,6 +101,8 @@ class PlannedStep:
             "because": self.because,
             "cached": None if self.cached is None else dict(self.cached),
         }
+        if self.memory is not None:
+            fields["memory"] = self.memory.to_dict()
         if with_config:
             fields["values"] = dict(self.config)
         return fields

@@ -13,7 +13,8 @@ PlanError E300 (raised once, carrying every problem)
     ├── BatchSizeProblem    E309  batch sizes that do not divide
     ├── LayoutProblem       E310  more GPUs are asked for than there are, or a layout does not divide them
     ├── SourceCycle         E311  a step's inputs come from itself
-    └── ModelLimitProblem   E312  a model lacks the positions, or the chat template, for what is asked of it
+    ├── ModelLimitProblem   E312  a model lacks the positions, or the chat template, for what is asked of it
+    └── MemoryProblem       E313  a GPU has less memory than the parts on it take
 """
 
 from __future__ import annotations
@@ -123,6 +124,12 @@ class ModelLimitProblem(PlanProblem):
     """A model lacks the positions, or the chat template, for what is asked of it."""
 
     code = "E312"
+
+
+class MemoryProblem(PlanProblem):
+    """A GPU has less memory than the parts on it take."""
+
+    code = "E313"
 
 
 def raise_all(problems: Sequence[StepsError], what: str) -> None:

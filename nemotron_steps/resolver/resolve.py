@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
 from nemotron_steps.resolver.graph import Graph, Node
+from nemotron_steps.resolver.memory import memory_of, trains
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
 from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Request
@@ -77,7 +79,7 @@ def resolve(
     unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
     raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
     return Plan(
-        tuple(node.planned() for node in order),
+        tuple(node.planned(_memory(node, artifacts[node.key])) for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
         (
@@ -112,6 +114,12 @@ def _check_config(
     subject = CheckSubject(node.key, node.manifest, node.config, profile, artifacts)
     for check in checks:
         yield from check(subject)
+
+
+def _memory(node: Node, artifacts: Mapping[str, Mapping[str, Any]]) -> StepMemory | None:
+    if node.config is None or not trains(node.config):
+        return None
+    return memory_of(CheckSubject(node.key, node.manifest, node.config, {}, artifacts))
 
 
 def _name_steps(graph: Graph, request: Request) -> None:

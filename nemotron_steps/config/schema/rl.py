@@ -346,6 +346,8 @@ class ClusterConfig(Section):
     num_nodes: PositiveInt = 1
     gpus_per_node: int = Field(0, ge=0)
     """0: CPU workers."""
+    gpu_memory_gib: PositiveFloat = 80.0
+    """Of one GPU, for what a plan predicts and refuses: 80 for an H100, 141 for an H200."""
     ray_address: str | None = None
     """An existing Ray cluster; None starts one on this machine."""
     policy_workers: PositiveInt | None = None

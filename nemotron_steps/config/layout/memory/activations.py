@@ -1,0 +1,185 @@
+"""What a layer keeps for its backward pass, in bytes, tensor by tensor as engine/policy saves them.
+
+Three paths of the engine keep different tensors: CUDA (Triton kernels, FlashAttention), CPU in float32 (a layer's
+halves as one function each), and CPU in bfloat16 (torch's own operators). Of CUDA in float32, which is for tests, the
+first is taken with 4 bytes an element; attention's padding there is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ATTENTION, EXPERTS, FLOAT32, MLP, ModelShape
+
+INT64 = 8
+SCAN_SCORES = 2**25
+"""Elements of the triangular matrices that the plain scan of Mamba-2 has at once."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of one layer.
+
+    Attributes:
+        per_token: bytes, each of this rank's tokens.
+        fixed: bytes whatever the tokens.
+    """
+
+    per_token: float = 0.0
+    fixed: int = 0
+
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(self.per_token + other.per_token, self.fixed + other.fixed)
+
+    def of(self, tokens: float) -> int:
+        """Bytes for so many tokens."""
+        return int(self.per_token * tokens) + self.fixed
+
+
+def kept(shape: ModelShape, layer: str, settings: MemorySettings) -> Kept:
+    """By one layer that is not computed again. A rank's tokens are those of its context-parallel share; of a
+    sequence-parallel rank's the norms and the experts see a part, which is taken into account here."""
+    total = Kept()
+    for mixer in layer:
+        total += _of_mixer(shape, mixer, settings)
+    return total
+
+
+def kept_to_recompute(shape: ModelShape, settings: MemorySettings) -> Kept:
+    """By a layer that is computed again: what goes into it, the residual stream and what is still to be added to it."""
+    plain = _is_plain(shape, settings)
+    return Kept((1 if plain else 2) * shape.hidden * settings.element * _share(settings))
+
+
+def workspace(shape: ModelShape, layer: str, settings: MemorySettings, tokens: float) -> int:
+    """What a layer's own passes need at most beside what is kept: gradients of its widest tensors."""
+    sizes, element = settings.sizes, settings.element
+    widest = 0.0
+    for mixer in layer:
+        if mixer == MLP:
+            inner = shape.ffn / sizes.tensor
+            widest = max(widest, (3 if shape.gated else 2) * inner * element)
+        elif mixer == EXPERTS:
+            chosen = shape.experts_per_token * _share(settings)
+            widest = max(widest, chosen * ((3 if shape.gated else 2) * shape.expert_ffn + 2 * _outer(shape)) * element)
+        elif mixer == ATTENTION:
+            heads = shape.heads + shape.key_value_heads
+            widest = max(widest, (2 * heads * element + 2 * heads * FLOAT32) * shape.head_dim / sizes.tensor)
+        elif shape.mamba is not None:
+            widest = max(widest, (2 * shape.mamba.channels * FLOAT32 + shape.mamba.rows * element) / sizes.tensor)
+    scan = 0
+    if shape.mamba is not None and any(mixer == "M" for mixer in layer):
+        scores = tokens * shape.mamba.heads / sizes.tensor * shape.mamba.chunk
+        scan = int(3 * min(scores, SCAN_SCORES) * FLOAT32)
+    return int((widest + 2 * shape.hidden * element) * tokens) + scan
+
+
+def _share(settings: MemorySettings) -> float:
+    """The part of a rank's tokens whose norms and residual stream it has."""
+    sizes = settings.sizes
+    return 1 / sizes.tensor if sizes.sequence_parallel else 1.0
+
+
+def _is_plain(shape: ModelShape, settings: MemorySettings) -> bool:
+    """Whether the halves of a dense layer are one function each, in float32 on CPU."""
+    alone = settings.sizes.tensor == settings.sizes.context == 1
+    return not settings.on_gpu and settings.element == FLOAT32 and alone and shape.gated and not shape.has_experts
+
+
+def _of_mixer(shape: ModelShape, mixer: str, settings: MemorySettings) -> Kept:
+    if settings.sizes.dtensor:
+        return _of_transformers(shape, mixer, settings)
+    plain = _is_plain(shape, settings)
+    own = _attention(shape, settings) if mixer == ATTENTION else _mlp(shape, settings) if mixer == MLP else None
+    if own is None:
+        own = _experts(shape, settings) if mixer == EXPERTS else _mamba(shape, settings)
+    return own if plain else own + _norm(shape, settings)
+
+
+def _norm(shape: ModelShape, settings: MemorySettings) -> Kept:
+    """The residual stream that is normed, the root mean square, and the normed states that the next product takes."""
+    element = settings.element
+    if not settings.on_gpu and element != FLOAT32:  # computed in float32, whose two tensors are kept
+        states = 2 * FLOAT32 + element
+    else:
+        states = 2 * element
+    return Kept((states * shape.hidden + FLOAT32) * _share(settings))
+
+
+def _attention(shape: ModelShape, settings: MemorySettings) -> Kept:
+    sizes, element = settings.sizes, settings.element
+    width, heads = shape.head_dim, shape.heads / sizes.tensor
+    shared = max(shape.key_value_heads / sizes.tensor, 1.0)
+    mixed, queries, both = (heads + 2 * shared) * width, heads * width, 2 * shared * width
+    norms = FLOAT32 * (heads + shared) if shape.qk_norm or settings.on_gpu else 0.0
+    if settings.on_gpu:  # what the heads are split from; queries, keys, values and the result; log-sum-exps
+        return Kept((mixed + 2 * queries + both) * element + norms + FLOAT32 * heads)
+    if element == FLOAT32:  # what the heads are split from, the result; log-sum-exps
+        kept = Kept((mixed + queries) * element + FLOAT32 * heads)
+        if _is_plain(shape, settings):
+            folded = int(shape.hidden * mixed) * element
+            kept += Kept(shape.hidden * element + FLOAT32, folded)
+        return kept
+    normed = (FLOAT32 + element) * (heads + shared) * width + norms if shape.qk_norm else 0.0
+    return Kept((2 * queries + both) * element + normed + FLOAT32 * heads)
+
+
+def _mlp(shape: ModelShape, settings: MemorySettings, width: int | None = None) -> Kept:
+    """The products before and after the activation."""
+    element, inner = settings.element, (width or shape.ffn) / settings.sizes.tensor
+    kept = Kept(((3 if shape.gated else 2) * inner + _sigmoid(shape, settings) * inner) * element)
+    if _is_plain(shape, settings):
+        kept = Kept(3 * inner * element + shape.hidden * element + FLOAT32, int(2 * inner * shape.hidden) * element)
+    return kept
+
+
+def _sigmoid(shape: ModelShape, settings: MemorySettings) -> int:
+    """Whether torch's own gate keeps its sigmoid, as it does on CPU."""
+    return int(shape.gated and not settings.on_gpu)
+
+
+def _outer(shape: ModelShape) -> int:
+    """Width of what experts take and give."""
+    return shape.latent or shape.hidden
+
+
+def _experts(shape: ModelShape, settings: MemorySettings) -> Kept:
+    """Router and experts, of each of the experts that a token chooses; shared experts beside them."""
+    element, chosen, outer = settings.element, shape.experts_per_token, _outer(shape)
+    inner = ((3 if shape.gated else 2) + _sigmoid(shape, settings)) * shape.expert_ffn
+    frozen = settings.freezes_router
+    router = (0 if frozen or element == FLOAT32 else FLOAT32 * shape.hidden) + FLOAT32 * shape.experts
+    # Chosen experts, their order and its inverse; weights before and after normalisation, and in the model's precision.
+    indices = chosen * (3 * INT64 + 2 * FLOAT32 + element)
+    token = router + indices + chosen * (2 * outer + inner) * element
+    fixed = 0 if frozen or element == FLOAT32 else shape.experts * shape.hidden * FLOAT32
+    if shape.latent:
+        token += shape.latent * element
+    share = _share(settings)
+    kept = Kept(token * share, fixed)
+    if shape.shared_ffn:
+        kept += _mlp(shape, settings, shape.shared_ffn)
+    return kept
+
+
+def _mamba(shape: ModelShape, settings: MemorySettings) -> Kept:
+    """The projection, what the convolution made of it, the scan's result, what is gated and normed."""
+    mamba, element = shape.mamba, settings.element
+    assert mamba is not None
+    wide = mamba.rows + mamba.channels + 3 * mamba.inner
+    return Kept((wide * element + 3 * mamba.heads * FLOAT32) / settings.sizes.tensor)
+
+
+def _of_transformers(shape: ModelShape, mixer: str, settings: MemorySettings) -> Kept:
+    """Of transformers' own modules, in which every operator keeps its inputs: float32 norms, rotations, products."""
+    element, hidden = settings.element, shape.hidden
+    tensor = settings.sizes.tensor
+    norm = Kept((2 * FLOAT32 + element) * hidden + FLOAT32)
+    if mixer == ATTENTION:
+        width = shape.head_dim / tensor
+        query, shared = shape.heads * width, shape.key_value_heads * width
+        normed = (2 * FLOAT32 + element) if shape.qk_norm else 0
+        return norm + Kept((query + shared) * normed + (2 * query + 2 * shape.heads * width) * element)
+    inner = (shape.ffn if mixer == MLP else shape.expert_ffn * shape.experts_per_token) / tensor
+    return norm + Kept((4 * inner + (0 if mixer == MLP else 3 * shape.experts_per_token * hidden)) * element)

@@ -1,0 +1,162 @@
+"""What a generator of the policy, or a judge, takes on each of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nemotron_steps.config.layout.memory.batch import prompt_and_answer
+from nemotron_steps.config.layout.memory.settings import JudgeSettings, MemorySettings
+from nemotron_steps.config.layout.memory.shape import FLOAT32, ModelShape, held
+from nemotron_steps.config.layout.sizes import LayoutSizes
+
+GIB = 2**30
+SLEEPING = int(0.75 * GIB)
+"""What a vLLM that sleeps keeps beside its CUDA context: graphs, communicators, workspaces."""
+SHARED_TOKENS = 32
+"""Prompts from this length on are held once for all answers to them (engine/generation/embedded/prefix.py)."""
+FIRST_COLUMNS = 512
+SMALL_CACHE = 8
+"""A cache of at most this part of a GPU stays between generations (engine/generation/embedded/generator.py)."""
+
+
+@dataclass(frozen=True)
+class GeneratorMemory:
+    """Bytes on one device.
+
+    Attributes:
+        generates: while it samples, by what they are for.
+        rests: while the policy trains.
+        own_process: whether it has a CUDA context of its own.
+        room: tokens (and sequences' states) that its cache has room for; None where the cache grows with what is asked.
+        share: of the GPU, which it takes whole; None where it takes what it needs.
+        least: what that share has to hold at least.
+    """
+
+    generates: Mapping[str, int]
+    rests: Mapping[str, int]
+    own_process: bool = False
+    room: int | None = None
+    share: int | None = None
+    least: int = 0
+
+    @property
+    def lacks(self) -> bool:
+        """Whether its share is less than it needs."""
+        return self.share is not None and self.least > self.share
+
+
+def policy_generator(shape: ModelShape, settings: MemorySettings) -> GeneratorMemory:
+    """Of the policy's own."""
+    sizes = settings.sizes
+    if not sizes.uses_vllm:
+        prompt, answer = prompt_and_answer(settings)
+        shares = sizes.colocated and not settings.asynchronous
+        return _embedded(
+            shape,
+            settings,
+            rows=settings.max_sequences,
+            prompt=prompt,
+            answer=answer,
+            group=sizes.group or 1,
+            element=settings.element,
+            frees=shares,
+        )
+    own_process = sizes.generator_width == 1 and settings.own_process is not False
+    sleeps = own_process and sizes.colocated and not settings.asynchronous
+    return _vllm(
+        shape,
+        settings,
+        sizes.generator_width,
+        settings.utilization,
+        experts=sizes.generator_experts,
+        sequences=settings.max_num_seqs,
+        sleeps=sleeps,
+        own_process=own_process or sizes.generator_width > 1,
+    )
+
+
+def judge(shape: ModelShape, settings: MemorySettings, role: JudgeSettings) -> GeneratorMemory:
+    """Of a judge, which holds what it has between questions."""
+    if role.vllm:
+        return _vllm(
+            shape,
+            settings,
+            role.tensor,
+            role.utilization,
+            experts=1,
+            sequences=role.max_sequences,
+            sleeps=False,
+            own_process=True,
+        )
+    element = 2 if settings.on_gpu else FLOAT32
+    answer = min(role.length, 4096)
+    return _embedded(
+        shape,
+        settings,
+        rows=role.max_sequences,
+        prompt=role.length - answer,
+        answer=answer,
+        group=1,
+        element=element,
+        frees=False,
+    )
+
+
+def _embedded(
+    shape: ModelShape,
+    settings: MemorySettings,
+    *,
+    rows: int,
+    prompt: int,
+    answer: int,
+    group: int,
+    element: int,
+    frees: bool,
+) -> GeneratorMemory:
+    weights = held(shape, LayoutSizes(), 0).total * element
+    length = prompt + answer
+    most = length + max(64, length // 8)
+    shared = group > 1 and prompt >= SHARED_TOKENS
+    columns = min((answer if shared else length) + 2, most)
+    token = shape.kv_bytes_per_token * element // 2
+    states = rows * shape.state_bytes(element)
+    cache = rows * columns * token + states
+    prompts = -(-rows // group) if shared else 0
+    prefixes = prompts * (prompt * token + shape.state_bytes(element))
+    # From 512 columns on the cache is widened by half, keys and values in turn: a third of it exists twice.
+    widening = cache // 3 if settings.on_gpu and columns > FIRST_COLUMNS else 0
+    logits = rows * shape.vocabulary * (element + 3 * FLOAT32)
+    generates = {"weights": weights, "cache": cache + widening + prefixes, "logits": logits}
+    kept = not frees or not settings.on_gpu or cache * SMALL_CACHE <= settings.gpu_memory_gib * GIB
+    rests = {"weights": weights, **({"cache": cache + prefixes} if kept else {})}
+    return GeneratorMemory(generates, rests)
+
+
+def _vllm(
+    shape: ModelShape,
+    settings: MemorySettings,
+    width: int,
+    utilization: float,
+    *,
+    experts: int,
+    sequences: int,
+    sleeps: bool,
+    own_process: bool,
+) -> GeneratorMemory:
+    """A share of the GPU, of which the cache is what weights leave."""
+    element = 2 if settings.on_gpu else settings.element
+    whole = held(shape, LayoutSizes(tensor=width, expert=experts if experts > 1 else 1), 0)
+    spread = whole.experts if experts > 1 else whole.experts // width
+    weights = (whole.dense + whole.exact + spread) * element + whole.frozen * FLOAT32
+    if not settings.on_gpu:
+        return GeneratorMemory({"weights": weights}, {"weights": weights}, own_process)
+    share = int(utilization * settings.gpu_memory_gib * GIB)
+    token = max(shape.kv_bytes_per_token // min(width, shape.key_value_heads), 1)
+    state = shape.state_bytes(element) // width
+    # A first forward pass as wide as any is made before the rest becomes the cache.
+    least = weights + sequences * shape.vocabulary // width * FLOAT32 + settings.longest * token + state
+    room = max(0, share - weights) // token
+    generates = {"weights": weights, "cache": max(0, share - weights)}
+    rests = {"asleep": SLEEPING} if sleeps else dict(generates)
+    return GeneratorMemory(generates, rests, own_process, room, share, least)

@@ -1,0 +1,197 @@
+"""Overrides under which what does not fit a GPU would, found by trying them through the same arithmetic.
+
+Those that cost nothing first, then those that cost time, then those that take more GPUs; as few together as it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import Any
+
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.memory.devices import GENERATOR, POLICY, StepMemory, step_memory
+from nemotron_steps.config.layout.memory.settings import UTILIZATION, MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.misfits import misfits
+from nemotron_steps.config.layout.sizes import DTENSOR, MEGATRON, VLLM, LayoutSizes
+
+_MOST_TOGETHER = 4
+_OPTIMIZER = f"{MEGATRON}.optimizer"
+
+Overrides = tuple[tuple[str, Any], ...]
+
+
+def memory_mends(
+    get: Callable[[str], Any],
+    model_of: Callable[[str], ModelShape | None],
+    facts: ModelFacts | None = None,
+    *,
+    most: int = 2,
+) -> list[str]:
+    """Overrides after which everything fits, best first; several of one mend in one string.
+
+    Args:
+        get: dotted key → value of the config.
+        model_of: as for step_memory.
+        facts: of the model that is trained, which a changed layout has to come out even over.
+    """
+
+    def under(overrides: Overrides) -> Callable[[str], Any]:
+        changed = dict(overrides)
+        return lambda key: changed[key] if key in changed else get(key)
+
+    def comes_out_even(overrides: Overrides) -> bool:
+        return not misfits(LayoutSizes.read(under(overrides)), facts)
+
+    def fits(overrides: Overrides) -> bool:
+        if not comes_out_even(overrides):
+            return False
+        return not step_memory(MemorySettings.read(under(overrides)), model_of).shortages
+
+    found: list[Overrides] = []
+    settings = MemorySettings.read(get)
+    offered = _ladders(settings, step_memory(settings, model_of), model_of(POLICY))
+    ladders = [even for ladder in offered if (even := list(filter(comes_out_even, ladder)))]
+    for together in range(1, _MOST_TOGETHER + 1):
+        for chosen in combinations(ladders, together):
+            mended = _lowest(chosen, fits)
+            # Nothing that a shorter mend does without.
+            if mended is not None and not any(set(each) <= set(mended) for each in found):
+                found.append(mended)
+                if len(found) == most:
+                    return [_text(each) for each in found]
+        if found:
+            break
+    return [_text(each) for each in found]
+
+
+def _lowest(ladders: tuple[list[Overrides], ...], fits: Callable[[Overrides], bool]) -> Overrides | None:
+    """The least of each ladder, one after another, under which everything fits; None if not even the most does."""
+    rungs = [len(ladder) - 1 for ladder in ladders]
+
+    def joined() -> Overrides:
+        return tuple(change for ladder, rung in zip(ladders, rungs, strict=True) for change in ladder[rung])
+
+    if not fits(joined()):
+        return None
+    for number in reversed(range(len(ladders))):
+        for rung in range(rungs[number]):
+            most, rungs[number] = rungs[number], rung
+            if fits(joined()):
+                break
+            rungs[number] = most
+    return joined()
+
+
+def _ladders(settings: MemorySettings, memory: StepMemory, model: ModelShape | None) -> Iterator[list[Overrides]]:
+    """Ways to take less memory, each from little to much; best first."""
+    sizes = settings.sizes
+    ranks = (sizes.data_parallel or 1) * sizes.context
+    if not sizes.dtensor:
+        if not settings.distributed and ranks > 1:
+            yield [((f"{_OPTIMIZER}.use_distributed_optimizer", True),)]
+        if not settings.precision_aware and settings.precision == "bfloat16":
+            yield [((f"{_OPTIMIZER}.use_precision_aware_optimizer", True),)]
+        if model is not None and model.has_experts and sizes.backend == "ray":
+            wider = [width for width in (2, 4, 8, 16, 32, 64) if width > sizes.expert]
+            yield [((f"{MEGATRON}.expert_model_parallel_size", width),) for width in wider]
+    yield from _generation(settings, memory)
+    yield from _micro_batches(settings)
+    if not settings.recomputes:
+        yield [((f"{DTENSOR if sizes.dtensor else MEGATRON}.activation_checkpointing", True),)]
+    if sizes.dtensor and not settings.cpu_offload:
+        yield [((f"{DTENSOR}.cpu_offload", True),)]
+    if not sizes.dtensor and settings.offload_fraction * settings.offloads < 1:
+        offload = (f"{_OPTIMIZER}.optimizer_cpu_offload", True)
+        yield [(offload, (f"{_OPTIMIZER}.optimizer_offload_fraction", share)) for share in (0.5, 0.75, 1.0)]
+    if settings.chunk > 512:
+        yield [(("policy.logprob_chunk_size", chunk),) for chunk in _halves(settings.chunk, 512)]
+    yield from _more_gpus(settings)
+
+
+def _generation(settings: MemorySettings, memory: StepMemory) -> Iterator[list[Overrides]]:
+    sizes = settings.sizes
+    for judge in settings.judges:
+        if judge.vllm and not sizes.judge_nodes:
+            yield [((f"{judge.key}.gpu_memory_utilization", share),) for share in _shares(judge.utilization)]
+    if not sizes.samples:
+        return
+    if sizes.uses_vllm:
+        yield [((UTILIZATION, share),) for share in _shares(settings.utilization)]
+        wider = [width for width in (2, 4, 8) if width > sizes.generator_width]
+        if wider and sizes.backend == "ray":
+            yield [
+                (
+                    (f"{VLLM}.tensor_parallel_size", width),
+                    *([(f"{VLLM}.expert_parallel_size", width)] if sizes.generator_experts > 1 else []),
+                )
+                for width in wider
+            ]
+        larger = [share for share in (0.5, 0.6, 0.7, 0.8, 0.85, 0.9) if share > settings.utilization]
+        if GENERATOR in memory.generators and memory.generators[GENERATOR][1].lacks:
+            yield [((UTILIZATION, share),) for share in larger]
+    else:
+        yield [(("policy.generation.max_sequences", rows),) for rows in _halves(settings.max_sequences, 8)]
+
+
+def _micro_batches(settings: MemorySettings) -> Iterator[list[Overrides]]:
+    section = "sequence_packing" if settings.packs else "dynamic_batching" if settings.balances else None
+    if section is None:
+        if settings.micro_batch > 1:
+            yield [(("policy.train_micro_batch_size", rows),) for rows in _halves(settings.micro_batch, 1)]
+        if settings.logprob_batch > 1 and settings.has_reference:
+            yield [(("policy.logprob_batch_size", rows),) for rows in _halves(settings.logprob_batch, 1)]
+        return
+    least = settings.longest * settings.rows_per_unit
+    budget = settings.budget or least
+    if budget > least:
+        yield [((f"policy.{section}.train_mb_tokens", tokens),) for tokens in _halves(budget, least)]
+
+
+def _more_gpus(settings: MemorySettings) -> Iterator[list[Overrides]]:
+    sizes = settings.sizes
+    if sizes.backend != "ray":
+        start = (("cluster.backend", "ray"), ("cluster.gpus_per_node", 8))
+        if sizes.dtensor:
+            yield [start]
+            return
+        distributed = (f"{_OPTIMIZER}.use_distributed_optimizer", True)
+        yield [(*start, distributed, *_tensor(settings, width)) for width in (1, 2, 4, 8)]
+        return
+    if sizes.dtensor:
+        yield [((f"{DTENSOR}.tensor_parallel_size", width),) for width in (2, 4, 8) if width > sizes.tensor]
+    else:
+        yield [_tensor(settings, width) for width in (2, 4, 8) if width > sizes.tensor]
+        if sizes.context < 8:
+            yield [((f"{MEGATRON}.context_parallel_size", size),) for size in (2, 4, 8) if size > sizes.context]
+        yield [((f"{MEGATRON}.pipeline_model_parallel_size", size),) for size in (2, 4, 8) if size > sizes.pipeline]
+    yield [(("cluster.num_nodes", sizes.nodes * times),) for times in (2, 4, 8)]
+
+
+def _tensor(settings: MemorySettings, width: int) -> Overrides:
+    if width == settings.sizes.tensor:
+        return ()
+    parallel = (f"{MEGATRON}.tensor_model_parallel_size", width)
+    if settings.sizes.sequence_parallel:
+        return (parallel,)
+    return (parallel, (f"{MEGATRON}.sequence_parallel", True))
+
+
+def _halves(value: int, least: int) -> list[int]:
+    """Ever smaller, down to the least."""
+    found = []
+    while value > least:
+        value = max(least, value // 2)
+        found.append(value)
+    return found
+
+
+def _shares(utilization: float) -> list[float]:
+    """Shares of a GPU below the one there is."""
+    steps = (0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
+    return [share for share in steps if share < utilization]
+
+
+def _text(overrides: Overrides) -> str:
+    return " ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in overrides)

@@ -1,0 +1,190 @@
+"""What one rank of the trained model takes: in device memory, and in host memory where something is kept there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nemotron_steps.config.layout.memory.activations import kept, kept_to_recompute, workspace
+from nemotron_steps.config.layout.memory.batch import BatchArithmetic
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import FLOAT32, Held, ModelShape, held, layers_of
+
+ALIGNMENT = 64
+"""Elements that a flat buffer's shards are a multiple of (engine/policy/buffers.py)."""
+PIECE = 1 << 24
+"""Elements of a moment that pass through the GPU at once (engine/policy/offloaded.py)."""
+KEPT_RESIDUALS = 64 * 2**20
+"""Bytes up to which the logprobs' residuals are kept (engine/policy/logprob.py)."""
+WIDTHS = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one rank, by what they are for.
+
+    Attributes:
+        stage: its pipeline stage.
+        rests: what is there whatever the phase.
+        trains: what training adds.
+        scores: what a pass for logprobs alone adds.
+        host: in host memory.
+    """
+
+    stage: int
+    rests: Mapping[str, int]
+    trains: Mapping[str, int]
+    scores: Mapping[str, int]
+    host: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def most(self) -> int:
+        """Bytes on the device in the phase that takes most."""
+        return sum(self.rests.values()) + max(sum(self.trains.values()), sum(self.scores.values()))
+
+
+def rank_memory(shape: ModelShape, settings: MemorySettings) -> RankMemory | None:
+    """Of the rank that takes most; None where the batch does not split over the ranks."""
+    if BatchArithmetic.of(settings) is None:
+        return None
+    stages = {0, settings.sizes.pipeline - 1}
+    return max((_of_stage(shape, settings, stage) for stage in sorted(stages)), key=lambda rank: rank.most)
+
+
+def buffers(shape: ModelShape, settings: MemorySettings, stage: int) -> list[tuple[int, int, int]]:
+    """(elements with padding, bytes of one, shards of the optimizer) of each flat buffer of trained parameters."""
+    sizes = settings.sizes
+    part = held(shape, sizes, stage, frozen_router=settings.freezes_router)
+    data = (sizes.data_parallel or 1) * sizes.context
+    stage_ranks = data * sizes.tensor
+    found = []
+    for count, element, ranks in (
+        (part.dense, settings.element, data),
+        (part.exact, FLOAT32, data),
+        (part.experts, settings.element, stage_ranks // sizes.expert),
+    ):
+        if count:
+            shards = ranks if settings.distributed else 1
+            whole = shards * ALIGNMENT
+            found.append((-(-count // whole) * whole, element, shards))
+    if settings.element == FLOAT32 and part.exact:  # of one type, they are in one buffer
+        merged = part.dense + part.exact
+        shards = data if settings.distributed else 1
+        whole = shards * ALIGNMENT
+        found[:2] = [(-(-merged // whole) * whole, FLOAT32, shards)]
+    return found
+
+
+def _of_stage(shape: ModelShape, settings: MemorySettings, stage: int) -> RankMemory:
+    part = held(shape, settings.sizes, stage, frozen_router=settings.freezes_router)
+    rests, gradients, host = (_fully_sharded if settings.sizes.dtensor else _flat)(shape, settings, stage, part)
+    trains, scores = _passes(shape, settings, stage)
+    weights = rests["weights"]
+    if settings.has_reference:
+        host["reference weights"] = weights
+        scores["reference weights"] = weights if not settings.sizes.dtensor else 0
+    trains = {"gradients": gradients, **trains}
+    if not settings.on_gpu:  # on CPU gradients stay
+        rests, trains = {**rests, "gradients": trains.pop("gradients")}, trains
+    return RankMemory(stage, rests, trains, scores, host)
+
+
+def _flat(
+    shape: ModelShape, settings: MemorySettings, stage: int, part: Held
+) -> tuple[dict[str, int], int, dict[str, int]]:
+    """(weights and optimizer, gradients, in host memory) of the megatron policy."""
+    weights, gradients, masters, moments = part.frozen * FLOAT32, 0, 0, 0
+    offloaded = settings.offload_fraction if settings.offloads and settings.on_gpu else 0.0
+    widths = WIDTHS[settings.exp_avg] + WIDTHS[settings.exp_avg_sq]
+    host, lanes = 0, 0
+    for count, element, shards in buffers(shape, settings, stage):
+        own = count // shards
+        weights += count * element
+        gradients += count * FLOAT32
+        if element != FLOAT32:
+            masters += own * (2 if settings.precision_aware else FLOAT32)
+        away = int(own * offloaded)
+        moments += (own - away) * widths
+        host += away * widths
+        lanes = max(lanes, 2 * min(away, PIECE) * widths)
+    return (
+        {"weights": weights, "optimizer": masters + moments},
+        gradients,
+        {"optimizer": host} if host else {},
+    )
+
+
+def _fully_sharded(
+    shape: ModelShape, settings: MemorySettings, stage: int, part: Held
+) -> tuple[dict[str, int], int, dict[str, int]]:
+    """The same of the dtensor policy: float32, all of it cut over the data-parallel ranks."""
+    ranks = settings.sizes.data_parallel or 1
+    own = -(-part.total // ranks) * FLOAT32
+    if settings.cpu_offload and settings.on_gpu:
+        return {"weights": 0, "optimizer": 0}, 0, {"weights": own, "optimizer": 2 * own}
+    return {"weights": own, "optimizer": 2 * own}, own, {}
+
+
+def _passes(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[dict[str, int], dict[str, int]]:
+    """What a training micro-batch takes, and one whose logprobs alone are computed."""
+    batch, scored = BatchArithmetic.of(settings), BatchArithmetic.of(settings, logprobs=True)
+    assert batch is not None and scored is not None
+    sizes, element = settings.sizes, settings.element
+    layers = layers_of(shape, sizes.pipeline, stage)
+    last = stage == sizes.pipeline - 1
+
+    tokens = batch.tokens / sizes.context
+    share = tokens / (sizes.tensor if sizes.sequence_parallel else 1)
+    own = {layer: kept(shape, layer, settings) for layer in set(layers)}
+    if settings.recomputes:
+        inputs = kept_to_recompute(shape, settings).of(tokens)
+        one = len(layers) * inputs + max((each.of(tokens) for each in own.values()), default=0)
+    else:
+        one = sum(own[layer].of(tokens) for layer in layers)
+    # One forward, one backward: the first stages are ahead by as many micro-batches as there are stages after them.
+    flying = min(sizes.pipeline - stage, batch.micro_batches)
+    inputs = len(layers) * kept_to_recompute(shape, settings).of(tokens) if settings.recomputes else one
+    activations = one + (flying - 1) * inputs + int(share * shape.hidden * element)
+    work = max((workspace(shape, layer, settings, tokens) for layer in own), default=0)
+    gathered = _gathered(shape, settings) if sizes.dtensor else 0
+    trains = {"activations": activations + work + gathered}
+    scores = {"activations": int(scored.tokens / sizes.context * 4 * shape.hidden * element) + gathered}
+    scores["activations"] += max((_forward(own[layer].per_token, scored, sizes.context) for layer in own), default=0)
+    if last:
+        trains["logprobs"] = _logprobs(shape, settings, batch, with_gradient=True)
+        scores["logprobs"] = _logprobs(shape, settings, scored, with_gradient=False)
+    return trains, scores
+
+
+def _forward(per_token: float, batch: BatchArithmetic, context: int) -> int:
+    """One layer's tensors: without gradients none outlives its layer."""
+    return int(per_token * batch.tokens / context)
+
+
+def _gathered(shape: ModelShape, settings: MemorySettings) -> int:
+    """FSDP2's whole layers: this one and the next in the precision of computation, one layer's gradients in float32,
+    and the embedding and output layer."""
+    count = len(shape.layers)
+    whole = held(shape, settings.sizes, 0)
+    ends = (1 if shape.tied else 2) * shape.vocabulary * shape.hidden
+    layer = (whole.total - ends) // max(count, 1)
+    if settings.sizes.data_parallel == 1 and settings.element == FLOAT32:
+        return 0
+    return 2 * layer * settings.element + layer * FLOAT32 + ends * settings.element
+
+
+def _logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmetic, *, with_gradient: bool) -> int:
+    """Logits of a chunk of tokens, and, with gradients, that of the output layer (engine/policy/logprob.py)."""
+    sizes, element, hidden = settings.sizes, settings.element, shape.hidden
+    rows = batch.trained / sizes.context
+    vocabulary = shape.vocabulary / sizes.tensor
+    chunk = min(settings.chunk, rows)
+    if settings.on_gpu and element != FLOAT32:
+        logits = chunk * vocabulary * element
+    else:
+        logits = chunk * vocabulary * (2 * FLOAT32 if element == FLOAT32 else FLOAT32 + 2 * element)
+    if not with_gradient:
+        return int(logits + 2 * rows * hidden * element)
+    residuals = rows * vocabulary * element
+    weight = vocabulary * hidden * (FLOAT32 + 2 * element)
+    return int(logits + weight + 5 * rows * hidden * element + (residuals if residuals <= KEPT_RESIDUALS else 0))

@@ -1,0 +1,170 @@
+"""What of a config memory depends on, beside the sizes of its layout, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nemotron_steps.config.layout.sizes import DTENSOR, MEGATRON, VLLM, LayoutSizes
+
+GENERATION = "policy.generation"
+UTILIZATION = f"{VLLM}.gpu_memory_utilization"
+KEYS: dict[str, tuple[str, Any]] = {
+    "gpu_memory_gib": ("cluster.gpu_memory_gib", 80.0),
+    "precision": ("policy.precision", "bfloat16"),
+    "micro_batch": ("policy.train_micro_batch_size", 4),
+    "logprob_batch": ("policy.logprob_batch_size", 4),
+    "chunk": ("policy.logprob_chunk_size", 1024),
+    "packs": ("policy.sequence_packing.enabled", False),
+    "packed_tokens": ("policy.sequence_packing.train_mb_tokens", None),
+    "packed_logprob_tokens": ("policy.sequence_packing.logprob_mb_tokens", None),
+    "balances": ("policy.dynamic_batching.enabled", False),
+    "balanced_tokens": ("policy.dynamic_batching.train_mb_tokens", None),
+    "balanced_logprob_tokens": ("policy.dynamic_batching.logprob_mb_tokens", None),
+    "checkpoints": (f"{MEGATRON}.activation_checkpointing", False),
+    "dtensor_checkpoints": (f"{DTENSOR}.activation_checkpointing", False),
+    "cpu_offload": (f"{DTENSOR}.cpu_offload", False),
+    "freezes_router": (f"{MEGATRON}.freeze_moe_router", False),
+    "distributed": (f"{MEGATRON}.optimizer.use_distributed_optimizer", False),
+    "precision_aware": (f"{MEGATRON}.optimizer.use_precision_aware_optimizer", False),
+    "exp_avg": (f"{MEGATRON}.optimizer.exp_avg_dtype", "float32"),
+    "exp_avg_sq": (f"{MEGATRON}.optimizer.exp_avg_sq_dtype", "float32"),
+    "offloads": (f"{MEGATRON}.optimizer.optimizer_cpu_offload", False),
+    "offload_fraction": (f"{MEGATRON}.optimizer.optimizer_offload_fraction", 1.0),
+    "max_new_tokens": (f"{GENERATION}.max_new_tokens", 512),
+    "max_sequences": (f"{GENERATION}.max_sequences", 256),
+    "utilization": (UTILIZATION, 0.8),
+    "max_num_seqs": (f"{GENERATION}.vllm_cfg.max_num_seqs", 256),
+    "own_process": (f"{GENERATION}.vllm_cfg.async_engine", None),
+    "asynchronous": ("grpo.async_grpo.enabled", False),
+    "kl_penalty": ("loss_fn.reference_policy_kl_penalty", 0.0),
+    "dpo": ("dpo.reference_policy_kl_penalty", None),
+}
+"""Field of `MemorySettings` → its key and, where a config does not say, its value."""
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """A judge that is loaded on GPUs of this run."""
+
+    role: str
+    key: str
+    """The dotted key of its settings."""
+    vllm: bool
+    tensor: int
+    utilization: float
+    max_sequences: int
+    length: int
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """Values under the names of `KEYS`, and the layout that they are for."""
+
+    sizes: LayoutSizes
+    judges: tuple[JudgeSettings, ...] = ()
+    gpu_memory_gib: float = 80.0
+    precision: str = "bfloat16"
+    micro_batch: int = 4
+    logprob_batch: int = 4
+    chunk: int = 1024
+    packs: bool = False
+    packed_tokens: int | None = None
+    packed_logprob_tokens: int | None = None
+    balances: bool = False
+    balanced_tokens: int | None = None
+    balanced_logprob_tokens: int | None = None
+    checkpoints: bool = False
+    dtensor_checkpoints: bool = False
+    cpu_offload: bool = False
+    freezes_router: bool = False
+    distributed: bool = False
+    precision_aware: bool = False
+    exp_avg: str = "float32"
+    exp_avg_sq: str = "float32"
+    offloads: bool = False
+    offload_fraction: float = 1.0
+    max_new_tokens: int = 512
+    max_sequences: int = 256
+    utilization: float = 0.8
+    max_num_seqs: int = 256
+    own_process: bool | None = None
+    asynchronous: bool = False
+    kl_penalty: float = 0.0
+    dpo: float | None = None
+
+    @classmethod
+    def read(cls, get: Callable[[str], Any]) -> MemorySettings:
+        """From a config; `get` as for LayoutSizes.read."""
+        sizes = LayoutSizes.read(get)
+        values = {name: _value(get(key), default) for name, (key, default) in KEYS.items()}
+        judges = tuple(_judge(judge.role, judge.section, judge.width, get) for judge in sizes.judges)
+        return cls(sizes, judges, **values)
+
+    @property
+    def element(self) -> int:
+        """Bytes of a weight and of an activation."""
+        return 2 if self.precision == "bfloat16" else 4
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there are GPUs at all."""
+        return self.sizes.gpus_per_node > 0
+
+    @property
+    def rows_per_unit(self) -> int:
+        """Sequences that the loss reads together: the two of a preference pair."""
+        return 1 if self.dpo is None else 2
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether layers are computed again in the backward pass."""
+        return self.dtensor_checkpoints if self.sizes.dtensor else self.checkpoints
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a copy of the starting weights is kept."""
+        return self.kl_penalty > 0 or self.dpo is not None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that is trained on."""
+        return max(self.sizes.length or 4096, self.sizes.length_end or 0)
+
+    @property
+    def budget(self) -> int | None:
+        """Most tokens of a training micro-batch, where micro-batches are cut by tokens."""
+        return self._budget(self.micro_batch, self.packed_tokens, self.balanced_tokens)
+
+    @property
+    def logprob_budget(self) -> int | None:
+        """The same of a micro-batch whose logprobs alone are computed."""
+        return self._budget(self.logprob_batch, self.packed_logprob_tokens, self.balanced_logprob_tokens)
+
+    def _budget(self, rows: int, packed: int | None, balanced: int | None) -> int | None:
+        if not self.packs and not self.balances:
+            return None
+        stated = packed if self.packs else balanced
+        return stated or rows * self.rows_per_unit * self.longest
+
+
+def _value(value: Any, default: Any) -> Any:
+    """A config's value where it is of the key's kind; another is reported by the config's own check."""
+    if default is None:
+        return value if type(value) in (int, float, bool) else None
+    if isinstance(default, float):
+        return float(value) if type(value) in (int, float) else default
+    return value if type(value) is type(default) else default
+
+
+def _judge(role: str, section: str, width: int, get: Callable[[str], Any]) -> JudgeSettings:
+    return JudgeSettings(
+        role,
+        section,
+        get(f"{section}.backend") == "vllm",
+        width,
+        _value(get(f"{section}.gpu_memory_utilization"), 0.8),
+        _value(get(f"{section}.max_sequences"), 256),
+        _value(get(f"{section}.max_total_sequence_length"), 32_768),
+    )

@@ -1,0 +1,261 @@
+"""The shape of a decoder-only model, and how many of its parameters one rank holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.layout.sizes import LayoutSizes
+
+ATTENTION, MLP, EXPERTS, MAMBA = "*", "-", "E", "M"
+_KINDS = {
+    "attention": ATTENTION,
+    "full_attention": ATTENTION,
+    "mlp": MLP,
+    "moe": EXPERTS,
+    "mamba": MAMBA,
+    "linear_attention": MAMBA,
+}
+"""What newer config files of hybrids call the letters of the older ones' pattern."""
+_QK_NORM = ("qwen3", "qwen3_moe")
+_QKV_BIAS = ("qwen2",)
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class MambaShape:
+    """A Mamba-2 mixer."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    kernel: int
+    chunk: int
+
+    @property
+    def inner(self) -> int:
+        """Width of what it mixes."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of its convolution: x, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def rows(self) -> int:
+        """Of its input projection: z, x, B, C and dt."""
+        return self.inner + self.channels + self.heads
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank holds of a model, in elements.
+
+    Attributes:
+        dense: trained, in the model's precision.
+        exact: trained, in float32 whatever the precision.
+        experts: trained, in the model's precision; reduced over fewer ranks than the others.
+        frozen: not trained, in float32.
+    """
+
+    dense: int = 0
+    exact: int = 0
+    experts: int = 0
+    frozen: int = 0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(
+            self.dense + other.dense,
+            self.exact + other.exact,
+            self.experts + other.experts,
+            self.frozen + other.frozen,
+        )
+
+    def __mul__(self, count: int) -> Held:
+        return Held(self.dense * count, self.exact * count, self.experts * count, self.frozen * count)
+
+    @property
+    def total(self) -> int:
+        """All elements."""
+        return self.dense + self.exact + self.experts + self.frozen
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a model under short names; 0 for what it lacks.
+
+    Attributes:
+        layers: the mixers of each layer: "*-" is attention and an MLP, "*E" attention and experts; hybrids have one.
+        gated: MLPs and experts have a gate beside their up projection.
+    """
+
+    family: str
+    hidden: int
+    layers: tuple[str, ...]
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    ffn: int
+    vocabulary: int
+    tied: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    gated: bool = True
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    latent: int = 0
+    router_bias: bool = False
+    mamba: MambaShape | None = None
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> ModelShape | None:
+        """From what config.json says, or as much of it as is recorded of a checkpoint; None if that is too little."""
+
+        def number(*names: str, default: int | None = None) -> int:
+            value = next((config[name] for name in names if type(config.get(name)) is int), default)
+            if value is None:
+                raise KeyError(names[0])
+            return value
+
+        try:
+            family = str(config["model_type"])
+            hybrid = family in FAMILIES and FAMILIES[family].kind == "hybrid"
+            hidden, heads = number("hidden_size"), number("num_attention_heads")
+            experts = number("n_routed_experts", "num_local_experts", "num_experts", default=0)
+            mamba = None
+            if hybrid:
+                layers = _pattern(config)
+                if any(MAMBA in layer for layer in layers):
+                    mamba = MambaShape(
+                        number("mamba_num_heads"),
+                        number("mamba_head_dim"),
+                        number("ssm_state_size"),
+                        number("n_groups", "mamba_n_groups"),
+                        number("conv_kernel", "mamba_d_conv"),
+                        number("chunk_size", "mamba_chunk_size"),
+                    )
+                experts = experts if any(EXPERTS in layer for layer in layers) else 0
+            else:
+                layers = (ATTENTION + (EXPERTS if experts else MLP),) * number("num_hidden_layers")
+            return cls(
+                family=family,
+                hidden=hidden,
+                layers=layers,
+                heads=heads,
+                key_value_heads=number("num_key_value_heads", default=heads),
+                head_dim=number("head_dim", default=hidden // heads),
+                ffn=number("intermediate_size", default=0),
+                vocabulary=number("vocab_size"),
+                tied=config.get("tie_word_embeddings") is True and not hybrid,
+                qk_norm=family in _QK_NORM,
+                qkv_bias=family in _QKV_BIAS,
+                gated=not hybrid,
+                experts=experts,
+                experts_per_token=number("num_experts_per_tok") if experts else 0,
+                expert_ffn=number("moe_intermediate_size") if experts else 0,
+                shared_ffn=_shared_width(config) if experts else 0,
+                latent=number("moe_latent_size", default=0) if experts else 0,
+                router_bias=hybrid and experts > 0,
+                mamba=mamba,
+            )
+        except (KeyError, ZeroDivisionError):
+            return None
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return held(self, LayoutSizes(), 0).total
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer is a mixture."""
+        return self.experts > 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of a token in all layers, in 16 bits."""
+        attending = sum(layer.count(ATTENTION) for layer in self.layers)
+        return attending * 2 * self.key_value_heads * self.head_dim * 2
+
+    def state_bytes(self, element: int) -> int:
+        """Of a sequence: the float32 states of its Mamba layers and their convolutions' windows in `element` bytes."""
+        if self.mamba is None:
+            return 0
+        mixing = sum(layer.count(MAMBA) for layer in self.layers)
+        window = self.mamba.channels * (self.mamba.kernel - 1) * element
+        return mixing * (self.mamba.inner * self.mamba.state * FLOAT32 + window)
+
+
+def held(shape: ModelShape, sizes: LayoutSizes, stage: int, *, frozen_router: bool = False) -> Held:
+    """What a rank of a pipeline stage holds."""
+    total = Held()
+    for mixer, count in Counter(mixers(layers_of(shape, sizes.pipeline, stage))).items():
+        total += _of_mixer(shape, mixer, sizes, frozen_router=frozen_router) * count
+    embedding = -(-shape.vocabulary // sizes.tensor) * shape.hidden
+    last = stage == sizes.pipeline - 1
+    # A tied output layer is the embedding, of which the last of several stages has a copy.
+    copies = int(stage == 0) + int(last and (not shape.tied or sizes.pipeline > 1))
+    return total + Held(dense=copies * embedding + (shape.hidden if last else 0))
+
+
+def layers_of(shape: ModelShape, stages: int, stage: int) -> tuple[str, ...]:
+    """The layers of a pipeline stage."""
+    count = len(shape.layers)
+    each, more = divmod(count, stages)
+    start = stage * each + min(stage, more)
+    return shape.layers[start : start + each + (stage < more)]
+
+
+def _of_mixer(shape: ModelShape, mixer: str, sizes: LayoutSizes, *, frozen_router: bool) -> Held:
+    """A mixer and the norm before it."""
+    hidden, tensor = shape.hidden, sizes.tensor
+    if mixer == ATTENTION:
+        query, both = shape.heads * shape.head_dim, 2 * shape.key_value_heads * shape.head_dim
+        cut = (hidden + int(shape.qkv_bias)) * (query + both) + query * hidden
+        return Held(dense=hidden + cut // tensor + (2 * shape.head_dim if shape.qk_norm else 0))
+    if mixer == MLP:
+        return Held(dense=hidden + _mlp(shape, hidden, shape.ffn) // tensor)
+    if mixer == MAMBA:
+        mamba = shape.mamba
+        assert mamba is not None
+        cut = mamba.rows * hidden + mamba.channels * (mamba.kernel + 1) + mamba.inner * (hidden + 1)
+        return Held(dense=hidden + cut // tensor, exact=3 * mamba.heads // tensor)
+    width = shape.latent or hidden
+    router = shape.experts * hidden
+    beside = _mlp(shape, hidden, shape.shared_ffn) // tensor + 2 * shape.latent * hidden
+    return Held(
+        dense=hidden + beside + (0 if frozen_router else router),
+        experts=shape.experts // sizes.expert * _mlp(shape, width, shape.expert_ffn),
+        frozen=(router if frozen_router else 0) + (shape.experts if shape.router_bias else 0),
+    )
+
+
+def _mlp(shape: ModelShape, outer: int, inner: int) -> int:
+    return (3 if shape.gated else 2) * outer * inner
+
+
+def _pattern(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The layers of a hybrid, as its config says them."""
+    stated = config.get("hybrid_override_pattern")
+    if isinstance(stated, str):
+        return tuple(stated)
+    kinds = config["layers_block_type"]
+    return tuple(_KINDS[kind] for kind in kinds)
+
+
+def _shared_width(config: Mapping[str, Any]) -> int:
+    """Inner width of the expert that every token goes through."""
+    width = config.get("moe_shared_expert_intermediate_size")
+    return width if type(width) is int else 0
+
+
+def mixers(layers: tuple[str, ...]) -> Iterator[str]:
+    """All mixers of some layers, in order."""
+    return (mixer for layer in layers for mixer in layer)

@@ -1,0 +1,80 @@
+"""The memory that a planned step takes (config/layout/memory), of the models that are known by now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, Lines, StepMemory, step_memory
+from nemotron_steps.config.layout.memory.generation import GIB
+from nemotron_steps.config.layout.memory.mends import memory_mends
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.misfits import misfits
+from nemotron_steps.config.layout.sizes import JUDGES, LayoutSizes
+from nemotron_steps.resolver.problems import MemoryProblem
+
+if TYPE_CHECKING:
+    from nemotron_steps.resolver.checks import CheckSubject
+    from nemotron_steps.resolver.request import StepConfig
+
+H200_GIB = 141
+
+
+def trains(config: StepConfig) -> bool:
+    """Whether a config has what memory is predicted from."""
+    return "policy" in config.flat and "cluster" in config.flat
+
+
+def memory_of(subject: CheckSubject) -> StepMemory | None:
+    """Of a training step whose layout comes out even; None for any other."""
+    flat = subject.config.flat
+    if not trains(subject.config) or misfits(LayoutSizes.read(flat.get), subject.model):
+        return None
+    return step_memory(MemorySettings.read(flat.get), lambda role: _shape(subject, role))
+
+
+def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
+    """Every GPU has the memory that the parts on it take."""
+    memory = memory_of(subject)
+    if memory is None or not memory.shortages:
+        return
+    hints = memory_mends(subject.config.flat.get, lambda role: _shape(subject, role), subject.model)
+    needed = (
+        max(shortage.needed for shortage in memory.shortages if shortage.key == CAPACITY)
+        if any(shortage.key == CAPACITY for shortage in memory.shortages)
+        else 0
+    )
+    have = MemorySettings.read(subject.config.flat.get).gpu_memory_gib
+    if have < H200_GIB and 0 < needed <= H200_GIB * GIB:
+        hints.append(f"{CAPACITY}={H200_GIB}   # where the GPUs have it, as an H200")
+    for shortage in memory.shortages:
+        yield MemoryProblem(
+            f"{subject.key}: {shortage.what}",
+            chain=(subject.key,),
+            where=subject.where(shortage.key),
+            expected=f"at most {gib(shortage.there)} GiB ({shortage.key})",
+            found=f"{gib(shortage.needed)} GiB: {largest(shortage.lines)}",
+            hints=tuple(hints),
+        )
+        hints = []
+
+
+def gib(count: float) -> str:
+    """Bytes as GiB, with as many digits as a prediction has."""
+    return f"{count / GIB:.1f}"
+
+
+def largest(lines: Lines, most: int = 4) -> str:
+    """What takes most, in words."""
+    ordered = sorted(lines.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{role}'s {line} {gib(count)}" for (role, line), count in ordered)
+
+
+def _shape(subject: CheckSubject, role: str) -> ModelShape | None:
+    """Of the model that plays a role, from what is recorded of it."""
+    key = "policy.checkpoint" if role == POLICY else f"{JUDGES}.{role}.responses_api_models.vllm_model.model"
+    for port in subject.manifest.consumes:
+        if key in port.bindings:
+            return ModelShape.read(subject.artifacts.get(port.name, {}).get("shape", {}))
+    return None
