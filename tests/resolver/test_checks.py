@@ -334,7 +334,7 @@ def test_a_refused_layout_has_a_hint_that_mends_it(
         even = even and per_node % tp == 0
     if name is not None:
         _, layers, heads, shared, width, experts = MODELS[name]
-        even = even and heads % tp == 0 and max(shared, tp) % (tp * cp) == 0 and layers % pp == 0
+        even = even and heads % tp == 0 and (shared % tp == 0 or tp % shared == 0) and layers % pp == 0
         even = even and (experts % ep == 0 if experts else ep == 1 and width % tp == 0)
         if samples:
             even = even and heads % tp == 0 and width % tp == 0

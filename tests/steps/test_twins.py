@@ -86,6 +86,9 @@ def mended(bench, given, step, config, model):
 def test_a_config_takes_a_model_or_says_once_what_mends_it(step, config, model, bench, given):
     found = mended(bench, given, step, config, model)
     assert found["policy"]["model_type"] in (None, TWINS[model][0])
+    asked, sizes = (LayoutSizes.read(_flat(of).get) for of in (bench.compose(step, config, ()).values, found))
+    if not sizes.dtensor:  # no model has too few heads for a shipped layout
+        assert (sizes.tensor, sizes.context) == (asked.tensor, asked.context)
 
 
 @pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] in PUBLISHED])

@@ -70,9 +70,6 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
         yield _undivided("tensor", sizes, heads, "attention heads")
     elif shared is not None and shared % sizes.tensor and sizes.tensor % shared:
         yield _undivided("tensor", sizes, shared, "key-value heads", "or multiple ")
-    elif shared is not None and max(1, shared // sizes.tensor) % sizes.context:
-        own = max(1, shared // sizes.tensor)
-        yield _undivided("context", sizes, own, "key-value heads of a tensor-parallel rank")
     if model.layers is not None and model.is_hybrid and model.layers < sizes.pipeline:
         what = "the model has fewer layers than pipeline stages"
         yield Misfit("model", KEYS["pipeline"], what, f"at most {model.layers}", str(sizes.pipeline))

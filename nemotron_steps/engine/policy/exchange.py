@@ -6,6 +6,7 @@ same part. Each is the other's gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-Range = tuple[int, int]
-"""(first, after the last)"""
+from nemotron_steps.engine.policy.query_runs import Range, size
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Exchange:
     @property
     def overlaps(self) -> bool:
         """Whether something is sent more than once."""
-        return sum(map(_size, self.sent)) > self.width
+        return sum(map(_total, self.sent)) > self.width
 
 
 def spread(states: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
@@ -71,27 +71,25 @@ def _spread(states: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) 
         torch.cat([states[:, first:after] for first, after in ranges], dim=1) if ranges else states[:, :0]
         for ranges in exchange.sent
     ]
-    incoming = _send(outgoing, [rows * size for size in exchange.received], tail, group)
-    shapes = [(rows, size, *tail) for size in exchange.received]
+    incoming = _send(outgoing, [rows * count for count in exchange.received], tail, group)
+    shapes = [(rows, count, *tail) for count in exchange.received]
     parts = [part.view(shape) for part, shape in zip(incoming, shapes, strict=True) if shape[1]]
     return torch.cat(parts, dim=exchange.along)
 
 
 def _collect(parts: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
-    sources = [size for size in exchange.received if size]
+    sources = [count for count in exchange.received if count]
     rows = parts.shape[0] if exchange.along == 1 else parts.shape[0] // len(sources)
     tail = parts.shape[2:]
     pieces = iter(torch.split(parts, sources if exchange.along == 1 else rows, dim=exchange.along))
-    outgoing = [next(pieces) if size else parts[:0] for size in exchange.received]
-    incoming = _send(outgoing, [rows * _size(ranges) for ranges in exchange.sent], tail, group)
+    outgoing = [next(pieces) if count else parts[:0] for count in exchange.received]
+    incoming = _send(outgoing, [rows * _total(ranges) for ranges in exchange.sent], tail, group)
     # Several half-precision parts are added up in float32.
     exact = exchange.overlaps and parts.dtype.itemsize < 4
     states = parts.new_zeros(rows, exchange.width, *tail, dtype=torch.float32 if exact else parts.dtype)
     for piece, ranges in zip(incoming, exchange.sent, strict=True):
-        returned = piece.view(rows, _size(ranges), *tail)
-        for (first, after), part in zip(
-            ranges, torch.split(returned, [after - first for first, after in ranges], dim=1), strict=True
-        ):
+        returned = piece.view(rows, _total(ranges), *tail)
+        for (first, after), part in zip(ranges, torch.split(returned, list(map(size, ranges)), dim=1), strict=True):
             states[:, first:after] += part
     return states.to(parts.dtype)
 
@@ -100,15 +98,13 @@ def _send(
     outgoing: Sequence[torch.Tensor], sizes: Sequence[int], tail: Sequence[int], group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, ...]:
     """A tensor for each rank → a flat one from each, `sizes` of them times `tail`."""
-    each = 1
-    for size in tail:
-        each *= size
+    each = math.prod(tail)
     flat = torch.cat([tensor.reshape(-1) for tensor in outgoing])
-    counts = [size * each for size in sizes]
+    counts = [count * each for count in sizes]
     arrived = flat.new_empty(sum(counts))
     dist.all_to_all_single(arrived, flat, counts, [tensor.numel() for tensor in outgoing], group=group)
     return torch.split(arrived, counts)
 
 
-def _size(ranges: Sequence[Range]) -> int:
-    return sum(after - first for first, after in ranges)
+def _total(ranges: Sequence[Range]) -> int:
+    return sum(map(size, ranges))

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from nemotron_steps.engine.policy.query_runs import QueryRuns, Range, Row
 from nemotron_steps.engine.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ class TokenLayout:
     """What recurrent layers know of it; by the first of them."""
     _mask: torch.Tensor | None = field(default=None, repr=False)
     _occurrences: torch.Tensor | None = field(default=None, repr=False)
+    _parts: dict[tuple[Range, ...], QueryRuns] = field(default_factory=dict, repr=False)
 
     @property
     def mask(self) -> torch.Tensor:
@@ -139,6 +142,17 @@ class TokenLayout:
             counts[: self.whole_tokens] = rows.repeat_interleave(lengths, output_size=self.whole_tokens)
             self._occurrences = counts.zero_() if self.idle else counts
         return self._occurrences
+
+    def part(self, ranges: tuple[Range, ...]) -> QueryRuns:
+        """The queries in ascending ranges of the T tokens."""
+        if ranges not in self._parts:
+            bounds = [0, *self.spans.lengths.cumsum(0).tolist()]
+            own = list(pairwise(bounds))
+            parents = torch.repeat_interleave(self.spans.first_suffix.diff()).tolist()
+            rows: list[Row] = [((), row) for row in own[: len(own) - len(parents)]]
+            rows += [((own[parent],), row) for parent, row in zip(parents, own[len(rows) :], strict=True)]
+            self._parts[ranges] = QueryRuns(rows, ranges, self.token_ids.device)
+        return self._parts[ranges]
 
     def to(self, device: torch.device) -> TokenLayout:
         """The same on another device."""

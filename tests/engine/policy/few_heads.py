@@ -20,22 +20,44 @@ SHARDED = {"optimizer": {"use_distributed_optimizer": True}}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "one head": ("qwen3", {"num_key_value_heads": 1}),
     "two heads": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}),
+    "three heads": ("qwen3", {"num_attention_heads": 3, "num_key_value_heads": 3}),
+    "six heads": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 2}),
     "biases": ("qwen2_tied", {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}),
     "mixture": ("qwen3_moe", {"num_key_value_heads": 1}),
 }
 """Name → its shape in tests/models/checkpoints.py, and what is different."""
 CASES: dict[int, dict[str, dict[str, dict[str, Any]]]] = {
     2: {
-        "one head": {"tensor": {TENSOR: 2}, "tensor, sequence": {TENSOR: 2, **SEQUENCE}},
+        "one head": {
+            "tensor": {TENSOR: 2},
+            "tensor, sequence": {TENSOR: 2, **SEQUENCE},
+            "context": {CONTEXT: 2},
+        },
+        "three heads": {"context": {CONTEXT: 2}, "context, packed": {CONTEXT: 2}},
     },
     4: {
-        "one head": {"tensor": {TENSOR: 4}, "tensor, data": {TENSOR: 2, **SHARDED}},
+        "one head": {
+            "tensor": {TENSOR: 4},
+            "tensor, data": {TENSOR: 2, **SHARDED},
+            "tensor, context": {TENSOR: 2, CONTEXT: 2, **SEQUENCE},
+            "context, packed": {CONTEXT: 4},
+        },
         "two heads": {
             "tensor, sequence": {TENSOR: 4, **SEQUENCE},
-            "tensor, checkpointing": {TENSOR: 4, "activation_checkpointing": True},
+            "tensor, packed": {TENSOR: 4, "activation_checkpointing": True},
+            "tensor, context": {TENSOR: 2, CONTEXT: 2},
         },
-        "biases": {"tensor": {TENSOR: 4}},
-        "mixture": {"tensor, expert": {TENSOR: 4, "expert_model_parallel_size": 2, **SEQUENCE}},
+        "three heads": {"context, packed": {CONTEXT: 4}},
+        "six heads": {
+            "context": {CONTEXT: 4, **SHARDED},
+            "context, packed": {CONTEXT: 4, "activation_checkpointing": True},
+            "tensor, context": {TENSOR: 2, CONTEXT: 2, **SEQUENCE},
+        },
+        "biases": {"tensor": {TENSOR: 4}, "tensor, context, packed": {TENSOR: 2, CONTEXT: 2}},
+        "mixture": {
+            "tensor, expert": {TENSOR: 4, "expert_model_parallel_size": 2, **SEQUENCE},
+            "context, expert": {CONTEXT: 4, "expert_model_parallel_size": 2},
+        },
     },
 }
 """Ranks → model → layouts."""
@@ -71,10 +93,9 @@ def run(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     for model, layouts in CASES[ranks].items():
-        for number, (name, megatron) in enumerate(layouts.items()):
+        for name, megatron in layouts.items():
             case = f"{model}: {name}"
-            # Micro-batches of three rows, or packed ones.
-            changes = PACKED if number % 2 else {"train_micro_batch_size": 3}
+            changes = PACKED if "packed" in name else {"train_micro_batch_size": 3}
             results[case], tensors, policy = steps(folders[model], megatron, **changes)
             policy.save_checkpoint(str(out / case))
             policy.save_model(out / f"{case} as megatron")

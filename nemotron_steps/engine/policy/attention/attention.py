@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
+from nemotron_steps.engine.policy.attention.part_of_queries import part_attention
 from nemotron_steps.engine.policy.attention.shared_heads import own_heads
-from nemotron_steps.engine.policy.context_parallel import to_heads, to_tokens
+from nemotron_steps.engine.policy.context_parallel import from_shares, head_shares, to_heads, to_shares, to_tokens
 from nemotron_steps.engine.policy.kernels.attention_half import attention_half
 from nemotron_steps.engine.policy.kernels.dense import linear
 from nemotron_steps.engine.policy.kernels.fused import split_heads
@@ -117,10 +119,25 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         if self.config.context_parallel_size == 1:
             out = self.core_attention(query, key, value, layout)
         else:
-            ranks = self.pg_collection.cp
-            whole = [to_heads(states, ranks) for states in (query, key, value)]
-            out = to_tokens(self.core_attention(*whole, layout), ranks)
+            out = self._over_ranks(query, key, value, layout)
         return row_linear(self.linear_proj, out.view(mixed.shape[0], 1, -1))
+
+    def _over_ranks(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
+    ) -> torch.Tensor:
+        """[T / ranks, heads or key-value heads, head_dim] of this rank's tokens → [T / ranks, heads · head_dim]."""
+        group, tokens = self.pg_collection.cp, query.shape[0]
+        ranks = dist.get_world_size(group)
+        shares = head_shares(query.shape[1], key.shape[1], ranks, dist.get_rank(group))
+        if shares is None:
+            whole = [to_heads(states, group) for states in (query, key, value)]
+            return to_tokens(self.core_attention(*whole, layout), group)
+        query, key, value = to_shares(query, key, value, shares, group)
+        if len(shares.of) == ranks:
+            out = self.core_attention(query, key, value, layout)
+        else:
+            out = part_attention(query, key, value, layout.part(shares.ranges(tokens)))
+        return from_shares(out, shares, group)
 
     def after_norm(
         self, hidden: torch.Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: torch.Tensor

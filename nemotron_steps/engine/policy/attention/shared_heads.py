@@ -13,7 +13,8 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.exchange import Exchange, Range, spread
+from nemotron_steps.engine.policy.exchange import Exchange, spread
+from nemotron_steps.engine.policy.query_runs import Range, size
 
 
 def own_heads(
@@ -49,5 +50,5 @@ def columns(heads: int, key_value_heads: int, head_dim: int, ranks: int, rank: i
         cut = [(max(first, held[0]) - held[0], min(after, held[1]) - held[0]) for first, after in wanted(by)]
         return tuple((first, after) for first, after in cut if first < after)
 
-    received = tuple(sum(after - first for first, after in sent(source, rank)) for source in range(ranks))
+    received = tuple(sum(map(size, sent(source, rank))) for source in range(ranks))
     return Exchange(width, tuple(sent(rank, by) for by in range(ranks)), received, along=1)

@@ -22,12 +22,13 @@ import torch.nn.functional as F
 
 from nemotron_steps.engine.policy.attention.attention import column_linear, row_linear
 from nemotron_steps.engine.policy.context_parallel import to_tokens
-from nemotron_steps.engine.policy.exchange import Exchange, Range, spread
+from nemotron_steps.engine.policy.exchange import Exchange, spread
 from nemotron_steps.engine.policy.mamba.conv import conv
 from nemotron_steps.engine.policy.mamba.gated_norm import gated_norm
 from nemotron_steps.engine.policy.mamba.runs import runs_of
 from nemotron_steps.engine.policy.mamba.scan import scan
 from nemotron_steps.engine.policy.parallel_dims import device
+from nemotron_steps.engine.policy.query_runs import Range
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import load_megatron_core
 
