@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.batch import DecodeBatch, NewRow
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded.hybrid import HybridModel
 from nemotron_steps.engine.generation.embedded.prefix import PrefixCache
-from nemotron_steps.engine.types import GenerationRequest, SamplingParams
+from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
 from tests.engine.generation.embedded.embedded_models import hub_weights
-from tests.engine.generation.embedded.test_generator import full_logprobs, prompt_of, run
+from tests.engine.generation.embedded.test_generator import drain, full_logprobs, prompt_of, run
 from tests.models.hybrid_twins import hybrid_model, write_hybrid
 
 # More experts than a prompt's tokens compute all of, in groups; no attention; no Mamba-2; no convolution bias.
@@ -28,7 +31,8 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture": ("mixture", {}),
     "latent": ("latent", {}),
     "many-experts": ("mixture", {"n_routed_experts": 16, "n_group": 4, "topk_group": 2}),
-    "no-attention": ("dense", {"pattern": "M-M", "use_conv_bias": False}),
+    # transformers' cache asks for an attention layer
+    "no-attention": ("dense", {"pattern": "M-M", "use_conv_bias": False, "use_cache": False}),
     "no-mamba": ("dense", {"pattern": "*-*-"}),
 }
 
@@ -139,3 +143,209 @@ def test_load_refuses_wrong_weights() -> None:
         with pytest.raises(EngineError, match="missing") as missing:
             model.load((k, v) for k, v in weights.items() if k != name)
         assert name in str(missing.value)
+
+
+def changed(name: str, steps: int) -> Any:
+    """The twin after so many updates of every weight and buffer, those that stay float32 in any precision included."""
+    model, _ = twin(name)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for _ in range(steps):
+            for tensor in model.state_dict().values():
+                tensor.add_(0.02 * torch.randn(tensor.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("name", ["mixture", "latent"])
+def test_every_weight_and_buffer_of_an_update_counts(name: str) -> None:
+    """token_mult_prob_error after 1, 5 and 20 updates."""
+    _, generator = make(name)
+    for step in (1, 5, 20):
+        model = changed(name, step)
+        generator.update_weights(hub_weights(model).items(), step)
+        prompts = {f"p{i}": prompt_of(i, 4 + 13 * i) for i in range(3)}
+        requests = [GenerationRequest(p, ids, SamplingParams(12, seed=step), 4) for p, ids in prompts.items()]
+        for (p, _), completion in run(generator, *requests).items():
+            expected = full_logprobs(model, prompts[p], completion.token_ids)
+            assert torch.exp((torch.tensor(completion.logprobs) - expected).abs()).mean() < 1.0001
+            assert completion.weight_versions == [step] * 12
+
+
+@pytest.mark.parametrize("kind", ["e_score_correction_bias", "A_log", "mixer.D", "dt_bias", "conv1d.bias"])
+def test_an_update_of_one_kind_of_weight_alone_changes_what_is_generated(kind: str) -> None:
+    model, generator = make("mixture")
+    weights = hub_weights(model)
+    noise = torch.Generator().manual_seed(1)
+    for name, tensor in weights.items():
+        if name.endswith(kind):
+            weights[name] = tensor + torch.randn(tensor.shape, generator=noise)
+    request = GenerationRequest("a", prompt_of(1, 20), SamplingParams(8, seed=0))
+    before = run(generator, request)["a", 0]
+    generator.update_weights(weights.items(), 1)
+    after = run(generator, request)["a", 0]
+    assert before.logprobs != after.logprobs
+
+
+def test_update_in_flight_continues_from_the_states_there_are() -> None:
+    model, generator = make("mixture")
+    other = changed("mixture", 1)
+    prompt = prompt_of(4, 14)
+    generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 2))
+    for _ in range(3):
+        generator.step()
+    ssm = generator._batch.states.ssm.clone()
+    generator.update_weights(hub_weights(other).items(), 7)
+    assert torch.equal(generator._batch.states.ssm, ssm)
+    generator.submit(GenerationRequest("b", prompt, SamplingParams(4, seed=1)))
+    done = drain(generator)
+    for index in range(2):
+        completion = done["a", index]
+        old = completion.weight_versions.count(0)
+        assert 3 <= old <= 5
+        close(completion.logprobs[:old], full_logprobs(model, prompt, completion.token_ids)[:old])
+    # Nothing computed under version 0 was reused.
+    close(done["b", 0].logprobs, full_logprobs(other, prompt, done["b", 0].token_ids))
+
+
+@pytest.mark.parametrize("length", [14, 90])
+def test_recomputed_states_continue_exactly_as_the_new_weights_would(length: int) -> None:
+    model, generator = make("latent", length=128, recompute_kv_cache=True)
+    other = changed("latent", 3)
+    prompt = prompt_of(4, length)
+    generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 3))
+    generator.submit(GenerationRequest("b", prompt_of(5, 7), SamplingParams(3, seed=1)))
+    for _ in range(4):
+        generator.step()
+    generator.update_weights(hub_weights(other).items(), 1)
+    done = drain(generator)
+    assert len(done) == 3
+    for completion in done.values():
+        ids, old = completion.token_ids, completion.weight_versions.count(0)
+        assert 4 <= old <= 6
+        before, after = full_logprobs(model, prompt, ids)[:old], full_logprobs(other, prompt, ids)[old:]
+        close(completion.logprobs, torch.cat((before, after)))
+
+
+_requests = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 40), st.integers(1, 3), st.integers(0, 6), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(_requests, st.integers(1, 6))
+def test_random_arrivals_give_the_same_greedy_outputs_as_one_by_one(
+    shapes: list[tuple[int, int, int, int, bool]], rows: int
+) -> None:
+    """Whatever joins or leaves the batch, stops, or shares a beginning, and however often its columns shift."""
+    _, generator = make("mixture", rows=rows, length=160, eos_token_ids=[5, 17, 60])
+    _, single = make("mixture", rows=1, length=160, eos_token_ids=[5, 17, 60])
+    expected: dict[tuple[str, int], tuple[list[int], FinishReason]] = {}
+    done: dict[tuple[str, int], Completion] = {}
+    for i, (length, new, n, delay, shared) in enumerate(shapes):
+        prompt = (prompt_of(99, 85) if shared else []) + prompt_of(i, length)
+        request = GenerationRequest(f"r{i}", prompt, SamplingParams(new, temperature=0.0), n)
+        generator.submit(request)
+        for _ in range(delay):
+            done.update({(c.request_id, c.index): c for c in generator.step()})
+        alone = run(single, GenerationRequest(f"r{i}", prompt, SamplingParams(new, temperature=0.0)))[f"r{i}", 0]
+        expected.update({(f"r{i}", k): (alone.token_ids, alone.finish_reason) for k in range(n)})
+    done.update(drain(generator))
+    assert {k: (c.token_ids, c.finish_reason) for k, c in done.items()} == expected
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for a, b in (
+        (found.keys, expected.keys),
+        (found.values, expected.values),
+        (found.logits, expected.logits),
+        (found.states.ssm, expected.states.ssm),
+        (found.states.window, expected.states.window),
+    ):
+        torch.testing.assert_close(a, b, atol=3e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_common_beginnings_are_computed_once_and_continued_from_their_own_end() -> None:
+    model = hybrid("mixture")
+    instructions = tokens(0, 90)
+    prompts = [instructions + tokens(i, 5 + i) for i in range(1, 9)] + [tokens(99, 40), instructions[:32]]
+    cache = PrefixCache(model, 100_000)
+    computed = cache.compute(prompts)
+    for prompt in prompts:
+        assert_same(computed[prompt], PrefixCache(model, 0).compute([prompt])[prompt])
+    assert cache.fed_tokens <= sum(map(len, prompts)) - 7 * 80
+    fed = cache.fed_tokens
+    assert cache.compute(prompts).keys() == set(prompts)
+    assert cache.fed_tokens == fed
+    later = instructions + tokens(50, 7)  # from the end of the 80 tokens that were computed by themselves
+    assert_same(cache.compute([later])[later], PrefixCache(model, 0).compute([later])[later])
+    assert cache.fed_tokens == fed + len(later) - 80
+
+
+@torch.inference_mode()
+def test_a_longer_conversation_continues_from_the_end_of_its_earlier_turn_and_from_nowhere_else() -> None:
+    model = hybrid("latent")
+    cache = PrefixCache(model, 100_000)
+    turn = tokens(1, 70)
+    cache.compute([turn])
+    longer = turn + tokens(2, 30)
+    assert_same(cache.compute([longer])[longer], PrefixCache(model, 0).compute([longer])[longer])
+    assert cache.fed_tokens == 100
+    branch = turn[:66] + tokens(3, 10)  # has 4 blocks in common, behind which no state is known
+    assert_same(cache.compute([branch])[branch], PrefixCache(model, 0).compute([branch])[branch])
+    assert cache.fed_tokens == 176
+
+
+@torch.inference_mode()
+def test_states_count_as_the_tokens_whose_cache_takes_as_much_memory() -> None:
+    model = hybrid("mixture")
+    first, second = tokens(1, 20), tokens(2, 20)
+    for room, fed in ((160, 60), (1000, 40)):
+        cache = PrefixCache(model, room)
+        for prompt in (first, second, first):
+            cache.compute([prompt])
+        assert cache.fed_tokens == fed
+
+
+class _Count(TorchDispatchMode):
+    """Counts operators that compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("M", 34), ("E", 27), ("*", 14), ("-", 10)])
+def test_a_decoding_step_takes_few_operators_a_layer(kind: str, most: int) -> None:
+    """What bounds a tiny model on CPU. Counted as the difference that one more layer makes."""
+    counts = []
+    for pattern in (f"M*E-{kind}", f"M*E-{kind}{kind}"):
+        reference = hybrid_model("latent", pattern=pattern)
+        architecture = Architecture.from_config(reference.config.to_dict())
+        generator = EmbeddedGenerator(
+            architecture, hub_weights(reference).items(), max_sequences=8, max_total_length=64, eos_token_ids=[]
+        )
+        generator.submit(GenerationRequest("a", prompt_of(0, 9), SamplingParams(9, seed=0), 8))
+        generator.step()
+        with _Count() as count:
+            generator.step()
+        counts.append(len(count.found))
+    assert 0 < counts[1] - counts[0] <= most
+
+
+@pytest.mark.parametrize("length", [9, 80])
+def test_bfloat16_stays_close_to_float32(length: int) -> None:
+    model, generator = make("dense", dtype=torch.bfloat16)
+    assert generator._batch.states.ssm.dtype is torch.float32
+    prompt = prompt_of(0, length)
+    done = run(generator, GenerationRequest("a", prompt, SamplingParams(12, seed=0), 4))
+    for completion in done.values():
+        expected = full_logprobs(model, prompt, completion.token_ids)
+        assert (torch.tensor(completion.logprobs) - expected).abs().mean() < 0.2
