@@ -26,6 +26,7 @@ from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normal
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.policy.context_parallel import sum_parts
+from nemotron_steps.engine.policy.hybrid import HybridModel
 from nemotron_steps.engine.policy.kernels.dense import row_multiple
 from nemotron_steps.engine.policy.logprob import linear_logprobs
 from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
@@ -93,7 +94,7 @@ class MegatronPolicy:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.groups = parallel.Groups.current()
-        self.model = PolicyModel(
+        self.model = (HybridModel if architecture.is_hybrid else PolicyModel)(
             self.architecture,
             self.layout,
             getattr(torch, config.precision),
