@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.errors import ArtifactError
 
 if TYPE_CHECKING:
+    import torch
+
     from nemotron_steps.config.schema.sft import FromScratchConfig
 
 TOKENIZER_FILES = (
@@ -19,6 +21,9 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
+
+
+_BLOCK_TYPES = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -41,27 +46,81 @@ def as_umask_says(path: Path) -> None:
 def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Path, seed: int) -> None:
     """Write a random float32 model of the given shape whose vocabulary is the tokenizer's.
 
-    Weights are drawn as transformers draws them (normal, std `initializer_range`).
+    Weights are drawn as transformers draws them: normal, std `initializer_range`. Mamba-2: A is 1 to the number of
+    heads, D is 1, time steps are spread evenly in their logarithm over 0.001 to 0.1.
+
+    Args:
+        target: a folder that does not exist yet; it appears whole.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a run draws its own
-    copy_tokenizer(tokenizer, target)
-    words = AutoTokenizer.from_pretrained(str(target))
-    settings: dict[str, Any] = {k: v for k, v in shape.model_dump().items() if k != "architecture"}
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    copy_tokenizer(tokenizer, partial)
+    words = AutoTokenizer.from_pretrained(str(partial))
     config = AutoConfig.for_model(
         shape.architecture,
         vocab_size=len(words),
         bos_token_id=words.bos_token_id,
         eos_token_id=words.eos_token_id,
         pad_token_id=words.pad_token_id,
-        **settings,
+        **_settings(shape),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model.save_pretrained(str(target))
-    for path in target.glob("*.safetensors"):
+        prediction = _prediction_tensors(config) if shape.hybrid and shape.hybrid.num_nextn_predict_layers else {}
+    model.save_pretrained(str(partial))
+    if prediction:
+        _add_tensors(partial / "model.safetensors", prediction)
+    for path in partial.glob("*.safetensors"):
         as_umask_says(path)
+    partial.rename(target)
+
+
+def _settings(shape: FromScratchConfig) -> dict[str, Any]:
+    """Of transformers' config of this family."""
+    own = {key: value for key, value in shape.model_dump().items() if key not in ("architecture", "hybrid")}
+    if shape.hybrid is None:
+        return own
+    for key in ("num_hidden_layers", "rope_theta"):
+        del own[key]
+    hybrid = shape.hybrid.model_dump()
+    layers = [_BLOCK_TYPES[letter] for letter in hybrid.pop("pattern")]
+    return {**own, **hybrid, "tie_word_embeddings": False, "layers_block_type": layers}
+
+
+def _prediction_tensors(config: Any) -> dict[str, torch.Tensor]:
+    """A block of multi-token prediction under the hub's names: its layers, and what leads in and out.
+
+    transformers has no module for it; its layers are those of the model.
+    """
+    import copy
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    own = copy.deepcopy(config)
+    own.layers_block_type = list(config.mtp_layers_block_type)
+    layers = AutoModelForCausalLM.from_config(own, dtype=torch.float32).model.layers.state_dict()  # type: ignore[no-untyped-call]
+    tensors = {}
+    for name, tensor in layers.items():
+        stem, _, kind = name.rpartition(".")
+        if stem.endswith(".experts"):  # fused in memory, not in files
+            tensors.update({f"{stem}.{number}.{kind}.weight": expert for number, expert in enumerate(tensor)})
+        else:
+            tensors[name] = tensor
+    hidden, last = config.hidden_size, len(own.layers_block_type) - 1
+    projection = torch.empty(hidden, 2 * hidden).normal_(std=config.initializer_range)
+    tensors |= {"0.eh_proj.weight": projection, f"{last}.final_layernorm.weight": torch.ones(hidden)}
+    tensors |= {f"0.{norm}.weight": torch.ones(hidden) for norm in ("enorm", "hnorm")}
+    return {f"mtp.layers.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def _add_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_file({**load_file(str(file)), **tensors}, str(file), metadata={"format": "pt"})

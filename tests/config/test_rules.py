@@ -26,6 +26,7 @@ TIS = {
 DTENSOR = {"policy.dtensor_cfg.enabled": True}
 TASKS = [{"dataset": "basic_arithmetic"}]
 GDPO = {"grpo.adv_estimator.name": "gdpo", "grpo.adv_estimator.components": ["right", "format"]}
+HYBRID = {"from_scratch.architecture": "nemotron_h", "from_scratch.hybrid.pattern": "ME*"}
 PLUS_PLUS = {"grpo.adv_estimator.name": "reinforce_plus_plus"}
 
 LOSS: list[dict[str, Any]] = [
@@ -216,6 +217,13 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         (RlPrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9, "sample": 9}),
         (RlPrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9, "reasoning_gym.heldout_fraction": 0.9}),
         (ToolPreferencePrepConfig, {"tool_tasks.offered": 3}),
+        (SftConfig, {"from_scratch.architecture": "nemotron_h"}),
+        (SftConfig, {"from_scratch.hybrid.pattern": "M*"}),
+        (SftConfig, {**HYBRID, "from_scratch.num_hidden_layers": 5}),
+        (SftConfig, {**HYBRID, "from_scratch.rope_theta": 5.0}),
+        (SftConfig, {**HYBRID, "from_scratch.tie_word_embeddings": False}),
+        (SftConfig, {**HYBRID, "from_scratch.hybrid.n_groups": 3}),
+        (SftConfig, {**HYBRID, "from_scratch.hybrid.num_experts_per_tok": 9}),
     ],
     ids=str,
 )

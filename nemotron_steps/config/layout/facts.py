@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,32 @@ class ModelFacts:
         if not isinstance(model_type, str):
             return None
         layers, heads, shared, width, positions = (get(f"from_scratch.{key}") for key in _SCRATCH)
+        pattern = get("from_scratch.hybrid.pattern")
+        if isinstance(pattern, str):
+            return cls._of_pattern(pattern, lambda key: get(f"from_scratch.{key}"))
         return cls(model_type, layers, heads, shared, 0, width, positions=positions)
+
+    @classmethod
+    def _of_pattern(cls, pattern: str, get: Callable[[str], Any]) -> ModelFacts | None:
+        """Of a new hybrid; None where its experts are not counted."""
+        mixture, dense, mamba = "E" in pattern, get("intermediate_size"), "M" in pattern
+        if mixture and get("hybrid.n_routed_experts") is None:
+            return None
+        shared = get("hybrid.moe_shared_expert_intermediate_size") if mixture else None
+        if shared is not None and dense is not None and "-" in pattern:
+            shared = math.gcd(shared, dense)
+        return cls(
+            "nemotron_h",
+            layers=len(pattern),
+            attention_heads=get("num_attention_heads"),
+            key_value_heads=get("num_key_value_heads"),
+            experts=get("hybrid.n_routed_experts") if mixture else 0,
+            mlp_width=get("hybrid.moe_intermediate_size") if mixture else dense,
+            shared_width=shared,
+            mamba_heads=get("hybrid.mamba_num_heads") if mamba else None,
+            mamba_groups=get("hybrid.n_groups") if mamba else None,
+            positions=get("max_position_embeddings"),
+        )
 
     @classmethod
     def from_attributes(cls, attributes: Mapping[str, Any]) -> ModelFacts | None:

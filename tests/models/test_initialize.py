@@ -1,0 +1,82 @@
+"""New models: drawn from a seed, complete, and read by everything that reads checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.sizes import getter
+from nemotron_steps.config.schema.sft import FromScratchConfig, SftConfig
+from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.huggingface import load_hf_weights
+from nemotron_steps.models.initialize import initialize_checkpoint
+from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron, convert_megatron_to_hf
+from tests.models.checkpoints import write_tokenizer
+
+HYBRID = {
+    "architecture": "nemotron_h",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "hybrid": {
+        "pattern": "ME*M-",
+        "n_routed_experts": 4,
+        "moe_latent_size": 16,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "num_nextn_predict_layers": 1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, 100)
+    return folder
+
+
+def test_a_new_hybrid_is_whole_and_drawn_from_its_seed(tokenizer, tmp_path):
+    shape = FromScratchConfig.model_validate(HYBRID)
+    for name, seed in (("one", 1), ("again", 1), ("two", 2)):
+        initialize_checkpoint(shape, tokenizer, tmp_path / name, seed)
+    one, again, two = (load_hf_weights(tmp_path / name) for name in ("one", "again", "two"))
+    assert all(torch.equal(tensor, again[name]) for name, tensor in one.items()) and set(one) == set(again)
+    name = "backbone.layers.1.mixer.experts.3.up_proj.weight"
+    assert one[name].shape == (24, 16) and not torch.equal(one[name], two[name])
+    assert not list(tmp_path.glob("*.partial"))
+    assert validate("checkpoint_hf", tmp_path / "one")["num_experts"] == 4
+    architecture = Architecture.from_folder(tmp_path / "one")
+    assert (architecture.pattern, architecture.mtp_layers, architecture.vocab_size) == ("ME*M-", 1, 100)
+    convert_hf_to_megatron(tmp_path / "one", tmp_path / "megatron")
+    convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
+    back = load_hf_weights(tmp_path / "back")
+    assert {name for name in back if name.startswith("mtp.")} >= {
+        "mtp.layers.0.eh_proj.weight",
+        "mtp.layers.0.mixer.q_proj.weight",
+        "mtp.layers.1.mixer.experts.3.down_proj.weight",
+        "mtp.layers.1.final_layernorm.weight",
+    }
+    assert all(torch.equal(tensor, back[name]) for name, tensor in one.items()) and set(one) == set(back)
+
+
+def test_mamba_starts_with_its_decays_and_time_steps_spread_out(tokenizer, tmp_path):
+    initialize_checkpoint(FromScratchConfig.model_validate(HYBRID), tokenizer, tmp_path / "model", 0)
+    weights = load_hf_weights(tmp_path / "model")
+    mixer = "backbone.layers.0.mixer"
+    torch.testing.assert_close(weights[f"{mixer}.A_log"].exp(), torch.arange(1.0, 9.0))
+    assert torch.equal(weights[f"{mixer}.D"], torch.ones(8))
+    steps = torch.nn.functional.softplus(weights[f"{mixer}.dt_bias"])
+    assert steps.min() > 0.0009 and steps.max() < 0.101 and steps.std() > 0.005
+    assert weights[f"{mixer}.A_log"].dtype is torch.float32
+
+
+def test_the_facts_of_a_config_are_those_of_the_model_it_makes(tokenizer, tmp_path):
+    config = SftConfig.model_validate({"from_scratch": HYBRID})
+    initialize_checkpoint(config.from_scratch, tokenizer, tmp_path / "model", 0)
+    planned, made = ModelFacts.from_scratch(getter(config)), Architecture.from_folder(tmp_path / "model").facts
+    assert planned == made
