@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nemotron_steps.cli.history import _Tail
 from nemotron_steps.cli.summary import _consumers
 from nemotron_steps.manifest.registry import load_registry
 from tests.cli.conftest import Cli
@@ -76,6 +77,18 @@ def test_a_flag_before_the_command_is_put_right(cli: Cli, wrong: str, right: str
         assert result.json["error"]["hints"] == [right]
     else:
         assert "stands before the command" in result.err and f"hint: {right}\n" in result.err
+
+
+def test_a_line_that_is_still_being_written_is_shown_once_it_is_whole(tmp_path: Path) -> None:
+    tail = _Tail(tmp_path / "log.txt")
+    assert tail.new() == []  # not there yet
+    with tail.path.open("ab", buffering=0) as log:
+        log.write(b"first\nsec")
+        assert tail.new() == [b"first"] and tail.new() == []
+        log.write(b"ond\nthird")
+        assert tail.new() == [b"second"]
+        log.write(b"\n")
+        assert tail.new() == [b"third"] and tail.new() == []
 
 
 def test_logs_as_json_are_events_and_metrics_in_order(cli: Cli) -> None:

@@ -88,10 +88,29 @@ def test_a_pipeline_by_name_with_overrides_for_its_stages(cli):
     plan = cli("plan", "toy_all", "train.steps=2", "--json").json
     assert [step["key"] for step in plan["steps"]] == ["make", "train", "toy/convert", "score"]
     assert plan["steps"][1]["overrides"] == ["steps=2"]
+    added = cli("plan", "toy_all", "++train.steps=2", "--json").json
+    assert added["steps"][1]["overrides"] == ["++steps=2"]
     wrong = cli("plan", "toy_all", "steps=2")
     assert wrong.code == 2
     assert "hint: score.steps=2" in wrong.err
     assert "run alone" in cli("plan", "toy_all", "toy/make").err
+
+
+def test_what_is_typed_wins_over_what_the_pipeline_says(cli, workplace):
+    file = workplace / "mine.toml"
+    stages = '[[stages]]\nstep = "toy/make"\n[[stages]]\nstep = "toy/train"\nconfig = "tiny"\n'
+    file.write_text(f'[pipeline]\nname = "mine"\n{stages}overrides = ["steps=7", "optimizer.lr=0.7"]\n')
+    file.write_text(file.read_text() + 'inputs = { rows = "make.rows" }\n')
+    shown = cli("run", str(file), "train.steps=9", "-d", "--json").json
+    assert shown["configs"]["train"]["steps"] == 9 and shown["configs"]["train"]["optimizer"]["lr"] == 0.7
+
+
+def test_an_override_of_one_of_several_steps_keeps_what_it_does_with_the_key(cli):
+    for override in ("++steps=2", "~judge"):
+        sign, key = override[: len(override) - len(override.lstrip("+~"))], override.lstrip("+~")
+        plan = cli("plan", "toy/train", "toy/score", "-c", "tiny", f"{sign}toy/train.{key}", "--json").json
+        overrides = {step["step"]: step["overrides"] for step in plan["steps"]}
+        assert overrides["toy/train"] == [override] and overrides["toy/score"] == []
 
 
 def test_a_pipeline_file(cli, workplace):

@@ -423,6 +423,14 @@ def test_batch_script_of_several_nodes_in_a_container(tmp_path: Path) -> None:
     assert "enroot" not in ready and "image=/images/nemo.sqsh" in ready
 
 
+@pytest.mark.parametrize(
+    ("limit", "written"),
+    [("03:30", "0-03:30:00"), ("00:00:45", "0-00:00:45"), ("30:00", "1-06:00:00"), ("2-05:10:20", "2-05:10:20")],
+)
+def test_a_time_limit_is_written_as_days_and_hours_below_24(tmp_path: Path, limit: str, written: str) -> None:
+    assert f"#SBATCH --time={written}\n" in batch_script(a_launch(tmp_path, time=limit))
+
+
 @pytest.mark.parametrize(("limit", "warned"), [("00:10", 60), ("1-00:00", 120), ("00:01:00", 6)])
 def test_short_jobs_are_warned_later(tmp_path: Path, limit: str, warned: int) -> None:
     assert f"--signal=B:TERM@{warned}\n" in batch_script(a_launch(tmp_path, time=limit))

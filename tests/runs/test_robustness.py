@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from nemotron_steps.artifacts.backend import LocalBackend
 from nemotron_steps.artifacts.files import as_storage_error
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StorageError
-from nemotron_steps.runs.locks import hold, is_held
+from nemotron_steps.runs.locks import hold, is_held, read_holder
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
 from nemotron_steps.runs.work import WorkFolder
 from tests.runs import runner_toy_plan
@@ -321,6 +322,12 @@ def test_lock_of_a_dead_process_is_not_kept_by_its_forked_children(tmp_path: Pat
     os.waitpid(parent, 0)
     assert not is_held(lock)
     os.kill(int(ready.read_text()), signal.SIGKILL)
+
+
+def test_a_lock_says_who_holds_it_while_it_is_held(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(json.dumps({"pid": 1, "run": "an-earlier-run-with-a-long-name"}))
+    with hold(tmp_path / "lock", {"run": "r1"}, lambda holder: None):
+        assert read_holder(tmp_path / "lock") == {"pid": os.getpid(), "host": socket.gethostname(), "run": "r1"}
 
 
 def test_asking_whether_a_lock_is_held_never_looks_like_holding_it(tmp_path: Path) -> None:
