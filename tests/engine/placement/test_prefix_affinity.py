@@ -80,6 +80,16 @@ def test_a_group_stays_whole_and_each_of_its_samples_goes_on_where_it_was(genera
     assert {submit(generator, f"turn {i}", [*SYSTEM, i, 99]) for i in range(4)} == {engine}
 
 
+def test_a_cancelled_group_takes_all_that_it_still_has_to_sample_off_its_engines_load(generator):
+    engine = submit(generator, "group", SYSTEM, n=4)
+    finish(generator, "group", [1], 0)
+    submit(generator, "other", [1, 2, 3])
+    generator.cancel("group")
+    assert pending(generator)[engine] == 0 and generator.pending() == 1
+    generator.cancel("group")  # again, which does nothing
+    assert generator.pending() == 1
+
+
 def test_an_engine_that_is_too_busy_gives_a_conversation_away(generator):
     engine = submit(generator, "turn 1", SYSTEM)
     finish(generator, "turn 1", [5])

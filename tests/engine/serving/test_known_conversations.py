@@ -102,6 +102,19 @@ def responses_agent(endpoint, drawn):
     return items
 
 
+def test_a_turn_that_was_sampled_after_other_tokens_than_those_known_is_kept_with_its_own():
+    """A client may send token ids of its own with a conversation whose words are known."""
+    known, told = KnownConversations(), [QUESTION]
+    said = [said_in_chat(message) for message in told]
+    first = [said_in_chat({"role": "assistant", "content": "3"})]
+    known.remember(said, first, (), [1, 2, 3], [4, 5])
+    again = [*said, *first, said_in_chat({"role": "user", "content": "and then?"})]
+    second = [said_in_chat({"role": "assistant", "content": "4"})]
+    known.remember(again, second, (), [1, 2, 9, 4, 5, 6], [7])
+    turn, _ = known.find([*again, *second, said_in_chat(QUESTION)], ())
+    assert turn.token_ids() == [1, 2, 9, 4, 5, 6, 7]
+
+
 @pytest.mark.parametrize("agent", [chat_agent, responses_agent])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_agent_that_sends_messages_is_trained_on_what_was_sampled(family, agent):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from nemotron_steps.engine.supervised.dpo import (
     optimize_preferences,
     pair_batch,
     read_pairs,
+    validate_pairs,
 )
 from nemotron_steps.errors import DataError, EngineError
 from nemotron_steps.models.chat import ChatFormat
@@ -166,6 +168,20 @@ def test_pairs_are_never_parted_and_the_loss_does_not_depend_on_the_cut(count: i
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_smaller_last_batch_weighs_by_its_pairs_in_validation() -> None:
+    def logprobs(batch: Any) -> torch.Tensor:
+        return -((batch.input_ids * 7 % 13) / 13).float()
+
+    policy: Any = SimpleNamespace(logprobs=logprobs, reference_logprobs=lambda batch: logprobs(batch) ** 2 - 1)
+    pairs = random_pairs(5)
+    whole, in_parts = (
+        validate_pairs(policy, pairs, DpoConfig.model_validate({"policy": {"train_global_batch_size": size}}))
+        for size in (5, 2)
+    )
+    assert whole["loss"] != pytest.approx(math.log(2))
+    assert in_parts == pytest.approx(whole)
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,24 @@ def test_block_keys_name_everything_up_to_their_end() -> None:
     assert not set(block_keys(prompt)) & set(block_keys(changed))
 
 
+@torch.inference_mode()
+def test_a_beginning_computed_with_older_weights_is_not_shared_by_rows_that_join_later(model: EmbeddedModel) -> None:
+    cache = PrefixCache(model, 10_000)
+    instructions = tokens(0, 64)
+
+    def joining(*seeds: int) -> list[Prefix]:
+        prompts = [instructions + tokens(seed, 9) for seed in seeds]
+        computed = cache.compute(prompts)
+        return [computed[prompt] for prompt in prompts]
+
+    running = cache.choose_shared(joining(1, 2, 3, 4), [])
+    assert running[0] is not None and running == running[:1] * 4
+    live = [prefix for prefix in running if prefix is not None]
+    assert cache.choose_shared(joining(5), live) == running[:1]
+    cache.clear()
+    assert cache.choose_shared(joining(5), live) == [None]
+
+
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=12))
 def test_the_grid_is_close_to_the_cheapest(counts: list[int]) -> None:
     def cost(width: int) -> int:
