@@ -46,10 +46,18 @@ def kept(shape: ModelShape, layer: str, settings: MemorySettings) -> Kept:
     return total
 
 
-def kept_to_recompute(shape: ModelShape, settings: MemorySettings) -> Kept:
-    """By a layer that is computed again: what goes into it, the residual stream and what is still to be added to it."""
-    plain = _is_plain(shape, settings)
-    return Kept((1 if plain else 2) * shape.hidden * settings.element * _share(settings))
+def kept_by_all(shape: ModelShape, settings: MemorySettings) -> Kept:
+    """By all layers together: the tokens, and cosines and sines of their positions."""
+    angles = 0 if settings.sizes.dtensor else 2 * shape.head_dim
+    return Kept(INT64 + angles * settings.element)
+
+
+def kept_to_recompute(shape: ModelShape, settings: MemorySettings, layers: int) -> Kept:
+    """By so many layers that are computed again: what goes into each, the residual stream and, but for the first, what
+    is still to be added to it."""
+    plain = _is_plain(shape, MLP, settings) and not shape.has_experts and shape.gated
+    inputs = layers if plain else 2 * layers - 1
+    return Kept(max(inputs, 0) * shape.hidden * settings.element * _share(settings))
 
 
 def workspace(shape: ModelShape, layer: str, settings: MemorySettings, tokens: float) -> int:
@@ -81,20 +89,25 @@ def _share(settings: MemorySettings) -> float:
     return 1 / sizes.tensor if sizes.sequence_parallel else 1.0
 
 
-def _is_plain(shape: ModelShape, settings: MemorySettings) -> bool:
-    """Whether the halves of a dense layer are one function each, in float32 on CPU."""
-    alone = settings.sizes.tensor == settings.sizes.context == 1
-    return not settings.on_gpu and settings.element == FLOAT32 and alone and shape.gated and not shape.has_experts
+def _is_plain(shape: ModelShape, mixer: str, settings: MemorySettings) -> bool:
+    """Whether a mixer is one function with its norm, in float32 on CPU (engine/policy/kernels)."""
+    if settings.on_gpu or settings.element != FLOAT32 or settings.sizes.tensor > 1:
+        return False
+    if mixer == ATTENTION:
+        return settings.sizes.context == 1 and (not shape.has_experts or not shape.gated) and not shape.qkv_bias
+    return mixer == MLP
 
 
 def _of_mixer(shape: ModelShape, mixer: str, settings: MemorySettings) -> Kept:
     if settings.sizes.dtensor:
         return _of_transformers(shape, mixer, settings)
-    plain = _is_plain(shape, settings)
-    own = _attention(shape, settings) if mixer == ATTENTION else _mlp(shape, settings) if mixer == MLP else None
-    if own is None:
+    if mixer == ATTENTION:
+        own = _attention(shape, settings)
+    elif mixer == MLP:
+        own = _mlp(shape, settings, plain=_is_plain(shape, mixer, settings))
+    else:
         own = _experts(shape, settings) if mixer == EXPERTS else _mamba(shape, settings)
-    return own if plain else own + _norm(shape, settings)
+    return own if _is_plain(shape, mixer, settings) else own + _norm(shape, settings)
 
 
 def _norm(shape: ModelShape, settings: MemorySettings) -> Kept:
@@ -117,21 +130,24 @@ def _attention(shape: ModelShape, settings: MemorySettings) -> Kept:
         return Kept((mixed + 2 * queries + both) * element + norms + FLOAT32 * heads)
     if element == FLOAT32:  # what the heads are split from, the result; log-sum-exps
         kept = Kept((mixed + queries) * element + FLOAT32 * heads)
-        if _is_plain(shape, settings):
+        if _is_plain(shape, ATTENTION, settings):
             folded = int(shape.hidden * mixed) * element
             kept += Kept(shape.hidden * element + FLOAT32, folded)
         return kept
-    normed = (FLOAT32 + element) * (heads + shared) * width + norms if shape.qk_norm else 0.0
-    return Kept((2 * queries + both) * element + normed + FLOAT32 * heads)
+    # Keys and values are views: what they were rotated and split from stays with them.
+    turned = (heads + shared) * width
+    normed = (FLOAT32 + element) * turned + norms if shape.qk_norm else 0.0
+    return Kept((2 * queries + turned + mixed) * element + normed + FLOAT32 * heads)
 
 
-def _mlp(shape: ModelShape, settings: MemorySettings, width: int | None = None) -> Kept:
+def _mlp(shape: ModelShape, settings: MemorySettings, width: int | None = None, *, plain: bool = False) -> Kept:
     """The products before and after the activation."""
     element, inner = settings.element, (width or shape.ffn) / settings.sizes.tensor
-    kept = Kept(((3 if shape.gated else 2) * inner + _sigmoid(shape, settings) * inner) * element)
-    if _is_plain(shape, settings):
-        kept = Kept(3 * inner * element + shape.hidden * element + FLOAT32, int(2 * inner * shape.hidden) * element)
-    return kept
+    products = 3 if shape.gated else 2
+    if plain:  # with the normed states, and the weights that the norm's are folded into
+        folded = int((products - 1) * inner * shape.hidden) * element
+        return Kept((products * inner + shape.hidden) * element + FLOAT32, folded)
+    return Kept((products + _sigmoid(shape, settings)) * inner * element)
 
 
 def _sigmoid(shape: ModelShape, settings: MemorySettings) -> int:
@@ -167,7 +183,7 @@ def _mamba(shape: ModelShape, settings: MemorySettings) -> Kept:
     """The projection, what the convolution made of it, the scan's result, what is gated and normed."""
     mamba, element = shape.mamba, settings.element
     assert mamba is not None
-    wide = mamba.rows + mamba.channels + 3 * mamba.inner
+    wide = mamba.rows + mamba.channels + 2 * mamba.inner
     return Kept((wide * element + 3 * mamba.heads * FLOAT32) / settings.sizes.tensor)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nemotron_steps.config.layout.memory.activations import kept, kept_to_recompute, workspace
+from nemotron_steps.config.layout.memory.activations import kept, kept_by_all, kept_to_recompute, workspace
 from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import FLOAT32, Held, ModelShape, held, layers_of
 
 ALIGNMENT = 64
 """Elements that a flat buffer's shards are a multiple of (engine/policy/buffers.py)."""
-PIECE = 1 << 24
-"""Elements of a moment that pass through the GPU at once (engine/policy/offloaded.py)."""
+LINE = 128
+"""Elements that what stays of a moment on the GPU is rounded up to (engine/policy/offloaded.py)."""
 KEPT_RESIDUALS = 64 * 2**20
 """Bytes up to which the logprobs' residuals are kept (engine/policy/logprob.py)."""
 WIDTHS = {"float32": 4, "bfloat16": 2}
@@ -48,7 +48,7 @@ def rank_memory(shape: ModelShape, settings: MemorySettings) -> RankMemory | Non
     if BatchArithmetic.of(settings) is None:
         return None
     stages = {0, settings.sizes.pipeline - 1}
-    return max((_of_stage(shape, settings, stage) for stage in sorted(stages)), key=lambda rank: rank.most)
+    return max((stage_memory(shape, settings, stage) for stage in sorted(stages)), key=lambda rank: rank.most)
 
 
 def buffers(shape: ModelShape, settings: MemorySettings, stage: int) -> list[tuple[int, int, int]]:
@@ -75,7 +75,8 @@ def buffers(shape: ModelShape, settings: MemorySettings, stage: int) -> list[tup
     return found
 
 
-def _of_stage(shape: ModelShape, settings: MemorySettings, stage: int) -> RankMemory:
+def stage_memory(shape: ModelShape, settings: MemorySettings, stage: int) -> RankMemory:
+    """Of a rank of one pipeline stage; the batch splits over the ranks."""
     part = held(shape, settings.sizes, stage, frozen_router=settings.freezes_router)
     rests, gradients, host = (_fully_sharded if settings.sizes.dtensor else _flat)(shape, settings, stage, part)
     trains, scores = _passes(shape, settings, stage)
@@ -96,17 +97,16 @@ def _flat(
     weights, gradients, masters, moments = part.frozen * FLOAT32, 0, 0, 0
     offloaded = settings.offload_fraction if settings.offloads and settings.on_gpu else 0.0
     widths = WIDTHS[settings.exp_avg] + WIDTHS[settings.exp_avg_sq]
-    host, lanes = 0, 0
+    host = 0
     for count, element, shards in buffers(shape, settings, stage):
         own = count // shards
         weights += count * element
         gradients += count * FLOAT32
         if element != FLOAT32:
             masters += own * (2 if settings.precision_aware else FLOAT32)
-        away = int(own * offloaded)
+        away = own - min(own, -(-int(own * (1 - offloaded)) // LINE) * LINE) if offloaded else 0
         moments += (own - away) * widths
         host += away * widths
-        lanes = max(lanes, 2 * min(away, PIECE) * widths)
     return (
         {"weights": weights, "optimizer": masters + moments},
         gradients,
@@ -137,14 +137,14 @@ def _passes(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[di
     share = tokens / (sizes.tensor if sizes.sequence_parallel else 1)
     own = {layer: kept(shape, layer, settings) for layer in set(layers)}
     if settings.recomputes:
-        inputs = kept_to_recompute(shape, settings).of(tokens)
-        one = len(layers) * inputs + max((each.of(tokens) for each in own.values()), default=0)
+        inputs = kept_to_recompute(shape, settings, len(layers)).of(tokens)
+        one = inputs + max((each.of(tokens) for each in own.values()), default=0)
     else:
-        one = sum(own[layer].of(tokens) for layer in layers)
+        inputs = one = sum(own[layer].of(tokens) for layer in layers)
     # One forward, one backward: the first stages are ahead by as many micro-batches as there are stages after them.
     flying = min(sizes.pipeline - stage, batch.micro_batches)
-    inputs = len(layers) * kept_to_recompute(shape, settings).of(tokens) if settings.recomputes else one
     activations = one + (flying - 1) * inputs + int(share * shape.hidden * element)
+    activations += flying * kept_by_all(shape, settings).of(tokens)
     work = max((workspace(shape, layer, settings, tokens) for layer in own), default=0)
     gathered = _gathered(shape, settings) if sizes.dtensor else 0
     trains = {"activations": activations + work + gathered}

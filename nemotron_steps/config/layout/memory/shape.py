@@ -9,6 +9,7 @@ from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.stages import stage_layers
 
 ATTENTION, MLP, EXPERTS, MAMBA = "*", "-", "E", "M"
 _KINDS = {
@@ -207,10 +208,8 @@ def held(shape: ModelShape, sizes: LayoutSizes, stage: int, *, frozen_router: bo
 
 def layers_of(shape: ModelShape, stages: int, stage: int) -> tuple[str, ...]:
     """The layers of a pipeline stage."""
-    count = len(shape.layers)
-    each, more = divmod(count, stages)
-    start = stage * each + min(stage, more)
-    return shape.layers[start : start + each + (stage < more)]
+    own = stage_layers(len(shape.layers), stages)[stage]
+    return shape.layers[own.start : own.stop]
 
 
 def _of_mixer(shape: ModelShape, mixer: str, sizes: LayoutSizes, *, frozen_router: bool) -> Held:

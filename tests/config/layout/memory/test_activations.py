@@ -1,0 +1,45 @@
+"""What a forward pass keeps for its gradients, predicted and counted: within 15 %."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nemotron_steps.config.layout.memory.activations import kept, kept_by_all, kept_to_recompute
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from tests.config.layout.memory.kept_tensors import kept_bytes
+from tests.config.layout.memory.shapes import flat
+from tests.models.checkpoints import write_checkpoint
+
+WITHIN = 0.15
+SIZES = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32}
+MODELS = ("llama", "qwen2_tied", "qwen3", "qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("activations")
+    for name in MODELS:
+        write_checkpoint(name, root / name, **({} if name == "qwen2_tied" else SIZES))
+    return root
+
+
+def predicted(shape: ModelShape, settings: MemorySettings, tokens: int) -> int:
+    once = kept_by_all(shape, settings).of(tokens)
+    if settings.recomputes:
+        return once + kept_to_recompute(shape, settings, len(shape.layers)).of(tokens)
+    return once + sum(kept(shape, layer, settings).of(tokens) for layer in shape.layers)
+
+
+@pytest.mark.parametrize("megatron", [{}, {"activation_checkpointing": True}], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_kept_tensors_are_predicted(name, precision, megatron, folders):
+    group = 8 if precision == "float32" else 1  # torch's own attention pads and repeats shared prompts
+    counted, tokens = kept_bytes(folders / name, precision, megatron, rows=32, group=group)
+    shape = ModelShape.read(json.loads((folders / name / "config.json").read_text()))
+    values = {"policy": {"precision": precision, "megatron_cfg": megatron, "max_total_sequence_length": 64}}
+    settings = MemorySettings.read(flat(values).get)
+    assert predicted(shape, settings, tokens) == pytest.approx(counted, rel=WITHIN)
