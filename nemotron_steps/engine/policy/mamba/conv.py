@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.policy.mamba.cells import unpad
+from nemotron_steps.engine.policy.mamba.libraries import conv_for
 from nemotron_steps.engine.policy.mamba.runs import Runs
 
 
@@ -34,8 +36,12 @@ def conv(
     Returns:
         [T, C].
     """
-    convolved: torch.Tensor = _Conv.apply(states, weight, bias, window, runs)  # type: ignore[no-untyped-call]
-    return convolved
+    taps = weight.shape[2] - 1
+    gaps = runs.gaps(taps)
+    spread: torch.Tensor = _Spread.apply(states, window, runs, taps)  # type: ignore[no-untyped-call]
+    by_library = conv_for(states, weight.shape[2], _plain)
+    out = unpad((by_library or _plain)(spread, weight, bias), gaps.cells)
+    return F.pad(out, (0, 0, 0, runs.padding)) if runs.padding else out
 
 
 def last_window(states: torch.Tensor, runs: Runs, kernel: int, window: torch.Tensor | None = None) -> torch.Tensor:
@@ -72,14 +78,49 @@ def _with_gaps(states: torch.Tensor, window: torch.Tensor | None, runs: Runs, ta
     return spread.index_copy_(0, gaps.empty_cells, given.to(spread.dtype))
 
 
+class _Spread(torch.autograd.Function):
+    """`_with_gaps`; gathers both ways, where no prompt is shared."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, states: torch.Tensor, window: torch.Tensor | None, runs: Runs, taps: int
+    ) -> torch.Tensor:
+        ctx.runs, ctx.taps = runs, taps
+        ctx.window = None if window is None else (window.shape, window.dtype)
+        return _with_gaps(states, window, runs, taps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        runs: Runs = ctx.runs
+        gaps = runs.gaps(ctx.taps)
+        grad_states = grad.index_select(0, gaps.cells)
+        if gaps.prompt.numel():
+            grad_states.index_add_(0, gaps.prompt, grad.index_select(0, gaps.prompt_cells))
+        if runs.padding:
+            grad_states = F.pad(grad_states, (0, 0, 0, runs.padding))
+        grad_window = None
+        if ctx.needs_input_grad[1]:
+            shape, dtype = ctx.window
+            flat = grad.new_zeros(shape[0] * ctx.taps, shape[1])
+            flat.index_add_(0, gaps.window, grad.index_select(0, gaps.empty_cells))
+            grad_window = flat.view(-1, ctx.taps, shape[1]).transpose(1, 2).to(dtype)
+        return grad_states, grad_window, None, None
+
+
+def _plain(spread: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """silu of the convolution of one run of cells before which nothing is, [cells, C]."""
+    out: torch.Tensor = _Conv.apply(spread, weight, bias)  # type: ignore[no-untyped-call]
+    return out
+
+
 def _before_silu(spread: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """float32 [cells − K + 1, C]: of every cell that has K − 1 before it."""
-    kernel = weight.shape[2]
-    count = spread.shape[0] - kernel + 1
-    taps = weight[:, 0].float().t()
-    summed = spread[:count] * taps[0] if bias is None else torch.addcmul(bias.float(), spread[:count], taps[0])
-    for k in range(1, kernel):
-        summed.addcmul_(spread[k : k + count], taps[k])
+    """float32 [cells, C]"""
+    kernel, taps = weight.shape[2], weight[:, 0].float().t()
+    spread = spread.float()
+    summed = spread * taps[-1] if bias is None else torch.addcmul(bias.float(), spread, taps[-1])
+    for back in range(1, kernel):
+        summed[back:].addcmul_(spread[:-back], taps[-1 - back])
     return summed
 
 
@@ -88,51 +129,25 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
-        states: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        window: torch.Tensor | None,
-        runs: Runs,
+        ctx: Any, spread: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        taps = weight.shape[2] - 1
-        ctx.save_for_backward(states, weight, bias, window)
-        ctx.runs = runs
-        summed = _before_silu(_with_gaps(states, window, runs, taps).float(), weight, bias)
-        out = F.silu(summed, inplace=True).index_select(0, runs.gaps(taps).cells - taps).to(states.dtype)
-        return F.pad(out, (0, 0, 0, runs.padding)) if runs.padding else out
+        ctx.save_for_backward(spread, weight, bias)
+        return F.silu(_before_silu(spread, weight, bias), inplace=True).to(spread.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        states, weight, bias, window = ctx.saved_tensors
-        runs: Runs = ctx.runs
-        kernel = weight.shape[2]
-        taps, gaps = kernel - 1, runs.gaps(kernel - 1)
-        spread = _with_gaps(states, window, runs, taps).float()
-        summed = _before_silu(spread, weight, bias)
-        # Of the sum before SiLU, at the cells of tokens; 0 at those of gaps.
-        grads = torch.zeros_like(spread)
-        own = grad[: runs.tokens].float()
-        grads.index_copy_(0, gaps.cells, _silu_backward(own, summed.index_select(0, gaps.cells - taps)))
-        count = spread.shape[0] - taps
-        after = grads[taps:]
-        grad_weight = torch.stack([torch.linalg.vecdot(after, spread[k : k + count], dim=0) for k in range(kernel)], 1)
-        rows = weight[:, 0].float().t()
-        into = grads * rows[taps]
-        for k in range(taps):
-            into[k : k + count].addcmul_(after, rows[k])
-        grad_states = into.index_select(0, gaps.cells)
-        if gaps.prompt.numel():
-            grad_states.index_add_(0, gaps.prompt, into.index_select(0, gaps.prompt_cells))
-        grad_states = F.pad(grad_states, (0, 0, 0, runs.padding)).to(states.dtype)
-        grad_window = None
-        if window is not None and ctx.needs_input_grad[3]:
-            flat = into.new_zeros(window.shape[0] * taps, into.shape[1])
-            flat.index_add_(0, gaps.window, into.index_select(0, gaps.empty_cells))
-            grad_window = flat.view(-1, taps, into.shape[1]).transpose(1, 2).to(window.dtype)
-        grad_bias = None if bias is None else grads.sum(0).to(bias.dtype)
-        return grad_states, grad_weight[:, None].to(weight.dtype), grad_bias, grad_window, None
+        spread, weight, bias = ctx.saved_tensors
+        grad = _silu_backward(grad.float(), _before_silu(spread, weight, bias))
+        kernel, taps, exact = weight.shape[2], weight[:, 0].float().t(), spread.float()
+        into = grad * taps[-1]
+        grad_taps = [torch.linalg.vecdot(grad, exact, dim=0)]
+        for back in range(1, min(kernel, len(grad))):
+            into[:-back].addcmul_(grad[back:], taps[-1 - back])
+            grad_taps.append(torch.linalg.vecdot(grad[back:], exact[:-back], dim=0))
+        grad_taps += [torch.zeros_like(grad_taps[0])] * (kernel - len(grad_taps))
+        grad_weight = torch.stack(grad_taps[::-1], 1)[:, None].to(weight.dtype)
+        return into.to(spread.dtype), grad_weight, None if bias is None else grad.sum(0).to(bias.dtype)
 
 
 def _silu_backward(grad: torch.Tensor, summed: torch.Tensor) -> torch.Tensor:

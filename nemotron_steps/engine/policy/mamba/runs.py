@@ -71,6 +71,24 @@ class Gaps:
 
 
 @dataclass
+class Batches:
+    """Rows of a level side by side, padded on the right, in batches of rows of like lengths."""
+
+    shapes: list[tuple[int, int]]
+    """Rows and width of each batch."""
+    pad: torch.Tensor
+    """int64 [cells], token of each cell of all batches, one after the other."""
+    unpad: torch.Tensor
+    """int64 [tokens], cell of each token."""
+    filled: torch.Tensor
+    """float32 [cells, 1]: 1 in cells that are tokens."""
+    rows: torch.Tensor
+    """int64 [rows], which the batches have, one after the other."""
+    places: torch.Tensor
+    """int64 [rows], where among those each row is."""
+
+
+@dataclass
 class Level:
     """Runs that depend on no other of their level: all that begin empty, or all that continue those."""
 
@@ -94,6 +112,21 @@ class Level:
             self._segment(row, sizes, starts, slice(begin, min(begin + most, len(row))), width, device)
             for begin in range(0, len(row), most)
         ]
+
+    def batches(self, device: torch.device) -> Batches:
+        """Fewer than half of the cells of a batch of more than one row are padding."""
+        kind = np.ceil(np.log2(self.lengths)).astype(np.int64)
+        rows = np.argsort(kind, kind="stable")
+        shapes = [(int((kind == k).sum()), int(self.lengths[kind == k].max())) for k in np.unique(kind)]
+        width = np.repeat([width for _, width in shapes], [count for count, _ in shapes])
+        own, begin = self.lengths[rows], (np.cumsum(self.lengths) - self.lengths)[rows]
+        column = np.arange(int(width.sum())) - np.repeat(np.cumsum(width) - width, width)
+        real = column < np.repeat(own, width)
+        pad = np.repeat(begin, width) + np.minimum(column, np.repeat(own, width) - 1)
+        unpad = np.empty(int(own.sum()), np.int64)
+        unpad[pad[real]] = np.flatnonzero(real)
+        arrays = pad, unpad, real.astype(np.float32)[:, None], rows, np.argsort(rows)
+        return Batches(shapes, *(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
 
     def _segment(
         self, row: Ints, sizes: Ints, starts: Ints, chunks: slice, width: int, device: torch.device
@@ -169,11 +202,20 @@ class Runs:
 
     @cached_property
     def cu_seqlens(self) -> list[torch.Tensor]:
-        """Of each level, int32 [rows + 1] on the device, counted from the level's first token."""
-        return [
-            torch.from_numpy(np.concatenate([[0], np.cumsum(level.lengths)]).astype(np.int32)).to(self.device)
-            for level in self.levels
-        ]
+        """Of each level, int64 [rows + 1] on the device, counted from the level's first token."""
+        starts = [np.concatenate([[0], np.cumsum(level.lengths)]) for level in self.levels]
+        return [torch.from_numpy(start).to(self.device, non_blocking=True) for start in starts]
+
+    @cached_property
+    def row_of_token(self) -> list[torch.Tensor]:
+        """Of each level, int32 [1, tokens] on the device."""
+        rows = [np.repeat(np.arange(level.rows, dtype=np.int32), level.lengths)[None] for level in self.levels]
+        return [torch.from_numpy(row).to(self.device, non_blocking=True) for row in rows]
+
+    @cached_property
+    def batches(self) -> list[Batches]:
+        """Of each level."""
+        return [level.batches(self.device) for level in self.levels]
 
     def segments(self, width: int, most: int) -> list[list[Segment]]:
         """Of each level."""

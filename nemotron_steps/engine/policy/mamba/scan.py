@@ -11,7 +11,7 @@ Shapes: T tokens, H heads of P, G groups of N (heads of a group share B and C); 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.engine.policy.mamba.cells import pad, unpad
+from nemotron_steps.engine.policy.mamba.libraries import scan_for
 from nemotron_steps.engine.policy.mamba.runs import Runs, Segment
 
 _MOST_CHUNKS = 64
@@ -58,6 +59,7 @@ def scan(
     Returns:
         y, as x; and float32 [rows, H, P, N], the state after each row's last token, or None.
     """
+    scan_level = scan_for(x, b, _scan_level) or _scan_level
     outs: list[torch.Tensor] = []
     ends: list[torch.Tensor] = []
     for number, level in enumerate(runs.levels):
@@ -65,7 +67,7 @@ def scan(
         if number:
             initial = ends[0].index_select(0, runs.parent)
         wanted = final or number < len(runs.levels) - 1
-        out, end = _scan_level(parts, a, d, runs, number, chunk_size, initial, wanted)
+        out, end = scan_level(parts, a, d, runs, number, chunk_size, initial, wanted)
         outs.append(out)
         ends += [] if end is None else [end]
     if runs.padding:
@@ -105,7 +107,7 @@ def step(
 
 
 def _scan_level(
-    tokens: list[torch.Tensor],
+    tokens: Sequence[torch.Tensor],
     a: torch.Tensor,
     d: torch.Tensor,
     runs: Runs,
@@ -114,6 +116,7 @@ def _scan_level(
     initial: torch.Tensor | None,
     final: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`scan` of one level of rows: x, dt, b, c of its tokens, and its own initial and final states."""
     level = runs.levels[number]
     width = min(chunk_size, int(level.lengths.max()))
     heads = a.shape[0]

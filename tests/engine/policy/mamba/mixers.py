@@ -16,7 +16,7 @@ from nemotron_steps.models.architecture import Architecture, Mamba2
 from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.ranks import main
 
-HIDDEN, HEADS, HEAD_DIM, STATE, EPS = 24, 8, 6, 5, 1e-5
+HIDDEN, HEADS, HEAD_DIM, STATE, EPS = 24, 8, 12, 5, 1e-5
 MODELS = {"two groups": 2, "four groups": 4}
 CASES: dict[int, dict[str, tuple[str, ParallelDims]]] = {
     2: {

@@ -1,0 +1,245 @@
+"""The scan and the convolution of well-kept libraries, on CUDA in half precision, where one is installed and works.
+
+    mamba_ssm        mamba_chunk_scan_combined (Triton); states of single rows by padded batches, which is all it has
+    fla              simple_gla (Triton), the same recurrence: q = C, k = B, v = dt · x, g = dt · A; causal_conv1d
+    causal_conv1d    causal_conv1d_fn (CUDA)
+
+In the order of preference, and each tried once on a few tokens against the plain code, forwards and backwards: versions
+differ in what they take, and some refuse some GPUs (fla's gradient on Hopper with Triton 3.4 to 3.7.0, say). The choice
+is logged. float32 stays with the plain code, which does not round to TensorFloat-32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from nemotron_steps.engine.policy.mamba.cells import pad, unpad
+from nemotron_steps.engine.policy.mamba.runs import Runs
+
+_LOG = logging.getLogger(__name__)
+
+LevelScan = Callable[
+    [Sequence[torch.Tensor], torch.Tensor, torch.Tensor, Runs, int, int, torch.Tensor | None, bool],
+    tuple[torch.Tensor, torch.Tensor | None],
+]
+"""Arguments and results of scan.py's scan of one level of rows."""
+Conv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""cells [n, C], weight [C, 1, K], bias [C] → silu of their convolution, as one run."""
+
+
+def scan_for(x: torch.Tensor, b: torch.Tensor, plain: LevelScan) -> LevelScan | None:
+    """The library's scan for tensors like x [T, H, P] and b [T, G, N]; None for the plain one."""
+    if not x.is_cuda or x.dtype is torch.float32:
+        return None
+    return _scan_for(x.device, x.dtype, x.shape[1:], b.shape[1:], plain)
+
+
+def conv_for(states: torch.Tensor, kernel: int, plain: Conv) -> Conv | None:
+    """The library's convolution for tensors like states [T, C]; None for the plain one."""
+    if not states.is_cuda or states.dtype is torch.float32:
+        return None
+    return _conv_for(states.device, states.dtype, states.shape[1], kernel, plain)
+
+
+@cache
+def _scan_for(
+    device: torch.device, dtype: torch.dtype, heads: torch.Size, groups: torch.Size, plain: LevelScan
+) -> LevelScan | None:
+    return first_that_works("scan", SCANS, lambda scan: try_scan(scan, plain, device, dtype, heads, groups))
+
+
+@cache
+def _conv_for(device: torch.device, dtype: torch.dtype, channels: int, kernel: int, plain: Conv) -> Conv | None:
+    return first_that_works("convolution", CONVS, lambda conv: try_conv(conv, plain, device, dtype, channels, kernel))
+
+
+def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attempt: Callable[[Any], None]) -> Any | None:
+    """The first of some libraries' functions that can be imported and passes `attempt`; None if none does.
+
+    Args:
+        candidates: name → a function that imports and returns it.
+        attempt: raises where it does not work.
+    """
+    for name, load in candidates.items():
+        try:
+            found = load()
+        except ModuleNotFoundError as error:
+            _LOG.debug("the Mamba-2 %s of %s: %s", what, name, error)
+            continue
+        except Exception as error:  # built for another torch, CUDA or Triton, it fails in as many ways
+            _LOG.warning("%s is installed but cannot be imported for the Mamba-2 %s: %s", name, what, error)
+            continue
+        try:
+            # Whatever keeps tensors of the pass that asks, activation checkpointing say, has no part in this.
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
+            ):
+                attempt(found)
+        except Exception as error:
+            _LOG.warning("%s does not work here for the Mamba-2 %s: %s", name, what, _first_line(error))
+            continue
+        _LOG.info("the Mamba-2 %s is that of %s", what, name)
+        return found
+    _LOG.info("the Mamba-2 %s is the plain one", what)
+    return None
+
+
+def try_scan(
+    scan: LevelScan,
+    plain: LevelScan,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: Sequence[int],
+    groups: Sequence[int],
+) -> None:
+    """Compare rows with and without states, and the gradients. RuntimeError if they differ by more than rounding."""
+    generator = torch.Generator(device).manual_seed(0)
+    runs = Runs([70, 3, 200], device=device)
+    shapes = [(runs.tokens, *heads), (runs.tokens, heads[0]), (runs.tokens, *groups), (runs.tokens, *groups)]
+    x, dt, b, c = (torch.randn(shape, generator=generator, device=device) for shape in shapes)
+    tokens = [x.to(dtype), torch.nn.functional.softplus(dt - 2), b.to(dtype), c.to(dtype)]
+    rates = -torch.linspace(0.5, 4, heads[0], device=device), torch.ones(heads[0], device=device)
+    state = torch.randn(3, *heads, groups[1], generator=generator, device=device)
+    for initial, final in ((None, False), (None, True), (state, True)):
+        given = [t.detach().requires_grad_() for t in (*tokens, *rates, *([] if initial is None else [initial]))]
+        results = []
+        for function in (scan, plain):
+            y, end = function(
+                given[:4], given[4], given[5], runs, 0, 128, given[6] if initial is not None else None, final
+            )
+            total = (y.float() * x.sign()).sum() + (0 if end is None else end.sum())
+            results.append([y, *([] if end is None else [end]), *torch.autograd.grad(total, given)])
+        _compare(*results)
+
+
+def try_conv(conv: Conv, plain: Conv, device: torch.device, dtype: torch.dtype, channels: int, kernel: int) -> None:
+    """Compare a few cells, and the gradients. RuntimeError if they differ by more than rounding."""
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = (70, channels), (channels, 1, kernel), (channels,)
+    given = [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
+    results = []
+    for function in (conv, plain):
+        out = function(*given)
+        results.append([out, *torch.autograd.grad(out.float().sum(), given)])
+    _compare(*results)
+
+
+def _compare(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        if mine.shape != theirs.shape or mine.dtype is not theirs.dtype:
+            raise RuntimeError(f"{mine.dtype} {tuple(mine.shape)} in place of {theirs.dtype} {tuple(theirs.shape)}")
+        apart = distance(mine, theirs)
+        if not apart < 0.03:
+            raise RuntimeError(f"a result that is {apart:.2g} of its size away from the plain one")
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far one tensor is from another, as a share of the size of that."""
+    exact = expected.detach().float()
+    return float((found.detach().float() - exact).norm() / exact.norm())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _mamba_ssm_scan() -> LevelScan:
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    def scan(
+        tokens: Sequence[torch.Tensor],
+        a: torch.Tensor,
+        d: torch.Tensor,
+        runs: Runs,
+        number: int,
+        chunk_size: int,
+        initial: torch.Tensor | None,
+        final: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if initial is None and not final:
+            x, dt, b, c = (tensor[None] for tensor in tokens)
+            flat = mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size, D=d, seq_idx=runs.row_of_token[number])
+            return flat[0], None
+        batches = runs.batches[number]
+        cells = [pad(tensor, batches.pad, batches.unpad) for tensor in tokens]
+        cells[1] = cells[1] * batches.filled  # padding then leaves the state as it is
+        sizes = [rows * width for rows, width in batches.shapes]
+        states: Sequence[torch.Tensor | None] = [None] * len(sizes)
+        if initial is not None:
+            states = torch.split(initial.index_select(0, batches.rows), [rows for rows, _ in batches.shapes])
+        outs, ends = [], []
+        split = [torch.split(tensor, sizes) for tensor in cells]
+        for shape, state, *parts in zip(batches.shapes, states, *split, strict=True):
+            x, dt, b, c = (part.view(*shape, *part.shape[1:]) for part in parts)
+            y, end = mamba_chunk_scan_combined(
+                x, dt, a, b, c, chunk_size, D=d, initial_states=state, return_final_states=True
+            )
+            outs.append(y.flatten(0, 1))
+            ends.append(end)
+        y = unpad(torch.cat(outs), batches.unpad)
+        return y, torch.cat(ends).float().index_select(0, batches.places) if final else None
+
+    return scan
+
+
+def _fla_scan() -> LevelScan:
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    def scan(
+        tokens: Sequence[torch.Tensor],
+        a: torch.Tensor,
+        d: torch.Tensor,
+        runs: Runs,
+        number: int,
+        chunk_size: int,
+        initial: torch.Tensor | None,
+        final: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x, dt, b, c = tokens
+        each = x.shape[1] // b.shape[1]
+        y, end = chunk_simple_gla(
+            q=c.repeat_interleave(each, 1)[None],
+            k=b.repeat_interleave(each, 1)[None],
+            v=(x * dt[..., None]).to(x.dtype)[None],
+            g=(dt * a)[None],
+            scale=1.0,
+            initial_state=None if initial is None else initial.transpose(2, 3).contiguous(),
+            output_final_state=final,
+            cu_seqlens=runs.cu_seqlens[number],
+        )
+        y = torch.addcmul(y[0].float(), x.float(), d[:, None]).to(x.dtype)
+        return y, end.float().transpose(2, 3) if final else None
+
+    return scan
+
+
+def _causal_conv1d() -> Conv:
+    from causal_conv1d import causal_conv1d_fn
+
+    def conv(cells: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        # Channels lie side by side, as the function wants them of its [batch, C, cells].
+        out: torch.Tensor = causal_conv1d_fn(cells[None].transpose(1, 2), weight[:, 0], bias, activation="silu")
+        return out[0].t()
+
+    return conv
+
+
+def _fla_conv() -> Conv:
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    def conv(cells: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out: torch.Tensor = causal_conv1d(cells[None], weight=weight[:, 0], bias=bias, activation="silu")[0]
+        return out[0]
+
+    return conv
+
+
+SCANS: dict[str, Callable[[], LevelScan]] = {"mamba_ssm": _mamba_ssm_scan, "fla": _fla_scan}
+CONVS: dict[str, Callable[[], Conv]] = {"causal_conv1d": _causal_conv1d, "fla": _fla_conv}

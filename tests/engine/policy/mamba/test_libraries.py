@@ -1,0 +1,160 @@
+"""Libraries' scans and convolutions, called as they document it, give the plain one's results; the first that works is
+taken, and what does not work is left alone."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from nemotron_steps.engine.policy.mamba import conv as conv_module
+from nemotron_steps.engine.policy.mamba import libraries
+from nemotron_steps.engine.policy.mamba import scan as scan_module
+from nemotron_steps.engine.policy.mamba.conv import conv
+from nemotron_steps.engine.policy.mamba.runs import Runs
+from nemotron_steps.engine.policy.mamba.scan import scan
+from tests.engine.policy.mamba import stand_ins
+from tests.engine.policy.mamba.test_scan import inputs
+
+CPU = torch.device("cpu")
+MODULES = {
+    "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined",
+    "fla.ops.simple_gla": "chunk_simple_gla",
+    "causal_conv1d": "causal_conv1d_fn",
+    "fla.modules.causal_conv1d": "causal_conv1d",
+}
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Stand-ins in the places of the libraries."""
+    for path, name in MODULES.items():
+        parts = path.split(".")
+        for depth in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(parts[depth - 1]))
+        setattr(sys.modules[path], name, getattr(stand_ins, name))
+
+
+def gradients(function, given):
+    out, final = function()
+    total = (out.float() * torch.arange(out.numel()).view_as(out).cos()).sum() + final.sum()
+    return [out, final, *torch.autograd.grad(total, given)]
+
+
+@pytest.mark.parametrize("name", libraries.SCANS)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_library_scans_rows_suffixes_and_states(name, begun, installed, monkeypatch):
+    runs = Runs([9, 1, 4, 17, 5, 8], [0, 0], padding=2)
+    given = inputs(runs.tokens + 2)
+    initial = torch.randn(runs.roots, 4, 3, 5, requires_grad=True) if begun else None
+    wanted = [*given.values(), *([initial] if begun else [])]
+    call = lambda: scan(**given, runs=runs, chunk_size=8, initial=initial, final=True)  # noqa: E731
+    expected = gradients(call, wanted)
+    used = []
+    library = libraries.SCANS[name]()
+    monkeypatch.setattr(scan_module, "scan_for", lambda x, b, plain: lambda *a: used.append(a) or library(*a))
+    found = gradients(call, wanted)
+    assert len(used) == len(runs.levels)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    flat = scan(**given, runs=Runs([20, 26]), chunk_size=8)[0]
+    monkeypatch.undo()
+    torch.testing.assert_close(flat, scan(**given, runs=Runs([20, 26]), chunk_size=8)[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", libraries.CONVS)
+def test_a_library_convolves_rows_and_suffixes(name, installed, monkeypatch):
+    runs = Runs([9, 1, 4, 5, 8], [0, 1], padding=2)
+    given = [torch.randn(shape, requires_grad=True) for shape in ((29, 6), (6, 1, 4), (6,), (3, 6, 3))]
+    call = lambda: (conv(*given[:3], runs, given[3]), given[0].sum())  # noqa: E731
+    expected = gradients(call, given)
+    library = libraries.CONVS[name]()
+    monkeypatch.setattr(conv_module, "conv_for", lambda states, kernel, plain: library)
+    for mine, theirs in zip(gradients(call, given), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_batches_of_rows_are_less_than_half_padding():
+    lengths = torch.randint(1, 500, (60,)).tolist()
+    batches = Runs(lengths).batches[0]
+    assert sum(rows for rows, _ in batches.shapes) == 60
+    assert sum(rows * width for rows, width in batches.shapes) < 2 * sum(lengths)
+    assert torch.equal(batches.pad[batches.unpad], torch.arange(sum(lengths)))
+    assert batches.filled.sum() == sum(lengths)
+
+
+@pytest.mark.parametrize("name", libraries.SCANS)
+def test_what_works_is_taken_and_said_once(name, installed, caplog):
+    chosen = {name: libraries.SCANS[name]}
+    with caplog.at_level(logging.INFO):
+        found = libraries.first_that_works("scan", chosen, attempt)
+    assert found is not None
+    assert [record.getMessage() for record in caplog.records] == [f"the Mamba-2 scan is that of {name}"]
+
+
+def attempt(candidate):
+    libraries.try_scan(candidate, scan_module._scan_level, CPU, torch.float32, (2, 3), (1, 4))
+
+
+def wrong_state(*arguments):
+    out, end = scan_module._scan_level(*arguments)
+    return out, None if end is None else end.transpose(2, 3).reshape(end.shape)
+
+
+def wrong_gradient(tokens, *arguments):
+    return scan_module._scan_level([tensor.detach() + 0 * tensor for tensor in tokens], *arguments)
+
+
+def refuses(*arguments):
+    raise NotImplementedError("no gradient on this GPU\nand a long explanation")
+
+
+def absent():
+    raise ModuleNotFoundError("No module named 'mamba_ssm'")
+
+
+def broken():
+    raise OSError("undefined symbol")
+
+
+def test_what_does_not_work_is_left_alone(caplog):
+    candidates = {
+        "absent": absent,
+        "broken": broken,
+        "refuses": lambda: refuses,
+        "another state": lambda: wrong_state,
+        "another gradient": lambda: wrong_gradient,
+        "good": lambda: scan_module._scan_level,
+        "never asked": lambda: pytest.fail("asked"),
+    }
+    with caplog.at_level(logging.INFO):
+        assert libraries.first_that_works("scan", candidates, attempt) is scan_module._scan_level
+    told = [record.getMessage() for record in caplog.records]
+    assert [message.partition(" ")[0] for message in told] == ["broken", "refuses", "another", "another", "the"]
+    assert told[1].endswith("no gradient on this GPU")
+    assert "away from the plain one" in told[2] and "away from the plain one" in told[3]
+
+
+def test_without_any_the_plain_one_is_left(caplog):
+    with caplog.at_level(logging.INFO):
+        assert libraries.first_that_works("scan", {"absent": absent}, attempt) is None
+    assert caplog.messages == ["the Mamba-2 scan is the plain one"]
+
+
+def test_a_trial_leaves_the_pass_that_asks_alone():
+    """The first pass may run without gradients, or under hooks that count what is saved, as checkpointing does."""
+    candidates = {"good": lambda: scan_module._scan_level}
+    saved = []
+    with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        assert libraries.first_that_works("scan", candidates, attempt) is not None
+    assert not saved
+    with torch.inference_mode():
+        assert libraries.first_that_works("scan", candidates, attempt) is not None
+
+
+def test_on_cpu_and_in_float32_there_is_none():
+    assert libraries.scan_for(torch.zeros(1, 2, 3), torch.zeros(1, 1, 4), scan_module._scan_level) is None
+    assert libraries.conv_for(torch.zeros(1, 2).bfloat16(), 4, conv_module._plain) is None
