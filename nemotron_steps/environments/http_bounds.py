@@ -14,9 +14,9 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 IDLE_S = 30.0
-"""A connection on which no request begins for longer is closed."""
+"""The head of a request is whole within this of the connection's start, or of the answer to the last request."""
 READ_S = 60.0
-"""A request, head and body, is whole within this from its first byte. Its answer may take hours."""
+"""A request's body is whole within this of its head. Its answer may take hours."""
 MAX_CONNECTIONS = 1024
 
 _BUSY_BODY = b'{"error": {"message": "too many open connections; try again later", "type": "overloaded"}}'
@@ -39,7 +39,7 @@ def stranger(host: str | None, origin: str | None, *, bound: str) -> tuple[HTTPS
     """Why a request is refused, as a status and a message; None when it is not.
 
     Args:
-        host: the Host header. Browsers always send one, so a request without it is no page's.
+        host: the Host header. Only HTTP/1.0 may do without it, which no browser speaks.
         origin: the Origin header; only the server's own passes.
         bound: the name or address that the server was told to listen on.
     """

@@ -11,7 +11,20 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "ray", "vllm", "hydra", "omegaconf", "wandb", "transformers", "megatron", "pydantic", "rich", "numpy")
+HEAVY = (
+    "torch",
+    "ray",
+    "vllm",
+    "hydra",
+    "omegaconf",
+    "wandb",
+    "transformers",
+    "megatron",
+    "pydantic",
+    "rich",
+    "numpy",
+    "aiohttp",
+)
 
 PROBE = """
 import sys, json

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.engine.serving.http_server import Reply
+from nemotron_steps.environments.http_server import Reply
 
 Model = TypeVar("Model", bound=BaseModel)
 

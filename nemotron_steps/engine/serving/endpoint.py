@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import threading
 from types import TracebackType
 from typing import Any
 
@@ -16,11 +14,12 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, TurnFormat
 from nemotron_steps.engine.serving.api_errors import ApiError
 from nemotron_steps.engine.serving.chat_api import chat_completion, tokenize
-from nemotron_steps.engine.serving.http_server import EventStream, HttpServer, Reply, Request
 from nemotron_steps.engine.serving.responses_api import create_response
 from nemotron_steps.engine.serving.sampling import SamplerBridge
 from nemotron_steps.engine.serving.served_model import ServedModel
 from nemotron_steps.engine.types import SamplingParams
+from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request
+from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.models.chat import ChatFormat
 
 _LOG = logging.getLogger(__name__)
@@ -64,8 +63,6 @@ class Endpoint:
             defaults=defaults,
         )
         self._http = HttpServer(self._answer, host=host, port=port)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
 
     @property
     def url(self) -> str:
@@ -78,17 +75,15 @@ class Endpoint:
         return self._model.name
 
     def __enter__(self) -> Endpoint:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        self._thread = LoopThread("endpoint")
+        self._thread.run(self._start())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._http.stop(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.run(self._http.stop())
+        self._thread.stop()
 
     async def _start(self) -> None:
         if self._own_loop:

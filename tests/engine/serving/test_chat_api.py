@@ -222,9 +222,9 @@ def test_what_is_no_request_is_refused(endpoint):
     parts = urlsplit(endpoint.url)
     for raw, status in (
         (b"nonsense\r\n\r\n", b"400"),
-        (b"POST /v1/models HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
-        (b"POST /v1/models HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"501"),
-        (b"GET /" + b"x" * 70_000, b"431"),
+        (b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
+        (b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", b"400"),
+        (b"GET /" + b"x" * 70_000, b"400"),
     ):
         with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
             connection.sendall(raw)
@@ -252,14 +252,17 @@ def test_a_generator_that_is_lost_is_an_error_of_the_request_and_no_silence(endp
     assert status == 500 and "the generator is lost" in answer["error"]["message"]
 
 
-def test_a_client_that_goes_away_stops_its_generation(endpoint):
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_stops_its_generation(endpoint, stream):
     parts = urlsplit(endpoint.url)
     request = {"messages": [QUESTION], "n": 128, "temperature": 5, "max_tokens": 230, "seed": 1}
     whole = complete(endpoint, **request)["usage"]["completion_tokens"]
     before = endpoint._sampler.generated_tokens
-    body = json.dumps(request).encode()
+    body = json.dumps({**request, "stream": stream}).encode()
     connection = socket.create_connection((parts.hostname, parts.port), timeout=10)
-    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
     deadline = time.monotonic() + 10
     while endpoint.generator.pending() == 0:
         assert time.monotonic() < deadline

@@ -7,7 +7,6 @@ import resource
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,9 +16,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nemotron_steps.engine.serving.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments import http_bounds
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.http_server import HttpServer, Reply, Request
+from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 
 SLOW_S = 0.6
@@ -51,17 +51,13 @@ def endpoint_server() -> Iterator[str]:
         return Reply(200, {})
 
     server = HttpServer(answer)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    thread = LoopThread("server")
+    thread.run(server.start())
     try:
         yield server.url
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
+        thread.run(server.stop())
+        thread.stop()
 
 
 both = pytest.mark.parametrize("serve", [endpoint_server, environment_server])
@@ -84,7 +80,8 @@ def received(connection: socket.socket) -> bytes:
 
 
 def ask(url: str, *headers: str, path: str = "/health", body: bytes = b"") -> bytes:
-    lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Connection: close", *headers]
+    """The answer to a request with these headers, by default one to localhost."""
+    lines = [f"{'POST' if body else 'GET'} {path} HTTP/1.1", "Connection: close", *(headers or ["Host: localhost"])]
     lines += [f"Content-Length: {len(body)}"] if body else []
     with connect(url) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
@@ -92,7 +89,9 @@ def ask(url: str, *headers: str, path: str = "/health", body: bytes = b"") -> by
 
 
 @both
-@pytest.mark.parametrize("begun", [b"", b"GET /hea", b"POST /verify HTTP/1.1\r\nContent-Length: 50\r\n\r\n{"])
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET /hea", b"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"]
+)
 def test_a_connection_that_brings_no_whole_request_is_closed(serve, begun, monkeypatch):
     monkeypatch.setattr(http_bounds, "IDLE_S", 0.3)
     monkeypatch.setattr(http_bounds, "READ_S", 0.3)
@@ -102,9 +101,14 @@ def test_a_connection_that_brings_no_whole_request_is_closed(serve, begun, monke
 
 
 @both
-def test_a_client_that_drips_bytes_gains_no_time(serve, monkeypatch):
+@pytest.mark.parametrize(
+    "begun", [b"GET /", b"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n"]
+)
+def test_a_client_that_drips_bytes_gains_no_time(serve, begun, monkeypatch):
+    monkeypatch.setattr(http_bounds, "IDLE_S", 0.5)
     monkeypatch.setattr(http_bounds, "READ_S", 0.5)
     with serve() as url, connect(url) as connection:
+        connection.sendall(begun)
         deadline = time.monotonic() + 10
         with pytest.raises(ConnectionError):
             while time.monotonic() < deadline:
@@ -174,7 +178,6 @@ def test_half_open_connections_leave_descriptors_for_files(serve, tmp_path: Path
         (["Host: 127.0.0.1:{port}"], 200),
         (["Host: [::1]:{port}"], 200),
         (["Host: " + socket.gethostname()], 200),
-        ([], 200),
         (["Host: localhost:{port}", "Origin: http://localhost:{port}"], 200),
         (["Host: rebound.example:{port}"], 421),
         (["Host: localhost.rebound.example"], 421),
@@ -183,22 +186,22 @@ def test_half_open_connections_leave_descriptors_for_files(serve, tmp_path: Path
         (["Host: localhost:{port}", "Origin: http://page.example"], 403),
         (["Host: localhost:{port}", "Origin: http://localhost:1"], 403),
         (["Host: localhost:{port}", "Origin: null"], 403),
-        (["Origin: http://page.example"], 403),
+        (["Accept: */*"], 400),
     ],
 )
 def test_web_pages_are_kept_out(serve, headers, status):
     with serve() as url:
         given = [header.format(port=urlsplit(url).port) for header in headers]
-        assert ask(url, *given).startswith(f"HTTP/1.1 {status} ".encode())
+        assert int(ask(url, *given).split()[1]) == status
         posted = ask(url, *given, path="/seed_session", body=b'{"responses_create_params": {"input": "x"}}')
-        assert posted.startswith(f"HTTP/1.1 {status} ".encode())
+        assert int(posted.split()[1]) == status
 
 
 @both
 @pytest.mark.parametrize("length", ["-1", "x", "9" * 5000, str(65 * 1024 * 1024)])
 def test_a_body_of_no_or_too_great_a_length_is_refused(serve, length):
     with serve() as url, connect(url) as connection:
-        connection.sendall(f"POST /verify HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
+        connection.sendall(f"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode())
         assert int(received(connection).split()[1]) in (400, 413, 501)
 
 

@@ -15,7 +15,16 @@ from tests.engine.serving.taught_model import GREETING, embedded
 from tests.engine.serving.test_chat_api import call, complete
 
 LINES = st.sampled_from(
-    [b"GET /health HTTP/1.1\r\n", b"POST /v1/responses HTTP/1.1\r\n", b"Content-Length: 5\r\n", b"\r\n", b"{}", b"\x00"]
+    [
+        b"GET /health HTTP/1.1\r\n",
+        b"Host: localhost\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"POST /v1/responses HTTP/1.1\r\n",
+        b"Content-Length: 5\r\n",
+        b"\r\n",
+        b"{}",
+        b"\x00",
+    ]
 )
 
 
@@ -35,8 +44,8 @@ def test_a_body_may_come_in_pieces_and_ask_before(endpoint):
     parts = urlsplit(endpoint.url)
     body = b'{"messages": [{"role": "user", "content": "hello"}], "temperature": 0}'
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d"
-        connection.sendall(head % len(body) + b"\r\n\r\n")
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nConnection: close\r\n"
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
         assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
         for start in range(0, len(body), 9):
             connection.sendall(body[start : start + 9])

@@ -71,7 +71,7 @@ def test_a_judge_that_is_not_ready_yet_is_waited_for(taught, chat):
 
         def become_ready():
             time.sleep(0.5)
-            endpoint._loop.call_soon_threadsafe(endpoint._sampler.bind)
+            endpoint._thread.loop.call_soon_threadsafe(endpoint._sampler.bind)
 
         threading.Thread(target=become_ready).start()
         started = time.monotonic()

@@ -1,0 +1,185 @@
+"""An HTTP server on aiohttp: JSON in, JSON or server-sent events out.
+
+A handler whose client goes away is cancelled, so that nobody decodes for a closed connection. Bound to loopback unless
+told otherwise. Clients are bounded in number, in time and in kind (http_bounds.py). Not for: what is served, or TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from nemotron_steps.environments import http_bounds
+
+MAX_BODY = 64 * 1024 * 1024
+_ACCEPTED_AT_ONCE = 16
+_QUEUED = 1024
+_LINGER_S = 1.0
+"""For a client that is still sending what was refused, so that it reads why."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. Header names are lower case; `path` has no query and is not decoded."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole JSON answer."""
+
+    status: int
+    body: Any
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """Server-sent events; each item is the `data` of one."""
+
+    events: AsyncGenerator[str, None]
+
+
+Handler = Callable[[Request], Awaitable[Reply | EventStream]]
+
+
+class HttpServer:
+    """Serves one handler on one port.
+
+    Args:
+        handler: answers every request; an exception it raises is logged and answered 500.
+        host, port: bound at once, so that `port` is taken before anybody is told of it; port 0 picks a free one.
+    """
+
+    def __init__(self, handler: Handler, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._handler = handler
+        self._host = host
+        self._socket = socket.create_server((host, port))
+        self._socket.setblocking(False)
+        self._connections: _Connections | None = None
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, without a path."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        """Begin to answer, on the running loop."""
+        self._connections = _Connections(
+            self._answer,
+            request_factory=_bounded_request,
+            handler_cancellation=True,
+            # Until a head is whole, from the connection's start or the last answer.
+            keepalive_timeout=http_bounds.IDLE_S,
+            lingering_time=_LINGER_S,
+            access_log=None,  # requests belong to the run's own journal
+        )
+        # The loop accepts as many connections in one go as `backlog` says, each a descriptor before it can be refused.
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connections, sock=self._socket, backlog=_ACCEPTED_AT_ONCE)
+        self._socket.listen(_QUEUED)
+
+    async def stop(self) -> None:
+        """Close the port and every connection; running handlers are cancelled."""
+        if self._server is None or self._connections is None:
+            self._socket.close()
+            return
+        self._server.close()
+        await self._connections.shutdown(0.01)
+        await self._server.wait_closed()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        refused = http_bounds.stranger(request.headers.get("Host"), request.headers.get("Origin"), bound=self._host)
+        if refused is not None:
+            return _refusal(*refused)
+        if (request.content_length or 0) > MAX_BODY:
+            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {MAX_BODY} bytes")
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            assert request.transport is not None, "it would be cancelled"
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        try:
+            async with asyncio.timeout(http_bounds.READ_S):
+                body = await request.read()
+        except TimeoutError:
+            return _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the body was not whole within {http_bounds.READ_S:g} s")
+        except web.HTTPRequestEntityTooLarge:
+            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {MAX_BODY} bytes")
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        answer = await self._handler(Request(request.method, request.rel_url.raw_path, headers, body))
+        if isinstance(answer, EventStream):
+            return await _stream(request, answer)
+        return _json(answer.status, answer.body, dict(answer.headers))
+
+
+class _Connection(web.RequestHandler):
+    __slots__ = ()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Bytes that are no request, and handlers that break."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.log_exception("request %s %s failed", request.method, request.path, exc_info=exc)
+        return _refusal(status, message or HTTPStatus(status).phrase)
+
+
+class _Connections(web.Server):
+    """aiohttp's connections, up to a bound; those beyond it are told so and closed at once."""
+
+    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], **options: Any) -> None:
+        super().__init__(handler, **options)
+        self._options = {k: v for k, v in options.items() if k not in ("request_factory", "handler_cancellation")}
+        self._most = http_bounds.most_connections()
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        if len(self.connections) >= self._most:
+            transport.write(http_bounds.BUSY)
+            transport.close()
+        else:
+            super().connection_made(handler, transport)
+
+
+def _bounded_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
+
+
+def _json(status: int, body: Any, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        status=status, body=json.dumps(body).encode(), headers={"Content-Type": "application/json", **(headers or {})}
+    )
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    """What ends the connection."""
+    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    response = _json(status, {"error": {"message": message, "type": kind}})
+    response.force_close()
+    return response
+
+
+async def _stream(request: web.BaseRequest, answer: EventStream) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    async with aclosing(answer.events) as events:
+        await response.prepare(request)
+        async for event in events:
+            await response.write(f"data: {event}\n\n".encode())
+    await response.write_eof()
+    return response

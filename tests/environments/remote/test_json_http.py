@@ -1,0 +1,136 @@
+"""The JSON client on real sockets: what it keeps open, breaks off, waits for and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request
+from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.remote import json_http
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+
+Answer = Callable[[Request], Awaitable[Reply | EventStream]]
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[HttpServer]:
+    server, thread = HttpServer(answer), LoopThread("test-server")
+    thread.run(server.start())
+    try:
+        yield server
+    finally:
+        thread.run(server.stop())
+        thread.stop()
+
+
+async def echo(request: Request) -> Reply:
+    return Reply(200, {"path": request.path, "cookie": request.headers.get("cookie")}, (("Set-Cookie", "a=b; Path=/"),))
+
+
+async def never(request: Request) -> Reply:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+def threads() -> int:
+    return sum(thread.name == "json-http" for thread in threading.enumerate())
+
+
+def test_one_connection_serves_several_event_loops_and_blocking_callers() -> None:
+    with serving(echo) as server:
+        client = JsonClient(server.url)
+        client.wait_until_ready("/", 5.0)
+        for path in ("/v1/x", "/a%2Fb"):
+            answer, cookies = asyncio.run(client.post(path, {}, cookies="c=d"))
+            assert (answer, cookies) == ({"path": path, "cookie": "c=d"}, "a=b")
+        assert asyncio.run(client.get("/"))["cookie"] is None  # cookies are the callers' alone
+        assert server._connections is not None
+        assert len(server._connections.connections) == 1
+        client.close()
+        with pytest.raises(ServerUnreachableError, match="closed"):
+            asyncio.run(client.get("/"))
+
+
+def test_a_request_nobody_waits_for_any_more_is_broken_off() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def answer(request: Request) -> Reply:
+        begun.set()
+        try:
+            return await never(request)
+        finally:
+            ended.set()
+
+    async def ask(client: JsonClient) -> None:
+        asking = asyncio.ensure_future(client.post("/run", {}))
+        await asyncio.to_thread(begun.wait, 10)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    with serving(answer) as server:
+        client = JsonClient(server.url)
+        asyncio.run(ask(client))
+        assert ended.wait(10)
+        client.close()
+
+
+def test_a_client_that_is_dropped_ends_its_thread() -> None:
+    before = threads()
+    with serving(echo) as server:
+        client = JsonClient(server.url)
+        asyncio.run(client.get("/"))
+        assert threads() == before + 1
+        del client
+        gc.collect()
+        deadline = time.monotonic() + 10
+        while threads() > before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_an_attempt_ends_with_its_time_out_however_long_others_wait_before_it() -> None:
+    async def slow(request: Request) -> Reply:
+        await asyncio.sleep(0.2)
+        return Reply(200, {})
+
+    async def ask(client: JsonClient, times: int) -> None:
+        await asyncio.gather(*(client.get("/") for _ in range(times)))
+
+    with serving(slow) as server:
+        patient = JsonClient(server.url, timeout_s=5.0, retries=0, max_concurrency=1)
+        begun = time.monotonic()
+        asyncio.run(ask(patient, 4))  # one after another
+        assert time.monotonic() - begun >= 0.8
+        patient.close()
+    with serving(never) as server:
+        hasty = JsonClient(server.url, timeout_s=0.2, retries=0, max_concurrency=1)
+        with pytest.raises(ServerUnreachableError, match=r"no answer within 0\.2 s"):
+            asyncio.run(hasty.get("/"))
+        hasty.close()
+
+
+def test_a_redirect_and_an_answer_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_http, "MAX_ANSWER", 10_000)
+
+    async def flood(request: Request) -> Reply | EventStream:
+        async def events():  # type: ignore[no-untyped-def]
+            while True:
+                yield "x" * 1000
+
+        return Reply(307, {}, (("Location", "/flood"),)) if request.path == "/" else EventStream(events())
+
+    with serving(flood) as server:
+        client = JsonClient(server.url, retries=0)
+        with pytest.raises(HttpStatusError, match="307"):
+            asyncio.run(client.get("/"))
+        with pytest.raises(ServerUnreachableError, match="over 10000 bytes"):
+            asyncio.run(client.get("/flood"))
+        client.close()
