@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.config.schema.policy import VllmConfig
+from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
@@ -218,16 +220,21 @@ def test_the_export_of_an_old_folder_gives_transformers_the_same_logits_and_text
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_export_of_a_dense_hybrid_gives_vllm_transformers_text(tmp_path):
-    from vllm import LLM, SamplingParams
+    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
     model = hybrid_model("dense", head_dim=32)  # vLLM on CPU has no smaller heads
     write_hybrid("dense", tmp_path / "hf", old_config=True, head_dim=32)
     convert_hf_to_megatron(tmp_path / "hf", tmp_path / "megatron")
     convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
-    prompts = [list(range(5, 5 + length)) for length in (7, 19)]
-    engine = LLM(str(tmp_path / "back"), dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=4)
-    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
-    for prompt, output in zip(prompts, outputs, strict=True):
+    settings = VllmConfig(enforce_eager=True, max_num_seqs=4)
+    generator = VllmGenerator(tmp_path / "back", settings, max_total_length=64, precision="float32")
+    prompts = {f"{length}": list(range(5, 5 + length)) for length in (7, 19)}
+    for name, prompt in prompts.items():
+        generator.submit(GenerationRequest(name, prompt, SamplingParams(12, temperature=0.0)))
+    done = {}
+    while generator.pending():
+        done |= {completion.request_id: completion.token_ids for completion in generator.step()}
+    generator.close()
+    for name, prompt in prompts.items():
         greedy = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
-        assert list(output.outputs[0].token_ids) == greedy[0, len(prompt) :].tolist()
+        assert done[name] == greedy[0, len(prompt) :].tolist()
