@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _UNUSED = ("lm_head.weight", "rotary_emb.inv_freq")
 """Ends of names of tensors that some checkpoints have and models make from others: a tied output layer, angles."""
 
+EXACT = (".expert_bias", ".e_score_correction_bias", ".A_log", ".D", ".dt_bias")
+"""Ends of names, in either world, of tensors that stay float32 whatever the rest of the model is in."""
+
 
 class Layout(StrEnum):
     """How Hugging Face tensors sit inside a Megatron parameter."""

@@ -37,7 +37,7 @@ from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
 from nemotron_steps.models.huggingface import save_hf_checkpoint
-from nemotron_steps.models.mapping import to_megatron
+from nemotron_steps.models.mapping import EXACT, to_megatron
 from nemotron_steps.models.megatron_checkpoint import (
     WEIGHTS,
     convert_megatron_to_hf,
@@ -190,9 +190,16 @@ class DTensorPolicy:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face-named whole tensors in the precision of computation, one at a time. Collective."""
-        for name, parameter in self.model.hf.named_parameters():
+        hf = self.model.hf
+        for name, parameter in hf.named_parameters():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            yield from checkpoint_tensors(name, whole.detach().to(self.dtype))
+            dtype = torch.float32 if name.endswith(EXACT) else self.dtype
+            yield from checkpoint_tensors(name, whole.detach().to(dtype), hf.config.model_type)
+        # A router's bias is no parameter, and part of the model.
+        saved = hf.state_dict().keys()
+        for name, buffer in hf.named_buffers():
+            if name in saved:
+                yield from checkpoint_tensors(name, buffer, hf.config.model_type)
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder. Collective."""

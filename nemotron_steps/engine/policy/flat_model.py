@@ -20,6 +20,7 @@ from nemotron_steps.engine.policy.moe.router import Router
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.mapping import EXACT
 from nemotron_steps.models.megatron_core import load_megatron_core
 from nemotron_steps.models.rope import cos_sin
 
@@ -28,9 +29,6 @@ load_megatron_core()
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
-
-EXACT = (".expert_bias", ".A_log", ".D", ".dt_bias")
-"""Ends of the names of parameters that are float32 in every precision."""
 
 
 class FlatModel(torch.nn.Module):

@@ -14,6 +14,9 @@ from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy.logprob import linear_logprobs
 from nemotron_steps.errors import UnsupportedError
 
+_ON_DISK = {"nemotron_h": "backbone."}
+"""Family → what checkpoints say where transformers has `model.` in memory, for those that differ."""
+
 
 class LogprobModel(torch.nn.Module):
     """The model's decoder, then logprobs straight from hidden states.
@@ -146,15 +149,18 @@ def tensor_parallel(hf: Any, mesh: DeviceMesh) -> None:
     parallelize_module(hf.model, mesh, {name: styles[style] for name, style in plan.items()})
 
 
-def checkpoint_tensors(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def checkpoint_tensors(name: str, tensor: torch.Tensor, family: str) -> Iterator[tuple[str, torch.Tensor]]:
     """A parameter under the names checkpoints use: transformers fuses experts in memory but not on disk."""
+    prefix = _ON_DISK.get(family)
+    if prefix is not None and name.startswith("model."):
+        name = prefix + name.removeprefix("model.")
     stem, _, kind = name.rpartition(".")
-    if not stem.endswith(".experts") or kind not in ("gate_up_proj", "down_proj"):
+    if not stem.endswith(".experts") or kind not in ("gate_up_proj", "up_proj", "down_proj"):
         yield name, tensor
         return
     for expert, weight in enumerate(tensor.unbind()):
-        if kind == "down_proj":
-            yield f"{stem}.{expert}.down_proj.weight", weight
+        if kind != "gate_up_proj":
+            yield f"{stem}.{expert}.{kind}.weight", weight
         else:
             for part, half in zip(("gate", "up"), weight.chunk(2), strict=True):
                 yield f"{stem}.{expert}.{part}_proj.weight", half

@@ -8,18 +8,24 @@ import torch
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, EngineError, NonFiniteLossError, UnsupportedError
+from nemotron_steps.models.huggingface import load_hf_weights
+from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
 from tests.models.checkpoints import SIZES, write_checkpoint, write_tokenizer
+from tests.models.hybrid_twins import write_hybrid
 
 
 def fsdp_config(activation_checkpointing=False, **changes):
     return policy_config(dtensor_cfg={"enabled": True, "activation_checkpointing": activation_checkpointing}, **changes)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen2_tied", "llama_rope_scaling", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_tied", "llama_rope_scaling", "qwen3_moe", "nemotron_h_latent"])
 @pytest.mark.parametrize("loss", [{}, {"force_on_policy_ratio": False, "reference_policy_kl_penalty": 0.1}], ids=str)
 def test_it_trains_like_megatron(name, loss, tmp_path, batch):
-    write_checkpoint(name, tmp_path, initializer_range=0.1)
+    if name.startswith("nemotron_h_"):
+        write_hybrid(name.removeprefix("nemotron_h_"), tmp_path, initializer_range=0.1)
+    else:
+        write_checkpoint(name, tmp_path, initializer_range=0.1)
     sizes = {"train_micro_batch_size": 4, "logprob_batch_size": 5}
     policies = [
         MegatronPolicy(policy_config(**sizes), tmp_path, rl_loss(**loss), reference=True),
@@ -150,3 +156,20 @@ def test_a_model_whose_logits_would_be_computed_wrongly_is_refused(model_type, c
     write_family(tmp_path, model_type, **changes)
     with pytest.raises(UnsupportedError, match="output layer"):
         DTensorPolicy(fsdp_config(), tmp_path, rl_loss())
+
+
+def test_a_hybrid_comes_out_whole_in_bfloat16_too(tmp_path):
+    """Under the hub's names, with the router's bias and the tensors of multi-token prediction."""
+    write_hybrid("mtp", tmp_path / "in")
+    policy = DTensorPolicy(fsdp_config(precision="bfloat16"), tmp_path / "in", rl_loss())
+    policy.save_hf(tmp_path / "out")
+    before, after = load_hf_weights(tmp_path / "in"), load_hf_weights(tmp_path / "out")
+    assert set(before) == set(after)
+    exact = (".A_log", ".D", ".dt_bias", ".e_score_correction_bias")
+    for name, tensor in after.items():
+        kept = name.startswith("mtp.") or name.endswith(exact)
+        assert torch.equal(tensor, before[name] if kept else before[name].bfloat16()), name
+    policy.save_model(tmp_path / "megatron")
+    convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
+    back = load_hf_weights(tmp_path / "back")
+    assert set(back) == set(after) and all(torch.equal(tensor, after[name]) for name, tensor in back.items())
