@@ -28,7 +28,7 @@ class Run:
 
 
 class QueryRuns:
-    """The queries in some ranges of the flat tokens, row by row; without padding, which comes last.
+    """The queries in some ranges of the flat tokens, row by row.
 
     Args:
         rows: in the order of the flat tokens.
@@ -38,7 +38,6 @@ class QueryRuns:
 
     def __init__(self, rows: Sequence[Row], ranges: Iterable[Range], device: torch.device) -> None:
         self.runs = list(_runs(rows, ranges))
-        self.tokens = sum(self._queries)
         self._device = device
 
     @cached_property

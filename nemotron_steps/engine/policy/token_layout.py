@@ -144,13 +144,14 @@ class TokenLayout:
         return self._occurrences
 
     def part(self, ranges: tuple[Range, ...]) -> QueryRuns:
-        """The queries in ascending ranges of the T tokens."""
+        """The queries in ascending ranges of the T tokens; padding is a sequence of its own."""
         if ranges not in self._parts:
             bounds = [0, *self.spans.lengths.cumsum(0).tolist()]
             own = list(pairwise(bounds))
             parents = torch.repeat_interleave(self.spans.first_suffix.diff()).tolist()
             rows: list[Row] = [((), row) for row in own[: len(own) - len(parents)]]
             rows += [((own[parent],), row) for parent, row in zip(parents, own[len(rows) :], strict=True)]
+            rows.append(((), (bounds[-1], self.token_ids.shape[0])))
             self._parts[ranges] = QueryRuns(rows, ranges, self.token_ids.device)
         return self._parts[ranges]
 

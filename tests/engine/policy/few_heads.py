@@ -15,6 +15,7 @@ from tests.engine.policy.ranks import config_for, main
 
 TENSOR = "tensor_model_parallel_size"
 CONTEXT = "context_parallel_size"
+EXPERT = "expert_model_parallel_size"
 SEQUENCE = {"sequence_parallel": True}
 SHARDED = {"optimizer": {"use_distributed_optimizer": True}}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,8 +56,8 @@ CASES: dict[int, dict[str, dict[str, dict[str, Any]]]] = {
         },
         "biases": {"tensor": {TENSOR: 4}, "tensor, context, packed": {TENSOR: 2, CONTEXT: 2}},
         "mixture": {
-            "tensor, expert": {TENSOR: 4, "expert_model_parallel_size": 2, **SEQUENCE},
-            "context, expert": {CONTEXT: 4, "expert_model_parallel_size": 2},
+            "tensor, expert": {TENSOR: 4, EXPERT: 2, **SEQUENCE},
+            "context, expert": {CONTEXT: 4, EXPERT: 2},
         },
     },
 }
@@ -92,22 +93,24 @@ def run(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
 
     results: dict[str, Any] = {}
-    for model, layouts in CASES[ranks].items():
-        for name, megatron in layouts.items():
-            case = f"{model}: {name}"
-            changes = PACKED if "packed" in name else {"train_micro_batch_size": 3}
-            results[case], tensors, policy = steps(folders[model], megatron, **changes)
-            policy.save_checkpoint(str(out / case))
-            policy.save_model(out / f"{case} as megatron")
-            if dist.get_rank() == 0:
-                save_file(tensors, out / f"{case}.safetensors")
-            third = [policy.train_step(grouped_batch(2))]
-            policy.load_checkpoint(str(out / f"{model} alone"))
-            third.append(policy.train_step(grouped_batch(2)))
-            other = MegatronPolicy(config_for({}, max_grad_norm=1e9), folders[model], rl_loss(), total_steps=10)
-            other.load_checkpoint(str(out / case))
-            third.append(other.train_step(grouped_batch(2)))
-            results[case]["third"] = third
+    cases = [(model, name, megatron) for model, layouts in CASES[ranks].items() for name, megatron in layouts.items()]
+    # Process groups are made whenever the layout changes, which takes longer than training.
+    cases.sort(key=lambda case: [case[2].get(size, 1) for size in (TENSOR, CONTEXT, EXPERT)])
+    for model, name, megatron in cases:
+        case = f"{model}: {name}"
+        changes = PACKED if "packed" in name else {"train_micro_batch_size": 5}
+        results[case], tensors, policy = steps(folders[model], megatron, **changes)
+        policy.save_checkpoint(str(out / case))
+        policy.save_model(out / f"{case} as megatron")
+        if dist.get_rank() == 0:
+            save_file(tensors, out / f"{case}.safetensors")
+        results[case]["third"] = [policy.train_step(grouped_batch(2))]
+        policy.load_checkpoint(str(out / f"{model} alone"))
+        results[case]["third"].append(policy.train_step(grouped_batch(2)))
+    for model, name, _ in cases:
+        policy = MegatronPolicy(config_for({}, max_grad_norm=1e9), folders[model], rl_loss(), total_steps=10)
+        policy.load_checkpoint(str(out / f"{model}: {name}"))
+        results[f"{model}: {name}"]["third"].append(policy.train_step(grouped_batch(2)))
     return results
 
 

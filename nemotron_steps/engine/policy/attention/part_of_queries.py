@@ -17,19 +17,17 @@ from nemotron_steps.engine.policy.query_runs import QueryRuns, size
 def part_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: QueryRuns) -> torch.Tensor:
     """Attend within each sequence.
 
+    Every rank has queries, if only padding's, so that all take part in every exchange of the backward pass.
+
     Args:
-        query: [queries, heads, head_dim], in the order of `part`, padding last.
+        query: [queries, heads, head_dim], in the order of `part`.
         key, value: [T, key-value heads, head_dim].
 
     Returns:
-        [queries, heads · head_dim]; zero for padding.
+        [queries, heads · head_dim]
     """
-    real, padding = torch.split(query, [part.tokens, query.shape[0] - part.tokens])
-    outs = [torch.zeros_like(padding)]
-    if part.runs:
-        flash = query.is_cuda and query.dtype is not torch.float32
-        outs.insert(0, (_flash if flash else _sdpa)(real, key, value, part))
-    return torch.cat(outs).flatten(1)
+    flash = query.is_cuda and query.dtype is not torch.float32
+    return (_flash if flash else _sdpa)(query, key, value, part).flatten(1)
 
 
 def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: QueryRuns) -> torch.Tensor:
