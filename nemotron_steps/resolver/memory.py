@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nemotron_steps.resolver.checks import CheckSubject
     from nemotron_steps.resolver.request import StepConfig
 
-H200_GIB = 141
+H200_GIB = 141.0
 
 
 def trains(config: StepConfig) -> bool:
@@ -39,15 +39,11 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     memory = memory_of(subject)
     if memory is None or not memory.shortages:
         return
-    hints = memory_mends(subject.config.flat.get, lambda role: _shape(subject, role), subject.model)
-    needed = (
-        max(shortage.needed for shortage in memory.shortages if shortage.key == CAPACITY)
-        if any(shortage.key == CAPACITY for shortage in memory.shortages)
-        else 0
-    )
-    have = MemorySettings.read(subject.config.flat.get).gpu_memory_gib
-    if have < H200_GIB and 0 < needed <= H200_GIB * GIB:
-        hints.append(f"{CAPACITY}={H200_GIB}   # where the GPUs have it, as an H200")
+    get = subject.config.flat.get
+    hints = memory_mends(get, lambda role: _shape(subject, role), subject.model)
+    larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
+    if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
+        hints.append(f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200")
     for shortage in memory.shortages:
         yield MemoryProblem(
             f"{subject.key}: {shortage.what}",

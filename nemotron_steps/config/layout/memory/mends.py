@@ -11,6 +11,7 @@ from typing import Any
 
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.memory.devices import GENERATOR, POLICY, StepMemory, step_memory
+from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import UTILIZATION, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.misfits import misfits
@@ -114,11 +115,12 @@ def _generation(settings: MemorySettings, memory: StepMemory) -> Iterator[list[O
     sizes = settings.sizes
     for judge in settings.judges:
         if judge.vllm and not sizes.judge_nodes:
-            yield [((f"{judge.key}.gpu_memory_utilization", share),) for share in _shares(judge.utilization)]
+            shares = _shares(settings, memory, judge.role, judge.utilization)
+            yield [((f"{judge.key}.gpu_memory_utilization", share),) for share in shares]
     if not sizes.samples:
         return
     if sizes.uses_vllm:
-        yield [((UTILIZATION, share),) for share in _shares(settings.utilization)]
+        yield [((UTILIZATION, share),) for share in _shares(settings, memory, GENERATOR, settings.utilization)]
         wider = [width for width in (2, 4, 8) if width > sizes.generator_width]
         if wider and sizes.backend == "ray":
             yield [
@@ -187,10 +189,11 @@ def _halves(value: int, least: int) -> list[int]:
     return found
 
 
-def _shares(utilization: float) -> list[float]:
-    """Shares of a GPU below the one there is."""
+def _shares(settings: MemorySettings, memory: StepMemory, role: str, utilization: float) -> list[float]:
+    """Shares of a GPU below the one there is that hold what vLLM needs at least."""
     steps = (0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
-    return [share for share in steps if share < utilization]
+    least = memory.generators[role][1].least / (settings.gpu_memory_gib * GIB) if role in memory.generators else 0.0
+    return [share for share in steps if least < share < utilization]
 
 
 def _text(overrides: Overrides) -> str:

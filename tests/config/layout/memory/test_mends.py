@@ -1,0 +1,140 @@
+"""Overrides offered for what does not fit: tried, best first, none that a shorter mend does without."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.config.layout.memory.devices import step_memory
+from nemotron_steps.config.layout.memory.mends import memory_mends
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.errors import PlanError
+from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, SUPER_120B, flat
+from tests.models.checkpoints import write_tokenizer
+
+MODELS = {"nano": NANO_30B, "nano4b": NANO_4B, "super": SUPER_120B, "qwen8b": QWEN3_8B, "qwen30b": QWEN3_30B_A3B}
+ROWS = {
+    "prompts": {"responses_create_params": {"input": "A or B?"}, "agent_ref": {"name": "mcqa_simple_agent"}},
+    "preferences": {"prompt": "A or B?", "chosen": "A", "rejected": "B"},
+    "chats": {"messages": [{"role": "user", "content": "A or B?"}, {"role": "assistant", "content": "A"}]},
+}
+INPUTS = {
+    "rl/nemo_rl/rlvr": ("policy", "prompts"),
+    "rl/nemo_rl/swe": ("policy", "prompts"),
+    "rl/nemo_rl/dpo": ("policy", "preferences"),
+    "sft/megatron_bridge": ("model", "chats"),
+}
+"""Step → the port of its model, and its data."""
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Megatron checkpoints of full size, but for their weights."""
+    root = tmp_path_factory.mktemp("given")
+    for name, config in MODELS.items():
+        hf = root / name / "hf"
+        hf.mkdir(parents=True)
+        (hf / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 262144}))
+        write_tokenizer(hf)
+        (root / name / "weights").mkdir()
+        (root / name / "weights" / "common.json").write_text("{}")
+    for name, row in ROWS.items():
+        (root / name).mkdir()
+        (root / name / "train.jsonl").write_text(json.dumps(row) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+
+
+def planned(bench, given, step, config, model, *overrides):
+    port, data = INPUTS[step]
+    inputs = {port: str(given / model), data: str(given / data)}
+    return bench.plan(Asked(targets=(step,), config=config, inputs=inputs, overrides=overrides)).steps[-1]
+
+
+def refused(bench, given, step, config, model, *overrides):
+    """The problem with memory that a plan is refused for."""
+    with pytest.raises(PlanError) as caught:
+        planned(bench, given, step, config, model, *overrides)
+    problem = caught.value.problems[0]
+    assert problem.code == "E313", problem.render()
+    return problem
+
+
+CASES = [
+    ("rl/nemo_rl/rlvr", "one_gpu", "qwen8b", ()),
+    ("rl/nemo_rl/rlvr", "one_node", "qwen30b", ("policy.megatron_cfg.expert_model_parallel_size=4",)),
+    ("rl/nemo_rl/rlvr", "one_node", "qwen8b", ("policy.generation.vllm_cfg.gpu_memory_utilization=0.85",)),
+    ("rl/nemo_rl/rlvr", "one_node", "qwen8b", ("policy.generation.vllm_cfg.gpu_memory_utilization=0.1",)),
+    ("rl/nemo_rl/rlvr", "one_node", "qwen8b", ("policy.generation.backend=embedded",)),
+    ("rl/nemo_rl/dpo", "one_node", "qwen8b", ()),
+    ("sft/megatron_bridge", "one_gpu", "qwen8b", ()),
+    ("rl/nemo_rl/rlvr", "one_gpu", "nano4b", ("policy.megatron_cfg.activation_checkpointing=false",)),
+    ("sft/megatron_bridge", "one_node", "qwen8b", ("policy.megatron_cfg.optimizer.use_distributed_optimizer=false",)),
+    (
+        "sft/megatron_bridge",
+        "one_node",
+        "qwen8b",
+        ("policy.megatron_cfg.activation_checkpointing=false", "policy.max_total_sequence_length=16384"),
+    ),
+    ("rl/nemo_rl/rlvr", "rlvr1", "super", ()),
+    ("rl/nemo_rl/swe", "swe2", "super", ()),
+]
+
+
+@pytest.mark.parametrize(("step", "config", "model", "overrides"), CASES)
+def test_every_hint_pasted_plans(step, config, model, overrides, bench, given):
+    problem = refused(bench, given, step, config, model, *overrides)
+    assert problem.hints, problem.render()
+    for hint in problem.hints:
+        pasted = hint.partition("   #")[0].split(" ")
+        memory = planned(bench, given, step, config, model, *overrides, *pasted).memory
+        assert memory.shortages == [] and memory.devices, hint
+
+
+def test_the_hint_is_what_takes_least_from_the_run(bench, given):
+    """Free ones first, then smaller micro-batches and layers computed again, then host memory, then more GPUs."""
+    step = "sft/megatron_bridge"
+    first = refused(bench, given, step, "one_node", "qwen8b", *CASES[8][3]).hints[0]
+    assert first == "policy.megatron_cfg.optimizer.use_distributed_optimizer=true"
+    first = refused(bench, given, step, "one_node", "qwen8b", *CASES[9][3]).hints[0]
+    assert first == "policy.megatron_cfg.activation_checkpointing=true"
+    assert refused(bench, given, "rl/nemo_rl/dpo", "one_node", "qwen8b").hints[0] == "policy.train_micro_batch_size=1"
+    share = refused(bench, given, *CASES[2][:3], *CASES[2][3]).hints[0]
+    assert share == "policy.generation.vllm_cfg.gpu_memory_utilization=0.7"
+
+
+def test_the_refusal_says_how_much_is_needed_of_what(bench, given):
+    problem = refused(bench, given, "sft/megatron_bridge", "one_gpu", "qwen8b")
+    assert problem.what == "sft/megatron_bridge: a GPU that trains has less memory than it needs while it trains"
+    assert problem.expected == "at most 80.0 GiB (cluster.gpu_memory_gib)"
+    assert "policy's optimizer 91.5" in problem.found
+
+
+def test_a_model_that_nothing_fits_gets_no_hint():
+    """On one process without Ray there are eight GPUs more at most."""
+    shape = ModelShape.read({**SUPER_120B, "hidden_size": 65536})
+    values = {"policy": {"train_global_batch_size": 8}, "cluster": {"gpus_per_node": 1}}
+    assert memory_mends(flat(values).get, lambda role: shape) == []
+
+
+@pytest.mark.parametrize("gpus", [8, 16])
+def test_what_is_mended_fits_by_the_same_arithmetic(gpus):
+    shape = ModelShape.read(QWEN3_8B)
+    values = {
+        "policy": {"train_global_batch_size": 64, "max_total_sequence_length": 32768, "train_micro_batch_size": 4},
+        "cluster": {"backend": "ray", "gpus_per_node": gpus},
+    }
+    found = memory_mends(flat(values).get, lambda role: shape)
+    assert found
+    for hint in found:
+        changed = {key: yaml.safe_load(text) for key, _, text in (word.partition("=") for word in hint.split(" "))}
+        settings = MemorySettings.read({**flat(values), **changed}.get)
+        assert step_memory(settings, lambda role: shape).shortages == []
