@@ -1,0 +1,65 @@
+"""The published recipes' own models on the published clusters, H100s of 80 GB: what fits, and what does not and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.cli.request import Workbench
+from nemotron_steps.config.layout.memory.devices import step_memory
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B, flat
+
+NANO, SUPER = ModelShape.read(NANO_30B), ModelShape.read(SUPER_120B)
+FIT = {
+    ("rlvr", "nano3"): NANO,
+    ("rlvr", "nano3_genrm"): NANO,
+    ("rlvr", "small"): SUPER,
+    ("rlhf", "small"): SUPER,
+}
+WIDER = {
+    ("rlvr", "rlvr1"): SUPER,
+    ("rlvr", "rlvr2"): SUPER,
+    ("rlvr", "rlvr3"): SUPER,
+    ("rlhf", "super3"): SUPER,
+    ("swe", "swe1"): SUPER,
+    ("swe", "swe2"): SUPER,
+}
+"""Eight ranks hold the experts of Super: 14.4 B parameters each, of which gradients in float32 take 54 GiB."""
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+
+
+def predicted(bench, step, config, shape, *overrides):
+    values = bench.compose(f"rl/nemo_rl/{step}", config, overrides).values
+    settings = MemorySettings.read(flat(values).get)
+    return step_memory(settings, lambda role: shape if role == "policy" else None)
+
+
+@pytest.mark.parametrize(("step", "config"), FIT)
+def test_a_published_config_fits_its_own_model(step, config, bench):
+    memory = predicted(bench, step, config, FIT[step, config])
+    assert memory.devices and memory.shortages == []
+
+
+@pytest.mark.parametrize(("step", "config"), WIDER)
+def test_super_needs_its_experts_over_sixteen_ranks(step, config, bench):
+    shape = WIDER[step, config]
+    assert predicted(bench, step, config, shape).shortages
+    assert predicted(bench, step, config, shape, "cluster.gpu_memory_gib=141").shortages == []
+    wider = predicted(bench, step, config, shape, "policy.megatron_cfg.expert_model_parallel_size=16")
+    assert wider.shortages == []
+
+
+def test_super_on_eight_nodes_has_too_few_ranks_for_its_optimizer(bench):
+    """Experts over 16 of 32 ranks that train: masters and moments of each expert are cut over 2."""
+    assert predicted(bench, "swe", "small", SUPER).shortages
+    wider = "policy.megatron_cfg.expert_model_parallel_size=32"
+    offloaded = [
+        f"policy.megatron_cfg.optimizer.optimizer_{key}" for key in ("cpu_offload=true", "offload_fraction=0.5")
+    ]
+    for overrides in ([wider], offloaded):
+        assert predicted(bench, "swe", "small", SUPER, *overrides).shortages == []
