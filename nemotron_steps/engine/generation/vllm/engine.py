@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.megatron_core import ensure_process_group
@@ -144,7 +145,8 @@ def start_engine(
         # A prompt cut in two is sampled twice, and vLLM takes the first draw back, which CPU random streams cannot.
         "enable_chunked_prefill": False if on_cpu() else None,
         "max_num_batched_tokens": max(2048, max_total_length, config.max_num_seqs) if on_cpu() else None,
-        "enable_prefix_caching": True,
+        # Of a hybrid, vLLM keeps prefixes only where it may cut prompts in two.
+        "enable_prefix_caching": not (on_cpu() and _is_hybrid(hf_folder)),
         # Of the distribution that was sampled from: at the request's temperature, like the policy's.
         "logprobs_mode": "processed_logprobs",
         "load_format": "auto" if load else "dummy",
@@ -232,6 +234,12 @@ def on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def _is_hybrid(hf_folder: Path) -> bool:
+    config = json.loads((hf_folder / "config.json").read_text(encoding="utf-8"))
+    family = FAMILIES.get(str(config.get("model_type")))
+    return family is not None and family.kind == "hybrid"
 
 
 def _check_heads(hf_folder: Path) -> None:
