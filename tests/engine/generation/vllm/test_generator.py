@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 EOS = 3
 MAX_LENGTH = 64
+BLOCK = 32
+"""Tokens of a block, which is what vLLM caches: on CPU it would take 128, and no prompt here would fill one."""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,7 @@ def generator(model):
         max_total_length=MAX_LENGTH,
         precision="float32",
         weights=network.state_dict().items(),
+        options={"block_size": BLOCK},
     )
     yield generator
     generator.close()
@@ -141,7 +144,7 @@ def test_sampling_logprobs_equal_the_policys_after_1_5_and_20_weight_updates(gen
 def test_the_prefix_cache_does_not_survive_a_weight_update(generator, model):
     """A prompt sampled again after an update must not read keys and values of the old weights."""
     _, network = model
-    long_prompt = [[20 + i % 50 for i in range(48)]]
+    long_prompt = [[20 + i % 50 for i in range(BLOCK + 16)]]
     sample(generator, long_prompt, "before")
     shift(network, 0.05)
     generator.update_weights(network.state_dict().items(), 100)
@@ -151,7 +154,7 @@ def test_the_prefix_cache_does_not_survive_a_weight_update(generator, model):
 def test_a_prefix_cached_under_older_weights_is_not_read_while_other_requests_run(generator, model):
     """vLLM resets its prefix cache only when nothing runs: in asynchronous training, never."""
     _, network = model
-    long_prompt = [[20 + i % 50 for i in range(48)]]
+    long_prompt = [[20 + i % 50 for i in range(BLOCK + 16)]]
     sample(generator, long_prompt, "cached")
     generator.submit(GenerationRequest("running", PROMPTS[2], SamplingParams(max_new_tokens=40), 1))
     for _ in range(3):
