@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy.logprob import linear_logprobs
 from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.models.architecture import Architecture
 
 _ON_DISK = {"nemotron_h": "backbone."}
 """Family → what checkpoints say where transformers has `model.` in memory, for those that differ."""
@@ -80,6 +81,7 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
             found=type(hf).__name__,
             hints=("policy.dtensor_cfg.enabled=false   # the megatron policy, for the families that it knows",),
         )
+    _bound_time_steps(hf, folder)
     _check_output_layer(hf.eval(), folder)
     hf.train()
     if activation_checkpointing:
@@ -164,3 +166,13 @@ def checkpoint_tensors(name: str, tensor: torch.Tensor, family: str) -> Iterator
         else:
             for part, half in zip(("gate", "up"), weight.chunk(2), strict=True):
                 yield f"{stem}.{expert}.{part}_proj.weight", half
+
+
+def _bound_time_steps(hf: Any, folder: Path) -> None:
+    """Bound Mamba-2's time steps as generators do: by time_step_limit, not by the least one that weights are drawn for,
+    which transformers takes."""
+    if hf.config.model_type == "nemotron_h":
+        mamba = Architecture.from_folder(folder).mamba
+        for layer in hf.model.layers:
+            if mamba is not None and hasattr(layer.mixer, "time_step_limit"):
+                layer.mixer.time_step_limit = mamba.time_step_limit

@@ -131,12 +131,11 @@ def _mamba_rest(
     rows, heads, groups, inner, size = x.size(0), a.num_heads, a.num_groups, a.inner_size, a.state_size
     convolved = convolved.float()
     dt = time_steps(projected.narrow(1, inner + a.conv_channels, heads), layer, a)
-    # Of every channel, since operators take five times as long to broadcast over five dimensions.
-    decay = torch.exp(dt * layer.A).unsqueeze(-1).expand(-1, -1, a.head_dim).reshape(rows, groups, 1, -1)
+    decay = torch.exp(dt * layer.A).view(rows, groups, 1, heads // groups, 1)
     inputs = convolved.narrow(1, 0, inner)
     write = convolved.narrow(1, inner, groups * size).view(rows, groups, size, 1)
     read = convolved.narrow(1, inner + groups * size, groups * size)
-    ssm.mul_(decay)
+    ssm.view(rows, groups, size, heads // groups, -1).mul_(decay)
     scaled = inputs.view(rows, heads, -1) * dt.unsqueeze(-1)
     ssm.addcmul_(write, scaled.view(rows, groups, 1, -1))
     y = torch.bmm(read.reshape(rows * groups, 1, size), ssm.view(rows * groups, size, -1)).view(rows, heads, -1)
