@@ -16,28 +16,20 @@ from nemotron_steps.engine.generation.embedded.graph import padded_rows
 SCRIPT = """
 import sys
 import torch
-from tests.engine.generation.embedded.embedded_models import hub_weights, random_model
-from tests.models.hybrid_twins import hybrid_model
+from tests.engine.generation.embedded.embedded_models import random_model
 from nemotron_steps.engine.generation.embedded import kernels as embedded_kernels
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded.graph import GraphDecoder
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
-from nemotron_steps.models.architecture import Architecture
 
 family, length, splits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 embedded_kernels.parts_of_keys = lambda rows_and_heads, columns: splits
 
-def weights_of(family):
-    if family == "latent":
-        model = hybrid_model(family)
-        return Architecture.from_config(model.config.to_dict()), hub_weights(model).items()
-    model, architecture = random_model(family)
-    return architecture, model.state_dict().items()
-
 def generate(fused):
+    model, architecture = random_model(family)
     generator = EmbeddedGenerator(
-        *weights_of(family), max_sequences=5, max_total_length=length + 24, eos_token_ids=[3]
+        architecture, model.state_dict().items(), max_sequences=5, max_total_length=length + 24, eos_token_ids=[3]
     )
     generator._decoder = GraphDecoder(generator._model, generator._batch, capture=False) if fused else None
     done = {}
@@ -49,7 +41,10 @@ def generate(fused):
     return done
 
 plain, fused = generate(False), generate(True)
-decoder = EmbeddedGenerator(*weights_of(family), max_sequences=2, max_total_length=32, eos_token_ids=[3])
+model, architecture = random_model(family)
+decoder = EmbeddedGenerator(
+    architecture, model.state_dict().items(), max_sequences=2, max_total_length=32, eos_token_ids=[3]
+)
 decoder = GraphDecoder(decoder._model, decoder._batch, capture=False)
 taken = [decoder.takes(SamplingPlan(temperature)) for temperature in (1.0, 0.0, 0.7, 0.8, 0.9, 1.0)]
 assert taken == [True, True, True, True, False, True]  # a graph each: not for every temperature a client thinks of
@@ -64,14 +59,7 @@ for key, completion in plain.items():
 
 @pytest.mark.parametrize(
     ("family", "length", "splits"),
-    [
-        ("qwen3-tied", 70, 1),
-        ("qwen3-tied", 70, 4),
-        ("llama-rope3", 9, 1),
-        ("llama-rope3", 9, 2),
-        ("qwen3-mha", 20, 1),
-        ("latent", 70, 2),
-    ],
+    [("qwen3-tied", 70, 1), ("qwen3-tied", 70, 4), ("llama-rope3", 9, 1), ("llama-rope3", 9, 2), ("qwen3-mha", 20, 1)],
 )
 def test_the_fused_step_samples_the_same_tokens(family: str, length: int, splits: int) -> None:
     pytest.importorskip("triton")

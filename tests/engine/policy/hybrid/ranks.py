@@ -1,0 +1,114 @@
+"""What two and four ranks of hybrids find, answered as JSON (see tests/engine/policy/ranks.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from tests.engine.policy.batches import grouped_batch, rl_loss
+from tests.engine.policy.ranks import config_for, main
+
+ALL_TO_ALL = {"expert_model_parallel_size": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True}
+DISTRIBUTED = {"optimizer": {"use_distributed_optimizer": True}}
+TWO: dict[str, dict[str, dict[str, Any]]] = {
+    "dense": {
+        "data, distributed optimizer": DISTRIBUTED,
+        "tensor": {"tensor_model_parallel_size": 2, "activation_checkpointing": True},
+        "pipeline": {"pipeline_model_parallel_size": 2},
+        "context": {"context_parallel_size": 2},
+    },
+    "latent": {
+        "data": {},
+        "expert, distributed optimizer": {"expert_model_parallel_size": 2, **DISTRIBUTED},
+        "expert, tensor, sequence": ALL_TO_ALL,
+        "pipeline": {"pipeline_model_parallel_size": 2, **DISTRIBUTED},
+        "expert, context": {"expert_model_parallel_size": 2, "context_parallel_size": 2},
+    },
+}
+"""Twin → layouts of two ranks. Of latent's stages, ME* and -M, only the first has experts."""
+PATTERNS = {"dense": "M-M*-", "latent": "ME*-M"}
+FOUR: dict[str, dict[str, dict[str, Any]]] = {
+    "dense": {
+        "tensor, pipeline": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+        "pipeline": {"pipeline_model_parallel_size": 4},
+        "tensor of four, beyond the key-value heads": {"tensor_model_parallel_size": 4},
+    },
+    "latent": {
+        "expert, tensor, sequence, pipeline": {**ALL_TO_ALL, "pipeline_model_parallel_size": 2},
+        "expert of four, distributed optimizer": {"expert_model_parallel_size": 4, **DISTRIBUTED},
+        "tensor, sequence, context": {
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+            "context_parallel_size": 2,
+        },
+    },
+}
+RESHARDED = [
+    ("dense", "tensor", "pipeline"),
+    ("latent", "expert, tensor, sequence", "pipeline"),
+    ("latent", "pipeline", "expert, distributed optimizer"),
+]
+"""(twin, layout a checkpoint is saved in, layout it is loaded in)"""
+RATE = {"moe_router_bias_update_rate": 1e-3}
+
+
+def policy_of(folder: Path, megatron: dict[str, Any], **changes: Any) -> Any:
+    """Balancing, and never clipping."""
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+
+    return MegatronPolicy(config_for({**megatron, **RATE}, max_grad_norm=1e9, **changes), folder, rl_loss())
+
+
+def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """What is found in two steps, the first one's gradients and both one's biases, and the policy."""
+    policy = policy_of(folder, megatron, **changes)
+    found = {"before": policy.logprobs(grouped_batch(0)).tolist(), "metrics": [policy.train_step(grouped_batch(0))]}
+    tensors = {name: tensor.clone() for name, tensor in gradients(policy)}
+    found["metrics"].append(policy.train_step(grouped_batch(1)))
+    found["after"] = policy.logprobs(grouped_batch(0)).tolist()
+    tensors |= {name: tensor.clone() for name, tensor in policy.weights() if name.endswith("correction_bias")}
+    return found, tensors, policy
+
+
+def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whole gradients of the last step under Hugging Face names; 0 of what is not trained. Collective."""
+    shards, live = policy.shards, policy.shards.local
+    flat = {name: view for buffer in policy.buffers for name, view in buffer.unflatten(buffer.grads).items()}
+    shards.local = {name: flat.get(name, torch.zeros_like(tensor)) for name, tensor in live.items()}
+    try:
+        yield from shards.hf_tensors()
+    finally:
+        shards.local = live
+
+
+def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
+    """By "twin: layout" what `steps` found; with two ranks, of checkpoints loaded in other layouts as well."""
+    results: dict[str, Any] = {}
+    for twin, layouts in (FOUR if ranks == 4 else TWO).items():
+        for name, megatron in layouts.items():
+            case = f"{twin}: {name}"
+            results[case], tensors, policy = steps(folders[twin], megatron, train_micro_batch_size=3)
+            if dist.get_rank() == 0:
+                save_file(tensors, out / f"{case}.safetensors")
+            if ranks == 2 and (twin, name) in {(saved_twin, saved) for saved_twin, saved, _ in RESHARDED}:
+                policy.save_checkpoint(str(out / case))
+    if ranks == 4:
+        return results
+    for twin, before, after in RESHARDED:
+        policy = policy_of(folders[twin], TWO[twin][after])
+        policy.load_checkpoint(str(out / f"{twin}: {before}"))
+        results[f"{twin}: {before} → {after}"] = policy.train_step(grouped_batch(2))
+    for name in ("pipeline", "expert, tensor, sequence"):
+        policy = policy_of(folders["latent"], TWO["latent"][name], precision="bfloat16")
+        policy.train_step(grouped_batch(0))
+        results[f"{name} in bfloat16"] = {key: str(tensor.dtype) for key, tensor in policy.weights()}
+    return results
+
+
+if __name__ == "__main__":
+    main(scenarios)

@@ -1,0 +1,94 @@
+"""Every parallel layout of a hybrid gives what one process gives, checkpoints between layouts included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.engine.policy.batches import grouped_batch
+from tests.engine.policy.hybrid.ranks import FOUR, PATTERNS, RESHARDED, TWO, steps
+from tests.engine.policy.ranks import run_ranks
+from tests.models.hybrid_twins import write_hybrid
+
+PROGRAM = "tests.engine.policy.hybrid.ranks"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hybrids")
+    for twin, pattern in PATTERNS.items():
+        # Five layers, so that stages are unequal, and an odd vocabulary for the padding.
+        write_hybrid(twin, root / twin, pattern=pattern, initializer_range=0.1, vocab_size=201)
+    return {twin: root / twin for twin in PATTERNS}
+
+
+@pytest.fixture(scope="module")
+def expected(folders):
+    """Twin → what one process finds, its tensors, and the metrics of its third step."""
+    results = {}
+    for twin, folder in folders.items():
+        found, tensors, policy = steps(folder, {})
+        results[twin] = found, tensors, policy.train_step(grouped_batch(2))
+    return results
+
+
+def run(ranks, folders, out):
+    """What every rank found, and where the first one left its tensors."""
+    first, *others = run_ranks(ranks, out, folders, PROGRAM)
+    assert all(other == first for other in others)
+    return first, out
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folders, tmp_path_factory):
+    return run(2, folders, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four_ranks(folders, tmp_path_factory):
+    return run(4, folders, tmp_path_factory.mktemp("four"))
+
+
+def assert_same_metrics(found, expected):
+    for name in ("loss", "grad_norm", "entropy", "num_valid_tokens", "token_mult_prob_error"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+
+
+def assert_same(case, ranks, expected):
+    found, tensors = ranks[0][case], load_file(ranks[1] / f"{case}.safetensors")
+    one, theirs, _ = expected
+    for mine, alone in zip(found["metrics"], one["metrics"], strict=True):
+        assert_same_metrics(mine, alone)
+    torch.testing.assert_close(torch.tensor(found["before"]), torch.tensor(one["before"]), atol=2e-5, rtol=0)
+    torch.testing.assert_close(torch.tensor(found["after"]), torch.tensor(one["after"]), atol=2e-3, rtol=0)
+    assert set(tensors) == set(theirs)
+    tolerance = 1e-5 * one["metrics"][0]["grad_norm"]
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(tensors[name], tensor, atol=tolerance, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize(("twin", "layout"), [(twin, layout) for twin in TWO for layout in TWO[twin]])
+def test_two_ranks_train_like_one(twin, layout, two_ranks, expected):
+    assert_same(f"{twin}: {layout}", two_ranks, expected[twin])
+
+
+@pytest.mark.parametrize(("twin", "saved", "loaded"), RESHARDED)
+def test_a_checkpoint_continues_in_any_layout(twin, saved, loaded, two_ranks, expected):
+    assert_same_metrics(two_ranks[0][f"{twin}: {saved} → {loaded}"], expected[twin][2])
+
+
+@pytest.mark.parametrize("layout", ["pipeline", "expert, tensor, sequence"])
+def test_float32_parameters_reach_every_rank_in_float32(layout, two_ranks):
+    dtypes = two_ranks[0][f"{layout} in bfloat16"]
+    exact = {name for name, dtype in dtypes.items() if dtype == "torch.float32"}
+    assert exact == {
+        name for name in dtypes if name.endswith(("A_log", "mixer.D", "dt_bias", "e_score_correction_bias"))
+    }
+    assert set(dtypes.values()) == {"torch.float32", "torch.bfloat16"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("twin", "layout"), [(twin, layout) for twin in FOUR for layout in FOUR[twin]])
+def test_four_ranks_train_like_one(twin, layout, four_ranks, expected):
+    assert_same(f"{twin}: {layout}", four_ranks, expected[twin])
