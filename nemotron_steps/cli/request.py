@@ -57,15 +57,26 @@ class Asked:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Asked:
-        """The inverse of to_dict."""
-        return Asked(
-            tuple(data["targets"]),
-            tuple(data["overrides"]),
-            data["config"],
-            dict(data["inputs"]),
-            data.get("profile"),
-            tuple(data.get("passthrough", ())),
-        )
+        """The inverse of to_dict. ValueError, naming the field, for what to_dict would not write."""
+
+        def texts(name: str) -> tuple[str, ...]:
+            found = data.get(name, ())
+            if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
+                raise ValueError(f"`{name}` is no list of strings")
+            return tuple(found)
+
+        def text(name: str) -> str | None:
+            found = data.get(name)
+            if not isinstance(found, str | None):
+                raise ValueError(f"`{name}` is no string")
+            return found
+
+        inputs = data.get("inputs", {})
+        if not isinstance(inputs, Mapping) or not all(isinstance(ref, str) for ref in inputs.values()):
+            raise ValueError("`inputs` is no object of strings")
+        if not (targets := texts("targets")):
+            raise ValueError("`targets` names no step")
+        return Asked(targets, texts("overrides"), text("config"), dict(inputs), text("profile"), texts("passthrough"))
 
     def redacted(self) -> Asked:
         """The same without secrets, for files and print."""

@@ -15,6 +15,7 @@ from nemotron_steps.cli.request import Asked, Workbench, asked_from
 from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.redaction import MASK
+from nemotron_steps.engine.native.spinning import bound_spinning
 from nemotron_steps.errors import InterruptedRunError, RequestError, RetryableError, StepsError
 
 if TYPE_CHECKING:
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.runs.execute import RunResult
     from nemotron_steps.runs.tracker import Listener, Record
-
-
-_SPIN_COUNT = "2000"
-"""How long an OpenMP thread of torch spins before it sleeps, read when torch loads: a few microseconds, about what lies
-between two small operations. Without spinning a tiny model trains 1.6 times slower on two idle cores; with the default,
-150 times as long, ten times slower where another program wants a core."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,8 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> int:
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    bound_spinning()
     terminal = Terminal.of()
     plan = with_cached(bench, bench.plan(asked), force=arguments.force)
     if not arguments.as_json:
@@ -202,7 +196,15 @@ def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
             f"run '{info.id}' does not say what it was asked for",
             hints=(f"steps run STEP -c CONFIG --resume {info.id}",),
         )
-    asked = Asked.from_dict(info.request)
+    try:
+        asked = Asked.from_dict(info.request)
+    except ValueError as error:
+        raise RequestError(
+            f"what run '{info.id}' was asked for cannot be read",
+            where="run.json field request",
+            found=str(error),
+            hints=(f"steps run STEP -c CONFIG --resume {info.id}",),
+        ) from error
     if MASK in asked.command:
         raise RequestError(
             f"run '{info.id}' was given a secret, which is not kept",

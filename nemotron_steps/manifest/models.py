@@ -45,6 +45,8 @@ def _as_tuple(value: Any) -> Any:
 Strings = tuple[StrictStr, ...]
 OneOrMore = Annotated[Strings, BeforeValidator(_as_tuple)]
 """A string or a list of strings."""
+LONGEST_OUTPUT = 200
+"""Characters of an artifact's name (artifacts/models.py), which for a step's output is its pack, id and port."""
 
 
 class _Table(BaseModel):
@@ -273,6 +275,12 @@ class StepManifest(_Table):
                 raise ValueError(f"{kind}: two entries are named {name!r}; give each its own name")
         ports = {p.name for p in self.consumes}
         for output in self.produces:
+            named = f"{self.pack}:{self.step.id}/{output.name}"
+            if len(named) > LONGEST_OUTPUT:
+                raise ValueError(
+                    f"produces: the artifact of {output.name[:40]!r} would have a name of {len(named)} characters "
+                    f"(PACK:ID/OUTPUT), of at most {LONGEST_OUTPUT}"
+                )
             if output.inherits is not None and output.inherits not in ports:
                 raise ValueError(f"produces.{output.name}: inherits names no input port {output.inherits!r}")
         for constraint in self.constraints:
@@ -356,7 +364,7 @@ class Stage(_Table):
     description: StrictStr = ""
     config: StrictStr | None = None
     """Config name; None for `default`, which a step may lack."""
-    overrides: Strings = ()
+    overrides: OneOrMore = ()
     inputs: dict[StrictStr, StageSource] = Field(default_factory=dict)
 
     @model_validator(mode="before")

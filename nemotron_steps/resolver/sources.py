@@ -149,7 +149,12 @@ class Sources:
         where = node.config.where(f"inputs.{port.name}") if node.config is not None else None
         if isinstance(source, str):
             return self._from_reference(node, port, source, where)
-        if not isinstance(source, Mapping) or ("step" in source) == ("ref" in source) or set(source) - _SOURCE_KEYS:
+        if (
+            not isinstance(source, Mapping)
+            or ("step" in source) == ("ref" in source)
+            or set(source) - _SOURCE_KEYS
+            or not isinstance(source.get("overrides"), str | list | tuple | None)
+        ):
             node.failed.add(port.name)
             self.graph.report(
                 UnknownPort(
@@ -171,7 +176,8 @@ class Sources:
 
     def _source_step(self, node: Node, port: Consumes, source: Mapping[str, Any], where: str | None) -> Node | None:
         config_name = None if source.get("config") is None else str(source["config"])
-        overrides = tuple(str(item) for item in source.get("overrides") or ())
+        given = source.get("overrides") or ()
+        overrides = (given,) if isinstance(given, str) else tuple(str(item) for item in given)
         identity = (str(source["step"]), config_name or DEFAULT, overrides)
         known = self._shared.get(identity)
         if known is None:

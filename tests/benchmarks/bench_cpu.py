@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from nemotron_steps.engine.native.spinning import bound_spinning
 from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 
 STEPS = 40
@@ -61,6 +62,7 @@ def main() -> None:
 
 def _child(module: str, *arguments: str) -> dict:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    bound_spinning(environment)  # as `steps run` does, for both alike
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True, env=environment
     )

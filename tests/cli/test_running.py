@@ -81,6 +81,25 @@ def test_resume_needs_only_the_run(cli):
     assert "no run is called" in cli("run", "--resume", "nonsense").err
 
 
+@pytest.mark.parametrize(
+    ("request_", "found"),
+    [
+        ({"targets": "toy/train"}, "`targets` is no list"),
+        ({"overrides": []}, "`targets` names no step"),
+        ({"targets": ["toy/train"], "inputs": {"a": 1}}, "`inputs`"),
+        ({"targets": ["toy/train"], "config": 3}, "`config`"),
+    ],
+)
+def test_a_run_whose_request_is_malformed_is_not_resumed_by_its_id_alone(cli, workplace, request_, found):
+    cli("run", "toy/train", "-c", "tiny", "end=interrupt")
+    (file,) = workplace.rglob("run.json")
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "request": request_}))
+    result = cli("run", "--resume", record["id"])
+    assert result.code == 2
+    assert found in result.err and f"steps run STEP -c CONFIG --resume {record['id']}" in result.err
+
+
 def test_a_home_that_cannot_be_used_is_one_message(cli, workplace):
     (workplace / "file").write_text("")
     for command in (("runs",), ("run", "toy/make")):

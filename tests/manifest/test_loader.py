@@ -210,3 +210,20 @@ def test_pipeline_mistakes(tmp_path: Path, stages: str, what: str) -> None:
     pipeline, problems = parse_pipeline(read_toml(path))
     assert pipeline is None
     assert any(what in problem.what for problem in problems), problems
+
+
+@pytest.mark.parametrize("too_long", [0, 1])
+def test_an_output_whose_artifact_could_have_no_name_is_refused(tmp_path: Path, too_long: int) -> None:
+    step, output = "a/" + "b" * 100, "c" * (96 + too_long)  # `:ID/OUTPUT`
+    found = mistakes(tmp_path, f'[step]\nid = "{step}"\nentry = "m:f"\n[[produces]]\nname = "{output}"\ntype = "t"\n')
+    assert bool(found) == bool(too_long)
+    if too_long:
+        assert "of at most 200" in found[0][1]
+
+
+def test_a_stage_may_have_one_override_as_a_string(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text('[pipeline]\nname = "p"\n[[stages]]\nstep = "a/b"\noverrides = "x=1"\n')
+    pipeline, problems = parse_pipeline(read_toml(path))
+    assert not problems and pipeline is not None
+    assert pipeline.stages[0].overrides == ("x=1",)

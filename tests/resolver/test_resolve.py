@@ -192,9 +192,10 @@ def test_sources_of_sources_are_planned_and_shared(world: World) -> None:
     assert [c for c in world.composed if c[0] == "prep/chats"] == [("prep/chats", "tiny", ())]
 
 
-def test_different_overrides_are_different_steps(world: World) -> None:
+@pytest.mark.parametrize("overrides", [["seed=2"], "seed=2"])
+def test_different_overrides_are_different_steps(world: World, overrides: object) -> None:
     tiny(world)
-    world.configs["judge", "tiny"]["inputs"]["chats"]["overrides"] = ["seed=2"]
+    world.configs["judge", "tiny"]["inputs"]["chats"]["overrides"] = overrides
     plan = world.plan("rlhf", config="tiny")
     assert wiring(plan)["sft"]["chats"] == "prep/chats.chats"
     assert wiring(plan)["judge"]["chats"] == "prep/chats@tiny.chats"
@@ -236,6 +237,7 @@ def test_source_of_another_type_is_converted(world: World) -> None:
         ({"config": "tiny"}, "E305", "the config's source for 'policy' of rl cannot be read"),
         ({"step": "sft", "ref": "x"}, "E305", "the config's source for 'policy' of rl cannot be read"),
         ({"step": "sft", "confg": "tiny"}, "E305", "the config's source for 'policy' of rl cannot be read"),
+        ({"step": "sft", "overrides": {"a": 1}}, "E305", "the config's source for 'policy' of rl cannot be read"),
         (3, "E305", "the config's source for 'policy' of rl cannot be read"),
         ("absent", "E400", "there is no artifact 'absent'"),
         ({"step": "sft", "config": "huge"}, "E200", "step 'sft' has no config 'huge'"),
