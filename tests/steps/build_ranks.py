@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from nemotron_steps.config.layout.stages import stage_layers
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.models.mapping import parameters
@@ -37,7 +38,7 @@ def check(policy: MegatronPolicy, whole: dict[str, int]) -> None:
     """Every parameter of the rank's stage is there, in the share that the layout gives it."""
     layout = policy.layout
     layers = {p.layer for p in policy.shards.parameters if p.name in policy.shards.local and p.layer is not None}
-    assert len(layers) * layout.pipeline == policy.architecture.num_layers
+    assert layers == set(stage_layers(policy.architecture.num_layers, layout.pipeline)[policy.groups.stage])
     for parameter in parameters(policy.architecture):
         part = policy.shards.local.get(parameter.name)
         assert part is not None or parameter.layer not in layers, parameter.name
