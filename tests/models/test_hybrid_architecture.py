@@ -92,6 +92,7 @@ def test_a_twin_has_nothing_that_is_equal_by_being_constant():
         ({"ssm_state_size": None}, ArtifactError, "malformed"),
         ({"mamba_num_heads": 60}, ArtifactError, "Mamba heads do not divide evenly over groups"),
         ({"n_group": 3}, ArtifactError, "experts do not divide evenly over router groups"),
+        ({"n_group": 32, "topk_group": 1}, ArtifactError, "num_experts_per_tok"),
         ({"mlp_hidden_act": "gelu"}, UnsupportedError, "mlp_hidden_act"),
         ({"use_bias": True}, UnsupportedError, "use_bias"),
         ({"n_shared_experts": 2}, UnsupportedError, "shared expert"),

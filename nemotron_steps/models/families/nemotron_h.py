@@ -51,7 +51,7 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
             )
         mtp_layers = int(config.get("num_nextn_predict_layers") or 0)
         mtp_pattern = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type", where) or "*E"
-        experts = "E" in pattern or ("E" in mtp_pattern and mtp_layers > 0)
+        experts = "E" in pattern
         heads = int(config["num_attention_heads"])
         architecture = Architecture(
             family="nemotron_h",
@@ -59,7 +59,9 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
             num_layers=len(pattern),
             num_attention_heads=heads,
             num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            head_dim=int(
+                config.get("head_dim") or config.get("attention_head_dim") or int(config["hidden_size"]) // heads
+            ),
             ffn_hidden_size=int(config["intermediate_size"]),
             vocab_size=int(config["vocab_size"]),
             rope_theta=float(config.get("rope_theta") or 10000.0),
@@ -266,3 +268,11 @@ def _refuse_uneven(architecture: Architecture, where: str) -> None:
                 expected=f"a multiple of {of}",
                 found=str(count),
             )
+    most = architecture.num_experts // architecture.router_groups * architecture.router_top_groups
+    if architecture.is_moe and not 1 <= architecture.experts_per_token <= most:
+        raise ArtifactError(
+            "a token cannot have as many experts as num_experts_per_tok says",
+            where=where,
+            expected=f"1 to {most}: the experts of {architecture.router_top_groups} router groups",
+            found=str(architecture.experts_per_token),
+        )

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
 from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import ensure_process_group
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def start_engine(
     from nemotron_steps.engine.generation.vllm import worker as vllm_worker
 
     _check_heads(hf_folder)
-    _check_experts(config)
+    _check_experts(config, hf_folder)
     parallel = config.tensor_parallel_size > 1
     elsewhere = runs_elsewhere(config)
     own_process = elsewhere and not parallel
@@ -266,11 +267,20 @@ def _check_heads(hf_folder: Path) -> None:
         )
 
 
-def _check_experts(config: VllmConfig) -> None:
-    """UnsupportedError for experts spread over CPU workers: the first step would end them with a segmentation fault."""
-    from vllm.platforms import current_platform
-
-    if config.expert_parallel_size > 1 and current_platform.is_cpu():
+def _check_experts(config: VllmConfig, hf_folder: Path) -> None:
+    """UnsupportedError for experts that vLLM has no CPU kernel for, and for experts spread over CPU workers: the first
+    step would end them with a segmentation fault."""
+    if not on_cpu():
+        return
+    if _is_hybrid(hf_folder) and Architecture.from_folder(hf_folder).is_moe:
+        raise UnsupportedError(
+            "vLLM on CPU has no kernel for experts without a gate",
+            where=str(hf_folder / "config.json"),
+            expected="a hybrid of M, * and - layers, or a GPU",
+            found=Architecture.from_folder(hf_folder).pattern,
+            hints=["policy.generation.backend=embedded"],
+        )
+    if config.expert_parallel_size > 1:
         raise UnsupportedError(
             "vLLM on CPU does not spread experts over its workers",
             where="policy.generation.vllm_cfg.expert_parallel_size",

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.types import FinishReason, GenerationRequest, SamplingParams
+from tests.models.hybrid_twins import write_hybrid
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,6 +73,20 @@ def test_heads_without_a_cpu_kernel_are_refused_before_vllm_compiles(tmp_path):
     with pytest.raises(UnsupportedError, match="no attention kernel") as caught:
         VllmGenerator(tmp_path, VllmConfig(), max_total_length=MAX_LENGTH, precision="float32")
     assert caught.value.found == "head_dim 16"
+
+
+def test_experts_without_a_cpu_kernel_are_refused_before_vllm_compiles(tmp_path):
+    from vllm.platforms import current_platform
+
+    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
+    from nemotron_steps.errors import UnsupportedError
+
+    if not current_platform.is_cpu():
+        pytest.skip("a limit of vLLM's CPU kernels")
+    write_hybrid("latent", tmp_path, head_dim=32)
+    with pytest.raises(UnsupportedError, match="experts without a gate") as caught:
+        VllmGenerator(tmp_path, VllmConfig(), max_total_length=MAX_LENGTH, precision="float32")
+    assert caught.value.hints == ("policy.generation.backend=embedded",)
 
 
 def sample(generator, prompts, tag, n=4, **params):
