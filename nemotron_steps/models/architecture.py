@@ -164,6 +164,7 @@ class Architecture:
             layers=self.num_layers,
             attention_heads=self.num_attention_heads,
             key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
             experts=self.num_experts,
             mlp_width=self.moe_ffn_hidden_size if self.is_moe else self.ffn_hidden_size,
             shared_width=self._shared_width,

@@ -39,6 +39,7 @@ class ModelFacts:
     layers: int | None = None
     attention_heads: int | None = None
     key_value_heads: int | None = None
+    head_dim: int | None = None
     experts: int = 0
     mlp_width: int | None = None
     shared_width: int | None = None
@@ -73,7 +74,7 @@ class ModelFacts:
         pattern = get("from_scratch.hybrid.pattern")
         if isinstance(pattern, str):
             return cls._of_pattern(pattern, lambda key: get(f"from_scratch.{key}"))
-        return cls(model_type, layers, heads, shared, 0, width, positions=positions)
+        return cls(model_type, layers, heads, shared, mlp_width=width, positions=positions)
 
     @classmethod
     def _of_pattern(cls, pattern: str, get: Callable[[str], Any]) -> ModelFacts | None:
@@ -114,6 +115,7 @@ class ModelFacts:
             layers=count("num_hidden_layers"),
             attention_heads=count("num_attention_heads"),
             key_value_heads=count("num_key_value_heads") or count("num_attention_heads"),
+            head_dim=count("head_dim"),
             experts=experts,
             mlp_width=count("moe_intermediate_size") if experts else count("intermediate_size"),
             shared_width=count("shared_expert_width"),

@@ -70,6 +70,10 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
         yield _undivided("tensor", sizes, heads, "attention heads")
     elif shared is not None and shared % sizes.tensor and sizes.tensor % shared:
         yield _undivided("tensor", sizes, shared, "key-value heads", "or multiple ")
+    elif heads is not None and shared is not None and model.head_dim is not None:
+        rows = (heads + 2 * shared) * model.head_dim
+        if rows % sizes.tensor:
+            yield _undivided("tensor", sizes, rows, "the rows of queries, keys and values")
     if model.layers is not None and model.is_hybrid and model.layers < sizes.pipeline:
         what = "the model has fewer layers than pipeline stages"
         yield Misfit("model", KEYS["pipeline"], what, f"at most {model.layers}", str(sizes.pipeline))

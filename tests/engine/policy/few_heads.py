@@ -25,8 +25,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "six heads": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 2}),
     "biases": ("qwen2_tied", {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}),
     "mixture": ("qwen3_moe", {"num_key_value_heads": 1}),
+    "hybrid": ("latent", {"num_attention_heads": 2, "num_key_value_heads": 1, "n_groups": 2}),
 }
-"""Name → its shape in tests/models/checkpoints.py, and what is different."""
+"""Name → its shape in tests/models/checkpoints.py or hybrid_twins.py, and what is different."""
 CASES: dict[int, dict[str, dict[str, dict[str, Any]]]] = {
     2: {
         "one head": {
@@ -59,6 +60,10 @@ CASES: dict[int, dict[str, dict[str, dict[str, Any]]]] = {
             "tensor, expert": {TENSOR: 4, EXPERT: 2, **SEQUENCE},
             "context, expert": {CONTEXT: 4, EXPERT: 2},
         },
+        "hybrid": {
+            "context, packed": {CONTEXT: 4, EXPERT: 2},
+            "tensor, context": {TENSOR: 2, CONTEXT: 2, EXPERT: 2, **SEQUENCE},
+        },
     },
 }
 """Ranks → model → layouts."""
@@ -82,7 +87,7 @@ def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Whole gradients of the last step under Hugging Face names. Collective."""
     shards, live = policy.shards, policy.shards.local
     flat = {name: view for buffer in policy.buffers for name, view in buffer.unflatten(buffer.grads).items()}
-    shards.local = {name: flat[name] for name in live}
+    shards.local = {name: flat.get(name, torch.zeros_like(tensor)) for name, tensor in live.items()}
     try:
         yield from shards.hf_tensors()
     finally:

@@ -15,6 +15,7 @@ from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.few_heads import CASES, MODELS, steps
 from tests.engine.policy.ranks import run_ranks
 from tests.models.checkpoints import write_checkpoint
+from tests.models.hybrid_twins import TWINS, write_hybrid
 
 COMPARED = ("loss", "grad_norm", "entropy", "num_valid_tokens", "probs_ratio_max", "token_mult_prob_error")
 
@@ -27,7 +28,10 @@ def one(tmp_path_factory):
     @functools.cache
     def train(model):
         shape, changes = MODELS[model]
-        write_checkpoint(shape, root / model, initializer_range=0.1, num_hidden_layers=2, vocab_size=201, **changes)
+        if shape in TWINS:
+            write_hybrid(shape, root / model, initializer_range=0.1, vocab_size=201, **changes)
+        else:
+            write_checkpoint(shape, root / model, initializer_range=0.1, num_hidden_layers=2, vocab_size=201, **changes)
         found, tensors, policy = steps(root / model, {})
         policy.save_checkpoint(str(root / f"{model} alone"))
         found["third"] = policy.train_step(grouped_batch(2))

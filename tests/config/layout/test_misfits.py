@@ -1,0 +1,31 @@
+"""What of a layout does not come out even over a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.misfits import misfits
+from nemotron_steps.config.layout.sizes import LayoutSizes
+
+
+@pytest.mark.parametrize(
+    ("tensor", "heads", "shared", "head_dim", "wrong"),
+    [
+        (8, 32, 2, 128, None),
+        (4, 6, 2, 64, "tensor_model_parallel_size=4 does not divide attention heads"),
+        (6, 12, 4, 64, "tensor_model_parallel_size=6 does not divide key-value heads"),
+        (6, 36, 2, 64, "tensor_model_parallel_size=6 does not divide the rows of queries, keys and values"),
+        (6, 36, 2, 96, None),
+    ],
+)
+def test_tensor_parallelism_may_exceed_the_key_value_heads(
+    tensor: int, heads: int, shared: int, head_dim: int, wrong: str | None
+) -> None:
+    facts = {"num_attention_heads": heads, "num_key_value_heads": shared, "head_dim": head_dim}
+    model = ModelFacts.from_attributes({"model_type": "llama", **facts})
+    assert model is not None
+    sizes = LayoutSizes(tensor=tensor, context=8)
+    found = [misfit.what for misfit in misfits(sizes, model)]
+    assert found == ([] if wrong is None else [wrong])
+    assert wrong is None or not misfits(LayoutSizes(tensor=2, context=8), model)
