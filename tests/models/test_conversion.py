@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.models import huggingface
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.distributed_checkpoint import read_metadata
 from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
@@ -80,6 +81,18 @@ def test_exported_weights_have_the_permissions_of_any_new_file(checkpoint, tmp_p
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "back").iterdir()}
     assert modes["model.safetensors"] == 0o644 and set(modes.values()) == {0o644}
+
+
+def test_an_export_fills_a_shard_before_it_begins_another_and_is_read_back_whole(tmp_path, monkeypatch):
+    write_checkpoint("qwen3", tmp_path / "source")
+    monkeypatch.setattr(huggingface, "MAX_SHARD_BYTES", 100)
+    weights = {f"w{i}": torch.full((10,), float(i)) for i in range(6)}  # of 40 bytes each
+    save_hf_checkpoint(tmp_path / "export", weights.items(), tmp_path / "source")
+    index = json.loads((tmp_path / "export" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 240
+    assert index["weight_map"] == {f"w{i}": f"model-{i // 2 + 1:05d}-of-00003.safetensors" for i in range(6)}
+    saved = load_hf_weights(tmp_path / "export")
+    assert saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name]) for name in weights)
 
 
 def test_an_index_that_points_out_of_the_folder_is_refused(checkpoint, tmp_path):

@@ -95,6 +95,13 @@ def test_the_same_artifact_is_converted_once(world: World) -> None:
     assert wiring(plan)["rl#2"]["policy"] == "convert/up.mega"
 
 
+def test_one_path_for_inputs_of_two_types_is_looked_at_as_each(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a path is may depend on what is wanted: for a type of a pack the user's word counts."""
+    monkeypatch.setattr(world, "describe", lambda ref, wanted: SuppliedInput(ref, wanted))
+    plan = world.plan("rlhf", inputs={"prompts": "./it", "policy": "./it", "judge": "./it"})
+    assert wiring(plan) == {"rlhf": {"prompts": "./it", "policy": "./it", "judge": "./it"}}
+
+
 def test_type_of_a_hub_name_is_trusted(world: World) -> None:
     plan = world.plan("rlhf", inputs={"prompts": "prompts", "policy": "mega", "judge": "hub/model"})
     assert wiring(plan)["rlhf"]["judge"] == "hub/model"
