@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -140,6 +144,48 @@ def test_a_signal_that_comes_by_several_ways_is_one(workplace: Path) -> None:
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130 and "interrupted by SIGTERM" in said
     assert latest(workplace).status == "interrupted"
+
+
+COUNTING = """
+import os, signal, sys, time
+from nemotron_steps.cli.supervise import supervise
+
+kill = os.kill
+os.kill = lambda *to: (time.sleep(0.2), kill(*to))  # a second signal that comes too soon would be one with the first
+
+def work():
+    seen = []
+    signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+    print("ready", flush=True)
+    deadline = time.monotonic() + 30
+    while not seen and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(1)
+    return 40 + len(seen)
+
+sys.exit(supervise(work, as_json=False))
+"""
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_working_process_once(tmp_path: Path) -> None:
+    """The terminal's driver signals both processes; only what one of them alone got is handed on."""
+
+    def own_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    keyboard, screen = pty.openpty()
+    command = [sys.executable, "-c", COUNTING]
+    process = subprocess.Popen(
+        command, stdin=screen, stdout=screen, stderr=screen, start_new_session=True, preexec_fn=own_terminal
+    )
+    os.close(screen)
+    said = b""
+    while b"ready" not in said:
+        assert select.select([keyboard], [], [], 60)[0]
+        said += os.read(keyboard, 4096)
+    os.write(keyboard, b"\x03")
+    assert process.wait(60) == 41
+    os.close(keyboard)
 
 
 def test_the_working_process_dies_with_the_one_that_waits(workplace: Path) -> None:
