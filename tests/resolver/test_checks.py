@@ -247,17 +247,19 @@ def attributes(name: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("tensor", "context", "fits"), [(4, 2, True), (4, 4, False), (2, 4, True), (2, 8, False)])
-def test_context_parallelism_divides_the_key_value_heads_that_tensor_parallelism_leaves_a_rank(
+@pytest.mark.parametrize(("tensor", "context", "fits"), [(4, 8, True), (16, 2, True), (3, 1, False), (32, 1, False)])
+def test_a_layout_may_exceed_the_key_value_heads_but_not_the_attention_heads(
     tensor: int, context: int, fits: bool
 ) -> None:
-    """Of eight: that it divides all of them is not enough."""
-    values = config(cluster__num_nodes=4)
+    """Eight and sixteen."""
+    values = config(cluster__num_nodes=3 * 4)
     parallel = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
     values["policy"]["megatron_cfg"] = {"enabled": True, **parallel}
     values["policy"]["generation"]["colocated"] = {"enabled": True}
+    values["policy"]["train_global_batch_size"] = values["grpo"]["num_prompts_per_step"] = 96
+    values["grpo"]["num_generations_per_prompt"] = 1
     problems = found(values, model=attributes("Qwen3-0.6B"))
-    assert [problem[:2] for problem in problems] == ([] if fits else [("E310", str(context))])
+    assert [problem[:2] for problem in problems] == ([] if fits else [("E310", str(tensor))])
 
 
 DENSE = {"policy__megatron_cfg__expert_model_parallel_size": 1}
