@@ -60,9 +60,10 @@ def on_all_ranks(experts: Experts, states: torch.Tensor, counts: torch.Tensor, r
     # Sorted by source rank, then expert; experts want it the other way round.
     owners = torch.arange(local.shape[1], device=local.device).repeat(ranks)
     order = owners.repeat_interleave(local.flatten()).argsort(stable=True)
-    out = experts(arrived.index_select(0, order), local.sum(0))
+    back = inverse(order)
+    out = experts(permute(arrived, order, back), local.sum(0))
     returned: torch.Tensor = _AllToAll.apply(  # type: ignore[no-untyped-call]
-        out.index_select(0, inverse(order)), got, sent, group
+        permute(out, back, order), got, sent, group
     )
     return returned
 
@@ -74,12 +75,68 @@ def inverse(order: torch.Tensor) -> torch.Tensor:
     return back
 
 
+def to_choices(states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    """Every token once for each of its k choices, in the order of experts: [T, width] → [T · k, width].
+
+    Args:
+        order: int64 [T · k], choices (token · k + number) sorted by expert.
+        back: its inverse.
+    """
+    choices = order.shape[0] // states.shape[0]
+    if states.is_cuda:
+        spread: torch.Tensor = _ToChoices.apply(states, order, back)  # type: ignore[no-untyped-call]
+        return spread
+    return states.index_select(0, order // choices)
+
+
+def permute(states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    """Rows of `states` in another order: states[order].
+
+    Args:
+        order: int64 [n], a permutation.
+        back: its inverse.
+    """
+    permuted: torch.Tensor = _Permute.apply(states, order, back)  # type: ignore[no-untyped-call]
+    return permuted
+
+
 def _grouped_linear(states: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Each run of `counts[e]` rows times weight[e] transposed; weight [experts, out, in]."""
     if states.is_cuda and states.dtype is torch.bfloat16 and states.shape[0]:
         return F.grouped_mm(states, weight.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
     parts = torch.split(states, counts.tolist())
     return torch.cat([F.linear(part, own) for part, own in zip(parts, weight.unbind(), strict=True)])
+
+
+class _ToChoices(torch.autograd.Function):
+    """A gather whose gradient is a gather too, summed in float32: autograd's own would add k terms in the states' type
+    and, on a GPU, in any order."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(back)
+        ctx.choices = order.shape[0] // states.shape[0]
+        return states.index_select(0, order // ctx.choices)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        (back,) = ctx.saved_tensors
+        by_token = grad.index_select(0, back).view(-1, ctx.choices, grad.shape[1])
+        return by_token.sum(1), None, None
+
+
+class _Permute(torch.autograd.Function):
+    """Its gradient is the inverse permutation, not a sum into zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(back)
+        return states.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        (back,) = ctx.saved_tensors
+        return grad.index_select(0, back), None, None
 
 
 class _AllToAll(torch.autograd.Function):

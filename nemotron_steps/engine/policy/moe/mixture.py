@@ -14,7 +14,7 @@ import torch
 
 from nemotron_steps.engine.policy.kernels.dense import linear
 from nemotron_steps.engine.policy.mlp import FlatMlp
-from nemotron_steps.engine.policy.moe.experts import Experts, inverse, on_all_ranks
+from nemotron_steps.engine.policy.moe.experts import Experts, inverse, on_all_ranks, permute, to_choices
 from nemotron_steps.engine.policy.moe.router import Router
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
 from nemotron_steps.models.architecture import Architecture
@@ -60,13 +60,14 @@ class FlatMoe(torch.nn.Module):
         """The weighted sum of what each token's experts make of it, [T, width] → the same shape."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
-        sorted_states = states.index_select(0, order // chosen.shape[1])
-        counts = torch.bincount(flat, minlength=self.router.load.numel())
+        back = inverse(order)
+        sorted_states = to_choices(states, order, back)
+        counts = flat.new_zeros(self.router.load.numel()).scatter_add_(0, flat, torch.ones_like(flat))
         if self.ranks == 1:
             out = self.experts(sorted_states, counts)
         else:
             out = on_all_ranks(self.experts, sorted_states, counts, self.ranks)
-        per_choice = out.index_select(0, inverse(order)).view(*chosen.shape, -1)
+        per_choice = permute(out, back, order).view(*chosen.shape, -1)
         mixed: torch.Tensor = (per_choice * weights[..., None].to(per_choice.dtype)).sum(1)
         return mixed
 

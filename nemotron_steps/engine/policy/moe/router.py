@@ -55,7 +55,7 @@ class Router(torch.nn.Module):
             weights = weights * self.scale
         if self.expert_bias is not None and torch.is_grad_enabled():
             often = occurrences[:, None].expand_as(chosen).flatten()
-            self.load += torch.bincount(chosen.flatten(), often, minlength=self.load.numel())
+            self.load.scatter_add_(0, chosen.flatten(), often)  # bincount would wait for the GPU
         return weights, chosen
 
     def _choose(self, scores: torch.Tensor) -> torch.Tensor:

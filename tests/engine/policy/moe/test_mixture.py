@@ -7,6 +7,7 @@ import torch
 
 from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.policy.flat_model import transformer_config
+from nemotron_steps.engine.policy.moe.experts import _ToChoices, inverse, permute
 from nemotron_steps.engine.policy.moe.mixture import FlatMoe
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims
 from nemotron_steps.models.architecture import Architecture
@@ -124,3 +125,22 @@ def test_the_router_is_exact_in_bfloat16():
     weights, chosen = ours.router(states, torch.ones(TOKENS))
     again, same = ours.router(states.float(), torch.ones(TOKENS))
     assert weights.dtype is torch.float32 and torch.equal(weights, again) and torch.equal(chosen, same)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gathers_have_autograds_gradients_summed_once(dtype):
+    """The way to the experts and back on a GPU, whose gradients are gathers."""
+    chosen = torch.stack([torch.randperm(EXPERTS)[:5] for _ in range(TOKENS)])
+    order = chosen.flatten().argsort(stable=True)
+    back = inverse(order)
+    states, direction = torch.randn(TOKENS, 8, dtype=dtype), torch.randn(TOKENS * 5, 8, dtype=dtype)
+    plain, gathered = (states.clone().requires_grad_() for _ in range(2))
+    expected = plain.index_select(0, order // 5).index_select(0, back)
+    found = permute(_ToChoices.apply(gathered, order, back), back, order)
+    assert torch.equal(found, expected)
+    (found * direction).sum().backward()
+    exact = direction.double().view(TOKENS, 5, 8).sum(1)
+    torch.testing.assert_close(gathered.grad, exact.to(dtype), atol=0, rtol=2**-8 if dtype is torch.bfloat16 else 1e-5)
+    (expected * direction).sum().backward()
+    if dtype is torch.float32:
+        torch.testing.assert_close(gathered.grad, plain.grad, atol=1e-5, rtol=1e-5)
