@@ -7,6 +7,7 @@ first is taken with 4 bytes an element; attention's padding there is left out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nemotron_steps.config.layout.memory.settings import MemorySettings
@@ -24,17 +25,19 @@ class Kept:
     Attributes:
         per_token: bytes, each of this rank's tokens.
         fixed: bytes whatever the tokens.
+        per_row: bytes, each sequence of the micro-batch.
     """
 
     per_token: float = 0.0
     fixed: int = 0
+    per_row: float = 0.0
 
     def __add__(self, other: Kept) -> Kept:
-        return Kept(self.per_token + other.per_token, self.fixed + other.fixed)
+        return Kept(self.per_token + other.per_token, self.fixed + other.fixed, self.per_row + other.per_row)
 
-    def of(self, tokens: float) -> int:
-        """Bytes for so many tokens."""
-        return int(self.per_token * tokens) + self.fixed
+    def of(self, tokens: float, rows: int = 0) -> int:
+        """Bytes for so many tokens in so many sequences."""
+        return int(self.per_token * tokens + self.per_row * rows) + self.fixed
 
 
 def kept(shape: ModelShape, layer: str, settings: MemorySettings) -> Kept:
@@ -52,12 +55,15 @@ def kept_by_all(shape: ModelShape, settings: MemorySettings) -> Kept:
     return Kept(INT64 + angles * settings.element)
 
 
-def kept_to_recompute(shape: ModelShape, settings: MemorySettings, layers: int) -> Kept:
-    """By so many layers that are computed again: what goes into each, the residual stream and, but for the first, what
-    is still to be added to it."""
-    plain = _is_plain(shape, MLP, settings) and not shape.has_experts and shape.gated
-    inputs = layers if plain else 2 * layers - 1
-    return Kept(max(inputs, 0) * shape.hidden * settings.element * _share(settings))
+def kept_to_recompute(shape: ModelShape, settings: MemorySettings, layers: Sequence[str]) -> Kept:
+    """By layers that are computed again: what goes into each, the residual stream and what is still to be added to it,
+    where these are tensors of their own."""
+    inputs, adds = 1, False
+    for layer in layers[:-1]:
+        plain = _adds_itself(layer[-1], settings)
+        inputs += int(adds or plain or len(layer) > 1) + int(not plain)
+        adds = not plain
+    return Kept(inputs * shape.hidden * settings.element * _share(settings))
 
 
 def workspace(shape: ModelShape, layer: str, settings: MemorySettings, tokens: float) -> int:
@@ -87,6 +93,11 @@ def _share(settings: MemorySettings) -> float:
     """The part of a rank's tokens whose norms and residual stream it has."""
     sizes = settings.sizes
     return 1 / sizes.tensor if sizes.sequence_parallel else 1.0
+
+
+def _adds_itself(mixer: str, settings: MemorySettings) -> bool:
+    """Whether a layer that ends so adds its result to the residual stream, and does not leave that to the next one."""
+    return not settings.on_gpu and settings.element == FLOAT32 and settings.sizes.tensor == 1 and mixer in "*-"
 
 
 def _is_plain(shape: ModelShape, mixer: str, settings: MemorySettings) -> bool:
@@ -180,11 +191,15 @@ def _experts(shape: ModelShape, settings: MemorySettings) -> Kept:
 
 
 def _mamba(shape: ModelShape, settings: MemorySettings) -> Kept:
-    """The projection, what the convolution made of it, the scan's result, what is gated and normed."""
-    mamba, element = shape.mamba, settings.element
+    """The projection; the convolution's input and result; the scan's result and the normed one; time steps. A sequence
+    that goes on from a shared prompt has that prompt's state, twice."""
+    mamba, element, sizes = shape.mamba, settings.element, settings.sizes
     assert mamba is not None
-    wide = mamba.rows + mamba.channels + 2 * mamba.inner
-    return Kept((wide * element + 3 * mamba.heads * FLOAT32) / settings.sizes.tensor)
+    wide = mamba.rows + 2 * mamba.channels + 2 * mamba.inner
+    exact = 2 * mamba.heads + mamba.groups
+    shares = sizes.samples and (sizes.group or 1) > 1
+    states = 2 * mamba.inner * mamba.state * FLOAT32 / (sizes.tensor * sizes.context) if shares else 0.0
+    return Kept((wide * element + exact * FLOAT32) / sizes.tensor, per_row=states)
 
 
 def _of_transformers(shape: ModelShape, mixer: str, settings: MemorySettings) -> Kept:

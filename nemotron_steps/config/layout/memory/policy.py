@@ -133,14 +133,14 @@ def _passes(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[di
     layers = layers_of(shape, sizes.pipeline, stage)
     last = stage == sizes.pipeline - 1
 
-    tokens = batch.tokens / sizes.context
+    tokens, rows = batch.tokens / sizes.context, batch.micro_rows
     share = tokens / (sizes.tensor if sizes.sequence_parallel else 1)
     own = {layer: kept(shape, layer, settings) for layer in set(layers)}
     if settings.recomputes:
-        inputs = kept_to_recompute(shape, settings, len(layers)).of(tokens)
-        one = inputs + max((each.of(tokens) for each in own.values()), default=0)
+        inputs = kept_to_recompute(shape, settings, layers).of(tokens)
+        one = inputs + max((each.of(tokens, rows) for each in own.values()), default=0)
     else:
-        inputs = one = sum(own[layer].of(tokens) for layer in layers)
+        inputs = one = sum(own[layer].of(tokens, rows) for layer in layers)
     # One forward, one backward: the first stages are ahead by as many micro-batches as there are stages after them.
     flying = min(sizes.pipeline - stage, batch.micro_batches)
     activations = one + (flying - 1) * inputs + int(share * shape.hidden * element)

@@ -11,11 +11,13 @@ from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from tests.config.layout.memory.kept_tensors import kept_bytes
 from tests.config.layout.memory.shapes import flat
+from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
 WITHIN = 0.15
 SIZES = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32}
 MODELS = ("llama", "qwen2_tied", "qwen3", "qwen3_moe")
+HYBRIDS = ("dense", "mixture", "latent")
 
 
 @pytest.fixture(scope="module")
@@ -23,23 +25,33 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("activations")
     for name in MODELS:
         write_checkpoint(name, root / name, **({} if name == "qwen2_tied" else SIZES))
+    for name in HYBRIDS:
+        hybrid_twins.write_hybrid(name, root / name, hidden_size=128, head_dim=32)
     return root
 
 
-def predicted(shape: ModelShape, settings: MemorySettings, tokens: int) -> int:
+def predicted(shape: ModelShape, settings: MemorySettings, tokens: int, rows: int) -> int:
     once = kept_by_all(shape, settings).of(tokens)
     if settings.recomputes:
-        return once + kept_to_recompute(shape, settings, len(shape.layers)).of(tokens)
-    return once + sum(kept(shape, layer, settings).of(tokens) for layer in shape.layers)
+        return once + kept_to_recompute(shape, settings, shape.layers).of(tokens)
+    return once + sum(kept(shape, layer, settings).of(tokens, rows) for layer in shape.layers)
 
 
 @pytest.mark.parametrize("megatron", [{}, {"activation_checkpointing": True}], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", (*MODELS, *HYBRIDS))
 def test_kept_tensors_are_predicted(name, precision, megatron, folders):
     group = 8 if precision == "float32" else 1  # torch's own attention pads and repeats shared prompts
     counted, tokens = kept_bytes(folders / name, precision, megatron, rows=32, group=group)
     shape = ModelShape.read(json.loads((folders / name / "config.json").read_text()))
-    values = {"policy": {"precision": precision, "megatron_cfg": megatron, "max_total_sequence_length": 64}}
+    values = {
+        "policy": {
+            "precision": precision,
+            "megatron_cfg": megatron,
+            "max_total_sequence_length": 64,
+            "generation": {"backend": "embedded"},
+        },
+        "grpo": {"num_prompts_per_step": 32 // group, "num_generations_per_prompt": group},
+    }
     settings = MemorySettings.read(flat(values).get)
-    assert predicted(shape, settings, tokens) == pytest.approx(counted, rel=WITHIN)
+    assert predicted(shape, settings, tokens, 32) == pytest.approx(counted, rel=WITHIN)

@@ -12,6 +12,7 @@ from nemotron_steps.config.layout.memory.policy import stage_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from tests.config.layout.memory.shapes import flat
+from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
 DISTRIBUTED = {"optimizer": {"use_distributed_optimizer": True}}
@@ -39,6 +40,15 @@ CASES = {
         "bfloat16",
         8,
     ),
+    "hybrid": ("latent", {}, "bfloat16", 1),
+    "hybrid, float32": ("mixture", {**DISTRIBUTED}, "float32", 2),
+    "hybrid, tensor, pipeline": ("dense", {**TENSOR, **PIPELINE, **DISTRIBUTED}, "bfloat16", 4),
+    "hybrid, experts, tensor, frozen router": (
+        "latent",
+        {**EXPERT, **TENSOR, "sequence_parallel": True, "freeze_moe_router": True, **DISTRIBUTED},
+        "bfloat16",
+        4,
+    ),
     "precision-aware": ("qwen3", {"optimizer": NARROW}, "bfloat16", 1),
     "offloaded": ("qwen3", {"optimizer": OFFLOADED}, "bfloat16", 1),
 }
@@ -50,7 +60,10 @@ def counted(tmp_path_factory):
     root = tmp_path_factory.mktemp("ranks")
     cases = []
     for name in {model for model, *_ in CASES.values()}:
-        write_checkpoint(name, root / name, num_hidden_layers=4)
+        if name in hybrid_twins.TWINS:
+            hybrid_twins.write_hybrid(name, root / name)
+        else:
+            write_checkpoint(name, root / name, num_hidden_layers=4)
     for model, megatron, precision, ranks in CASES.values():
         cases.append([str(root / model), {"precision": precision, "megatron_cfg": megatron}, ranks])
     (root / "cases.json").write_text(json.dumps(cases))
