@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nemotron_steps.config.layout.memory.activations import INT64
 from nemotron_steps.config.layout.memory.batch import prompt_and_answer
 from nemotron_steps.config.layout.memory.settings import JudgeSettings, MemorySettings
 from nemotron_steps.config.layout.memory.shape import FLOAT32, ModelShape, held
@@ -120,8 +121,9 @@ def _embedded(
     shared = group > 1 and prompt >= SHARED_TOKENS
     columns = min((answer if shared else length) + 2, most)
     token = shape.kv_bytes_per_token * element // 2
-    states = rows * shape.state_bytes(element)
-    cache = rows * columns * token + states
+    # Beside keys and values: tokens, logprobs and what hides a row's padding.
+    column = token + INT64 + FLOAT32 + FLOAT32 * shape.key_value_heads
+    cache = rows * (columns * column + shape.state_bytes(element, decoding=True))
     prompts = -(-rows // group) if shared else 0
     prefixes = prompts * (prompt * token + shape.state_bytes(element))
     # From 512 columns on the cache is widened by half, keys and values in turn: a third of it exists twice.

@@ -185,13 +185,14 @@ class ModelShape:
         attending = sum(layer.count(ATTENTION) for layer in self.layers)
         return attending * 2 * self.key_value_heads * self.head_dim * 2
 
-    def state_bytes(self, element: int) -> int:
-        """Of a sequence: the float32 states of its Mamba layers and their convolutions' windows in `element` bytes."""
+    def state_bytes(self, element: int, *, decoding: bool = False) -> int:
+        """Of a sequence: the float32 states of its Mamba layers, and its newest inputs of their convolutions in
+        `element` bytes, one more of those while it is decoded."""
         if self.mamba is None:
             return 0
         mixing = sum(layer.count(MAMBA) for layer in self.layers)
-        window = self.mamba.channels * (self.mamba.kernel - 1) * element
-        return mixing * (self.mamba.inner * self.mamba.state * FLOAT32 + window)
+        inputs = self.mamba.channels * (self.mamba.kernel - (not decoding)) * element
+        return mixing * (self.mamba.inner * self.mamba.state * FLOAT32 + inputs)
 
 
 def held(shape: ModelShape, sizes: LayoutSizes, stage: int, *, frozen_router: bool = False) -> Held:

@@ -1,0 +1,102 @@
+"""Weights and caches of generators, predicted and counted; what vLLM's share of a GPU has to hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from nemotron_steps.config.layout.memory.generation import GIB, SLEEPING, policy_generator
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+from nemotron_steps.engine.types import GenerationRequest, SamplingParams
+from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.huggingface import load_hf_weights
+from tests.config.layout.memory.shapes import NANO_30B, QWEN3_8B, flat
+from tests.models import hybrid_twins
+from tests.models.checkpoints import write_checkpoint
+
+ROWS, GROUP, PROMPT, ANSWER = 8, 4, 40, 22
+
+
+def settings_of(**policy) -> MemorySettings:
+    values = {
+        "grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": GROUP},
+        "policy": {
+            "train_global_batch_size": ROWS,
+            "max_total_sequence_length": PROMPT + ANSWER,
+            "precision": "float32",
+            **policy,
+            "generation": {
+                "backend": "embedded",
+                "max_new_tokens": ANSWER,
+                "max_sequences": ROWS,
+                **policy.get("generation", {}),
+            },
+        },
+        "cluster": {"gpus_per_node": 1},
+    }
+    return MemorySettings.read(flat(values).get)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_tied", "latent"])
+def test_the_embedded_generators_caches_are_predicted(name, tmp_path):
+    hybrid = name in hybrid_twins.TWINS
+    (hybrid_twins.write_hybrid if hybrid else write_checkpoint)(name, tmp_path)
+    shape = ModelShape.read(json.loads((tmp_path / "config.json").read_text()))
+    generator = EmbeddedGenerator(
+        Architecture.from_folder(tmp_path),
+        load_hf_weights(tmp_path).items(),
+        max_sequences=ROWS,
+        max_total_length=PROMPT + ANSWER,
+        eos_token_ids=[],
+    )
+    for number in range(2):
+        prompt = [3 + (number * 7 + token) % 150 for token in range(PROMPT)]
+        generator.submit(GenerationRequest(str(number), prompt, SamplingParams(ANSWER, seed=0), GROUP))
+    generator.step()
+    batch = generator._batch
+    kept = [batch.keys, batch.values, batch.tokens, batch.logprobs, batch._bias]
+    kept += [] if batch.states is None else [batch.states.ssm, batch.states.inputs]
+    for prefix in batch.prefixes:
+        kept += [prefix.keys, prefix.values]
+        kept += [] if prefix.states is None else [prefix.states.ssm, prefix.states.window]
+    assert len(batch.prefixes) == 2
+    counted = sum(tensor.nbytes for tensor in kept)
+    memory = policy_generator(shape, settings_of())
+    # On CPU there are 64 columns from the start, where a GPU has as many as are needed.
+    column = shape.kv_bytes_per_token * 2 + 8 + 4 + 4 * shape.key_value_heads
+    more = ROWS * (batch.columns - (ANSWER + 2)) * column
+    assert memory.generates["cache"] + more == counted
+    storages = [slot.view.untyped_storage() for slot in generator._model._slots.values()]
+    weights = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    assert memory.generates["weights"] == pytest.approx(sum(weights.values()), rel=0.02)
+
+
+def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
+    shape = ModelShape.read(QWEN3_8B)
+    small = policy_generator(shape, settings_of())
+    assert small.rests["cache"] == small.generates["cache"]
+    large = policy_generator(shape, settings_of(generation={"max_sequences": 4096}))
+    assert "cache" not in large.rests and large.generates["cache"] > 10 * GIB
+
+
+@pytest.mark.parametrize(
+    ("vllm", "asynchronous", "asleep"),
+    [({}, False, True), ({"tensor_parallel_size": 2}, False, False), ({"async_engine": False}, False, False),
+     ({}, True, False)],
+)  # fmt: skip
+def test_vllm_sleeps_in_a_process_of_its_own_beside_a_policy(vllm, asynchronous, asleep):
+    settings = settings_of(generation={"backend": "vllm", "vllm_cfg": {"gpu_memory_utilization": 0.5, **vllm}})
+    memory = policy_generator(ModelShape.read(QWEN3_8B), dataclasses.replace(settings, asynchronous=asynchronous))
+    assert sum(memory.generates.values()) == memory.share == 40 * GIB
+    assert memory.rests == ({"asleep": SLEEPING} if asleep else memory.generates)
+
+
+def test_the_cache_of_a_hybrid_is_smaller_a_token_and_has_states():
+    """Nano: 6 of 52 layers attend, with 2 key-value heads of 128: 6 KiB a token; 23 states of 64 heads."""
+    shape = ModelShape.read(NANO_30B)
+    assert shape.kv_bytes_per_token == 6 * 2 * 2 * 128 * 2
+    assert shape.state_bytes(2) == 23 * (64 * 64 * 128 * 4 + (64 * 64 + 2 * 8 * 128) * 3 * 2)
