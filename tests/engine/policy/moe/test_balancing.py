@@ -136,3 +136,14 @@ def test_biases_that_no_generator_knows_are_refused_where_rollouts_are_sampled(f
     config = RlConfig.model_validate({"policy": policy})
     with pytest.raises(ConfigError, match="no generator knows the biases"):
         place(config, SimpleNamespace(hf_folder=folder))
+
+
+def test_a_models_own_biases_may_move_where_rollouts_are_sampled():
+    """Generators have Nemotron-H's: they travel with its weights."""
+    from nemotron_steps.config.layout.facts import ModelFacts
+    from nemotron_steps.config.layout.misfits import model_misfits
+    from nemotron_steps.config.layout.sizes import LayoutSizes
+
+    sizes = LayoutSizes(samples=True, router_bias_update_rate=1e-3)
+    assert not list(model_misfits(sizes, ModelFacts("nemotron_h", layers=5, experts=8)))
+    assert len(list(model_misfits(sizes, ModelFacts("qwen3_moe", layers=5, experts=8)))) == 1
