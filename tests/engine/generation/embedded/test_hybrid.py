@@ -17,12 +17,14 @@ from nemotron_steps.engine.generation.embedded.batch import DecodeBatch, NewRow
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded.hybrid import HybridModel
 from nemotron_steps.engine.generation.embedded.prefix import PrefixCache
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
 from tests.engine.generation.embedded.embedded_models import hub_weights
 from tests.engine.generation.embedded.test_generator import drain, full_logprobs, prompt_of, run
+from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
 from tests.models.hybrid_twins import hybrid_model, write_hybrid
 
 # More experts than a prompt's tokens compute all of, in groups; no attention; no Mamba-2; no convolution bias.
@@ -169,6 +171,36 @@ def test_every_weight_and_buffer_of_an_update_counts(name: str) -> None:
             expected = full_logprobs(model, prompts[p], completion.token_ids)
             assert torch.exp((torch.tensor(completion.logprobs) - expected).abs()).mean() < 1.0001
             assert completion.weight_versions == [step] * 12
+
+
+@pytest.mark.parametrize("name", ["dense", "latent"])
+def test_generator_and_policy_agree_after_1_5_and_20_updates(name: str, tmp_path: Path) -> None:
+    """token_mult_prob_error of what is sampled, in float32, biases and the recurrence being trained too."""
+    write_hybrid(name, tmp_path, initializer_range=0.1)
+    balanced = {"moe_router_bias_update_rate": 1e-3, "optimizer": {"lr": 1e-3}}
+    policy = MegatronPolicy(policy_config(megatron_cfg=balanced), tmp_path, rl_loss())
+    generator = EmbeddedGenerator(
+        Architecture.from_folder(tmp_path), policy.weights(), max_sequences=16, max_total_length=64, eos_token_ids=[]
+    )
+    prompts = {f"p{i}": prompt_of(i, 4 + 13 * i) for i in range(3)}
+    for step in range(1, 21):
+        policy.train_step(grouped_batch(step))
+        if step not in (1, 5, 20):
+            continue
+        generator.update_weights(policy.weights(), step)
+        requests = [GenerationRequest(p, ids, SamplingParams(12, seed=step), 4) for p, ids in prompts.items()]
+        done = run(generator, *requests)
+        batch = grouped_batch(0, prompts=((8, len(done)),))
+        for row, ((p, _), completion) in enumerate(done.items()):
+            ids = [*prompts[p], *completion.token_ids]
+            batch.input_ids[row, : len(ids)] = torch.tensor(ids)
+            batch.lengths[row] = len(ids)
+            batch.token_mask[row] = 0
+            batch.token_mask[row, len(prompts[p]) : len(ids)] = 1
+            batch.generation_logprobs[row, len(prompts[p]) : len(ids)] = torch.tensor(completion.logprobs)
+        apart = (policy.logprobs(batch) - batch.generation_logprobs).abs()[batch.token_mask.bool()]
+        assert apart.numel() == 12 * len(done)
+        assert float(apart.exp().mean()) < 1.0001
 
 
 @pytest.mark.parametrize("kind", ["e_score_correction_bias", "A_log", "mixer.D", "dt_bias", "conv1d.bias"])
