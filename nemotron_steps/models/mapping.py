@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nemotron_steps.errors import ArtifactError
@@ -157,6 +158,8 @@ def unshard(parameter: Parameter, shards: Sequence[torch.Tensor]) -> torch.Tenso
 class TensorReader(Protocol):
     """Tensors of a checkpoint by name, read one at a time (huggingface.WeightReader)."""
 
+    folder: Path
+
     def names(self) -> set[str]:
         """Of every tensor that there is."""
 
@@ -175,7 +178,8 @@ def to_megatron(
     """
     read = weights.__getitem__ if isinstance(weights, Mapping) else weights
     names = set(weights) if isinstance(weights, Mapping) else weights.names()
-    _check_names(names, architecture)
+    where = None if isinstance(weights, Mapping) else str(weights.folder)
+    _check_names(names, architecture, where)
     for parameter in parameters(architecture):
         tensors = []
         for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
@@ -184,10 +188,11 @@ def to_megatron(
                 continue
             tensor = read(name)
             if not tensor.is_floating_point() or tensor.element_size() < 2:
-                raise quantised(f"the tensor {name} is {str(tensor.dtype).removeprefix('torch.')}")
+                raise quantised(f"the tensor {name} is {str(tensor.dtype).removeprefix('torch.')}", where)
             if tuple(tensor.shape) != shape:
                 raise ArtifactError(
                     f"the tensor {name} has another shape than config.json says",
+                    where=where,
                     expected=str(shape),
                     found=str(tuple(tensor.shape)),
                 )
@@ -195,7 +200,7 @@ def to_megatron(
         yield parameter, merge(parameter, tensors, architecture)
 
 
-def _check_names(names: set[str], architecture: Architecture) -> None:
+def _check_names(names: set[str], architecture: Architecture, where: str | None) -> None:
     """Refuse a checkpoint without a tensor of the model, or with one that the model has no place for."""
     from nemotron_steps.models.families import module_of
 
@@ -204,6 +209,7 @@ def _check_names(names: set[str], architecture: Architecture) -> None:
     if missing:
         raise ArtifactError(
             f"the checkpoint lacks the tensor {missing[0]}",
+            where=where,
             expected=f"{len(needed)} tensors, as config.json says",
             found=f"{len(missing)} of them missing",
             hints=("download or export the checkpoint again; if it is whole, its config.json is of another model",),
@@ -217,6 +223,7 @@ def _check_names(names: set[str], architecture: Architecture) -> None:
     if extra:
         raise ArtifactError(
             f"the checkpoint has a tensor that this model has no place for: {extra[0]}",
+            where=where,
             expected=f"the {len(needed)} tensors that config.json says, and no more",
             found=f"{len(extra)} more",
             hints=("its config.json is of another model, or these tensors are an adapter's: merge it, then convert",),

@@ -231,7 +231,10 @@ MODELS = {
     "Llama-3.1-70B": ("llama", 80, 64, 8, 28672, 0),
     "Qwen3-30B-A3B": ("qwen3_moe", 48, 32, 4, 768, 128),
     "Qwen3-235B-A22B": ("qwen3_moe", 94, 64, 4, 1536, 128),
+    "Nemotron-3-Nano": ("nemotron_h", 52, 32, 2, 1856, 128),
 }
+HYBRID = {"mamba_num_heads": 64, "mamba_groups": 8, "shared_expert_width": 3712}
+"""What Nemotron 3 Nano has beside."""
 
 
 def attributes(name: str) -> dict[str, Any]:
@@ -244,6 +247,7 @@ def attributes(name: str) -> dict[str, Any]:
         "num_key_value_heads": shared,
         width_key: width,
         **({"num_experts": experts} if experts else {}),
+        **(HYBRID if family == "nemotron_h" else {}),
     }
 
 
@@ -335,8 +339,12 @@ def test_a_refused_layout_has_a_hint_that_mends_it(
     if samples:
         even = even and per_node % tp == 0
     if name is not None:
-        _, layers, heads, shared, width, experts = MODELS[name]
-        even = even and heads % tp == 0 and (shared % tp == 0 or tp % shared == 0) and layers % pp == 0
+        family, layers, heads, shared, width, experts = MODELS[name]
+        even = even and heads % tp == 0 and (shared % tp == 0 or tp % shared == 0)
+        if family == "nemotron_h":  # stages may be unequal; 64 Mamba heads in 8 groups
+            even = even and 8 % tp == 0 and 64 // tp % cp == 0
+        else:
+            even = even and layers % pp == 0
         even = even and (experts % ep == 0 if experts else ep == 1 and width % tp == 0)
         if samples:
             even = even and heads % tp == 0 and width % tp == 0
