@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection
@@ -32,6 +34,7 @@ from nemotron_steps.engine.types import Policy
 from nemotron_steps.errors import ConfigError, RetryableError, StepsError, StorageError
 
 STATE_FILE = "state.json"
+_FOLDER = re.compile(r"step_([0-9]{8,})")
 TENSOR_FILE = "state.safetensors"
 
 
@@ -79,17 +82,23 @@ class CheckpointManager:
         self._in_flight: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*.partial"):  # a kill while saving leaves one; nothing refers to it
-            shutil.rmtree(leftover)
+            _remove(leftover)
 
     def all(self) -> list[Checkpoint]:
-        """Committed checkpoints, oldest first."""
-        folders = [p for p in self._folder.glob("step_*") if p.is_dir() and p.suffix != ".partial"]
-        found = [Checkpoint(int(p.name.removeprefix("step_")), p) for p in folders]
+        """Committed checkpoints, oldest first. A link to a folder is none: nothing here writes one."""
+        named = [(_FOLDER.fullmatch(path.name), path) for path in self._folder.iterdir() if not path.is_symlink()]
+        found = [Checkpoint(int(match[1]), path) for match, path in named if match]
         return sorted((c for c in found if (c.path / STATE_FILE).is_file()), key=lambda c: c.step)
 
     def latest(self) -> Checkpoint | None:
-        """The newest committed checkpoint, or None."""
+        """The newest committed checkpoint, or None.
+
+        Raises:
+            StorageError: a link in it leads somewhere else.
+        """
         committed = self.all()
+        if committed:
+            _refuse_links(committed[-1].path)
         return committed[-1] if committed else None
 
     def steps_begin(self) -> None:
@@ -187,8 +196,7 @@ class CheckpointManager:
         final = self._folder / f"step_{step:08d}"
         partial = final.with_suffix(".partial")
         try:
-            if partial.exists():
-                shutil.rmtree(partial)
+            _remove(partial)
             (partial / "policy").mkdir(parents=True)
             write_policy(str(partial / "policy"))
             if tensors:
@@ -196,8 +204,7 @@ class CheckpointManager:
             (partial / STATE_FILE).write_text(state)
             for path in [*partial.rglob("*"), partial]:  # on disk before the name is: a machine may lose power
                 _flush(path)
-            if final.exists():  # the same step saved again by a resumed run
-                shutil.rmtree(final)
+            _remove(final)  # the same step saved again by a resumed run
             partial.rename(final)
             _flush(self._folder)
             self._deadline.saved(time.monotonic() - asked)
@@ -242,6 +249,33 @@ class CheckpointManager:
         if value is None or math.isnan(value):
             return (False, 0.0, checkpoint.step)
         return (True, value if self._config.higher_is_better else -value, checkpoint.step)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, if there is one; of a link, the link alone."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _refuse_links(checkpoint: Path) -> None:
+    """A home may be shared: what is read as a checkpoint lies in its own folder."""
+    aside = checkpoint.with_name(f"broken_{checkpoint.name}")  # a name that no checkpoint has
+    for folder, folders, files in os.walk(checkpoint):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if path.is_symlink():
+                raise StorageError(
+                    "a checkpoint holds a link, which nothing here writes",
+                    where=str(path),
+                    expected="files of its own",
+                    found=f"a link to {os.readlink(path)}",
+                    hints=[
+                        f"mv {shlex.quote(str(checkpoint))} {shlex.quote(str(aside))}"
+                        "   # training goes on from the one before"
+                    ],
+                )
 
 
 def _flush(path: Path) -> None:

@@ -246,3 +246,31 @@ def test_a_kill_while_writing_leaves_the_older_checkpoint_whole(tmp_path: Path) 
 
 if __name__ == "__main__":
     _save_for_ever(sys.argv[1], sys.argv[2])
+
+
+def test_links_in_a_shared_home_are_neither_read_nor_removed_through(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "state.json").write_text('{"metrics": {}}')
+    folder, policy = tmp_path / "checkpoints", Weights()
+    with manager_of(folder) as manager:
+        policy.value = 1
+        manager.save(1, policy, {"metrics": {}})
+    (folder / "step_00000009").symlink_to(elsewhere)
+    (folder / "step_00000002.partial").symlink_to(elsewhere)
+    (folder / "step_notes").mkdir()
+    again = manager_of(folder)
+    assert [checkpoint.step for checkpoint in again.all()] == [1]
+    with again:
+        policy.value = 9
+        again.save(9, policy, {"metrics": {}})
+    assert (elsewhere / "state.json").is_file()
+    assert values(folder) == [(1, "1"), (9, "9")]
+
+    (folder / "step_00000009" / "policy" / "more").symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="holds a link") as caught:
+        manager_of(folder).latest()
+    assert caught.value.where.endswith("policy/more")
+    subprocess.run(caught.value.hints[0], shell=True, check=True)
+    latest = manager_of(folder).latest()
+    assert latest is not None and latest.step == 1
