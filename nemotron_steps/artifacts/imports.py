@@ -11,7 +11,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ _WORTH_SAYING = 200_000_000
 """Bytes that take long enough to hash that somebody wonders."""
 
 
+ShowHashing = Callable[[Path, int], AbstractContextManager[Progress | None]]
+"""Of a path with so many bytes; gives what is told how far its hashing is."""
+
+
+@contextmanager
+def _say_hashing(path: Path, size: int) -> Iterator[None]:
+    logger.warning("hashing %s (%.1f GB): once, and again when it changes", path, size / 1e9)
+    yield
+
+
 class Imports:
     """Notes about what the user supplied.
 
@@ -37,6 +48,8 @@ class Imports:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._allowed: set[str] = set()
+        self.show_hashing: ShowHashing = _say_hashing
+        """What shows that something large is hashed."""
 
     def identify(
         self,
@@ -66,9 +79,8 @@ class Imports:
             type_name = type_name or require_type(path)
             found = plain(validate(type_name, path, supertypes))
             size = sum(each[0] for each in stats.values())
-            if size >= _WORTH_SAYING:
-                logger.warning("hashing %s (%.1f GB): once, and again when it changes", path, size / 1e9)
-            files = hash_tree(path, user_folder=True, progress=progress)
+            with self.show_hashing(path, size) if size >= _WORTH_SAYING else nullcontext() as shown:
+                files = hash_tree(path, user_folder=True, progress=progress or shown)
             hashes = {file.path: file.sha256 for file in files}
             self._write(path, {"type": type_name, "stats": stats, "hashes": hashes, "attributes": found})
         self._allowed.add(str(path))

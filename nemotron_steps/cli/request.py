@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -154,7 +155,12 @@ class Workbench:
         """The home's artifacts."""
         from nemotron_steps.artifacts.store import ArtifactStore
 
-        return ArtifactStore(self._home)
+        store = ArtifactStore(self._home)
+        if sys.stderr is not None and sys.stderr.isatty():
+            from nemotron_steps.cli.hashing import hashing_bar
+
+            store.imports.show_hashing = hashing_bar
+        return store
 
     def settled(self, asked: Asked) -> Asked:
         """The request with `-c NAME` as `./NAME.yaml`, where no step asked for has a config NAME and that file is."""
