@@ -75,8 +75,9 @@ def test_mamba_starts_with_its_decays_and_time_steps_spread_out(tokenizer, tmp_p
     assert weights[f"{mixer}.A_log"].dtype is torch.float32
 
 
-def test_the_facts_of_a_config_are_those_of_the_model_it_makes(tokenizer, tmp_path):
-    config = SftConfig.model_validate({"from_scratch": HYBRID})
+@pytest.mark.parametrize("shape", [HYBRID, {"architecture": "qwen3"}], ids=["hybrid", "dense"])
+def test_the_facts_of_a_config_are_those_of_the_model_it_makes(shape, tokenizer, tmp_path):
+    config = SftConfig.model_validate({"from_scratch": shape})
     initialize_checkpoint(config.from_scratch, tokenizer, tmp_path / "model", 0)
     planned, made = ModelFacts.from_scratch(getter(config)), Architecture.from_folder(tmp_path / "model").facts
     assert planned == made

@@ -13,6 +13,7 @@ _SCRATCH = (
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
+    "head_dim",
     "intermediate_size",
     "max_position_embeddings",
 )
@@ -70,11 +71,11 @@ class ModelFacts:
         model_type = get("from_scratch.architecture")
         if not isinstance(model_type, str):
             return None
-        layers, heads, shared, width, positions = (get(f"from_scratch.{key}") for key in _SCRATCH)
+        layers, heads, shared, head, width, positions = (get(f"from_scratch.{key}") for key in _SCRATCH)
         pattern = get("from_scratch.hybrid.pattern")
         if isinstance(pattern, str):
             return cls._of_pattern(pattern, lambda key: get(f"from_scratch.{key}"))
-        return cls(model_type, layers, heads, shared, mlp_width=width, positions=positions)
+        return cls(model_type, layers, heads, shared, head_dim=head, mlp_width=width, positions=positions)
 
     @classmethod
     def _of_pattern(cls, pattern: str, get: Callable[[str], Any]) -> ModelFacts | None:
@@ -90,6 +91,7 @@ class ModelFacts:
             layers=len(pattern),
             attention_heads=get("num_attention_heads"),
             key_value_heads=get("num_key_value_heads"),
+            head_dim=get("head_dim"),
             experts=get("hybrid.n_routed_experts") if mixture else 0,
             mlp_width=get("hybrid.moe_intermediate_size") if mixture else dense,
             shared_width=shared,
