@@ -87,7 +87,7 @@ def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
-    """By "twin: layout" what `steps` found; with two ranks, of checkpoints loaded in other layouts as well."""
+    """By "twin: layout" what `steps` found; with two ranks, third steps, as well from checkpoints of other layouts."""
     results: dict[str, Any] = {}
     for twin, layouts in (FOUR if ranks == 4 else TWO).items():
         for name, megatron in layouts.items():
@@ -97,6 +97,7 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
                 save_file(tensors, out / f"{case}.safetensors")
             if ranks == 2 and (twin, name) in {(saved_twin, saved) for saved_twin, saved, _ in RESHARDED}:
                 policy.save_checkpoint(str(out / case))
+                results[f"{case} →"] = policy.train_step(grouped_batch(2))
     if ranks == 4:
         return results
     for twin, before, after in RESHARDED:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.hybrid.ranks import FOUR, PATTERNS, RESHARDED, TWO, steps
 from tests.engine.policy.ranks import run_ranks
 from tests.models.hybrid_twins import write_hybrid
@@ -25,11 +24,11 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folders):
-    """Twin → what one process finds, its tensors, and the metrics of its third step."""
+    """Twin → what one process finds, and its tensors."""
     results = {}
     for twin, folder in folders.items():
-        found, tensors, policy = steps(folder, {})
-        results[twin] = found, tensors, policy.train_step(grouped_batch(2))
+        found, tensors, _ = steps(folder, {})
+        results[twin] = found, tensors
     return results
 
 
@@ -57,7 +56,7 @@ def assert_same_metrics(found, expected):
 
 def assert_same(case, ranks, expected):
     found, tensors = ranks[0][case], load_file(ranks[1] / f"{case}.safetensors")
-    one, theirs, _ = expected
+    one, theirs = expected
     for mine, alone in zip(found["metrics"], one["metrics"], strict=True):
         assert_same_metrics(mine, alone)
     torch.testing.assert_close(torch.tensor(found["before"]), torch.tensor(one["before"]), atol=2e-5, rtol=0)
@@ -74,8 +73,10 @@ def test_two_ranks_train_like_one(twin, layout, two_ranks, expected):
 
 
 @pytest.mark.parametrize(("twin", "saved", "loaded"), RESHARDED)
-def test_a_checkpoint_continues_in_any_layout(twin, saved, loaded, two_ranks, expected):
-    assert_same_metrics(two_ranks[0][f"{twin}: {saved} → {loaded}"], expected[twin][2])
+def test_a_checkpoint_continues_in_any_layout(twin, saved, loaded, two_ranks):
+    """With the step of the ranks that saved it: those of one process have moved by what rounding does to Adam."""
+    found, _ = two_ranks
+    assert_same_metrics(found[f"{twin}: {saved} → {loaded}"], found[f"{twin}: {saved} →"])
 
 
 @pytest.mark.parametrize("layout", ["pipeline", "expert, tensor, sequence"])
