@@ -336,7 +336,7 @@ class HybridModel(CachedModel):
         projected = linear_forward(layer_norm(x, layer.norm, self.weights), layer.in_proj)
         gate, channels, raw = torch.split(projected, [inner, m.conv_channels, heads], -1)
         window = states.window[index].transpose(1, 2)
-        convolved = conv(channels, layer.conv.t().unsqueeze(1), layer.conv_bias, runs, window)
+        convolved = conv(channels, layer.conv.t().contiguous().unsqueeze(1), layer.conv_bias, runs, window)
         states.window[index] = last_window(channels, runs, m.conv_kernel, window).transpose(1, 2)
         values, b, c = torch.split(convolved, [inner, groups * m.state_size, groups * m.state_size], -1)
         y, final = scan(

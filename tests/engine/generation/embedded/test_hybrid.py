@@ -27,12 +27,14 @@ from tests.engine.generation.embedded.test_generator import drain, full_logprobs
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
 from tests.models.hybrid_twins import hybrid_model, write_hybrid
 
-# More experts than a prompt's tokens compute all of, in groups; no attention; no Mamba-2; no convolution bias.
+# More experts than a prompt's tokens compute all of, in groups, and time steps at their lower bound; no attention and
+# no convolution bias; no Mamba-2.
+_BOUNDED = {"time_step_min": 0.05, "time_step_limit": (0.05, float("inf"))}
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("dense", {}),
     "mixture": ("mixture", {}),
     "latent": ("latent", {}),
-    "many-experts": ("mixture", {"n_routed_experts": 16, "n_group": 4, "topk_group": 2}),
+    "many-experts": ("mixture", {"n_routed_experts": 16, "n_group": 4, "topk_group": 2, **_BOUNDED}),
     # transformers' cache asks for an attention layer
     "no-attention": ("dense", {"pattern": "M-M", "use_conv_bias": False, "use_cache": False}),
     "no-mamba": ("dense", {"pattern": "*-*-"}),
@@ -339,6 +341,23 @@ def test_states_count_as_the_tokens_whose_cache_takes_as_much_memory() -> None:
         for prompt in (first, second, first):
             cache.compute([prompt])
         assert cache.fed_tokens == fed
+
+
+def test_memory_that_was_given_back_is_taken_again() -> None:
+    _, generator = make("mixture")
+    request = GenerationRequest("a", prompt_of(1, 40), SamplingParams(12, seed=0), 3)
+    first = run(generator, request)
+    batch = generator._batch
+    before = batch.cache_bytes
+    assert before == batch.keys.nbytes + batch.values.nbytes + batch.states.ssm.nbytes + batch.states.inputs.nbytes
+    with torch.inference_mode():
+        generator._compact(force=True)
+        batch.free()
+    assert batch.cache_bytes == 0
+    assert {key: c.token_ids for key, c in run(generator, request).items()} == {
+        k: c.token_ids for k, c in first.items()
+    }
+    assert batch.cache_bytes == before
 
 
 class _Count(TorchDispatchMode):
