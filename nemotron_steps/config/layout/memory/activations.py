@@ -183,6 +183,8 @@ def _experts(shape: ModelShape, settings: MemorySettings) -> Kept:
     fixed = 0 if frozen or element == FLOAT32 else shape.experts * shape.hidden * FLOAT32
     if shape.latent:
         token += shape.latent * element
+    elif not shape.shared_ffn and element != FLOAT32:
+        token -= shape.hidden * element  # what the norm gave is sorted by expert, and otherwise only the router's
     share = _share(settings)
     kept = Kept(token * share, fixed)
     if shape.shared_ffn:
@@ -195,6 +197,8 @@ def _mamba(shape: ModelShape, settings: MemorySettings) -> Kept:
     that goes on from a shared prompt has that prompt's state, twice."""
     mamba, element, sizes = shape.mamba, settings.element, settings.sizes
     assert mamba is not None
+    if not settings.on_gpu and element == FLOAT32 and sizes.context == 1:  # one kernel, which begins anew
+        return Kept((mamba.rows + mamba.inner) * element / sizes.tensor)
     wide = mamba.rows + 2 * mamba.channels + 2 * mamba.inner
     exact = 2 * mamba.heads + mamba.groups
     shares = sizes.samples and (sizes.group or 1) > 1

@@ -34,10 +34,14 @@ def equal_rows(rows: int, group: int) -> TrainBatch:
     )
 
 
-def kept_bytes(folder: Path, precision: str, megatron: dict[str, Any], rows: int, group: int) -> tuple[int, int]:
-    """(bytes kept by the layers' forward pass, tokens of the micro-batch)."""
+def built(folder: Path, precision: str, megatron: dict[str, Any]) -> Any:
+    """A policy."""
     config = policy_config(precision=precision, megatron_cfg=megatron)
-    policy: Any = build_policy(config, folder, rl_loss(), reference=False, total_steps=10)
+    return build_policy(config, folder, rl_loss(), reference=False, total_steps=10)
+
+
+def kept_bytes(policy: Any, rows: int, group: int) -> tuple[int, int]:
+    """(bytes kept by the layers' forward pass, tokens of the micro-batch)."""
     layout = build_layout(equal_rows(rows, group), range(rows))
     weights = {tensor.untyped_storage().data_ptr() for tensor in policy.model.parameters()}
     seen: dict[int, torch.UntypedStorage] = {}

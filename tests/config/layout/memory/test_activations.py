@@ -9,7 +9,7 @@ import pytest
 from nemotron_steps.config.layout.memory.activations import kept, kept_by_all, kept_to_recompute
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from tests.config.layout.memory.kept_tensors import kept_bytes
+from tests.config.layout.memory.kept_tensors import built, kept_bytes
 from tests.config.layout.memory.shapes import flat
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
@@ -42,7 +42,7 @@ def predicted(shape: ModelShape, settings: MemorySettings, tokens: int, rows: in
 @pytest.mark.parametrize("name", (*MODELS, *HYBRIDS))
 def test_kept_tensors_are_predicted(name, precision, megatron, folders):
     group = 8 if precision == "float32" else 1  # torch's own attention pads and repeats shared prompts
-    counted, tokens = kept_bytes(folders / name, precision, megatron, rows=32, group=group)
+    counted, tokens = kept_bytes(built(folders / name, precision, megatron), rows=32, group=group)
     shape = ModelShape.read(json.loads((folders / name / "config.json").read_text()))
     values = {
         "policy": {
@@ -54,4 +54,4 @@ def test_kept_tensors_are_predicted(name, precision, megatron, folders):
         "grpo": {"num_prompts_per_step": 32 // group, "num_generations_per_prompt": group},
     }
     settings = MemorySettings.read(flat(values).get)
-    assert predicted(shape, settings, tokens, 32) == pytest.approx(counted, rel=WITHIN)
+    assert predicted(shape, settings, tokens, 32) == pytest.approx(counted, rel=WITHIN if name in HYBRIDS else 0.001)
