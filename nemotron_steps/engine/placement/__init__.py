@@ -1,5 +1,7 @@
-"""Where the parts of a run live: Ray actors for policy ranks, generators, environments and judges.
+"""Where the parts of a run live: in this process, or in Ray actors (policy ranks, generators, environments, judges).
 
+    parts.py              what a run needs, and what either way of placing it gives
+    in_process.py         a whole GRPO run in this process
     cluster.py            connect to Ray or start it; reserve devices
     policy_group.py       Policy over ranks in actors          policy_worker.py       one rank
     generator_group.py    Generator over actors                generation_worker.py   one generator, always stepping

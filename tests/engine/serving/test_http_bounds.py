@@ -209,3 +209,18 @@ def test_a_body_of_no_or_too_great_a_length_is_refused(serve, length):
 def test_the_bound_is_a_quarter_of_the_descriptors(descriptors, most, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (descriptors, descriptors))
     assert http_bounds.most_connections() == most
+
+
+def test_a_handler_that_breaks_is_answered_in_json_and_the_next_request_as_ever(caplog):
+    class Broken(Slow):
+        name: ClassVar[str] = "broken"
+
+        async def seed(self, row: Row) -> Session:
+            raise RuntimeError("no seed")
+
+    with EnvironmentServer(Broken(EnvironmentConfig(), {})) as server:
+        answer = ask(server.url, path="/seed_session", body=b'{"responses_create_params": {"input": "x"}}')
+        assert answer.startswith(b"HTTP/1.1 500 ") and b'"type": "server_error"' in answer
+        assert b"no seed" not in answer and "no seed" in caplog.text
+        assert b" 200 OK" in ask(server.url)
+        assert b'"type": "invalid_request_error"' in ask(server.url, "Host")
