@@ -14,6 +14,7 @@ from nemotron_steps.config.layout.misfits import model_misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
+from nemotron_steps.models.mapping import hf_shapes
 from tests.models.hybrid_twins import TWINS, hybrid_model, write_hybrid
 
 NANO = {
@@ -63,6 +64,37 @@ def test_nano_is_read_as_published():
     assert (nano.shared_ffn_hidden_size, nano.moe_latent_size, nano.routed_scaling_factor) == (3712, 0, 2.5)
     assert (nano.router_score, nano.router_bias, nano.rotary, nano.activation) == ("sigmoid", True, False, "relu2")
     assert nano.is_hybrid and nano.layer_kinds == NANO["hybrid_override_pattern"]
+
+
+NANO_4B = {
+    **NANO,
+    "hybrid_override_pattern": "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-",
+    "num_hidden_layers": 42,
+    "hidden_size": 3136,
+    "intermediate_size": 12544,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "mamba_num_heads": 96,
+    "mamba_head_dim": 80,
+}
+SUPER = {
+    **NANO,
+    "hybrid_override_pattern": 36 * "ME" + 8 * "*" + 4 * "ME",  # in another order: 40 M, 40 E, 8 *
+    "num_hidden_layers": 88,
+    "hidden_size": 4096,
+    "mamba_num_heads": 128,
+    "n_routed_experts": 512,
+    "num_experts_per_tok": 22,
+    "moe_intermediate_size": 2688,
+    "moe_shared_expert_intermediate_size": 5376,
+    "moe_latent_size": 1024,
+}
+
+
+@pytest.mark.parametrize(("config", "billions"), [(NANO, 31.58), (NANO_4B, 3.97), (SUPER, 120.67)])
+def test_the_published_models_have_as_many_weights_as_published(config, billions):
+    shapes = hf_shapes(Architecture.from_config(config)).values()
+    assert sum(map(math.prod, shapes)) / 1e9 == pytest.approx(billions, abs=0.006)
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -116,25 +148,14 @@ def test_what_is_recorded_of_a_checkpoint_says_as_much_of_layouts_as_its_config(
     assert (facts.layers, facts.mamba_heads, facts.mamba_groups) == (len(TWINS[name][0]), 8, 4)
 
 
-SUPER = {
-    **NANO,
-    "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EM",
-    "num_hidden_layers": None,
-    "mamba_num_heads": 128,
-    "n_routed_experts": 512,
-    "moe_shared_expert_intermediate_size": 5376,
-    "moe_latent_size": 1024,
-}
-
-
 @pytest.mark.parametrize(
     ("sizes", "keys"),
     [
         ({"tensor": 4, "expert": 8}, []),
         ({"tensor": 8, "context": 2, "expert": 8}, []),  # a group of Mamba heads for two ranks
         ({"tensor": 2, "pipeline": 2}, []),
-        ({"pipeline": 5}, []),  # 19 layers in stages of unequal length
-        ({"pipeline": 20}, ["pipeline_model_parallel_size"]),
+        ({"pipeline": 5}, []),  # 88 layers in stages of unequal length
+        ({"pipeline": 89}, ["pipeline_model_parallel_size"]),
         ({"tensor": 16}, ["tensor_model_parallel_size"]),  # 8 groups
         ({"expert": 3}, ["expert_model_parallel_size"]),
         ({"tensor": 3}, ["tensor_model_parallel_size"] * 2),
