@@ -182,6 +182,12 @@ class _SwiGlu(torch.autograd.Function):
 class _SquaredRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        if states.is_cuda:
+            from nemotron_steps.engine.policy.kernels.triton_kernels import squared_relu_forward
+
+            states = states.contiguous()
+            ctx.save_for_backward(states)
+            return squared_relu_forward(states)
         positive = F.relu(states)
         ctx.save_for_backward(positive)
         return positive * positive
@@ -189,8 +195,12 @@ class _SquaredRelu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        (positive,) = ctx.saved_tensors
-        product: torch.Tensor = grad * positive
+        (kept,) = ctx.saved_tensors
+        if kept.is_cuda:
+            from nemotron_steps.engine.policy.kernels.triton_kernels import squared_relu_backward
+
+            return squared_relu_backward(kept, grad.contiguous())
+        product: torch.Tensor = grad * kept
         return product.mul_(2.0)
 
 
