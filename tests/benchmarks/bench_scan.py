@@ -1,4 +1,4 @@
-"""One Mamba-2 layer's scan and convolution at 16k tokens, forward and backward: each library against the plain code.
+"""One Mamba-2 layer's scan, convolution and norm at 16k tokens, forward and backward: libraries against plain code.
 
     python3 -m tests.benchmarks.bench_scan [--tokens 16384] [--rows 1 8 64] [--chunks 128 256] [--json]
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from nemotron_steps.engine.policy.mamba import conv as conv_module
+from nemotron_steps.engine.policy.mamba import gated_norm as norm_module
 from nemotron_steps.engine.policy.mamba import libraries
 from nemotron_steps.engine.policy.mamba import scan as scan_module
 from nemotron_steps.engine.policy.mamba.conv import conv
@@ -128,6 +129,11 @@ def use_conv(runs: Runs) -> Callable[[Any, Sequence[torch.Tensor]], torch.Tensor
     return use
 
 
+def use_norm(candidate: Any, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    norm_module.norm_for = lambda y, groups, plain: candidate
+    return norm_module.gated_norm(*given, GROUPS, 1e-5)
+
+
 def bandwidth(device: torch.device) -> float:
     """Bytes a second of the data sheet, or measured by a copy where the GPU is not in the table."""
     name = torch.cuda.get_device_name(device)
@@ -176,6 +182,10 @@ def main() -> int:
         floor = floor_ms(given, given[0].numel() * 2, speed)
         found = compare(libraries.CONVS, use_conv(runs), given)
         results[f"convolution, {rows} rows"] = show(f"convolution, {rows} rows", found, floor)
+    shapes = (asked.tokens, HEADS * HEAD_DIM), (asked.tokens, HEADS * HEAD_DIM), (HEADS * HEAD_DIM,)
+    given = [torch.randn(shape, device=device).bfloat16().requires_grad_() for shape in shapes]
+    floor = floor_ms(given, given[0].numel() * 2, speed)
+    results["norm"] = show("norm", compare(libraries.NORMS, use_norm, given), floor)
     if asked.json:
         print(json.dumps(results))
     wrong = [

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.policy.mamba.libraries import norm_for
+
 
 def gated_norm(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
     """Gate, then norm each group.
@@ -26,6 +28,10 @@ def gated_norm(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups
     Returns:
         [T, W], as y.
     """
+    return (norm_for(y, groups, _plain) or _plain)(y, gate, weight, groups, eps)
+
+
+def _plain(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
     normed: torch.Tensor = _GatedNorm.apply(y, gate, weight, groups, eps)  # type: ignore[no-untyped-call]
     return normed
 

@@ -1,6 +1,7 @@
-"""The scan and the convolution of well-kept libraries, on CUDA in half precision, where one is installed and works.
+"""The scan, convolution and norm of well-kept libraries, on CUDA in half precision, where one is installed and works.
 
-    mamba_ssm        mamba_chunk_scan_combined (Triton); states of single rows by padded batches, which is all it has
+    mamba_ssm        mamba_chunk_scan_combined (Triton); states of single rows by padded batches, which is all it has;
+                     rmsnorm_fn (Triton)
     fla              simple_gla (Triton), the same recurrence: q = C, k = B, v = dt · x, g = dt · A; causal_conv1d
     causal_conv1d    causal_conv1d_fn (CUDA)
 
@@ -11,7 +12,10 @@ is logged. float32 stays with the plain code, which does not round to TensorFloa
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -32,6 +36,10 @@ Conv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """cells [n, C], weight [C, 1, K], bias [C] → silu of their convolution, as one run."""
 
 
+Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
+"""Arguments and result of gated_norm.py's norm."""
+
+
 def scan_for(x: torch.Tensor, b: torch.Tensor, plain: LevelScan) -> LevelScan | None:
     """The library's scan for tensors like x [T, H, P] and b [T, G, N]; None for the plain one."""
     if not x.is_cuda or x.dtype is torch.float32:
@@ -46,6 +54,13 @@ def conv_for(states: torch.Tensor, kernel: int, plain: Conv) -> Conv | None:
     return _conv_for(states.device, states.dtype, states.shape[1], kernel, plain)
 
 
+def norm_for(y: torch.Tensor, groups: int, plain: Norm) -> Norm | None:
+    """The library's gated norm for tensors like y [T, W]; None for the plain one."""
+    if not y.is_cuda or y.dtype is torch.float32:
+        return None
+    return _norm_for(y.device, y.dtype, y.shape[1], groups, plain)
+
+
 @cache
 def _scan_for(
     device: torch.device, dtype: torch.dtype, heads: torch.Size, groups: torch.Size, plain: LevelScan
@@ -58,6 +73,11 @@ def _conv_for(device: torch.device, dtype: torch.dtype, channels: int, kernel: i
     return first_that_works("convolution", CONVS, lambda conv: try_conv(conv, plain, device, dtype, channels, kernel))
 
 
+@cache
+def _norm_for(device: torch.device, dtype: torch.dtype, width: int, groups: int, plain: Norm) -> Norm | None:
+    return first_that_works("norm", NORMS, lambda norm: try_norm(norm, plain, device, dtype, width, groups))
+
+
 def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attempt: Callable[[Any], None]) -> Any | None:
     """The first of some libraries' functions that can be imported and passes `attempt`; None if none does.
 
@@ -68,11 +88,10 @@ def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attemp
     for name, load in candidates.items():
         try:
             found = load()
-        except ModuleNotFoundError as error:
-            _LOG.debug("the Mamba-2 %s of %s: %s", what, name, error)
-            continue
         except Exception as error:  # built for another torch, CUDA or Triton, it fails in as many ways
-            _LOG.warning("%s is installed but cannot be imported for the Mamba-2 %s: %s", name, what, error)
+            absent = isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] == name
+            if not absent:
+                _LOG.warning("%s is installed but cannot be imported for the Mamba-2 %s: %s", name, what, error)
             continue
         try:
             # Whatever keeps tensors of the pass that asks, activation checkpointing say, has no part in this.
@@ -131,6 +150,18 @@ def try_conv(conv: Conv, plain: Conv, device: torch.device, dtype: torch.dtype, 
     _compare(*results)
 
 
+def try_norm(norm: Norm, plain: Norm, device: torch.device, dtype: torch.dtype, width: int, groups: int) -> None:
+    """Compare a few tokens, whose gates are a part of wider ones, and the gradients; as `try_conv`."""
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = (7, width), (7, 2 * width), (width,)
+    given = [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
+    results = []
+    for function in (norm, plain):
+        out = function(given[0], given[1][:, :width], given[2], groups, 1e-5)
+        results.append([out, *torch.autograd.grad((out.float() * given[0].detach().float().cos()).sum(), given)])
+    _compare(*results)
+
+
 def _compare(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         if mine.shape != theirs.shape or mine.dtype is not theirs.dtype:
@@ -150,8 +181,29 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def _import_triton_part(module: str) -> Any:
+    """A module of mamba_ssm's in Triton.
+
+    Importing the package imports its CUDA extension, which these modules do not need and an installation may lack
+    (MAMBA_SKIP_CUDA_BUILD): they are then imported without the package's own.
+    """
+    name = f"mamba_ssm.ops.triton.{module}"
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        spec = importlib.util.find_spec("mamba_ssm")
+        if spec is None or spec.submodule_search_locations is None:
+            raise
+        package = importlib.util.module_from_spec(spec)
+        sys.modules["mamba_ssm"] = package
+        try:
+            return importlib.import_module(name)
+        finally:
+            del sys.modules["mamba_ssm"]
+
+
 def _mamba_ssm_scan() -> LevelScan:
-    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+    mamba_chunk_scan_combined = _import_triton_part("ssd_combined").mamba_chunk_scan_combined
 
     def scan(
         tokens: Sequence[torch.Tensor],
@@ -241,5 +293,18 @@ def _fla_conv() -> Conv:
     return conv
 
 
+def _mamba_ssm_norm() -> Norm:
+    rmsnorm_fn = _import_triton_part("layernorm_gated").rmsnorm_fn
+
+    def norm(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
+        out: torch.Tensor = rmsnorm_fn(
+            y, weight, None, z=gate, eps=eps, group_size=y.shape[1] // groups, norm_before_gate=False
+        )
+        return out
+
+    return norm
+
+
 SCANS: dict[str, Callable[[], LevelScan]] = {"mamba_ssm": _mamba_ssm_scan, "fla": _fla_scan}
 CONVS: dict[str, Callable[[], Conv]] = {"causal_conv1d": _causal_conv1d, "fla": _fla_conv}
+NORMS: dict[str, Callable[[], Norm]] = {"mamba_ssm": _mamba_ssm_norm}

@@ -59,3 +59,10 @@ def causal_conv1d(x, weight=None, bias=None, activation=None):
     """x [batch, length, C], weight [C, K]"""
     assert x.shape[0] == 1 and activation == "silu" and weight.dim() == 2
     return naive_conv(x[0], weight[:, None], bias, Runs([x.shape[1]]))[0][None], None
+
+
+def rmsnorm_fn(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_gate=True):
+    """norm(x · silu(z)) of groups of `group_size` channels"""
+    assert bias is None and not norm_before_gate
+    opened = (x * torch.nn.functional.silu(z)).unflatten(1, (-1, group_size))
+    return (opened / (opened.square().mean(-1, keepdim=True) + eps).sqrt()).flatten(1) * weight

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.policy.mamba import conv as conv_module
-from nemotron_steps.engine.policy.mamba import libraries
+from nemotron_steps.engine.policy.mamba import gated_norm, libraries
 from nemotron_steps.engine.policy.mamba import scan as scan_module
 from nemotron_steps.engine.policy.mamba.conv import conv
 from nemotron_steps.engine.policy.mamba.runs import Runs
@@ -22,6 +22,7 @@ from tests.engine.policy.mamba.test_scan import inputs
 CPU = torch.device("cpu")
 MODULES = {
     "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined",
+    "mamba_ssm.ops.triton.layernorm_gated": "rmsnorm_fn",
     "fla.ops.simple_gla": "chunk_simple_gla",
     "causal_conv1d": "causal_conv1d_fn",
     "fla.modules.causal_conv1d": "causal_conv1d",
@@ -31,10 +32,14 @@ MODULES = {
 @pytest.fixture
 def installed(monkeypatch):
     """Stand-ins in the places of the libraries."""
+    made: dict[str, ModuleType] = {}
     for path, name in MODULES.items():
         parts = path.split(".")
         for depth in range(1, len(parts) + 1):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(parts[depth - 1]))
+            package = ".".join(parts[:depth])
+            if package not in made:
+                made[package] = ModuleType(package)
+                monkeypatch.setitem(sys.modules, package, made[package])
         setattr(sys.modules[path], name, getattr(stand_ins, name))
 
 
@@ -77,6 +82,28 @@ def test_a_library_convolves_rows_and_suffixes(name, installed, monkeypatch):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", libraries.NORMS)
+def test_a_library_norms_gated_groups(name, installed):
+    libraries.try_norm(libraries.NORMS[name](), gated_norm._plain, CPU, torch.float32, 12, 3)
+
+
+def test_the_triton_part_needs_no_cuda_extension(tmp_path, monkeypatch):
+    """mamba_ssm built without it cannot be imported as a package."""
+    for folder in ("", "ops", "ops/triton"):
+        (tmp_path / "mamba_ssm" / folder).mkdir(exist_ok=True)
+        (tmp_path / "mamba_ssm" / folder / "__init__.py").touch()
+    (tmp_path / "mamba_ssm/__init__.py").write_text("import an_extension_that_was_not_built\n")
+    source = "import mamba_ssm.ops.triton as here\nmamba_chunk_scan_combined = here.__name__\n"
+    (tmp_path / "mamba_ssm/ops/triton/ssd_combined.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert libraries._import_triton_part("ssd_combined").mamba_chunk_scan_combined == "mamba_ssm.ops.triton"
+        assert "mamba_ssm" not in sys.modules
+    finally:
+        for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:
+            del sys.modules[name]
+
+
 def test_batches_of_rows_are_less_than_half_padding():
     lengths = torch.randint(1, 500, (60,)).tolist()
     batches = Runs(lengths).batches[0]
@@ -113,7 +140,7 @@ def refuses(*arguments):
 
 
 def absent():
-    raise ModuleNotFoundError("No module named 'mamba_ssm'")
+    import absent.ops  # noqa: F401
 
 
 def broken():
