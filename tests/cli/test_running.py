@@ -9,6 +9,10 @@ import time
 
 import pytest
 
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli.request import Asked
+from nemotron_steps.runs.run_folder import RunFolder
+
 COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
 
 
@@ -226,6 +230,19 @@ def test_ctrl_c_leaves_a_resumable_run(workplace):
     assert process.returncode == 130
     assert "steps run --resume" in err
     assert "Traceback" not in err
+
+
+def test_the_step_that_a_killed_run_was_at_is_shown_as_killed(cli, workplace):
+    folder = RunFolder(ArtifactStore(workplace / "home"), "r1")
+    steps = {"toy/make": {"state": "ran"}, "toy/train": {"state": "running"}, "toy/score": {"state": "pending"}}
+    folder.update(folder.create("toy/train", {}), status="running", steps=steps)  # nobody holds its lock
+    shown = [line.split() for line in cli("status", "r1").out.splitlines()]
+    assert [words[1] for words in shown[1:4]] == ["ran", "killed", "pending"]
+
+
+def test_a_request_is_kept_whole_in_its_run():
+    asked = Asked(("toy/train",), ("steps=2",), "tiny", {"rows": "mine:v1"}, "there", ("--seed", "3"))
+    assert Asked.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
 
 
 def test_a_closed_pipe_is_no_error(workplace):

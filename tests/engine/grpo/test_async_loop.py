@@ -334,6 +334,10 @@ def test_prompts_that_a_judge_was_down_for_are_tried_again_and_its_failures_are_
     metrics = metrics_of(records)
     assert sum(m["dynamic_sampling/ungraded_groups"] for m in metrics) == 2 + MAX_FAILURES
     assert all(m["reward/mean"] == 0.5 for m in metrics)
+    if asynchronous:  # each step counts the failures since the one before, and those alone
+        for each in metrics:
+            ungraded = 8 * each["dynamic_sampling/ungraded_groups"]
+            assert each["failure_rate"] == pytest.approx(ungraded / (4 * 8 + ungraded))
     if not asynchronous:  # there, groups of the next step may be among the first one's
         first = metrics[0]
         # Five groups without verdicts, four that were trained, and three of the surplus.
