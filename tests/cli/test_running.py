@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -235,7 +236,8 @@ def test_ctrl_c_leaves_a_resumable_run(workplace):
 def test_the_step_that_a_killed_run_was_at_is_shown_as_killed(cli, workplace):
     folder = RunFolder(ArtifactStore(workplace / "home"), "r1")
     steps = {"toy/make": {"state": "ran"}, "toy/train": {"state": "running"}, "toy/score": {"state": "pending"}}
-    folder.update(folder.create("toy/train", {}), status="running", steps=steps)  # nobody holds its lock
+    made = folder.create("toy/train", {})
+    folder.update(made, status="running", host=socket.gethostname(), steps=steps)  # and nobody holds its lock
     shown = [line.split() for line in cli("status", "r1").out.splitlines()]
     assert [words[1] for words in shown[1:4]] == ["ran", "killed", "pending"]
 

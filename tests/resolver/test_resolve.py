@@ -357,6 +357,14 @@ def test_two_placeholders_of_one_step_are_two_problems(world: World) -> None:
     ]
 
 
+def test_of_a_named_steps_outputs_the_one_with_the_fewest_conversions_is_taken(tmp_path: Path) -> None:
+    types = types_of(a={"b": "a2b"}, b={"c": "b2c"}, c="")
+    steps = {"make": "-> first:a second:b", "use": "c -> c", "a2b": "a -> b", "b2c": "b -> c"}
+    configs = {("use", None): {"inputs": {"c": {"step": "make"}}}}
+    plan = world_of(tmp_path, types, steps, configs=configs).plan("use")
+    assert wiring(plan) == {"make": {}, "b2c": {"b": "make.second"}, "use": {"c": "b2c.c"}}
+
+
 def test_two_outputs_of_one_type_are_ambiguous(tmp_path: Path) -> None:
     world = world_of(tmp_path, types_of(t=""), {"two": "-> a:t b:t", "use": "t -> t", "pick": "t -> t"})
     assert problems(world, "two", "use") == [("E306", "several outputs could feed 't' of use")]

@@ -23,6 +23,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import OpenProfile, Profile, load_environment
 from nemotron_steps.errors import (
     ConfigError,
+    DataError,
     InterruptedRunError,
     NonFiniteLossError,
     RequestError,
@@ -111,6 +112,14 @@ def test_failure_of_a_detached_run_is_raised_as_it_was(store: ArtifactStore, toy
     with pytest.raises(NonFiniteLossError, match="step 5") as caught:
         launching.follow(store, info.id, lambda text: None)
     assert caught.value.where == "step 5" and "lower the learning rate" in caught.value.hints[-1]
+
+
+def test_an_error_of_another_packages_class_keeps_its_code() -> None:
+    told = {"class": "TheirError", "code": "X901", "what": "theirs", "where": "here", "hints": ["theirs too"]}
+    error = launching.error_of(RunInfo("r1", error=told))
+    assert error is not None and (error.code, error.what, error.where) == ("X901", "theirs", "here")
+    ours = launching.error_of(RunInfo("r1", error={"class": "DataError", "what": "ours"}))
+    assert isinstance(ours, DataError) and ours.code == DataError("x").code != "X901"
 
 
 def test_run_whose_process_never_began_is_lost(
