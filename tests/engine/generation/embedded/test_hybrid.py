@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.batch import DecodeBatch, NewRow
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded.hybrid import HybridModel
+from nemotron_steps.engine.generation.embedded.mixers import experts, mamba_step, mamba_step_on_device
 from nemotron_steps.engine.generation.embedded.prefix import PrefixCache
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
@@ -58,7 +58,7 @@ def make(name: str, *, rows: int = 16, length: int = 96, **kwargs: Any) -> tuple
     return model, EmbeddedGenerator(architecture, weights, max_sequences=rows, max_total_length=length, **kwargs)
 
 
-def hybrid(name: str) -> CachedModel:
+def hybrid(name: str) -> HybridModel:
     reference, architecture = shared_twin(name)
     model = HybridModel(architecture, device=torch.device("cpu"), dtype=torch.float32)
     with torch.inference_mode():
@@ -389,6 +389,28 @@ def test_a_decoding_step_takes_few_operators_a_layer(kind: str, most: int) -> No
             generator.step()
         counts.append(len(count.found))
     assert 0 < counts[1] - counts[0] <= most
+
+
+@torch.inference_mode()
+def test_the_step_of_a_cuda_graph_is_the_same_and_reads_nothing_back_to_the_host() -> None:
+    model = hybrid("mixture")
+    a, mamba, routed = model.architecture, model.layers[0], model.layers[1]
+    states, on_device = model.new_row_states(5), model.new_row_states(5)
+    noise = torch.Generator().manual_seed(0)
+    for _ in range(6):  # once around the ring, and on
+        x = torch.randn(5, a.hidden_size, generator=noise)
+        expected = mamba_step(x, mamba, a.mamba, model.weights, states.layers(5)[0], states.newest)
+        on_device.place.fill_(on_device.newest)
+        layer, place = on_device.layers(5)[0], on_device.place
+        with _Count() as count:
+            found = mamba_step_on_device(x, mamba, a.mamba, model.weights, layer, place)
+            experts(found, routed, a, model.weights)
+        close(found, expected)
+        close(on_device.ssm[0], states.ssm[0])
+        assert len(count.found) > 20
+        assert not any("local_scalar" in name or "nonzero" in name or "bincount" in name for name in count.found)
+        states.advance()
+        on_device.advance()
 
 
 @pytest.mark.parametrize("length", [9, 80])
