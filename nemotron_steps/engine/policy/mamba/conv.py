@@ -51,23 +51,6 @@ def last_window(states: torch.Tensor, runs: Runs, kernel: int, window: torch.Ten
     return last.view(-1, kernel - 1, states.shape[1]).transpose(1, 2)
 
 
-def step(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor) -> torch.Tensor:
-    """One token of every row; moves `window` on in place.
-
-    Args:
-        states: [rows, C].
-        weight, bias: as of `conv`.
-        window: [rows, C, K − 1].
-
-    Returns:
-        [rows, C].
-    """
-    seen = torch.cat((window, states[..., None].to(window.dtype)), dim=2)
-    window.copy_(seen[..., 1:])
-    summed = torch.linalg.vecdot(seen.float(), weight[:, 0].float())
-    return F.silu(summed if bias is None else summed + bias.float()).to(states.dtype)
-
-
 def _with_gaps(states: torch.Tensor, window: torch.Tensor | None, runs: Runs, taps: int) -> torch.Tensor:
     """[tokens + rows · taps, C]: before each row what precedes it."""
     gaps = runs.gaps(taps)

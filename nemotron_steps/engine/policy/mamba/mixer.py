@@ -135,7 +135,7 @@ class FlatMamba(torch.nn.Module):
 
 
 def time_steps(dt: torch.Tensor, dt_bias: torch.Tensor, limit: tuple[float, float]) -> torch.Tensor:
-    """What `scan` and `scan.step` take, float32 [T, heads], of what the projection gave."""
+    """What `scan` takes, float32 [T, heads], of what the projection gave."""
     steps = F.softplus(dt.float() + dt_bias)
     return steps if limit == (0.0, math.inf) else steps.clamp(*limit)
 

@@ -75,37 +75,6 @@ def scan(
     return torch.cat(outs) if len(outs) > 1 else outs[0], torch.cat(ends) if final else None
 
 
-def step(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor,
-    state: torch.Tensor,
-) -> torch.Tensor:
-    """One token of every row; changes `state` in place.
-
-    Args:
-        x: [rows, H, P].
-        dt: float32 [rows, H].
-        a, d: float32 [H].
-        b, c: [rows, G, N].
-        state: float32 [rows, H, P, N].
-
-    Returns:
-        y, as x.
-    """
-    rows, heads, width = x.shape
-    groups = b.shape[1]
-    values, b, c = x.float(), b.float(), c.float()
-    state.mul_((dt * a).exp()[:, :, None, None])
-    grouped = state.view(rows, groups, -1, state.shape[-1])
-    grouped += (values * dt[:, :, None]).view(rows, groups, -1, 1) * b[:, :, None]
-    y = torch.matmul(grouped, c[..., None]).view(rows, heads, width)
-    return torch.addcmul(y, values, d[:, None]).to(x.dtype)
-
-
 def _scan_level(
     tokens: Sequence[torch.Tensor],
     a: torch.Tensor,

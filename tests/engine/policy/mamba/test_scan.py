@@ -10,7 +10,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 
 from nemotron_steps.engine.policy.mamba import scan as scan_module
 from nemotron_steps.engine.policy.mamba.runs import Runs, runs_of
-from nemotron_steps.engine.policy.mamba.scan import scan, step
+from nemotron_steps.engine.policy.mamba.scan import scan
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.mamba.recurrence import naive_scan, rows_of
@@ -128,23 +128,33 @@ def test_equals_transformers():
     torch.testing.assert_close(final, their_final, atol=1e-5, rtol=1e-5)
 
 
-def test_steps_continue_a_scan():
-    runs = Runs([20, 11])
-    given = {name: tensor.detach() for name, tensor in inputs(runs.tokens + 2 * 3).items()}
-    states = given["x"].new_zeros(2, 4, 3, 5)
-    whole = Runs([23, 14])
-    order = torch.cat([torch.arange(20), torch.arange(31, 34), torch.arange(20, 31), torch.arange(34, 37)])
-    full = {name: tensor if name in "ad" else tensor[order] for name, tensor in given.items()}
-    expected, expected_final = scan(**full, runs=whole, chunk_size=8, final=True)
-    head = {name: tensor if name in "ad" else tensor[:31] for name, tensor in given.items()}
-    _, states = scan(**head, runs=runs, chunk_size=8, final=True)
-    stepped = []
-    for t in range(3):
-        now = {name: tensor if name in "ad" else tensor[[31 + t, 34 + t]] for name, tensor in given.items()}
-        stepped.append(step(**now, state=states))
-    torch.testing.assert_close(torch.stack(stepped, 1)[0], expected[20:23], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(torch.stack(stepped, 1)[1], expected[34:], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(states, expected_final, atol=1e-5, rtol=1e-5)
+def test_a_scan_goes_on_where_another_ended():
+    given = {name: tensor.detach() for name, tensor in inputs(37).items()}
+    expected, expected_final = scan(**given, runs=Runs([23, 14]), chunk_size=8, final=True)
+    parts = torch.arange(23).split([20, 3]), torch.arange(23, 37).split([11, 3])
+    state, outs = None, []
+    for tokens in zip(*parts, strict=True):
+        now = {name: tensor if name in "ad" else tensor[torch.cat(tokens)] for name, tensor in given.items()}
+        out, state = scan(**now, runs=Runs([len(t) for t in tokens]), chunk_size=8, initial=state, final=True)
+        outs.append(out.split([len(t) for t in tokens]))
+    found = torch.cat([torch.cat(row) for row in zip(*outs, strict=True)])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(state, expected_final, atol=1e-5, rtol=1e-5)
+
+
+def test_checkpointing_over_segments(monkeypatch):
+    """A layer that is computed again for its gradient computes its segments again twice."""
+    monkeypatch.setattr(scan_module, "_MOST_SCORES", 4 * 2 * 8 * 8)
+    given = inputs(70)
+    runs = Runs([50, 6, 14], [0])
+
+    def layer(x, dt):
+        return scan(x, dt, *[given[name] for name in "abcd"], runs, 8)[0].sin()
+
+    results = []
+    for run in (layer, lambda *a: torch.utils.checkpoint.checkpoint(layer, *a, use_reentrant=False)):
+        results.append(torch.autograd.grad(run(given["x"], given["dt"]).sum(), list(given.values())))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))
 
 
 def test_bfloat16_tokens_have_a_float32_state():
