@@ -126,6 +126,23 @@ def test_a_config_file_is_for_the_last_step(cli, workplace):
     assert shown["configs"]["toy/train"]["steps"] == 5
 
 
+def test_a_base_is_that_of_the_steps_own_pack_where_another_has_one_of_the_name(cli, workplace, monkeypatch):
+    for pack, number in (("one", 1), ("two", 2)):
+        root = workplace / pack
+        files = {
+            f"manifests/{pack}.toml": f'[step]\nid = "{pack}/step"\n[[produces]]\ntype = "t"\n',
+            "configs/shared/base.yaml": f"number: {number}\n",
+            f"configs/{pack}/step/default.yaml": "defaults: [/shared/base@_here_]\n",
+        }
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    monkeypatch.setenv("STEPS_PATH", f"{workplace / 'one'}:{workplace / 'two'}")
+    for pack, number in (("one", 1), ("two", 2)):
+        shown = cli("run", f"{pack}/step", "-d", "--json").json
+        assert shown["configs"] == {f"{pack}/step": {"number": number}}
+
+
 def test_positionals_may_stand_after_flags(cli):
     shown = cli("run", "toy/train", "-c", "tiny", "steps=2", "--json", "optimizer.lr=0.2", "-d").json
     assert shown["configs"]["toy/train"]["steps"] == 2

@@ -110,6 +110,8 @@ def test_n_choices_seeds_and_stop(endpoint):
     assert (stopped["message"]["content"], stopped["finish_reason"]) == ("", "stop")
     cut = complete(endpoint, [GREETING], max_tokens=2)["choices"][0]
     assert cut["finish_reason"] == "length"
+    newer = complete(endpoint, [GREETING], max_tokens=9, max_completion_tokens=2, return_token_ids=True)["choices"][0]
+    assert (len(newer["token_ids"]), newer["finish_reason"]) == (2, "length")  # it took the other's place
 
 
 def test_an_answer_ends_before_the_first_of_the_runs_and_the_requests_stop_strings(taught, chat):
