@@ -50,14 +50,17 @@ def kept(shape: ModelShape, layer: str, settings: MemorySettings) -> Kept:
 
 
 def kept_by_all(shape: ModelShape, settings: MemorySettings) -> Kept:
-    """By all layers together: the tokens, and cosines and sines of their positions."""
-    angles = 0 if settings.sizes.dtensor else 2 * shape.head_dim
-    return Kept(INT64 + angles * settings.element)
+    """Beside the layers: the tokens, and cosines and sines of their positions."""
+    if settings.sizes.dtensor:  # the last norm is of every token
+        return Kept(INT64 + (FLOAT32 + settings.element) * shape.hidden)
+    return Kept(INT64 + 2 * shape.head_dim * settings.element)
 
 
 def kept_to_recompute(shape: ModelShape, settings: MemorySettings, layers: Sequence[str]) -> Kept:
     """By layers that are computed again: what goes into each, the residual stream and what is still to be added to it,
     where these are tensors of their own."""
+    if settings.sizes.dtensor:
+        return Kept(len(layers) * shape.hidden * settings.element)
     inputs, adds = 1, False
     for layer in layers[:-1]:
         plain = _adds_itself(layer[-1], settings)
@@ -207,14 +210,18 @@ def _mamba(shape: ModelShape, settings: MemorySettings) -> Kept:
 
 
 def _of_transformers(shape: ModelShape, mixer: str, settings: MemorySettings) -> Kept:
-    """Of transformers' own modules, in which every operator keeps its inputs: float32 norms, rotations, products."""
-    element, hidden = settings.element, shape.hidden
-    tensor = settings.sizes.tensor
-    norm = Kept((2 * FLOAT32 + element) * hidden + FLOAT32)
+    """Of transformers' own modules, in which every operator keeps its inputs, norms in float32."""
+    element, hidden, tensor = settings.element, shape.hidden, settings.sizes.tensor
+    norm = Kept((FLOAT32 + 2 * element) * hidden + FLOAT32)
     if mixer == ATTENTION:
-        width = shape.head_dim / tensor
-        query, shared = shape.heads * width, shape.key_value_heads * width
-        normed = (2 * FLOAT32 + element) if shape.qk_norm else 0
-        return norm + Kept((query + shared) * normed + (2 * query + 2 * shape.heads * width) * element)
-    inner = (shape.ffn if mixer == MLP else shape.expert_ffn * shape.experts_per_token) / tensor
-    return norm + Kept((4 * inner + (0 if mixer == MLP else 3 * shape.experts_per_token * hidden)) * element)
+        query, shared = (count * shape.head_dim / tensor for count in (shape.heads, shape.key_value_heads))
+        normed = (FLOAT32 + element) * (query + shared) if shape.qk_norm else 0.0
+        return norm + Kept(normed + 2 * (query + shared) * element + FLOAT32 * shape.heads / tensor)
+    if mixer == MLP:
+        return norm + Kept(4 * shape.ffn / tensor * element)
+    if mixer == EXPERTS:
+        chosen = shape.experts_per_token
+        return norm + Kept(
+            (4 * shape.expert_ffn + 3 * _outer(shape)) * chosen * element + 4 * shape.shared_ffn * element
+        )
+    return norm + _mamba(shape, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ def equal_rows(rows: int, group: int) -> TrainBatch:
     )
 
 
-def built(folder: Path, precision: str, megatron: dict[str, Any]) -> Any:
+def built(folder: Path, precision: str, megatron: dict[str, Any], **changes: Any) -> Any:
     """A policy."""
-    config = policy_config(precision=precision, megatron_cfg=megatron)
+    config = policy_config(precision=precision, megatron_cfg=megatron, **changes)
     return build_policy(config, folder, rl_loss(), reference=False, total_steps=10)
 
 
@@ -44,15 +45,28 @@ def kept_bytes(policy: Any, rows: int, group: int) -> tuple[int, int]:
     """(bytes kept by the layers' forward pass, tokens of the micro-batch)."""
     layout = build_layout(equal_rows(rows, group), range(rows))
     weights = {tensor.untyped_storage().data_ptr() for tensor in policy.model.parameters()}
+    kept, hidden = _kept(lambda: policy.model(layout), lambda tensor: tensor.untyped_storage().data_ptr() in weights)
+    assert hidden.requires_grad
+    return kept, layout.token_ids.shape[0]
+
+
+def kept_by_transformers(policy: Any, rows: int) -> int:
+    """Bytes kept by a forward pass of a dtensor policy over rows without padding; gathered weights left out."""
+    shapes = {tuple(parameter.shape) for parameter in policy.model.parameters()}
+    ids, none = equal_rows(rows, 1).input_ids, torch.arange(1)
+    shapes |= {shape[::-1] for shape in shapes}
+    kept, _ = _kept(lambda: policy.model(ids, none, none), lambda tensor: tuple(tensor.shape) in shapes)
+    return kept
+
+
+def _kept(run: Callable[[], Any], left_out: Callable[[torch.Tensor], bool]) -> tuple[int, Any]:
     seen: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            seen[storage.data_ptr()] = storage
+        if not left_out(tensor):
+            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        hidden = policy.model(layout)
-    assert hidden.requires_grad
-    return sum(storage.nbytes() for storage in seen.values()), layout.token_ids.shape[0]
+        result = run()
+    return sum(storage.nbytes() for storage in seen.values()), result

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from nemotron_steps.config.layout.memory.activations import kept, kept_by_all, kept_to_recompute
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from tests.config.layout.memory.kept_tensors import built, kept_bytes
+from tests.config.layout.memory.kept_tensors import built, kept_by_transformers, kept_bytes
 from tests.config.layout.memory.shapes import flat
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
@@ -55,3 +56,20 @@ def test_kept_tensors_are_predicted(name, precision, megatron, folders):
     }
     settings = MemorySettings.read(flat(values).get)
     assert predicted(shape, settings, tokens, 32) == pytest.approx(counted, rel=WITHIN if name in HYBRIDS else 0.001)
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_layer_of_the_dtensor_policy_is_predicted(name, precision, recomputed, tmp_path):
+    """The difference that one more layer makes, so that FSDP's own tensors do not count."""
+    counted, dtensor = [], {"enabled": True, "activation_checkpointing": recomputed}
+    for layers in (2, 3):
+        write_checkpoint(name, tmp_path / str(layers), **SIZES, num_hidden_layers=layers)
+        policy = built(tmp_path / str(layers), precision, {}, dtensor_cfg=dtensor)
+        counted.append(kept_by_transformers(policy, rows=32))
+    values = {"policy": {"precision": precision, "dtensor_cfg": dtensor, "max_total_sequence_length": 64}}
+    settings = MemorySettings.read(flat(values).get)
+    shape = ModelShape.read(json.loads((tmp_path / "3" / "config.json").read_text()))
+    of_all, fewer = (predicted(replace(shape, layers=shape.layers[:count]), settings, 32 * 64, 32) for count in (3, 2))
+    assert of_all - fewer == pytest.approx(counted[1] - counted[0], rel=0.01)
