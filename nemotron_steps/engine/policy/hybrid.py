@@ -85,7 +85,7 @@ class HybridLayer(torch.nn.Module):
 
 
 class MambaLayer(HybridLayer):
-    """M"""
+    """M: a Mamba-2 mixer."""
 
     def __init__(self, config: Any, number: int, architecture: Architecture) -> None:
         super().__init__(config, number, "norm")
@@ -97,7 +97,7 @@ class MambaLayer(HybridLayer):
 
 
 class AttentionLayer(HybridLayer):
-    """*"""
+    """*: attention without positions."""
 
     def __init__(self, config: Any, number: int) -> None:
         super().__init__(config, number, "input_layernorm")
@@ -127,7 +127,7 @@ class AttentionLayer(HybridLayer):
 
 
 class MlpLayer(HybridLayer):
-    """-"""
+    """-: an MLP."""
 
     def __init__(self, config: Any, number: int, architecture: Architecture) -> None:
         super().__init__(config, number, "pre_mlp_layernorm")
@@ -147,7 +147,7 @@ class MlpLayer(HybridLayer):
 
 
 class MoeLayer(HybridLayer):
-    """E"""
+    """E: experts."""
 
     def __init__(
         self, config: Any, number: int, architecture: Architecture, layout: ParallelDims, freeze_router: bool

@@ -55,11 +55,12 @@ def on_all_ranks(experts: Experts, states: torch.Tensor, counts: torch.Tensor, r
     incoming = torch.empty_like(counts)
     dist.all_to_all_single(incoming, counts, group=group)
     local = incoming.view(ranks, -1)
-    sent, got = counts.view(ranks, -1).sum(1).tolist(), local.sum(1).tolist()
+    # The host waits for the GPU here, and nowhere else.
+    sent, got = torch.stack((counts.view(ranks, -1).sum(1), local.sum(1))).tolist()
     arrived: torch.Tensor = _AllToAll.apply(states, sent, got, group)  # type: ignore[no-untyped-call]
     # Sorted by source rank, then expert; experts want it the other way round.
     owners = torch.arange(local.shape[1], device=local.device).repeat(ranks)
-    order = owners.repeat_interleave(local.flatten()).argsort(stable=True)
+    order = owners.repeat_interleave(local.flatten(), output_size=sum(got)).argsort(stable=True)
     back = inverse(order)
     out = experts(permute(arrived, order, back), local.sum(0))
     returned: torch.Tensor = _AllToAll.apply(  # type: ignore[no-untyped-call]

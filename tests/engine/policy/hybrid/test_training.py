@@ -113,6 +113,20 @@ def test_in_bfloat16_what_must_be_exact_is_float32_and_trained(frozen, hybrid_fo
     )
 
 
+def test_a_narrow_optimizer_keeps_what_is_float32_as_it_keeps_the_rest(hybrid_folders, batch, tmp_path):
+    """Remainders in place of master weights, for the bfloat16 parameters alone; a resumed run goes on like it."""
+    narrow = {"lr": 1e-3, "use_precision_aware_optimizer": True, "exp_avg_dtype": "bfloat16"}
+    changes = {"precision": "bfloat16", "megatron_cfg": {"optimizer": {**narrow, "use_distributed_optimizer": True}}}
+    policy = policy_of(hybrid_folders("latent"), **changes)
+    assert {buffer.values.dtype for buffer in policy.buffers} == {torch.float32, torch.bfloat16}
+    policy.train_step(batch)
+    policy.save_checkpoint(str(tmp_path / "step"))
+    resumed = policy_of(hybrid_folders("latent"), **changes)
+    resumed.load_checkpoint(str(tmp_path / "step"))
+    assert resumed.train_step(grouped_batch(1)) == policy.train_step(grouped_batch(1))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(policy.weights(), resumed.weights(), strict=True))
+
+
 def test_the_published_balancing_rate_trains_the_models_own_bias(hybrid_folders, batch):
     name = "backbone.layers.1.mixer.gate.e_score_correction_bias"
     start = load_hf_weights(hybrid_folders("latent"))[name]
