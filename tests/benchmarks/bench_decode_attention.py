@@ -36,7 +36,7 @@ def measure(rows: int, keys: int) -> dict[str, float]:
     qkv, norm = random(rows, HEADS * (QUERIES + 2) * DIM), random(QUERIES + 1, DIM)
     cache = random(rows, HEADS, columns, DIM), random(rows, HEADS, columns, DIM)
     rotations = torch.randn(columns, DIM // 2, 2, device="cuda")
-    where = integers(1) + keys, integers(rows, 3), integers(rows, PREFIX_FIELDS)
+    where = integers(1) + keys, integers(rows, 3), integers(rows, PREFIX_FIELDS), integers(1)
 
     def attend() -> torch.Tensor:
         return embedded_kernels.decode_attention(

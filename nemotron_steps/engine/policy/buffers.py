@@ -107,6 +107,8 @@ class ParameterBuffer:
         if slot.tensor.dtype is torch.float32:
             slot.tensor.grad = target  # autograd adds into an existing gradient in place
             return
+        if target.is_cuda:
+            slot.tensor.main_grad = target  # type: ignore[attr-defined]  # Megatron's name; kernels/dense.py adds into it
 
         def add(tensor: torch.Tensor) -> None:
             if tensor.grad is not None:

@@ -149,6 +149,7 @@ class CachedModel(ABC):
         column: torch.Tensor,
         row_state: torch.Tensor,
         prefixes: torch.Tensor,
+        sharing: torch.Tensor,
         states: RowStates | None,
     ) -> torch.Tensor:
         """`decode` for CUDA, in few kernels that depend on no number the host knows.

@@ -9,16 +9,21 @@ Not for: batches that sample with top-p, top-k or mixed temperatures, which are 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.batch import DecodeBatch
+from nemotron_steps.engine.generation.embedded.prefix import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
 
 _SMALLEST = 8
 _TEMPERATURES = 4  # training, evaluation, and two more: requests from outside may name any, and graphs take memory
+MATRIX_ROWS = 16
+"""Queries that a matrix unit takes at once."""
 PREFIX_FIELDS = 5
 """int64s a row of the prefix table: addresses of its shared prefix's keys and values, tokens, layer and head stride."""
 
@@ -45,6 +50,8 @@ class GraphDecoder:
         self._capture = capture
         self._column = torch.zeros(1, dtype=torch.int64, device=model.device)
         self._prefixes = torch.zeros((batch.max_rows, PREFIX_FIELDS), dtype=torch.int64, device=model.device)
+        self._together = max(1, MATRIX_ROWS // model.queries_per_lane)
+        self._sharing = torch.zeros(1 + batch.max_rows * self._together, dtype=torch.int64, device=model.device)
         self._arrangement = -1
         self._allocation = batch.allocation
         self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
@@ -97,7 +104,7 @@ class GraphDecoder:
         batch, column = self._batch, self._column
         tokens = batch.tokens[:rows].index_select(1, column).squeeze(1)
         logits = self._model.decode_fused(
-            tokens, batch.keys, batch.values, column, batch.row_state, self._prefixes, batch.states
+            tokens, batch.keys, batch.values, column, batch.row_state, self._prefixes, self._sharing, batch.states
         ).float()
         column.add_(1)
         uniforms = stream_uniforms(batch.streams[:rows], column - batch.answers[:rows], 1).squeeze(1)
@@ -112,17 +119,24 @@ class GraphDecoder:
             return
         self._arrangement = batch.arrangement
         table = torch.zeros(self._prefixes.shape, dtype=torch.int64)
-        known: dict[int, torch.Tensor] = {}
+        rows_of: dict[Prefix, list[int]] = {}
         for row, prefix in enumerate(batch.row_prefixes):
-            if prefix is None:
-                continue
-            if id(prefix) not in known:
-                keys, values = prefix.keys, prefix.values
-                assert keys.stride() == values.stride() and keys.stride(2) == keys.shape[3] and keys.stride(3) == 1
-                fields = keys.data_ptr(), values.data_ptr(), len(prefix.tokens), keys.stride(0), keys.stride(1)
-                known[id(prefix)] = torch.tensor(fields)
-            table[row] = known[id(prefix)]
+            if prefix is not None:
+                rows_of.setdefault(prefix, []).append(row)
+        for prefix, rows in rows_of.items():
+            keys, values = prefix.keys, prefix.values
+            assert keys.stride() == values.stride() and keys.stride(2) == keys.shape[3] and keys.stride(3) == 1
+            fields = keys.data_ptr(), values.data_ptr(), len(prefix.tokens), keys.stride(0), keys.stride(1)
+            table[rows] = torch.tensor(fields)
         self._prefixes.copy_(table)
+        sets = sets_of_rows(rows_of.values(), self._together)
+        self._sharing[: 1 + sets.numel()] = F.pad(sets.flatten(), (1, 0), value=len(sets)).to(self._sharing.device)
+
+
+def sets_of_rows(sharing: Iterable[Sequence[int]], most: int) -> torch.Tensor:
+    """Rows that share a prefix, at most `most` of them together: int64 [sets, most], filled up with -1."""
+    sets = [rows[i : i + most] for rows in sharing for i in range(0, len(rows), most)]
+    return torch.tensor([[*rows, *[-1] * (most - len(rows))] for rows in sets], dtype=torch.int64).view(-1, most)
 
 
 def _new_pool(capture: bool) -> Any:

@@ -252,6 +252,7 @@ class HybridModel(CachedModel):
         column: torch.Tensor,
         row_state: torch.Tensor,
         prefixes: torch.Tensor,
+        sharing: torch.Tensor,
         states: RowStates | None,
     ) -> torch.Tensor:
         """CachedModel.decode_fused"""
@@ -273,7 +274,7 @@ class HybridModel(CachedModel):
             else:
                 qkv = linear_forward(layer_norm(x, layer.norm, model), layer.qkv)
                 attended = decode_attention(
-                    *(qkv, None, rotations, keys[attention], values[attention], column, row_state, prefixes),
+                    *(qkv, None, rotations, keys[attention], values[attention], column, row_state, prefixes, sharing),
                     layer=attention,
                     epsilon=a.norm_eps,
                     scale=self._scale,

@@ -1,7 +1,8 @@
-"""Attention of one decoding step in one Triton kernel: QK-norm, rotary embedding, writing the cache, reading it.
+"""Attention of one decoding step in Triton: QK-norm, rotary embedding and writing the cache, then reading it.
 
 Few rows of many keys would leave most of the GPU idle, so the keys of a row are then split over several programs, and a
-second kernel joins what they found.
+second kernel joins what they found. With many rows, those that share a prefix read it together first: a matrix unit
+takes 16 queries at once, and a row has but two of most models.
 
 Imported only where there is a CUDA device, and by the test that runs it in Triton's interpreter.
 """
@@ -12,13 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
-from nemotron_steps.engine.generation.embedded.graph import PREFIX_FIELDS
+from nemotron_steps.engine.generation.embedded.graph import MATRIX_ROWS, PREFIX_FIELDS
 
 _BLOCK, _WARPS, _STAGES = 32, 2, 3  # small programs: many are needed at once to keep the memory busy
 _PROGRAMS = 512
 """As many as keep a GPU's memory busy: with more, splitting costs more than it gains."""
 _SPLIT_COLUMNS = 256
 """Fewest columns of the cache that are worth a program of their own."""
+_PREFIX_PROGRAMS = 1056
+"""That go through the shared prefixes: several for each multiprocessor of the largest GPUs."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -44,82 +47,123 @@ def _read(  # type: ignore[no-untyped-def]
     return best, total, weighted
 
 
-@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
-def _decode_attention(  # type: ignore[no-untyped-def]
-    qkv, norm, rotations, cache_keys, cache_values, out, found, column_now, row_state, prefixes,
-    layer, columns, positions, epsilon, scale,
-    LANES: tl.constexpr, QUERIES: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, NORM: tl.constexpr,
-    STATE: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+@triton.jit  # type: ignore[untyped-decorator]
+def _place(  # type: ignore[no-untyped-def]
+    qkv, norm, rotations, queries, cache_keys, cache_values, column_now, row_state, columns, positions, epsilon,
+    LANES: tl.constexpr, QUERIES: tl.constexpr, SLOTS: tl.constexpr, DIM: tl.constexpr, NORM: tl.constexpr,
+    STATE: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row, one of its key-value heads, one of SPLITS parts of its keys.
-
-    The new token belongs to the first part, which joins it from registers.
-    """
-    lane, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, head = lane // LANES, lane % LANES
-    column = tl.load(column_now)
-    start = tl.load(row_state + row * STATE)
+    """One program: norm and rotate a row's queries and key of one key-value head; key and value go to the cache."""
+    lane = tl.program_id(0).to(tl.int64)
+    dim, slot = tl.arange(0, DIM), tl.arange(0, SLOTS)  # its queries, then its key
+    partner = dim ^ 1  # the other element of a rotary pair
+    kind = cache_keys.dtype.element_ty
+    mine = qkv + lane * (QUERIES + 2) * DIM
+    exists = (slot <= QUERIES)[:, None]
+    at = slot[:, None] * DIM
+    states = tl.load(mine + at + dim[None, :], mask=exists, other=0.0).to(tl.float32)
+    pair = tl.load(mine + at + partner[None, :], mask=exists, other=0.0).to(tl.float32)
+    value = tl.load(mine + (QUERIES + 1) * DIM + dim)
+    column, row = tl.load(column_now), lane // LANES
     # Rows that are not in use hold anything.
     position = tl.maximum(tl.minimum(column - tl.load(row_state + row * STATE + 1), positions - 1), 0)
-    kind = cache_keys.dtype.element_ty
-    dim, slot = tl.arange(0, DIM), tl.arange(0, PADDED)
-    partner = dim ^ 1  # the other element of a rotary pair
     angle = rotations + position * DIM + dim // 2 * 2
     cos, sin = tl.load(angle), tl.load(angle + 1) * tl.where(dim % 2 == 0, -1.0, 1.0)
-
-    mine = qkv + lane * (QUERIES + 2) * DIM
-    at, exists = slot[:, None] * DIM, (slot < QUERIES)[:, None]
-    query = tl.load(mine + at + dim[None, :], mask=exists, other=0.0).to(tl.float32)
-    query_pair = tl.load(mine + at + partner[None, :], mask=exists, other=0.0).to(tl.float32)
-    key = tl.load(mine + QUERIES * DIM + dim).to(tl.float32)
-    key_pair = tl.load(mine + QUERIES * DIM + partner).to(tl.float32)
-    value = tl.load(mine + (QUERIES + 1) * DIM + dim)
     if NORM:  # rounded where the plain operators round
-        inverse = tl.rsqrt(tl.sum(query * query, 1) / DIM + epsilon)[:, None]
-        scale_of, scale_of_pair = tl.load(norm + dim).to(tl.float32), tl.load(norm + partner).to(tl.float32)
-        query = ((query * inverse).to(kind).to(tl.float32) * scale_of[None, :]).to(kind).to(tl.float32)
-        query_pair = ((query_pair * inverse).to(kind).to(tl.float32) * scale_of_pair[None, :]).to(kind).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(key * key, 0) / DIM + epsilon)
-        key_norm = norm + QUERIES * DIM
-        scale_of, scale_of_pair = tl.load(key_norm + dim).to(tl.float32), tl.load(key_norm + partner).to(tl.float32)
-        key = ((key * inverse).to(kind).to(tl.float32) * scale_of).to(kind).to(tl.float32)
-        key_pair = ((key_pair * inverse).to(kind).to(tl.float32) * scale_of_pair).to(kind).to(tl.float32)
-    query = (query * cos[None, :] + query_pair * sin[None, :]).to(kind)
-    key = (key * cos + key_pair * sin).to(kind)
+        scale = tl.load(norm + at + dim[None, :], mask=exists, other=0.0).to(tl.float32)
+        scale_of_pair = tl.load(norm + at + partner[None, :], mask=exists, other=0.0).to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(states * states, 1) / DIM + epsilon)[:, None]
+        states = ((states * inverse).to(kind).to(tl.float32) * scale).to(kind).to(tl.float32)
+        pair = ((pair * inverse).to(kind).to(tl.float32) * scale_of_pair).to(kind).to(tl.float32)
+    states = (states * cos[None, :] + pair * sin[None, :]).to(kind)
+    tl.store(queries + lane * QUERIES * DIM + at + dim[None, :], states, mask=(slot < QUERIES)[:, None])
+    to = (lane * columns + column) * DIM
+    tl.store(cache_keys + to + at - QUERIES * DIM + dim[None, :], states, mask=(slot == QUERIES)[:, None])
+    tl.store(cache_values + to + dim, value)
 
-    keys, values = cache_keys + lane * columns * DIM, cache_values + lane * columns * DIM
-    if part == 0:
-        tl.store(keys + column * DIM + dim, key)
-        tl.store(values + column * DIM + dim, value)
-        best = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
-        total = tl.full((PADDED,), 1.0, tl.float32)
-        weighted = tl.zeros((PADDED, DIM), tl.float32) + value.to(tl.float32)[None, :]
-    else:
+
+@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
+def _prefix_attention(  # type: ignore[no-untyped-def]
+    queries, found, prefixes, sharing, layer, scale,
+    LANES: tl.constexpr, QUERIES: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, FIELDS: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Attention of rows over the prefix that they share, TOGETHER of them and one key-value head at a time."""
+    dim, slot = tl.arange(0, DIM), tl.arange(0, PADDED)
+    units = tl.load(sharing).to(tl.int32) * LANES
+    kind = queries.dtype.element_ty
+    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+        head, first = unit % LANES, 1 + (unit // LANES) * TOGETHER
+        row = tl.load(sharing + first + slot // QUERIES, mask=slot < TOGETHER * QUERIES, other=-1)
+        prefix = prefixes + tl.load(sharing + first) * FIELDS
+        exists = row >= 0
+        mine = (tl.maximum(row, 0) * LANES + head) * QUERIES + slot % QUERIES
+        query = tl.load(queries + mine[:, None] * DIM + dim[None, :], mask=exists[:, None], other=0.0)
+        offset = layer * tl.load(prefix + 3) + head * tl.load(prefix + 4)
+        keys = tl.load(prefix).to(tl.pointer_type(kind)) + offset
+        values = tl.load(prefix + 1).to(tl.pointer_type(kind)) + offset
         best = tl.full((PADDED,), float("-inf"), tl.float32)
         total = tl.zeros((PADDED,), tl.float32)
         weighted = tl.zeros((PADDED, DIM), tl.float32)
+        best, total, weighted = _read(
+            query, best, total, weighted, keys, values, 0, tl.load(prefix + 2).to(tl.int32), scale, DIM, BLOCK
+        )
+        to = found + mine * (DIM + 2)
+        tl.store(to[:, None] + dim[None, :], weighted, mask=exists[:, None])
+        tl.store(to + DIM, best, mask=exists)
+        tl.store(to + DIM + 1, total, mask=exists)
 
+
+@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
+def _decode_attention(  # type: ignore[no-untyped-def]
+    queries, cache_keys, cache_values, out, found, column_now, row_state, prefixes, layer, columns, scale,
+    LANES: tl.constexpr, QUERIES: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """One program: one row, one of its key-value heads, one of SPLITS parts of its keys.
+
+    With TOGETHER, `found` has what the row's queries found in its shared prefix.
+    """
+    lane, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, head = lane // LANES, lane % LANES
+    dim, slot = tl.arange(0, DIM), tl.arange(0, PADDED)
+    exists = (slot < QUERIES)[:, None]
+    at = slot[:, None] * DIM + dim[None, :]
+    query = tl.load(queries + lane * QUERIES * DIM + at, mask=exists, other=0.0)
     prefix = prefixes + row * FIELDS
     length = tl.load(prefix + 2).to(tl.int32)
+    start = tl.load(row_state + row * STATE).to(tl.int32)
+    end = tl.load(column_now).to(tl.int32) + 1
+    best = tl.full((PADDED,), float("-inf"), tl.float32)
+    total = tl.zeros((PADDED,), tl.float32)
+    weighted = tl.zeros((PADDED, DIM), tl.float32)
     if length > 0:
-        offset = layer * tl.load(prefix + 3) + head * tl.load(prefix + 4)
-        far_keys = tl.load(prefix).to(tl.pointer_type(kind)) + offset
-        far_values = tl.load(prefix + 1).to(tl.pointer_type(kind)) + offset
-        share = tl.cdiv(length, SPLITS * BLOCK) * BLOCK
-        begin = part * share
-        best, total, weighted = _read(
-            query, best, total, weighted, far_keys, far_values,
-            begin, tl.minimum(begin + share, length), scale, DIM, BLOCK,
-        )  # fmt: skip
-    start, end = start.to(tl.int32), column.to(tl.int32)
+        if TOGETHER:
+            there = found + (lane * QUERIES + slot) * (DIM + 2)
+            best = tl.load(there + DIM, mask=slot < QUERIES, other=0.0)
+            total = tl.load(there + DIM + 1, mask=slot < QUERIES, other=1.0)
+            weighted = tl.load(there[:, None] + dim[None, :], mask=exists, other=0.0)
+        else:
+            kind = cache_keys.dtype.element_ty
+            offset = layer * tl.load(prefix + 3) + head * tl.load(prefix + 4)
+            far_keys = tl.load(prefix).to(tl.pointer_type(kind)) + offset
+            far_values = tl.load(prefix + 1).to(tl.pointer_type(kind)) + offset
+            share = tl.cdiv(length, SPLITS * BLOCK) * BLOCK
+            begin = part * share
+            best, total, weighted = _read(
+                query, best, total, weighted, far_keys, far_values,
+                begin, tl.minimum(begin + share, length), scale, DIM, BLOCK,
+            )  # fmt: skip
+    keys, values = cache_keys + lane * columns * DIM, cache_values + lane * columns * DIM
     share = tl.cdiv(end - start, SPLITS * BLOCK) * BLOCK
     begin = start + part * share
     best, total, weighted = _read(
         query, best, total, weighted, keys, values, begin, tl.minimum(begin + share, end), scale, DIM, BLOCK
     )
     if SPLITS == 1:
+        total = tl.where(total > 0, total, 1.0)  # of rows that are not in use
         result = (weighted / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + lane * QUERIES * DIM + at + dim[None, :], result, mask=exists)
+        tl.store(out + lane * QUERIES * DIM + at, result, mask=exists)
     else:
         mine = found + ((lane * SPLITS + part) * QUERIES + slot) * (DIM + 2)
         tl.store(mine[:, None] + dim[None, :], weighted, mask=exists)
@@ -152,6 +196,11 @@ def parts_of_keys(rows_and_heads: int, columns: int) -> int:
     return 1 << (useful.bit_length() - 1)
 
 
+def rows_together(queries: int) -> int:
+    """Rows of one prefix that are looked up together: as many as have MATRIX_ROWS queries of a head."""
+    return max(1, MATRIX_ROWS // queries)
+
+
 def decode_attention(
     qkv: torch.Tensor,
     norm: torch.Tensor | None,
@@ -161,6 +210,7 @@ def decode_attention(
     column: torch.Tensor,
     row_state: torch.Tensor,
     prefixes: torch.Tensor,
+    sharing: torch.Tensor,
     *,
     layer: int,
     epsilon: float,
@@ -178,6 +228,8 @@ def decode_attention(
         column: int64 [1], where the new token goes; on the device, so that a captured graph follows it.
         row_state: int64 [rows, n]: the first column each row holds, the column of its position 0, anything else.
         prefixes: int64 [rows, PREFIX_FIELDS]; 0 tokens for rows that share nothing.
+        sharing: int64 [1 + rows * n]: how many sets of at most n = `rows_together` rows read a prefix together, then
+            the rows of each, the first n places of a set filled up with -1.
         layer: which layer of the prefixes is read.
 
     Returns:
@@ -185,15 +237,27 @@ def decode_attention(
     """
     rows, (_, lanes, columns, dim) = qkv.shape[0], keys.shape
     queries = qkv.shape[1] // (lanes * dim) - 2
-    out = qkv.new_empty(rows, lanes * queries * dim)
+    turned, out = qkv.new_empty(2, rows, lanes * queries * dim).unbind()
     splits = parts_of_keys(rows * lanes, columns)
-    found = qkv.new_empty((rows, lanes, splits, queries, dim + 2), dtype=torch.float32) if splits > 1 else out
+    padded, state = max(16, triton.next_power_of_2(queries)), row_state.shape[1]
+    together = rows_together(queries) if splits == 1 else 0
+    found = qkv.new_empty((rows, lanes, splits, queries, dim + 2), dtype=torch.float32)
+    _place[(rows * lanes,)](
+        qkv, qkv if norm is None else norm, rotations, turned, keys, values, column, row_state,
+        columns, rotations.shape[0], epsilon,
+        LANES=lanes, QUERIES=queries, SLOTS=triton.next_power_of_2(queries + 1), DIM=dim, NORM=norm is not None,
+        STATE=state, num_warps=1,
+    )  # fmt: skip
+    if together:
+        _prefix_attention[(_PREFIX_PROGRAMS,)](
+            turned, found, prefixes, sharing, layer, scale,
+            LANES=lanes, QUERIES=queries, PADDED=padded, DIM=dim, FIELDS=PREFIX_FIELDS, BLOCK=_BLOCK,
+            TOGETHER=together, num_warps=_WARPS, num_stages=_STAGES,
+        )  # fmt: skip
     _decode_attention[(rows * lanes, splits)](
-        qkv, norm if norm is not None else qkv, rotations, keys, values, out, found, column, row_state, prefixes,
-        layer, columns, rotations.shape[0], epsilon, scale,
-        LANES=lanes, QUERIES=queries, PADDED=max(16, triton.next_power_of_2(queries)), DIM=dim, NORM=norm is not None,
-        STATE=row_state.shape[1], FIELDS=PREFIX_FIELDS, BLOCK=_BLOCK, SPLITS=splits,
-        num_warps=_WARPS, num_stages=_STAGES,
+        turned, keys, values, out, found, column, row_state, prefixes, layer, columns, scale,
+        LANES=lanes, QUERIES=queries, PADDED=padded, DIM=dim, STATE=state, FIELDS=PREFIX_FIELDS,
+        BLOCK=_BLOCK, SPLITS=splits, TOGETHER=together, num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
     if splits > 1:
         _join[(rows * lanes * queries,)](found, out, QUERIES=queries, DIM=dim, SPLITS=splits, num_warps=_WARPS)

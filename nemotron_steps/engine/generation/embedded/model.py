@@ -145,6 +145,7 @@ class EmbeddedModel(CachedModel):
         column: torch.Tensor,
         row_state: torch.Tensor,
         prefixes: torch.Tensor,
+        sharing: torch.Tensor,
         states: RowStates | None,
     ) -> torch.Tensor:
         """`decode` for CUDA, in eight kernels a layer that depend on no number the host knows."""
@@ -161,7 +162,7 @@ class EmbeddedModel(CachedModel):
             else:
                 qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv.t())
             attended = decode_attention(
-                *(qkv, layer.qk_norm, rotations, keys[i], values[i], column, row_state, prefixes),
+                *(qkv, layer.qk_norm, rotations, keys[i], values[i], column, row_state, prefixes, sharing),
                 layer=i,
                 epsilon=a.norm_eps,
                 scale=self._scale,

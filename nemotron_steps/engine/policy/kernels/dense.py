@@ -27,6 +27,9 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     Returns:
         [..., out].
     """
+    if states.is_cuda and torch.is_grad_enabled() and getattr(weight, "main_grad", None) is not None:
+        accumulated: torch.Tensor = _MainGradLinear.apply(states, weight, bias)  # type: ignore[no-untyped-call]
+        return accumulated
     if not _by_onednn(states):
         return F.linear(states, weight, bias)
     result: torch.Tensor = _Linear.apply(states, weight, bias)  # type: ignore[no-untyped-call]
@@ -75,6 +78,29 @@ class _Linear(torch.autograd.Function):
             outer_product(rows, states.reshape(-1, states.shape[-1])) if for_weight else None,
             rows.sum(0) if for_bias else None,
         )
+
+
+class _MainGradLinear(torch.autograd.Function):
+    """The weight's gradient goes straight into its float32 `main_grad` (Megatron's gradient accumulation fusion): it is
+    neither rounded to 16 bits nor passed through memory once more."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(states, weight)
+        ctx.main_grad = weight.main_grad
+        return F.linear(states, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:  # type: ignore[override]
+        states, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        for_states, _, for_bias = ctx.needs_input_grad
+        columns = states.reshape(-1, states.shape[-1])
+        torch.addmm(ctx.main_grad, rows.t(), columns, out_dtype=torch.float32, out=ctx.main_grad)
+        return grad @ weight if for_states else None, None, rows.sum(0) if for_bias else None
 
 
 @cache
