@@ -10,6 +10,7 @@ from nemotron_steps.engine.backends.judges import build_judges
 from nemotron_steps.engine.backends.policy import build_policy
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.parts import Parts, Wanted
+from nemotron_steps.engine.policy.malloc_tuning import share_gpu_memory
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge, StepwiseJudge
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import HttpJudge
@@ -22,6 +23,8 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         UnsupportedError: a part cannot do what the config asks of it.
     """
     asynchronous = config.grpo.async_grpo
+    if config.policy.generation.backend == "embedded":
+        share_gpu_memory()
     policy = build_policy(
         config.policy,
         wanted.checkpoint,

@@ -157,7 +157,7 @@ class CachedModel(ABC):
         Args:
             tokens: int64 [B], of rows 0 to B - 1.
             keys, values: [cached layers, rows, key-value heads, columns, D]
-            column, row_state, prefixes: kernels.decode_attention
+            column, row_state, prefixes, sharing: kernels.decode_attention
             states: of the rows; where the token's convolution inputs go is read from its `place`.
 
         Returns:

@@ -24,6 +24,7 @@ from nemotron_steps.engine.generation.embedded.grid import PrefixGrid
 from nemotron_steps.engine.generation.embedded.prefix import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import stream_uniforms
 from nemotron_steps.engine.generation.embedded.states import RowStates
+from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
 
 _UNIFORM_BLOCK = 32
 _FIRST_COLUMNS = {"cpu": 64, "cuda": 512}
@@ -113,10 +114,10 @@ class DecodeBatch:
         if not self.size:
             self.keys = self.values = torch.empty(0)  # nothing to keep: freed before there is more
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the narrow cache's memory is of a size that nothing else asks for
+            release_gpu_memory()  # the narrow cache's memory is of a size that nothing else asks for
         self.keys = self._with_columns(columns, self.keys)
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # so that never more than one and a half caches exist
+            release_gpu_memory()  # so that never more than one and a half caches exist
         self.values = self._with_columns(columns, self.values)
         if self.states is None:
             self.states = self._model.new_row_states(self.max_rows)
@@ -129,7 +130,7 @@ class DecodeBatch:
         self._mask_rows(0, self.size)
         self.allocation += 1
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the narrow cache's memory is of a size that nothing else asks for
+            release_gpu_memory()  # the narrow cache's memory is of a size that nothing else asks for
 
     @property
     def cache_bytes(self) -> int:

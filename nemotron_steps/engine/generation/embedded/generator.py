@@ -26,6 +26,7 @@ from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.native import NativeDecoder
 from nemotron_steps.engine.generation.embedded.prefix import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key
+from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
@@ -233,7 +234,7 @@ class EmbeddedGenerator:
             with torch.inference_mode():
                 self._prompts.clear()
                 self._batch.free()
-            torch.cuda.empty_cache()
+            release_gpu_memory()
 
     def close(self) -> None:
         """Drop every request and free the cache and the weights."""
