@@ -16,14 +16,14 @@ import torch
 from triton.testing import do_bench
 
 from nemotron_steps.engine.generation.embedded import kernels as embedded_kernels
-from nemotron_steps.engine.generation.embedded.graph import PREFIX_FIELDS
+from nemotron_steps.engine.generation.embedded.graph import PREFIX_FIELDS, sets_of_rows
 
-SHAPES = ((512, 320), (128, 200), (64, 1100), (64, 2100), (8, 4096))
-"""Rows, and keys of each."""
-HEADS, QUERIES, DIM = 8, 2, 128
+SHAPES = ((512, 320, 0), (512, 256, 64), (512, 64, 256), (128, 200, 0), (64, 1100, 0), (64, 2100, 0), (8, 4096, 0))
+"""Rows, keys of each, and keys before those that 8 rows share."""
+HEADS, QUERIES, DIM, MEMBERS = 8, 2, 128, 8
 
 
-def measure(rows: int, keys: int) -> dict[str, float]:
+def measure(rows: int, keys: int, shared: int) -> dict[str, float]:
     """One batch, whose cache has room for twice as many columns."""
     columns = 2 * keys
 
@@ -35,8 +35,20 @@ def measure(rows: int, keys: int) -> dict[str, float]:
 
     qkv, norm = random(rows, HEADS * (QUERIES + 2) * DIM), random(QUERIES + 1, DIM)
     cache = random(rows, HEADS, columns, DIM), random(rows, HEADS, columns, DIM)
-    rotations = torch.randn(columns, DIM // 2, 2, device="cuda")
-    where = integers(1) + keys, integers(rows, 3), integers(rows, PREFIX_FIELDS), integers(1)
+    rotations = torch.randn(shared + columns, DIM // 2, 2, device="cuda")
+    prefix = random(2, rows // MEMBERS, 1, HEADS, shared, DIM)
+    prefixes, sharing = integers(rows, PREFIX_FIELDS), integers(1)
+    if shared:
+        groups = [range(first, first + MEMBERS) for first in range(0, rows, MEMBERS)]
+        for number, group in enumerate(groups):
+            far_keys, far_values = prefix[:, number]
+            fields = far_keys.data_ptr(), far_values.data_ptr(), shared, far_keys.stride(0), far_keys.stride(1)
+            prefixes[list(group)] = torch.tensor(fields, device="cuda")
+        sets = sets_of_rows(groups, embedded_kernels.rows_together(QUERIES))
+        sharing = torch.cat((integers(1) + len(sets), sets.flatten().cuda()))
+    state = integers(rows, 3)
+    state[:, 1] = -shared
+    where = integers(1) + keys, state, prefixes, sharing
 
     def attend() -> torch.Tensor:
         return embedded_kernels.decode_attention(
@@ -44,7 +56,7 @@ def measure(rows: int, keys: int) -> dict[str, float]:
         )
 
     milliseconds = do_bench(attend)
-    read = rows * HEADS * keys * DIM * 2 * 2
+    read = (rows * keys + rows // MEMBERS * shared) * HEADS * DIM * 2 * 2
     return {
         "parts": embedded_kernels.parts_of_keys(rows * HEADS, columns),
         "microseconds": 1e3 * milliseconds,
@@ -59,10 +71,10 @@ def main() -> None:
     for parts in parser.parse_args().parts or [None]:
         chosen = embedded_kernels.parts_of_keys if parts is None else lambda *_, parts=parts: parts
         with mock.patch.object(embedded_kernels, "parts_of_keys", chosen):
-            for rows, keys in SHAPES:
-                found = measure(rows, keys)
-                results[f"{rows} x {keys}, {found['parts']} parts"] = found
-                print(f"{rows:4} rows of {keys:5} keys: {found}", flush=True)
+            for rows, keys, shared in SHAPES:
+                found = measure(rows, keys, shared)
+                results[f"{rows} x {shared} + {keys}, {found['parts']} parts"] = found
+                print(f"{rows:4} rows of {shared:3} shared and {keys:5} own keys: {found}", flush=True)
     print(json.dumps(results))
 
 

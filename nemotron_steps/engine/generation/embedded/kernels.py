@@ -15,7 +15,7 @@ import triton.language as tl
 
 from nemotron_steps.engine.generation.embedded.graph import MATRIX_ROWS, PREFIX_FIELDS
 
-_BLOCK, _WARPS, _STAGES = 32, 2, 3  # small programs: many are needed at once to keep the memory busy
+_BLOCK, _WARPS, _STAGES = 16, 1, 4  # small programs: many are needed at once to keep the memory busy
 _PROGRAMS = 512
 """As many as keep a GPU's memory busy: with more, splitting costs more than it gains."""
 _SPLIT_COLUMNS = 256

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.generation.embedded.graph import padded_rows
+from nemotron_steps.engine.generation.embedded.graph import padded_rows, sets_of_rows
 
 SCRIPT = """
 import sys
@@ -98,3 +98,13 @@ def test_padded_rows_hold_the_batch_and_waste_at_most_half(rows: int, most: int)
     padded = padded_rows(rows, most)
     assert rows <= padded <= most
     assert padded <= max(8, 1.5 * rows)
+
+
+@given(st.lists(st.integers(1, 40), max_size=6), st.integers(1, 16))
+def test_every_row_that_shares_a_prefix_is_in_one_set_of_its_own_group(sizes: list[int], most: int) -> None:
+    rows = iter(range(sum(sizes)))
+    groups = [[next(rows) for _ in range(size)] for size in sizes]
+    sets = [[row for row in found if row >= 0] for found in sets_of_rows(groups, most).tolist()]
+    assert sorted(row for found in sets for row in found) == list(range(sum(sizes)))
+    assert all(any(set(found) <= set(group) for group in groups) for found in sets)
+    assert len(sets) == sum(-(-size // most) for size in sizes)
