@@ -15,7 +15,9 @@ import triton.language as tl
 
 from nemotron_steps.engine.generation.embedded.graph import MATRIX_ROWS, PREFIX_FIELDS
 
-_BLOCK, _WARPS, _STAGES = 16, 1, 4  # small programs: many are needed at once to keep the memory busy
+_WHOLE = {"BLOCK": 16, "num_warps": 1, "num_stages": 4}
+_SPLIT = {"BLOCK": 32, "num_warps": 2, "num_stages": 3}
+"""Small programs: many are needed at once to keep the memory busy. Measured with bench_decode_attention."""
 _PROGRAMS = 512
 """As many as keep a GPU's memory busy: with more, splitting costs more than it gains."""
 _SPLIT_COLUMNS = 256
@@ -251,14 +253,14 @@ def decode_attention(
     if together:
         _prefix_attention[(_PREFIX_PROGRAMS,)](
             turned, found, prefixes, sharing, layer, scale,
-            LANES=lanes, QUERIES=queries, PADDED=padded, DIM=dim, FIELDS=PREFIX_FIELDS, BLOCK=_BLOCK,
-            TOGETHER=together, num_warps=_WARPS, num_stages=_STAGES,
+            LANES=lanes, QUERIES=queries, PADDED=padded, DIM=dim, FIELDS=PREFIX_FIELDS,
+            TOGETHER=together, **_WHOLE,
         )  # fmt: skip
     _decode_attention[(rows * lanes, splits)](
         turned, keys, values, out, found, column, row_state, prefixes, layer, columns, scale,
         LANES=lanes, QUERIES=queries, PADDED=padded, DIM=dim, STATE=state, FIELDS=PREFIX_FIELDS,
-        BLOCK=_BLOCK, SPLITS=splits, TOGETHER=together, num_warps=_WARPS, num_stages=_STAGES,
+        SPLITS=splits, TOGETHER=together, **(_WHOLE if splits == 1 else _SPLIT),
     )  # fmt: skip
     if splits > 1:
-        _join[(rows * lanes * queries,)](found, out, QUERIES=queries, DIM=dim, SPLITS=splits, num_warps=_WARPS)
+        _join[(rows * lanes * queries,)](found, out, QUERIES=queries, DIM=dim, SPLITS=splits, num_warps=2)
     return out
