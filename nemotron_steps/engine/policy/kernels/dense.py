@@ -89,7 +89,7 @@ class _MainGradLinear(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(states, weight)
-        ctx.main_grad = weight.main_grad
+        ctx.main_grad = weight.main_grad  # type: ignore[attr-defined]
         return F.linear(states, weight, bias)
 
     @staticmethod
