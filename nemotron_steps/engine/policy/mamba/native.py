@@ -149,7 +149,7 @@ def _run(given: Any, runs: Runs, sizes: Sizes, **results: torch.Tensor) -> None:
         least=least,
         most=most,
     )
-    count = torch.get_num_threads()
+    count = min(torch.get_num_threads(), runs.roots * sizes.groups)
     scratch = torch.empty(count * kernels.mamba_scratch(ctypes.byref(mamba)))
     backward = "grad" in results
     kernels.mamba(ctypes.byref(mamba), c_int64(backward), c_int64(count), c_void_p(scratch.data_ptr()))

@@ -138,7 +138,8 @@ def _segment(
     count, groups, state = segment.count, b.shape[1], b.shape[2]
     heads, head_dim = x.shape[1:]
     each = heads // groups
-    values, b, c = (pad(tensor.float(), segment.pad, segment.unpad) for tensor in (x, b, c))
+    kind = _factors(x)
+    values, b, c = (pad(tensor, segment.pad, segment.unpad) for tensor in (x.float(), b.to(kind), c.to(kind)))
     dt = pad(dt, segment.pad, segment.unpad).view(count, -1, heads)
     if segment.filled is not None:
         dt = dt * segment.filled  # cells of padding then leave the state as it is
@@ -148,21 +149,28 @@ def _segment(
     b, c = (tensor.view(count, width, groups, state).transpose(1, 2) for tensor in (b, c))  # [K, G, Q, N]
     scaled = (values.view(count, width, heads, head_dim) * dt[..., None]).transpose(1, 2)  # [K, H, Q, P]
     scores = torch.matmul(c, b.transpose(2, 3))[:, :, None] * _decays(logs).view(count, groups, each, width, width)
-    y = torch.matmul(scores.view(count, heads, width, width), scaled)
+    y = torch.matmul(scores.view(count, heads, width, width).to(kind), scaled.to(kind)).float()
     last = logs[:, :, -1]
     needs_states = entering is not None or final or segment.goes_on or len(segment.row) > len(segment.first)
     ends: torch.Tensor | None = None
     if needs_states:
-        leaving = scaled * (last[..., None] - logs).exp()[..., None]
+        leaving = (scaled * (last[..., None] - logs).exp()[..., None]).to(kind).transpose(2, 3)
         # [K, H, P, N]: what each chunk adds to the state at its end.
-        added = torch.matmul(leaving.reshape(count, groups, each, width, head_dim).transpose(3, 4), b[:, :, None])
+        added = torch.matmul(leaving.reshape(count, groups, each * head_dim, width), b).float()
         before, ends = _between_chunks(added.view(count, heads, head_dim, state), last, entering, segment, final)
         if before is not None:
-            received = torch.matmul(c[:, :, None], before.view(count, groups, each, head_dim, state).transpose(3, 4))
-            y = y + received.view(count, heads, width, head_dim) * logs.exp()[..., None]
+            read = before.to(kind).reshape(count, groups, each * head_dim, state)
+            received = torch.matmul(c, read.transpose(2, 3)).view(count, groups, width, each, head_dim)
+            y = torch.addcmul(y, received.transpose(2, 3).reshape(y.shape).float(), logs.exp()[..., None])
     y = y.transpose(1, 2).reshape(count * width, heads, head_dim)
     y = torch.addcmul(y, values.view_as(y), d[:, None])
     return unpad(y, segment.unpad).to(x.dtype), ends
+
+
+def _factors(x: torch.Tensor) -> torch.dtype:
+    """Type of what is multiplied in matrix products. Half precision on GPUs, which there is ten times as fast, as in
+    the kernels of libraries; sums, decays and states are float32 everywhere."""
+    return x.dtype if x.is_cuda else torch.float32
 
 
 def _between_chunks(

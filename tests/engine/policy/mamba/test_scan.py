@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 
+from nemotron_steps.engine.policy.mamba import libraries
 from nemotron_steps.engine.policy.mamba import scan as scan_module
 from nemotron_steps.engine.policy.mamba.runs import Runs, runs_of
 from nemotron_steps.engine.policy.mamba.scan import scan
@@ -165,6 +166,22 @@ def test_bfloat16_tokens_have_a_float32_state():
     assert (out.dtype, final.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(final.double(), exact_final, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(out.double(), exact, atol=1e-2, rtol=1e-2)
+
+
+def test_half_precision_products_differ_by_rounding(monkeypatch):
+    """As on CUDA: forwards and backwards, with and without states."""
+
+    def scan_in_half(*arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(scan_module, "_factors", lambda x: torch.bfloat16)
+            return scan_module._scan_level(*arguments)
+
+    libraries.try_scan(scan_in_half, scan_module._scan_level, torch.device("cpu"), torch.bfloat16, (4, 16), (2, 16))
+    tokens = [tensor.detach() for name, tensor in inputs(60).items() if name not in "ad"]
+    rates = -torch.ones(4), torch.ones(4)
+    outs = [level(tokens, *rates, Runs([60]), 0, 8, None, True) for level in (scan_in_half, scan_module._scan_level)]
+    assert not torch.equal(outs[0][1], outs[1][1])
+    assert outs[0][1].dtype is torch.float32
 
 
 def test_memory_of_gradients_is_bounded_by_segments(monkeypatch):
