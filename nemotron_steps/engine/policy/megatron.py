@@ -265,7 +265,9 @@ class MegatronPolicy:
         # rank needs one to know the loss's metrics.
         count = max(1, max(len(share) for share in plan) if self.layout.expert > 1 else len(own))
         shares = self.layout.context * (self.layout.tensor if self.layout.sequence_parallel else 1)
-        shapes = 1 if self.architecture.is_moe else row_multiple(self.device, self.model.dtype)
+        # Experts meet any number of tokens, whatever is padded; of a hybrid's layers, most are others.
+        varied = self.architecture.is_moe and not self.architecture.is_hybrid
+        shapes = 1 if varied else row_multiple(self.device, self.model.dtype)
         multiple = math.lcm(shares, shapes, token_multiple(self.config))
         return _Work(batch, own, count, unit, shares, multiple, self.architecture.hidden_size, self.device)
 
