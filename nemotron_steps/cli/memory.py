@@ -33,6 +33,8 @@ def _show(memory: StepMemory, terminal: Terminal) -> None:
             terminal.wrap(f"host memory of the process that {device.name}: {_size(device.peak)}", indent=4)
         else:
             _show_device(device, terminal)
+    for role, tokens in memory.cache_tokens.items():
+        terminal.wrap(f"cache of one {role} of vLLM's: room for about {tokens:,} tokens", indent=4)
     for what, count in memory.host.items():
         if memory.devices and memory.devices[0].capacity is not None:
             terminal.wrap(f"host memory beside each such GPU: {what} {_size(count)}", indent=4)

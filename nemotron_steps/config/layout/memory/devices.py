@@ -106,6 +106,11 @@ class StepMemory:
     on_gpu: bool
 
     @property
+    def cache_tokens(self) -> dict[str, int]:
+        """Role → tokens that the cache of its vLLM has room for, in one engine."""
+        return {role: memory.room for role, (_, memory) in self.generators.items() if memory.room is not None}
+
+    @property
     def shortages(self) -> list[Shortage]:
         """Everything that does not fit, devices first."""
         found = []
@@ -114,7 +119,8 @@ class StepMemory:
                 phase = device.fullest
                 needed = device.needed(phase)
                 what = f"a GPU that {device.name} has less memory than it needs {_WHILE[phase]}"
-                found.append(Shortage(what, CAPACITY, needed, device.capacity, device.phases[phase]))
+                lines = {key: count for key, count in device.phases[phase].items() if key[1] != "allocator"}
+                found.append(Shortage(what, CAPACITY, needed, device.capacity, lines))
         for role, (key, memory) in self.generators.items():
             if memory.share is not None and memory.lacks:
                 what = f"vLLM's share of a GPU does not hold the {role}'s weights and one sequence"
@@ -129,6 +135,7 @@ class StepMemory:
             "devices": [device.to_dict() for device in self.devices],
             "host": dict(self.host),
             "unknown": list(self.unknown),
+            "cache_tokens": self.cache_tokens,
         }
 
 

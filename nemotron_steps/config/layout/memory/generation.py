@@ -29,7 +29,7 @@ class GeneratorMemory:
         generates: while it samples, by what they are for.
         rests: while the policy trains.
         own_process: whether it has a CUDA context of its own.
-        room: tokens (and sequences' states) that its cache has room for; None where the cache grows with what is asked.
+        room: tokens that its cache has room for; None where the cache grows with what is asked.
         share: of the GPU, which it takes whole; None where it takes what it needs.
         least: what that share has to hold at least.
     """
