@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
 from nemotron_steps.engine.policy.attention.part_of_queries import part_attention
 from nemotron_steps.engine.policy.attention.shared_heads import own_heads
+from nemotron_steps.engine.policy.cells import pad, unpad
 from nemotron_steps.engine.policy.context_parallel import from_shares, head_shares, to_heads, to_shares, to_tokens
 from nemotron_steps.engine.policy.kernels.attention_half import attention_half
 from nemotron_steps.engine.policy.kernels.dense import linear
@@ -184,46 +185,9 @@ def row_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 def _pad(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:
     """[tokens, heads, head_dim] → [rows, width, heads, head_dim]; padding repeats a row's last token."""
-    if grid.pad is None:
-        return tokens.view(grid.rows, grid.width, *tokens.shape[1:])
-    assert grid.unpad is not None
-    padded: torch.Tensor = _Pad.apply(tokens, grid.pad, grid.unpad)  # type: ignore[no-untyped-call]
-    return padded.view(grid.rows, grid.width, *tokens.shape[1:])
+    return pad(tokens, grid.pad, grid.unpad).view(grid.rows, grid.width, *tokens.shape[1:])
 
 
 def _unpad(padded: torch.Tensor, grid: Grid) -> torch.Tensor:
     """[rows, width, heads, head_dim] → [tokens, heads · head_dim]."""
-    cells = padded.flatten(2).flatten(0, 1)
-    if grid.unpad is None:
-        return cells
-    tokens: torch.Tensor = _Unpad.apply(cells, grid.unpad)  # type: ignore[no-untyped-call]
-    return tokens
-
-
-class _Pad(torch.autograd.Function):
-    """Gather whose gradient is a gather too: only a token's own cell carries gradient, copies of it are never read."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, pad: torch.Tensor, unpad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(unpad)
-        return tokens.index_select(0, pad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        (unpad,) = ctx.saved_tensors
-        return grad.index_select(0, unpad), None, None
-
-
-class _Unpad(torch.autograd.Function):
-    """Gather of distinct cells; its gradient is zero in padding."""
-
-    @staticmethod
-    def forward(ctx: Any, cells: torch.Tensor, unpad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(unpad)
-        ctx.rows = cells.shape[0]
-        return cells.index_select(0, unpad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        (unpad,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, unpad, grad), None
+    return unpad(padded.flatten(2).flatten(0, 1), grid.unpad)

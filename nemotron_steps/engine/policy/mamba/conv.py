@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.policy.mamba.cells import unpad
+from nemotron_steps.engine.policy.cells import unpad
 from nemotron_steps.engine.policy.mamba.libraries import conv_for
 from nemotron_steps.engine.policy.mamba.runs import Runs
 

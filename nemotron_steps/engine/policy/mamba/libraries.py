@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from nemotron_steps.engine.policy.mamba.cells import pad, unpad
+from nemotron_steps.engine.policy.cells import pad, unpad
 from nemotron_steps.engine.policy.mamba.runs import Runs
 
 _LOG = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from nemotron_steps.engine.policy.mamba.cells import pad, unpad
+from nemotron_steps.engine.policy.cells import pad, unpad
 from nemotron_steps.engine.policy.mamba.libraries import scan_for
 from nemotron_steps.engine.policy.mamba.runs import Runs, Segment
 
