@@ -24,8 +24,9 @@ MEASURED = {
     "0.5 B embedded": ("0.5 B", "embedded", {}, 49.4),
     # bench_gpu --parts vllm: peak of the whole GPU; vLLM in a process of its own has 0.15 of it, and sleeps
     "0.5 B vLLM": ("0.5 B", "vllm", {}, 33.1),
-    # bench_gpu --model "4 B" --parts embedded: peak of the whole GPU
-    "4 B embedded": ("4 B", "embedded", {"micro_batch": 32, "offload": 0.5}, 113.0),
+    # bench_gpu --model "4 B": peak of the whole GPU; with vLLM after the first step
+    "4 B embedded": ("4 B", "embedded", {"micro_batch": 32, "lean": True}, 89.8),
+    "4 B vLLM": ("4 B", "vllm", {"micro_batch": 32, "lean": True, "utilization": 0.41}, 93.7),
     # bench_growth --model "4 B": 16 prompts x 8, peak of the reserved memory
     "4 B growth": ("4 B", "embedded", {"prompts": 16, "members": 8, "micro_batch": 16}, 103.8),
 }
