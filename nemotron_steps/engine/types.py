@@ -170,6 +170,9 @@ class TrainBatch:
     """float32 [N, T]; None under force_on_policy_ratio when no correction needs it"""
     reference_logprobs: torch.Tensor | None = None
     """float32 [N, T]; None when the KL penalty is 0"""
+    routed_experts: torch.Tensor | None = None
+    """int16 [N, T, mixtures, k], the experts that the generator chose for each token in every layer of experts; all -1
+    where they are not known. None: the policy's routers choose."""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])

@@ -133,6 +133,12 @@ class Architecture:
         return self.num_experts > 0
 
     @property
+    def mixtures(self) -> tuple[int, ...]:
+        """Layers that have experts, from 0."""
+        kinds = self.pattern or "E" * self.num_layers
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == "E") if self.is_moe else ()
+
+    @property
     def is_hybrid(self) -> bool:
         """Whether layers have one mixer each, as `pattern` says."""
         return bool(self.pattern)

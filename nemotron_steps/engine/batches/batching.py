@@ -93,7 +93,7 @@ def select_rows(batch: TrainBatch, rows: Sequence[int], *, width: int | None = N
         value = getattr(batch, field.name)
         if value is not None:
             value = value[index]
-            if width is not None and value.dim() == 2:
+            if width is not None and value.dim() > 1:
                 value = value[:, :width]
         selected[field.name] = value
     return TrainBatch(**selected)

@@ -290,6 +290,13 @@ class DTensorPolicy:
     ) -> Iterator[tuple[list[int], bool]]:
         """This rank's (rows, is idle); every rank gets equally many, since FSDP gathers weights for each."""
         unit = self.loss_fn.rows_per_unit if train else 1
+        if batch.routed_experts is not None:
+            raise EngineError(
+                "the dtensor policy cannot replay experts",
+                where="TrainBatch.routed_experts",
+                expected="None",
+                hints=("policy.dtensor_cfg.enabled=false   # the megatron policy can",),
+            )
         plan = plan_micro_batches(batch, rows, self.config, self.data_size, train=train, unit=unit, padded=True)
         own = plan[self.data_rank]
         for number in range(max(1, *(len(share) for share in plan))):

@@ -55,6 +55,9 @@ class FlatModel(torch.nn.Module):
         self.architecture, self.layout, self.dtype = architecture, layout, dtype
         self.activation_checkpointing, self.freeze_router = activation_checkpointing, freeze_router
         self.context_group = parallel_state.get_context_parallel_group() if layout.context > 1 else None
+        for layer in self.decoder.layers:
+            if isinstance(mixture := getattr(layer, "mlp", None), FlatMoe):
+                mixture.number = architecture.mixtures.index(layer.layer_number - 1)
         self._angles = torch.empty(2, 0, 1, 1, architecture.head_dim, dtype=dtype, device=device())
 
     def angles(self, tokens: TokenLayout) -> torch.Tensor:
@@ -131,13 +134,18 @@ class FlatModel(torch.nn.Module):
         return embedded
 
 
-def own_occurrences(own: int, tokens: TokenLayout, config: TransformerConfig) -> torch.Tensor:
-    """Occurrences of this rank's `own` tokens, of those that all ranks share."""
+def own_routing(
+    own: int, tokens: TokenLayout, config: TransformerConfig, mixture: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Occurrences [own] of this rank's `own` tokens, of those that all ranks share, and the experts [own, k] that the
+    generator chose for them in a mixture of this number; None where they are not replayed."""
     place: int = parallel_state.get_context_parallel_rank()
     if config.sequence_parallel:
         place = place * parallel_state.get_tensor_model_parallel_world_size()
         place += parallel_state.get_tensor_model_parallel_rank()
-    return tokens.occurrences[place * own : (place + 1) * own]
+    mine = slice(place * own, (place + 1) * own)
+    routed = tokens.routed_experts
+    return tokens.occurrences[mine], None if routed is None else routed[mine, mixture]
 
 
 def padded_vocabulary(architecture: Architecture, layout: ParallelDims) -> int:

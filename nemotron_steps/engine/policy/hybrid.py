@@ -15,7 +15,7 @@ import torch
 
 from nemotron_steps.config.layout.stages import stage_layers
 from nemotron_steps.engine.policy.attention.attention import FlatAttention, FlatSelfAttention
-from nemotron_steps.engine.policy.flat_model import FlatModel, own_occurrences, padded_vocabulary, transformer_config
+from nemotron_steps.engine.policy.flat_model import FlatModel, own_routing, padded_vocabulary, transformer_config
 from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
 from nemotron_steps.engine.policy.mamba.mixer import FlatMamba
 from nemotron_steps.engine.policy.mlp import FlatMlp
@@ -157,7 +157,7 @@ class MoeLayer(HybridLayer):
 
     def mix(self, normed: torch.Tensor, layout: TokenLayout, angles: torch.Tensor) -> torch.Tensor:
         """See HybridLayer."""
-        return self.mlp.forward(normed, own_occurrences(normed.shape[0], layout, self.config))
+        return self.mlp.forward(normed, *own_routing(normed.shape[0], layout, self.config, self.mlp.number))
 
 
 class HybridDecoder(torch.nn.Module):

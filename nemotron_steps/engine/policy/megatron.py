@@ -32,6 +32,7 @@ from nemotron_steps.engine.policy.logprob import linear_logprobs
 from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
+from nemotron_steps.engine.policy.moe.replay import check_routed_experts, replay_metrics
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.pipeline import Pipeline
 from nemotron_steps.engine.policy.shards import ModelShards
@@ -147,7 +148,8 @@ class MegatronPolicy:
         return result
 
     def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
-        """The same under the frozen starting weights. EngineError when the policy was built without them."""
+        """The same under the frozen starting weights, whose routers choose their experts themselves. EngineError when
+        the policy was built without them."""
         if self._reference is None:
             raise EngineError(
                 "no reference weights are kept",
@@ -155,7 +157,7 @@ class MegatronPolicy:
                 expected="MegatronPolicy(..., reference=True)",
             )
         with self._swapped(self._reference):
-            return self.logprobs(batch)
+            return self.logprobs(dataclasses.replace(batch, routed_experts=None))
 
     # ------------------------------------------------------------------------------------------------ training
 
@@ -163,9 +165,11 @@ class MegatronPolicy:
         """One optimizer step over the global batch.
 
         Returns:
-            The loss's metrics over the global batch, `grad_norm` (before clipping) and `lr`.
+            The loss's metrics over the global batch, `grad_norm` (before clipping) and `lr`; with replayed experts
+            what `replay_metrics` says.
 
         Raises:
+            EngineError: `routed_experts` are not those of this model.
             NonFiniteLossError: the loss or the gradient is NaN or infinite; weights and optimizer are unchanged.
         """
         normalizers = count_normalizers(batch)
@@ -221,7 +225,9 @@ class MegatronPolicy:
         if self.groups.data_size > 1 and self.groups.is_last_stage:
             sums = all_reduce_metric_sums(sums, self.groups.data)
         metrics: dict[str, float] = self.groups.from_last_stage(finalize_metrics(sums, normalizers))
-        return metrics
+        if batch.routed_experts is None:
+            return metrics
+        return {**metrics, **replay_metrics(self.model.routers(), self.groups, self.device)}
 
     # ------------------------------------------------------------------------------------------ weights and files
 
@@ -269,7 +275,7 @@ class MegatronPolicy:
         varied = self.architecture.is_moe and not self.architecture.is_hybrid
         shapes = 1 if varied else row_multiple(self.device, self.model.dtype)
         multiple = math.lcm(shares, shapes, token_multiple(self.config))
-        return _Work(batch, own, count, unit, shares, multiple, self.architecture.hidden_size, self.device)
+        return _Work(batch, own, count, unit, shares, multiple, self.architecture, self.device)
 
     def _token_logprobs(
         self, hidden: torch.Tensor, layout: TokenLayout, *, with_entropy: bool = True
@@ -344,13 +350,13 @@ class _Work:
         unit: int,
         shares: int,
         divisible_by: int,
-        hidden_size: int,
+        architecture: Architecture,
         device: torch.device,
     ) -> None:
         self.count = count
         self._batch, self._own, self._idle_rows = batch, own, list(range(unit))
         self._shares, self._divisible_by = shares, divisible_by
-        self._hidden_size, self._device = hidden_size, device
+        self._architecture, self._device = architecture, device
         self._layouts: dict[int, TokenLayout] = {}
 
     def is_idle(self, number: int) -> bool:
@@ -360,7 +366,8 @@ class _Work:
         return self._idle_rows if self.is_idle(number) else self._own[number]
 
     def select(self, number: int) -> TrainBatch:
-        micro = select_rows(self._batch, self.rows(number), width=self.layout(number).shape[1])
+        tokens = dataclasses.replace(self._batch, routed_experts=None)  # of no use to a loss
+        micro = select_rows(tokens, self.rows(number), width=self.layout(number).shape[1])
         if self.is_idle(number):
             micro.sample_mask = torch.zeros_like(micro.sample_mask)
         return micro
@@ -369,12 +376,14 @@ class _Work:
         if number not in self._layouts:
             layout = build_layout(self._batch, self.rows(number), divisible_by=self._divisible_by)
             layout.idle = self.is_idle(number)
+            if layout.routed_experts is not None:
+                check_routed_experts(layout.routed_experts, self._architecture)
             self._layouts[number] = layout.to(self._device)
         return self._layouts[number]
 
     def shape(self, number: int) -> tuple[int, ...]:
         """Of the hidden states that pipeline stages exchange."""
-        return (self.layout(number).token_ids.shape[0] // self._shares, 1, self._hidden_size)
+        return (self.layout(number).token_ids.shape[0] // self._shares, 1, self._architecture.hidden_size)
 
 
 def _scatter(values: torch.Tensor, layout: TokenLayout) -> torch.Tensor:

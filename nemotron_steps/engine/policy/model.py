@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nemotron_steps.engine.policy.attention.attention import FlatAttention, FlatSelfAttention, column_linear, row_linear
-from nemotron_steps.engine.policy.flat_model import FlatModel, own_occurrences, padded_vocabulary, transformer_config
+from nemotron_steps.engine.policy.flat_model import FlatModel, own_routing, padded_vocabulary, transformer_config
 from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
 from nemotron_steps.engine.policy.kernels.fused import swiglu
 from nemotron_steps.engine.policy.moe.mixture import FlatMoe
@@ -66,7 +66,7 @@ class FlatLayer(TransformerLayer):  # type: ignore[misc]
         attended = self.self_attention(normed, layout, angles)
         hidden, normed = self.pre_mlp_layernorm.after_adding(hidden, attended)
         if isinstance(self.mlp, FlatMoe):
-            return hidden, self.mlp.forward(normed, own_occurrences(normed.shape[0], layout, self.config))
+            return hidden, self.mlp.forward(normed, *own_routing(normed.shape[0], layout, self.config, self.mlp.number))
         return hidden, row_linear(self.mlp.linear_fc2, swiglu(column_linear(self.mlp.linear_fc1, normed)))
 
     def _plain(self, hidden: torch.Tensor, layout: TokenLayout, angles: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from nemotron_steps.engine.policy.query_runs import QueryRuns, Range, Row
 from nemotron_steps.engine.types import TrainBatch
@@ -111,6 +112,8 @@ class TokenLayout:
     shape: tuple[int, int]
     """(n, W)"""
     spans: RowSpans
+    routed_experts: torch.Tensor | None = None
+    """int16 [T, mixtures, k], the generator's choices, all -1 where there is none; None: not replayed."""
     idle: bool = False
     """Its rows are another micro-batch's, computed again only to keep step with other ranks."""
     runs: Runs | None = field(default=None, repr=False)
@@ -176,6 +179,7 @@ class TokenLayout:
             cells=move(self.cells),
             shape=self.shape,
             spans=self.spans.to(device),
+            routed_experts=None if self.routed_experts is None else move(self.routed_experts),
             idle=self.idle,
         )
 
@@ -237,6 +241,10 @@ def build_layout(
     )
     padding = -total % divisible_by
     flat_ids = np.pad(ids[cell_row, positions], (0, padding))
+    routed = None
+    if batch.routed_experts is not None:
+        chosen = batch.routed_experts[torch.from_numpy(index[cell_row]), torch.from_numpy(positions)]
+        routed = F.pad(chosen, (0, 0, 0, 0, 0, padding), value=-1)
     whole = _grid(whole_lengths)
     suffix = _grid(suffix_lengths) if len(suffix_rows) else None
     parent = torch.from_numpy(suffix_parents) if len(suffix_rows) else None
@@ -263,6 +271,7 @@ def build_layout(
             first_suffix=torch.from_numpy(first_suffix),
             lengths=torch.from_numpy(np.concatenate([whole_lengths, suffix_lengths])),
         ),
+        routed_experts=routed,
     )
 
 

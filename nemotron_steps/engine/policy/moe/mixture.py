@@ -42,11 +42,15 @@ class FlatMoe(torch.nn.Module):
         shared = architecture.shared_ffn_hidden_size
         self.shared_experts = FlatMlp(config, architecture.activation, shared) if shared else None
         self.ranks = layout.expert
+        self.number = 0
+        """Of the whole model's mixtures, from 0; the model counts them."""
 
-    def forward(self, hidden: torch.Tensor, occurrences: torch.Tensor) -> torch.Tensor:
-        """[T, 1, hidden] → the same shape. `occurrences` as the router takes it."""
+    def forward(
+        self, hidden: torch.Tensor, occurrences: torch.Tensor, replayed: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, 1, hidden] → the same shape. `occurrences` and `replayed` as the router takes them."""
         states = hidden.flatten(0, 1)
-        weights, chosen = self.router(states, occurrences)
+        weights, chosen = self.router(states, occurrences, replayed)
         routed = states if self.fc1_latent_proj is None else self.fc1_latent_proj(states)
         mixed = self._routed(routed, weights, chosen)
         if self.fc2_latent_proj is not None:

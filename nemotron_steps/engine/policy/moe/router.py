@@ -2,7 +2,8 @@
 
 Two kinds: softmax over all experts (Qwen3-MoE), and sigmoid scores (DeepSeek-V3, arXiv 2412.19437; Nemotron 3). Either
 can have a bias that only chooses, and never weighs: moved against the load after every step it balances experts without
-an auxiliary loss (arXiv 2408.15664). The router can be frozen, as RL recipes do.
+an auxiliary loss (arXiv 2408.15664). The router can be frozen, as RL recipes do. Experts chosen elsewhere, by the
+generator, can be replayed (arXiv 2510.11370): the router then only weighs them.
 """
 
 from __future__ import annotations
@@ -36,24 +37,34 @@ class Router(torch.nn.Module):
             self.expert_bias = torch.nn.Parameter(zeros, requires_grad=False)
         self.load = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
         """Tokens each expert got on this rank since the last `rebalance`, while training."""
+        self.replays = torch.zeros(3, dtype=torch.float64, device=device())
+        """Of the tokens trained with replay on this rank: all, those whose experts were replayed, and those of them
+        for which this router would have chosen others. Whoever reads it sets it to 0."""
 
-    def forward(self, states: torch.Tensor, occurrences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, states: torch.Tensor, occurrences: torch.Tensor, replayed: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, hidden] → weights float32 [T, k] and experts int64 [T, k].
 
         Args:
             occurrences: float32 [T], how often each token counts for the load.
+            replayed: int [T, k], experts to take instead of the router's own choice where they are not -1. Weights are
+                the router's scores of these experts, so its gradient is as ever.
         """
         logits = F.linear(states.float(), self.weight.float())
         scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
+        training = torch.is_grad_enabled()
         with torch.no_grad():
             chosen = self._choose(scores if self.expert_bias is None else scores + self.expert_bias)
+            if replayed is not None:
+                chosen = self._replay(chosen, replayed.long(), occurrences if training else None)
         weights = scores.gather(1, chosen)
         if self.renormalize:
             total = weights.sum(-1, keepdim=True)
             weights = weights / (total + _TINY if self.sigmoid else total)
         if self.scale != 1.0:
             weights = weights * self.scale
-        if self.expert_bias is not None and torch.is_grad_enabled():
+        if self.expert_bias is not None and training:
             often = occurrences[:, None].expand_as(chosen).flatten()
             self.load.scatter_add_(0, chosen.flatten(), often)  # bincount would wait for the GPU
         return weights, chosen
@@ -69,6 +80,15 @@ class Router(torch.nn.Module):
             allowed = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, True)
             scores = by_group.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
         return scores.topk(self.top_k, dim=-1).indices
+
+    def _replay(self, own: torch.Tensor, replayed: torch.Tensor, occurrences: torch.Tensor | None) -> torch.Tensor:
+        """The experts to take, [T, k]; counted where `occurrences` are given."""
+        known = (replayed >= 0).all(-1)
+        if occurrences is not None:
+            other = known & (own.sort(-1).values != replayed.sort(-1).values).any(-1)
+            counted = torch.stack((torch.ones_like(known), known, other)).double()
+            self.replays += counted @ occurrences.double()
+        return torch.where(known[:, None], replayed, own)
 
     def rebalance(self, rate: float, group: dist.ProcessGroup) -> None:
         """Move the bias of overloaded experts down and of idle ones up by `rate`; start counting anew. Collective."""

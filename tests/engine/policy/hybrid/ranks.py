@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from tests.engine.policy.batches import grouped_batch, rl_loss
 from tests.engine.policy.ranks import config_for, main
+from tests.engine.policy.routes import some_routes
 
 ALL_TO_ALL = {"expert_model_parallel_size": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True}
 DISTRIBUTED = {"optimizer": {"use_distributed_optimizer": True}}
@@ -29,9 +30,10 @@ TWO: dict[str, dict[str, dict[str, Any]]] = {
         "pipeline": {"pipeline_model_parallel_size": 2, **DISTRIBUTED},
         "expert, context": {"expert_model_parallel_size": 2, "context_parallel_size": 2},
     },
+    "mixture": {"pipeline": {"pipeline_model_parallel_size": 2}},
 }
-"""Twin → layouts of two ranks. Of latent's stages, ME* and -M, only the first has experts."""
-PATTERNS = {"dense": "M-M*-", "latent": "ME*-M"}
+"""Twin → layouts of two ranks. Of latent's stages, ME* and -M, only the first has experts; of mixture's both have."""
+PATTERNS = {"dense": "M-M*-", "latent": "ME*-M", "mixture": "ME*-E"}
 FOUR: dict[str, dict[str, dict[str, Any]]] = {
     "dense": {
         "tensor, pipeline": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
@@ -65,11 +67,15 @@ def policy_of(folder: Path, megatron: dict[str, Any], **changes: Any) -> Any:
 
 
 def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """What is found in two steps, the first one's gradients and both one's biases, and the policy."""
+    """What is found in two steps, the second with the experts of a generator where there are any, the first one's
+    gradients and both one's biases, and the policy."""
     policy = policy_of(folder, megatron, **changes)
     found = {"before": policy.logprobs(grouped_batch(0)).tolist(), "metrics": [policy.train_step(grouped_batch(0))]}
     tensors = {name: tensor.clone() for name, tensor in gradients(policy)}
-    found["metrics"].append(policy.train_step(grouped_batch(1)))
+    second, mixtures = grouped_batch(1), len(policy.architecture.mixtures)
+    if mixtures:
+        second.routed_experts = some_routes(second, mixtures, 2, 8)
+    found["metrics"].append(policy.train_step(second))
     found["after"] = policy.logprobs(grouped_batch(0)).tolist()
     tensors |= {name: tensor.clone() for name, tensor in policy.weights() if name.endswith("correction_bias")}
     return found, tensors, policy

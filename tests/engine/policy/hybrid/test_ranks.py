@@ -52,11 +52,15 @@ def four_ranks(folders, tmp_path_factory):
 def assert_same_metrics(found, expected):
     for name in ("loss", "grad_norm", "entropy", "num_valid_tokens", "token_mult_prob_error"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    # Two of a token's experts that score alike may fall otherwise.
+    for name in {"router_replay_share", "router_replay_mismatch"} & set(expected):
+        assert found[name] == pytest.approx(expected[name], rel=2e-2), name
 
 
 def assert_same(case, ranks, expected):
     found, tensors = ranks[0][case], load_file(ranks[1] / f"{case}.safetensors")
     one, theirs = expected
+    assert ("router_replay_mismatch" in one["metrics"][1]) == (not case.startswith("dense"))
     for mine, alone in zip(found["metrics"], one["metrics"], strict=True):
         assert_same_metrics(mine, alone)
     torch.testing.assert_close(torch.tensor(found["before"]), torch.tensor(one["before"]), atol=2e-5, rtol=0)

@@ -1,0 +1,151 @@
+"""Experts that the generator chose, replayed by the policy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nemotron_steps.engine.batches.batching import select_rows
+from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.errors import EngineError
+from tests.engine.policy.batches import policy_config, rl_loss
+from tests.engine.policy.moe.test_mixture import EXPERTS, HIDDEN, TOKENS, theirs_and_ours
+from tests.engine.policy.routes import chosen_by, some_routes
+from tests.models.checkpoints import write_checkpoint
+from tests.models.hybrid_twins import write_hybrid
+
+BALANCED = {"moe_router_bias_update_rate": 1e-3, "optimizer": {"lr": 1e-3}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("replay")
+    write_checkpoint("qwen3_moe", root / "qwen3_moe", initializer_range=0.1)
+    write_hybrid("latent", root / "latent", initializer_range=0.1)
+    return root
+
+
+def policy_of(folder, **changes):
+    return MegatronPolicy(policy_config(**{"megatron_cfg": BALANCED, **changes}), folder, rl_loss(), reference=True)
+
+
+def other_choices(policy):
+    """Move the biases, which choose and never weigh: now it is a generator that chooses other experts."""
+    generator = torch.Generator().manual_seed(5)
+    for router in policy.model.routers():
+        router.expert_bias.data += 0.3 * torch.randn(router.expert_bias.shape, generator=generator)
+    return policy
+
+
+def gradients(policy):
+    return torch.cat([buffer.grads.float().flatten() for buffer in policy.buffers])
+
+
+@pytest.mark.parametrize("model", ["qwen3_moe", "latent"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {},
+        {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 64}},
+        {"train_micro_batch_size": 2, "megatron_cfg": {**BALANCED, "activation_checkpointing": True}},
+    ],
+    ids=["whole", "packed", "checkpointed"],
+)
+def test_replay_makes_the_policy_the_model_that_was_sampled_from(cut, model, folders, batch):
+    sampled_from, policy = other_choices(policy_of(folders / model)), policy_of(folders / model, **cut)
+    before = policy.logprobs(batch)
+    expected = sampled_from.logprobs(batch)
+    assert float((before - expected).abs().max()) > 0.05  # that much is between them without replay
+    routed = replace(batch, routed_experts=chosen_by(sampled_from, batch))
+    torch.testing.assert_close(policy.logprobs(routed), expected, atol=2e-5, rtol=0)
+    assert torch.equal(policy.reference_logprobs(routed), policy.reference_logprobs(batch))
+
+    theirs, ours = sampled_from.train_step(batch), policy.train_step(routed)
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-6)
+    assert ours["router_replay_share"] == 1 and 0.05 < ours["router_replay_mismatch"] < 1
+    scale = float(gradients(sampled_from).abs().max())
+    torch.testing.assert_close(gradients(policy), gradients(sampled_from), atol=1e-4 * scale, rtol=1e-3)
+    assert "router_replay_mismatch" not in theirs
+
+
+def test_own_choices_replayed_change_nothing_and_mismatch_nowhere(folders, batch):
+    policy = policy_of(folders / "latent")
+    before = policy.logprobs(batch)
+    routed = replace(batch, routed_experts=chosen_by(policy, batch))
+    torch.testing.assert_close(policy.logprobs(routed), before, atol=2e-5, rtol=0)
+    metrics = policy.train_step(routed)
+    assert metrics["router_replay_mismatch"] == 0 and metrics["router_replay_share"] == 1
+
+
+def test_where_no_choice_is_known_routers_choose_themselves(folders, batch):
+    policy = policy_of(folders / "latent")
+    nothing = torch.full((*batch.input_ids.shape, 2, 2), -1, dtype=torch.int16)
+    assert torch.equal(policy.logprobs(replace(batch, routed_experts=nothing)), policy.logprobs(batch))
+    metrics = policy.train_step(replace(batch, routed_experts=nothing))
+    assert metrics["router_replay_share"] == 0 and "router_replay_mismatch" not in metrics
+
+
+def test_shares_do_not_depend_on_the_cut_into_micro_batches(folders, batch):
+    routed = replace(batch, routed_experts=some_routes(batch, 2, 2, 8))
+    whole, cut = (
+        policy_of(folders / "latent", **changes).train_step(routed) for changes in ({}, {"train_micro_batch_size": 1})
+    )
+    assert 0.7 < whole["router_replay_share"] < 0.9
+    for name in ("router_replay_share", "router_replay_mismatch", "loss", "grad_norm"):
+        assert cut[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-6), name
+
+
+def test_replayed_experts_are_weighed_by_the_routers_own_scores_and_loaded():
+    _, ours, _ = theirs_and_ours()
+    router, states = ours.router, torch.randn(TOKENS, HIDDEN)
+    _, own = router(states, torch.zeros(TOKENS))
+    replayed = torch.stack([torch.randperm(EXPERTS)[:3] for _ in range(TOKENS)])
+    replayed[::2] = own[::2].flip(-1)  # the same experts in another order are no mismatch
+    replayed[::5] = -1
+    weights, chosen = router(states, torch.ones(TOKENS), replayed.to(torch.int16))
+    assert torch.equal(chosen, torch.where(replayed < 0, own, replayed))
+    scores = (states @ router.weight.T).sigmoid().gather(1, chosen)
+    torch.testing.assert_close(weights, 2.5 * scores / scores.sum(-1, keepdim=True))
+    assert torch.equal(router.load, torch.bincount(chosen.flatten(), minlength=EXPERTS).float())
+    differ = ((own.sort(-1).values != replayed.sort(-1).values).any(-1) & (replayed[:, 0] >= 0)).sum()
+    assert router.replays.tolist() == [TOKENS, TOKENS - len(range(0, TOKENS, 5)), int(differ)] and differ > 10
+    (weights * torch.randn_like(weights)).sum().backward()
+    assert float(router.weight.grad.abs().max()) > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ([0, 8], r"\[0, 8\] for one of 1 "),
+        ([3, 3], r"\[3, 3\]"),
+        ([-1, 2], r"\[-1, 2\]"),
+        (None, "3x2"),
+    ],
+    ids=["none of the model's", "one twice", "half unknown", "other mixtures"],
+)
+def test_experts_that_the_model_cannot_have_chosen_are_refused(wrong, found, folders, batch):
+    routes = some_routes(batch, 2 if wrong else 3, 2, 8)
+    if wrong:
+        routes[6, 3, 1] = torch.tensor(wrong)
+    with pytest.raises(EngineError) as caught:
+        policy_of(folders / "latent").logprobs(replace(batch, routed_experts=routes))
+    assert caught.match("experts to replay") and re.search(found, caught.value.found)
+
+
+def test_a_policy_that_cannot_replay_refuses_to(folders, batch):
+    config = policy_config(dtensor_cfg={"enabled": True})
+    policy = DTensorPolicy(config, folders / "latent", rl_loss())
+    with pytest.raises(EngineError, match="replay"):
+        policy.logprobs(replace(batch, routed_experts=some_routes(batch, 2, 2, 8)))
+
+
+def test_rows_keep_their_experts_when_a_batch_is_cut(batch):
+    routes = some_routes(batch, 2, 2, 8)
+    rows = [4, 2, 5]
+    width = int(batch.lengths[rows].max())
+    cut = select_rows(replace(batch, routed_experts=routes), rows, width=width)
+    assert torch.equal(cut.routed_experts, routes[rows, :width])
