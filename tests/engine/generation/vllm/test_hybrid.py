@@ -1,0 +1,191 @@
+"""A dense hybrid in a real vLLM engine, fed by a training policy: its logprobs are the policy's, and all of it travels.
+
+One engine for all tests, in this process, as on any CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nemotron_steps.config.schema.policy import VllmConfig
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.types import GenerationRequest, SamplingParams, TrainBatch
+from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
+from tests.engine.generation.vllm.test_generator import sample
+from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
+from tests.models.hybrid_twins import write_hybrid
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+MAX_LENGTH = 96
+BEGINNING = [20 + i * 7 % 150 for i in range(40)]
+PROMPTS = [[5, 6, 7, 8], BEGINNING, [*BEGINNING, 9, 11], [*BEGINNING, 9, 12, 13, 14, 15, 16, 17], [40, 41]]
+"""Shorter than the convolution's window, around the chunk of 8 positions, and with a beginning in common."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hybrid")
+    write_hybrid("dense", folder, initializer_range=0.1, head_dim=32)  # vLLM on CPU has no smaller heads
+    return folder
+
+
+def policy_of(folder):
+    return MegatronPolicy(policy_config(megatron_cfg={"optimizer": {"lr": 1e-3}}), folder, rl_loss())
+
+
+@pytest.fixture(scope="module")
+def generator(folder):
+    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
+
+    generator = VllmGenerator(
+        folder,
+        VllmConfig(enforce_eager=True, max_num_seqs=32),
+        max_total_length=MAX_LENGTH,
+        precision="float32",
+        weights=policy_of(folder).weights(),
+    )
+    yield generator
+    generator.close()
+
+
+def token_mult_prob_error(policy, completions, prompts=PROMPTS):
+    """mean exp|lp_gen - lp| over sampled tokens, by the policy's own logprobs."""
+    ids, mask, recorded = (torch.zeros(len(completions), MAX_LENGTH) for _ in range(3))
+    lengths = torch.zeros(len(completions), dtype=torch.int64)
+    for row, done in enumerate(completions):
+        prompt = prompts[int(done.request_id.split("/")[1])]
+        answer = slice(len(prompt), len(prompt) + len(done.token_ids))
+        ids[row, : answer.stop] = torch.tensor(prompt + done.token_ids)
+        mask[row, answer], recorded[row, answer] = 1, torch.tensor(done.logprobs)
+        lengths[row] = answer.stop
+    batch = TrainBatch(ids.long(), lengths, mask, torch.ones(len(completions)), recorded, torch.zeros_like(mask))
+    apart = (policy.logprobs(batch) - recorded).abs()[mask.bool()]
+    assert apart.numel() == sum(len(done.token_ids) for done in completions) > 0
+    return float(apart.exp().mean())
+
+
+def test_sampling_logprobs_are_the_policys_after_1_5_and_20_updates(generator, folder):
+    policy = policy_of(folder)
+    generator.update_weights(policy.weights(), 0)
+    stale = sample(generator, PROMPTS, "v0")
+    assert token_mult_prob_error(policy, stale) < 1.0001
+    for version in range(1, 21):
+        policy.train_step(grouped_batch(version))
+        report = generator.update_weights(policy.weights(), version)
+        assert report.bytes == sum(tensor.numel() * tensor.element_size() for _, tensor in policy.weights())
+        if version in (1, 5, 20):
+            completions = sample(generator, PROMPTS, f"v{version}")
+            assert {v for c in completions for v in c.weight_versions} == {version}
+            assert token_mult_prob_error(policy, completions) < 1.0001
+    assert token_mult_prob_error(policy, stale) > 1.01
+
+
+KINDS = {
+    "A_log": 1.0,
+    "mixer.D": 1.0,
+    "dt_bias": 1.0,
+    "conv1d.bias": 1.0,
+    "conv1d.weight": 1.0,
+    "in_proj.weight": 0.1,
+    "out_proj.weight": 0.1,
+    "mixer.norm.weight": 1.0,
+    "layers.0.norm.weight": 1.0,
+    "norm_f.weight": 1.0,
+    "q_proj.weight": 0.5,
+    "k_proj.weight": 0.5,
+    "v_proj.weight": 0.1,
+    "o_proj.weight": 0.1,
+    "up_proj.weight": 0.1,
+    "down_proj.weight": 0.1,
+    "embeddings.weight": 0.1,
+    "lm_head.weight": 0.1,
+}
+"""By the end of their names, with the size of a change that shows."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_of_one_kind_of_weight_alone_makes_the_logprobs_the_policys(kind, generator, folder, tmp_path):
+    noise = torch.Generator().manual_seed(1)
+    weights = load_hf_weights(folder)
+    for name, tensor in weights.items():
+        if name.endswith(kind):
+            weights[name] = tensor + KINDS[kind] * torch.randn(tensor.shape, generator=noise)
+    save_hf_checkpoint(tmp_path / "changed", weights.items(), folder)
+    before, after = policy_of(folder), policy_of(tmp_path / "changed")
+    generator.update_weights(before.weights(), 30)
+    generator.update_weights(after.weights(), 31)
+    completions = sample(generator, PROMPTS, "changed")
+    assert token_mult_prob_error(after, completions) < 1.0001
+    assert token_mult_prob_error(before, completions) > 1.001
+
+
+def test_every_weight_is_of_one_of_these_kinds(folder):
+    assert [name for name in load_hf_weights(folder) if not name.endswith(tuple(KINDS))] == [
+        f"backbone.layers.{number}.norm.weight" for number in (1, 2, 3, 4)
+    ]
+
+
+def test_samples_of_a_group_that_join_and_leave_at_different_times_keep_their_states(generator, folder):
+    policy = policy_of(folder)
+    generator.update_weights(policy.weights(), 40)
+    done = []
+    for number, prompt in enumerate(PROMPTS):  # the second is a beginning of the third, sampled before and beside it
+        generator.submit(GenerationRequest(f"late/{number}", prompt, SamplingParams(5 + 9 * number), 4))
+        for _ in range(3):
+            done += generator.step()
+    while generator.pending():
+        done += generator.step()
+    assert len(done) == 4 * len(PROMPTS)
+    assert token_mult_prob_error(policy, done) < 1.0001
+
+
+def test_more_prompts_than_fit_into_one_prefill(generator, folder):
+    policy = policy_of(folder)
+    generator.update_weights(policy.weights(), 50)
+    prompts = [[10 + (number * 7 + i * (1 + number % 5)) % 180 for i in range(75)] for number in range(40)]
+    assert sum(map(len, prompts)) > 2048
+    completions = sample(generator, prompts, "many", n=1, seed=3)
+    assert len(completions) == 40 and token_mult_prob_error(policy, completions, prompts) < 1.0001
+
+
+def test_states_of_older_weights_are_not_read_by_new_requests_while_others_run(generator, folder):
+    policy = policy_of(folder)
+    generator.update_weights(policy.weights(), 60)
+    generator.submit(GenerationRequest("running/1", PROMPTS[1], SamplingParams(40), 2))
+    for _ in range(4):
+        generator.step()
+    policy.train_step(grouped_batch(0))
+    generator.update_weights(policy.weights(), 61)
+    done = sample(generator, PROMPTS, "fresh")
+    fresh = [c for c in done if c.request_id.startswith("fresh")]
+    assert len(fresh) == 4 * len(PROMPTS) and token_mult_prob_error(policy, fresh) < 1.0001
+    running = [c for c in done if c.request_id.startswith("running")]
+    assert any({60, 61} == set(c.weight_versions) for c in running)
+
+
+def test_recomputed_states_make_later_tokens_those_of_the_new_weights_alone(generator, folder, monkeypatch):
+    monkeypatch.setattr(generator, "_recompute", True)
+    policy = policy_of(folder)
+    generator.update_weights(policy.weights(), 70)
+    generator.submit(GenerationRequest("redone/3", PROMPTS[3], SamplingParams(20), 4))
+    for _ in range(5):
+        generator.step()
+    for step in range(5):
+        policy.train_step(grouped_batch(step))
+    generator.update_weights(policy.weights(), 71)
+    done = []
+    while generator.pending():
+        done += generator.step()
+    prompts, rest = [], []
+    for completion in done:  # as if what came before the update had been in the prompt
+        old = completion.weight_versions.count(70)
+        prompts.append(PROMPTS[3] + completion.token_ids[:old])
+        tokens, logprobs = completion.token_ids[old:], completion.logprobs[old:]
+        rest.append(replace(completion, request_id=f"rest/{len(rest)}", token_ids=tokens, logprobs=logprobs))
+    rest = [completion for completion in rest if completion.token_ids]
+    assert sum(len(completion.token_ids) for completion in rest) > 15
+    assert token_mult_prob_error(policy, rest, prompts) < 1.0001
