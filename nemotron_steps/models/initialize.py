@@ -47,7 +47,8 @@ def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Pat
     """Write a random float32 model of the given shape whose vocabulary is the tokenizer's.
 
     Weights are drawn as transformers draws them: normal, std `initializer_range`. Mamba-2: A is 1 to the number of
-    heads, D is 1, time steps are spread evenly in their logarithm over 0.001 to 0.1.
+    heads, D is 1, time steps are spread evenly in their logarithm over 0.001 to 0.1, and the output projection is
+    uniform, within 1 / sqrt(inner size · layers).
 
     Args:
         target: a folder that does not exist yet; it appears whole.

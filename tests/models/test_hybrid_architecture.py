@@ -97,6 +97,12 @@ def test_the_published_models_have_as_many_weights_as_published(config, billions
     assert sum(map(math.prod, shapes)) / 1e9 == pytest.approx(billions, abs=0.006)
 
 
+def test_keys_that_transformers_5_still_takes_from_older_files_are_not_left_aside():
+    older = {"mamba_conv_bias": False, "mamba_dt_limit": [0.01, 1.0]}
+    mamba = Architecture.from_config({**NANO, "use_conv_bias": True, **older}).mamba
+    assert (mamba.conv_bias, mamba.time_step_limit) == (False, (0.01, 1.0))
+
+
 @pytest.mark.parametrize("name", TWINS)
 def test_both_generations_of_config_files_say_the_same(name, tmp_path):
     for old in (False, True):
@@ -125,6 +131,8 @@ def test_a_twin_has_nothing_that_is_equal_by_being_constant():
         ({"mamba_num_heads": 60}, ArtifactError, "Mamba heads do not divide evenly over groups"),
         ({"n_group": 3}, ArtifactError, "experts do not divide evenly over router groups"),
         ({"n_group": 32, "topk_group": 1}, ArtifactError, "num_experts_per_tok"),
+        ({"n_group": 2, "topk_group": 4}, ArtifactError, "1 to n_group=2"),
+        ({"n_group": 128, "topk_group": 64}, ArtifactError, "router groups of one expert"),
         ({"mlp_hidden_act": "gelu"}, UnsupportedError, "mlp_hidden_act"),
         ({"use_bias": True}, UnsupportedError, "use_bias"),
         ({"n_shared_experts": 2}, UnsupportedError, "shared expert"),
@@ -174,6 +182,15 @@ def test_context_parallel_ranks_share_a_group_of_mamba_heads_or_have_whole_ones(
 
     assert [refused(4, groups) for groups in (1, 2, 4, 8)] == [False] * 4
     assert refused(4, 3) and refused(32, 8)
+
+
+def test_vllm_repeats_a_single_group_of_mamba_heads_and_never_one_of_several():
+    def refused(width: int, groups: int) -> list[str]:
+        facts = ModelFacts("nemotron_h", mamba_heads=16, mamba_groups=groups)
+        return [misfit.expected for misfit in model_misfits(LayoutSizes(uses_vllm=True, generator_width=width), facts)]
+
+    assert refused(8, 8) == refused(8, 1) == refused(2, 4) == []
+    assert refused(8, 4) == ["a divisor of 4"]
 
 
 def test_the_routers_bias_is_part_of_the_model_and_may_change_while_rollouts_are_sampled():

@@ -132,7 +132,8 @@ def _dtensor_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
 
 
 def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
-    """vLLM cuts attention by heads; it repeats key-value heads where there are more ranks than those."""
+    """vLLM cuts attention by heads; it repeats key-value heads where there are more ranks than those,
+    but of Mamba-2's groups only a single one."""
     width, heads, shared = sizes.generator_width, model.attention_heads, model.key_value_heads
     if heads is not None and heads % width:
         yield _undivided("generator_width", sizes, heads, "attention heads (vLLM)")
@@ -140,6 +141,8 @@ def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit
         yield _undivided("generator_width", sizes, shared, "key-value heads (vLLM)", "or multiple ")
     elif model.mamba_heads is not None and model.mamba_heads % width:
         yield _undivided("generator_width", sizes, model.mamba_heads, "Mamba heads (vLLM)")
+    elif model.mamba_groups not in (None, 1) and model.mamba_groups % width:
+        yield _undivided("generator_width", sizes, model.mamba_groups, "groups of Mamba heads (vLLM)")
     elif model.mlp_width is not None and model.mlp_width % width and sizes.generator_experts == 1:
         yield _undivided("generator_width", sizes, model.mlp_width, "the MLP's width (vLLM)")
 

@@ -208,7 +208,8 @@ def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, where: str
 
 
 def _mamba(config: Mapping[str, Any], where: str) -> Mamba2:
-    least, most = (_bound(value) for value in config.get("time_step_limit") or (0.0, math.inf))
+    limit = config.get("mamba_dt_limit") or config.get("time_step_limit") or (0.0, math.inf)
+    least, most = (_bound(value) for value in limit)
     return Mamba2(
         num_heads=int(config["mamba_num_heads"]),
         head_dim=int(config["mamba_head_dim"]),
@@ -217,7 +218,7 @@ def _mamba(config: Mapping[str, Any], where: str) -> Mamba2:
         conv_kernel=_count(config, "conv_kernel", "mamba_d_conv"),
         chunk_size=_count(config, "chunk_size", "mamba_chunk_size"),
         time_step_limit=(least, most),
-        conv_bias=bool(config.get("use_conv_bias", True)),
+        conv_bias=bool(config.get("mamba_conv_bias", config.get("use_conv_bias", True))),
     )
 
 
@@ -268,11 +269,26 @@ def _refuse_uneven(architecture: Architecture, where: str) -> None:
                 expected=f"a multiple of {of}",
                 found=str(count),
             )
-    most = architecture.num_experts // architecture.router_groups * architecture.router_top_groups
+    groups, top_groups = architecture.router_groups, architecture.router_top_groups
+    if not 1 <= top_groups <= groups:
+        raise ArtifactError(
+            "a token cannot choose from as many router groups as topk_group says",
+            where=where,
+            expected=f"1 to n_group={groups}",
+            found=str(top_groups),
+        )
+    if top_groups < groups and architecture.num_experts < 2 * groups:
+        raise ArtifactError(
+            "router groups of one expert cannot be ranked, which goes by the two best of each",
+            where=where,
+            expected=f"n_group of at most {architecture.num_experts // 2}",
+            found=str(groups),
+        )
+    most = architecture.num_experts // groups * top_groups
     if architecture.is_moe and not 1 <= architecture.experts_per_token <= most:
         raise ArtifactError(
             "a token cannot have as many experts as num_experts_per_tok says",
             where=where,
-            expected=f"1 to {most}: the experts of {architecture.router_top_groups} router groups",
+            expected=f"1 to {most}: the experts of {top_groups} router groups",
             found=str(architecture.experts_per_token),
         )
