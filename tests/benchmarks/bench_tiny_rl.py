@@ -1,6 +1,8 @@
 """Held-out gain of the tiny RLHF and RLVR steps over the SFT policy, several seeds each, graded by rule.
 
-    python -m tests.benchmarks.bench_tiny_rl [--home DIR] [--seeds 42 43 44]     the last line is JSON
+    python -m tests.benchmarks.bench_tiny_rl [--home DIR] [--seeds 42 43 44] [--config tiny_hybrid]
+
+The last line is JSON.
 
 Every seed is a run of its own over the same cached SFT policy and judge; the runs' own summaries are read back.
 """
@@ -18,12 +20,12 @@ from pathlib import Path
 STEPS = ("rl/nemo_rl/rlvr", "rl/nemo_rl/rlhf")
 
 
-def run_step(step: str, seed: int, home: Path) -> dict:
+def run_step(step: str, config: str, seed: int, home: Path) -> dict:
     """Run one step with one seed; returns its summary and wall seconds."""
     started = time.perf_counter()
     subprocess.run(
         [
-            *(sys.executable, "-m", "nemotron_steps.cli.main", "run", step, "-c", "tiny"),
+            *(sys.executable, "-m", "nemotron_steps.cli.main", "run", step, "-c", config),
             *(f"grpo.seed={seed}", "--home", str(home)),
         ],
         check=True,
@@ -42,12 +44,13 @@ def run_step(step: str, seed: int, home: Path) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--home", type=Path, default=Path(".steps"))
+    parser.add_argument("--config", default="tiny")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     arguments = parser.parse_args()
     results = {}
     print(f"{'step':18} {'SFT policy':>11} {'after, mean':>12} {'spread':>8} {'gain':>7}   seeds")
     for step in STEPS:
-        runs = [run_step(step, seed, arguments.home) for seed in arguments.seeds]
+        runs = [run_step(step, arguments.config, seed, arguments.home) for seed in arguments.seeds]
         before = [run["heldout_reward"]["before"] for run in runs]
         after = [run["heldout_reward"]["after"] for run in runs]
         spread = statistics.stdev(after) if len(after) > 1 else 0.0

@@ -82,3 +82,25 @@ def test_the_aligned_policy_loads_with_plain_transformers_and_says_the_same(home
     while generator.pending():
         done += generator.step()
     assert done[0].token_ids == expected.tolist()
+
+
+def test_a_tiny_hybrid_improves_at_every_stage_with_its_router_frozen_and_balanced(home, tmp_path):
+    steps("run", "super3_tiny", home=home)
+    found = summaries(home)
+    verified, judged = (found[stage]["heldout_reward"] for stage in ("rlvr", "rlhf"))
+    assert verified["after"] > verified["before"] + 0.2
+    assert judged["after"] > verified["before"] + 0.2
+
+    from nemotron_steps.models.huggingface import load_hf_weights
+    from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
+
+    weights = {}
+    for step in ("sft/megatron_bridge", "rl/nemo_rl/rlvr", "rl/nemo_rl/rlhf"):
+        shown = json.loads(steps("artifacts", "show", f"{step}/model:latest", "--json", home=home))
+        convert_megatron_to_hf(Path(shown["path"]), tmp_path / step)
+        weights[step] = load_hf_weights(tmp_path / step)
+    tuned, verified, judged = weights.values()
+    for before, after in ((tuned, verified), (verified, judged)):
+        same = {name for name, tensor in before.items() if tensor.equal(after[name])}
+        frozen = {name for name in before if name.endswith("gate.weight") or name.startswith("mtp.")}
+        assert same == frozen  # all else has moved, the routers' correction biases too
