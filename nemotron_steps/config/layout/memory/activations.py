@@ -200,8 +200,6 @@ def _mamba(shape: ModelShape, settings: MemorySettings) -> Kept:
     that goes on from a shared prompt has that prompt's state, twice."""
     mamba, element, sizes = shape.mamba, settings.element, settings.sizes
     assert mamba is not None
-    if not settings.on_gpu and element == FLOAT32 and sizes.context == 1:  # one kernel, which begins anew
-        return Kept((mamba.rows + mamba.inner) * element / sizes.tensor)
     wide = mamba.rows + 2 * mamba.channels + 2 * mamba.inner
     exact = 2 * mamba.heads + mamba.groups
     shares = sizes.samples and (sizes.group or 1) > 1

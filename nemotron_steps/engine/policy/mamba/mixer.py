@@ -25,7 +25,6 @@ from nemotron_steps.engine.policy.context_parallel import to_tokens
 from nemotron_steps.engine.policy.exchange import Exchange, spread
 from nemotron_steps.engine.policy.mamba.conv import conv
 from nemotron_steps.engine.policy.mamba.gated_norm import gated_norm
-from nemotron_steps.engine.policy.mamba.native import Sizes, native_mix, runs_natively
 from nemotron_steps.engine.policy.mamba.runs import runs_of
 from nemotron_steps.engine.policy.mamba.scan import scan
 from nemotron_steps.engine.policy.parallel_dims import device
@@ -87,8 +86,6 @@ class FlatMamba(torch.nn.Module):
             As `normed`.
         """
         mixed = column_linear(self.in_proj, normed).flatten(0, 1)
-        if self.context is None and runs_natively(mixed):
-            return row_linear(self.out_proj, self._mix_natively(mixed, layout)[:, None])
         gate, rest = torch.split(mixed, [self.inner, mixed.shape[1] - self.inner], dim=1)
         if self.context is None:
             y = self._recur(rest, layout, 0, 1)
@@ -97,11 +94,6 @@ class FlatMamba(torch.nn.Module):
             exchange = head_exchange(self.heads, self.head_dim, self.groups, self.state, rank, ranks)
             y = to_tokens(self._recur(spread(rest, exchange, self.context), layout, rank, ranks), self.context)
         return row_linear(self.out_proj, gated_norm(y, gate, self.norm.weight, self.groups, self.eps)[:, None])
-
-    def _mix_natively(self, mixed: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
-        sizes = Sizes(self.heads, self.head_dim, self.groups, self.state, self.time_step_limit, self.eps)
-        weights = self.conv1d.weight, self.conv1d.bias, self.dt_bias, -self.A_log.exp(), self.D, self.norm.weight
-        return native_mix(mixed, *weights, runs_of(layout), sizes)
 
     def _recur(self, rest: torch.Tensor, layout: TokenLayout, rank: int, ranks: int) -> torch.Tensor:
         """Convolution and scan of all tokens with the heads of one of several context-parallel ranks.

@@ -89,18 +89,6 @@ class Batches:
 
 
 @dataclass
-class Families:
-    """Rows that continue no other, each with those that continue it; on CPU."""
-
-    starts: torch.Tensor
-    """int64 [rows + 1], first token of each row."""
-    first_child: torch.Tensor
-    """int64 [first rows + 1], the rows that continue each of the first rows."""
-    most_tokens: int
-    most_rows: int
-
-
-@dataclass
 class Level:
     """Runs that depend on no other of their level: all that begin empty, or all that continue those."""
 
@@ -228,19 +216,6 @@ class Runs:
     def batches(self) -> list[Batches]:
         """Of each level."""
         return [level.batches(self.device) for level in self.levels]
-
-    @cached_property
-    def families(self) -> Families:
-        """Each row that continues no other, with those that continue it."""
-        assert (np.diff(self.parents) >= 0).all(), "rows that continue the same row follow one another"
-        children = np.bincount(self.parents, minlength=self.roots)
-        tokens = self.lengths[: self.roots] + np.bincount(self.parents, self.lengths[self.roots :], self.roots)
-        return Families(
-            starts=torch.from_numpy(np.concatenate([[0], np.cumsum(self.lengths)])),
-            first_child=torch.from_numpy(self.roots + np.concatenate([[0], np.cumsum(children)])),
-            most_tokens=int(tokens.max()),
-            most_rows=int(children.max()) + 1,
-        )
 
     def segments(self, width: int, most: int) -> list[list[Segment]]:
         """Of each level."""

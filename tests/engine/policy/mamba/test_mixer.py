@@ -8,8 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nemotron_steps.engine.native.compiler import library
-from nemotron_steps.engine.policy.mamba import mixer as mixer_module
 from nemotron_steps.engine.policy.mamba.gated_norm import gated_norm
 from nemotron_steps.engine.policy.mamba.mixer import head_ranges, time_steps
 from nemotron_steps.engine.policy.token_layout import build_layout
@@ -42,19 +40,9 @@ def alone(model):
     return run_mixer(loaded(MODELS[model]), *inputs(layout), layout)
 
 
-@pytest.fixture(params=["native", "plain"])
-def kind(request, monkeypatch):
-    """By the kernel in C, and by torch's operators."""
-    if request.param == "plain":
-        monkeypatch.setattr(mixer_module, "runs_natively", lambda states: False)
-    elif library() is None:
-        pytest.skip("needs a C compiler")
-    return request.param
-
-
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_equals_transformers(groups, share_prompts, kind):
+def test_equals_transformers(groups, share_prompts):
     """Output to 1e-5 and gradients to 1e-4, for packed rows of mixed lengths, some of which share a prompt."""
     layout = build_layout(grouped_batch(), range(12), share_prompts=share_prompts, divisible_by=8)
     hidden, upstream = inputs(layout)
@@ -78,7 +66,7 @@ def test_equals_transformers(groups, share_prompts, kind):
         torch.testing.assert_close(found[name].view_as(grad), grad, atol=atol, rtol=1e-4, msg=name)
 
 
-def test_a_neighbour_changes_nothing_bit_for_bit(kind):
+def test_a_neighbour_changes_nothing_bit_for_bit():
     layout = build_layout(grouped_batch(), range(12))
     hidden, _ = inputs(layout)
     first, after = layout.spans.whole.cu_seqlens[1:3].tolist()
@@ -90,7 +78,7 @@ def test_a_neighbour_changes_nothing_bit_for_bit(kind):
     assert not torch.equal(mixer(hidden, layout)[layout.whole_tokens :], mixer(changed, layout)[layout.whole_tokens :])
 
 
-def test_checkpointing_recomputes_the_same(kind):
+def test_checkpointing_recomputes_the_same():
     layout = whole_layout()
     mixer = loaded(2)
 
@@ -120,7 +108,7 @@ def test_time_steps_have_limits():
     assert time_steps(dt, bias, (0.1, 5.0))[0].tolist() == pytest.approx([0.1, 0.6931472, 5.0])
 
 
-def test_a_convolution_without_bias(kind):
+def test_a_convolution_without_bias():
     mixer = loaded(2, conv_bias=False)
     assert "conv1d.bias" not in dict(mixer.named_parameters())
     layout = whole_layout()
