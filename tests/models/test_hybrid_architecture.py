@@ -66,6 +66,39 @@ def test_nano_is_read_as_published():
     assert nano.is_hybrid and nano.layer_kinds == NANO["hybrid_override_pattern"]
 
 
+def test_what_a_hub_file_says_beside_that_changes_nothing():
+    beside = {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "auto_map": {"AutoModelForCausalLM": "modeling_nemotron_h.NemotronHForCausalLM"},
+        "expand": 2,
+        "hidden_dropout": 0.0,
+        "mamba_hidden_act": "silu",
+        "mamba_proj_bias": False,
+        "mamba_ssm_cache_dtype": "float32",
+        "mlp_bias": False,
+        "norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+        "rescale_prenorm_residual": True,
+        "residual_in_fp32": False,
+        "rope_theta": 10000,
+        "sliding_window": None,
+        "time_step_limit": [0.0, math.inf],
+        "time_step_min": 0.001,
+        "torch_dtype": "bfloat16",
+        "use_bias": False,
+        "use_conv_bias": True,
+    }
+    assert Architecture.from_config({**NANO, **beside}) == Architecture.from_config(NANO)
+
+
+def test_a_file_without_a_head_size_means_transformers_own():
+    from transformers import NemotronHConfig
+
+    without = {key: value for key, value in NANO.items() if key != "head_dim"}
+    assert Architecture.from_config(without).head_dim == NemotronHConfig().head_dim == 128
+
+
 NANO_4B = {
     **NANO,
     "hybrid_override_pattern": "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-",
@@ -76,6 +109,7 @@ NANO_4B = {
     "num_key_value_heads": 8,
     "mamba_num_heads": 96,
     "mamba_head_dim": 80,
+    "n_shared_experts": None,
 }
 SUPER = {
     **NANO,
@@ -191,6 +225,13 @@ def test_vllm_repeats_a_single_group_of_mamba_heads_and_never_one_of_several():
 
     assert refused(8, 8) == refused(8, 1) == refused(2, 4) == []
     assert refused(8, 4) == ["a divisor of 4"]
+
+
+def test_vllm_cuts_shared_experts_however_the_others_are_spread():
+    facts = ModelFacts("nemotron_h", experts=8, mlp_width=64, shared_width=36)
+    for experts in (1, 8):
+        sizes = LayoutSizes(uses_vllm=True, generator_width=8, generator_experts=experts)
+        assert [misfit.expected for misfit in model_misfits(sizes, facts)] == ["a divisor of 36"]
 
 
 def test_the_routers_bias_is_part_of_the_model_and_may_change_while_rollouts_are_sampled():

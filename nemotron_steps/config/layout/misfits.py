@@ -145,6 +145,8 @@ def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit
         yield _undivided("generator_width", sizes, model.mamba_groups, "groups of Mamba heads (vLLM)")
     elif model.mlp_width is not None and model.mlp_width % width and sizes.generator_experts == 1:
         yield _undivided("generator_width", sizes, model.mlp_width, "the MLP's width (vLLM)")
+    elif model.shared_width is not None and model.shared_width % width:
+        yield _undivided("generator_width", sizes, model.shared_width, "the shared expert's width (vLLM)")
 
 
 def _undivided(field: str, sizes: LayoutSizes, count: int, of: str, multiple: str = "") -> Misfit:

@@ -52,6 +52,13 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         mtp_layers = int(config.get("num_nextn_predict_layers") or 0)
         mtp_pattern = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type", where) or "*E"
         experts = "E" in pattern
+        if experts and config.get("n_shared_experts", 1) != 1:
+            raise UnsupportedError(
+                "only one shared expert is implemented",
+                where=where,
+                expected="1",
+                found=str(config["n_shared_experts"]),
+            )
         heads = int(config["num_attention_heads"])
         architecture = Architecture(
             family="nemotron_h",
@@ -59,9 +66,8 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
             num_layers=len(pattern),
             num_attention_heads=heads,
             num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(
-                config.get("head_dim") or config.get("attention_head_dim") or int(config["hidden_size"]) // heads
-            ),
+            # Not hidden_size / num_attention_heads: where a file says nothing, transformers takes 128.
+            head_dim=int(config.get("head_dim") or config.get("attention_head_dim") or 128),
             ffn_hidden_size=int(config["intermediate_size"]),
             vocab_size=int(config["vocab_size"]),
             rope_theta=float(config.get("rope_theta") or 10000.0),
@@ -246,10 +252,6 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
             raise UnsupportedError(
                 f"{key} is not implemented for nemotron_h", where=where, expected="false", found=str(config[key])
             )
-    if config.get("n_shared_experts", 1) != 1:
-        raise UnsupportedError(
-            "only one shared expert is implemented", where=where, expected="1", found=str(config["n_shared_experts"])
-        )
 
 
 def _refuse_uneven(architecture: Architecture, where: str) -> None:
