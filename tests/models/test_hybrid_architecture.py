@@ -227,6 +227,16 @@ def test_vllm_repeats_a_single_group_of_mamba_heads_and_never_one_of_several():
     assert refused(8, 4) == ["a divisor of 4"]
 
 
+@pytest.mark.parametrize("config", [NANO, NANO_4B])
+def test_the_dtensor_policy_cuts_no_hybrid_over_ranks(config):
+    facts = Architecture.from_config(config).facts
+    sizes = LayoutSizes(dtensor=True, tensor=2)
+    assert [(found.key, found.expected) for found in model_misfits(sizes, facts)] == [
+        ("policy.dtensor_cfg.tensor_parallel_size", "1")
+    ]
+    assert not any(model_misfits(dataclasses.replace(sizes, tensor=1), facts))
+
+
 def test_vllm_cuts_shared_experts_however_the_others_are_spread():
     facts = ModelFacts("nemotron_h", experts=8, mlp_width=64, shared_width=36)
     for experts in (1, 8):

@@ -125,6 +125,9 @@ def _dtensor_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
     if model.is_moe:
         key = key_of("tensor", sizes.dtensor)
         yield Misfit("model", key, "the dtensor policy does not cut experts over ranks", "1", str(sizes.tensor))
+    elif model.is_hybrid:
+        key = key_of("tensor", sizes.dtensor)
+        yield Misfit("model", key, "transformers cuts no hybrid over ranks", "1", str(sizes.tensor))
     elif model.key_value_heads is not None and model.key_value_heads % sizes.tensor:
         yield _undivided("tensor", sizes, model.key_value_heads, "key-value heads")
     elif model.mlp_width is not None and model.mlp_width % sizes.tensor:
