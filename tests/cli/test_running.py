@@ -269,6 +269,8 @@ def test_status_and_report(cli):
     failed = cli("run", "toy/train", "-c", "tiny", "end=judge")
     assert failed.code == 3
     assert "error[E700]" in cli("status").out
+    assert [run["status"] for run in cli("runs", "--json").json] == ["done", "failed"]
+    assert [run["status"] for run in cli("runs", "--limit", "1", "--json").json] == ["failed"]
 
 
 def test_no_runs_yet(cli):

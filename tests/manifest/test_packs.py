@@ -222,3 +222,11 @@ def test_pipeline_file_outside_a_pack_reports_every_mistake(tmp_path: Path) -> N
         load_pipeline_file(path)
     assert str(raised.value.where) == f"{path}:2"
     assert any("unknown key 'stages[0].confg'" in hint and f"{path}:5" in hint for hint in raised.value.hints)
+
+
+def test_hidden_folders_and_configs_are_no_part_of_a_pack(tmp_path: Path) -> None:
+    files = {"manifests/types.toml": TYPES, "manifests/deep/x.toml": step_text("one/x")}
+    hidden = {f"manifests/{folder}/y.toml": step_text("one/y") for folder in (".git", "config", "__pycache__")}
+    one = write_files(tmp_path / "one", {**files, **hidden, "manifests/pyproject.toml": "[project]\n"})
+    (pack,) = find_packs(environ={"STEPS_PATH": str(one)}, cwd=tmp_path, installed=()).packs[1:]
+    assert [file.relative_to(pack.base).as_posix() for file in pack.files()] == ["types.toml", "deep/x.toml"]

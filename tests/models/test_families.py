@@ -40,3 +40,40 @@ def test_the_table_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"use_sliding_window": True},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"decoder_sparse_step": 2},
+        {"mlp_only_layers": [1]},
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "surprise": 1}},
+    ],
+    ids=str,
+)
+def test_what_no_decoder_computes_is_refused_and_never_left_out(changes):
+    assert Architecture.from_config(QWEN3_MOE).num_experts == 4
+    with pytest.raises(UnsupportedError):
+        Architecture.from_config({**QWEN3_MOE, **changes})

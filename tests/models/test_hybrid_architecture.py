@@ -249,3 +249,24 @@ def test_the_routers_bias_is_part_of_the_model_and_may_change_while_rollouts_are
     sizes = LayoutSizes(samples=True, router_bias_update_rate=1e-3)
     assert not any(model_misfits(sizes, facts))
     assert any(model_misfits(sizes, ModelFacts("qwen3_moe", experts=8)))
+
+
+OPTIONAL = ("n_shared_experts", "n_group", "topk_group", "norm_topk_prob", "mlp_hidden_act", "layer_norm_epsilon")
+
+
+@pytest.mark.parametrize("key", [*OPTIONAL, "num_hidden_layers", "tie_word_embeddings"])
+def test_a_key_that_is_left_out_stands_for_what_the_published_models_say(key):
+    short = {name: value for name, value in NANO.items() if name != key}
+    assert Architecture.from_config(short) == Architecture.from_config(NANO)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{key: True} for key in ("use_bias", "mamba_proj_bias", "mlp_bias", "attention_bias", "residual_in_fp32")]
+    + [{"sliding_window": 4096}, {"mamba_hidden_act": "gelu"}],
+    ids=str,
+)
+def test_what_no_hybrid_computes_is_refused_and_never_left_out(changes):
+    (key,) = changes
+    with pytest.raises(UnsupportedError, match=key):
+        Architecture.from_config({**NANO, **changes})

@@ -69,3 +69,12 @@ def test_texts_with_fewer_bytes_than_the_limit_are_not_looked_at(tmp_path, model
     config = config_of(tmp_path, model, 50, 99)
     (model / "tokenizer.json").write_text("not one")
     preflight.check(config, {})
+
+
+def test_the_longest_sequence_of_a_run_whose_sequences_grow_is_what_counts(tmp_path, model):
+    config = config_of(tmp_path, model, 50, 150)
+    growing = config.policy.model_copy(update={"max_total_sequence_length_end": 151})
+    preflight.check(config.model_copy(update={"policy": growing}), {})
+    growing = config.policy.model_copy(update={"max_total_sequence_length_end": 150})
+    with pytest.raises(DataError, match="1 of 2 prompts leave no room"):
+        preflight.check(config.model_copy(update={"policy": growing}), {})

@@ -34,12 +34,16 @@ def test_a_step_takes_little_more_than_the_longer_of_its_two_sides(train_share: 
 
 
 def test_with_dynamic_sampling_early_groups_fill_the_room_and_hard_ones_are_not_left_behind() -> None:
-    outcome = simulate(SMALL.with_(without_signal=0.5))
+    reports = Reports()
+    outcome = simulate(SMALL.with_(without_signal=0.5), reports)
     assert outcome.trained == 8 * 40 and outcome.dropped == outcome.cut == 0
     assert outcome.hardest_fifth >= 0.97 and abs(outcome.length - 1) <= 0.02
     assert outcome.policy_lag_max == 1
     in_order = [position for step in outcome.trained_at for position in step]
     assert in_order != sorted(in_order)
+    told = [m["dynamic_sampling/discarded_share"] * m["dynamic_sampling/batches"] * 8 for m in reports.metrics_of]
+    # Each is told of once; those since the last step was taken are of the next.
+    assert 0.8 * 8 * 40 < sum(told) <= reports.metrics_of[-1]["async/discarded_no_signal"]
 
 
 def test_a_deadline_bounds_how_long_a_step_waits() -> None:

@@ -208,6 +208,7 @@ def test_a_prompt_whose_rollouts_never_end_is_dropped_and_counted(task, tmp_path
     (dropped,) = events_of(records, "prompt_dropped")
     assert dropped["where"] == stuck[0].where and dropped["failures"] == MAX_FAILURES
     assert events_of(records, "prompts_used_up") == [{"step": 2, "dropped": 1}]
+    assert [r["index"] for r in records if r["kind"] == "groups"] == [1, 2, 3]  # the third is never trained
     again = []
     assert run_loop(start(config, tmp_path, again, stuck + fine))["steps"] == 2  # and a resumed run knows that
     assert not events_of(again, "prompt_dropped")  # which the first one said

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemotron_steps.engine.placement import generator_group
+from nemotron_steps.engine.placement import generator_group, prefix_memory
 from nemotron_steps.engine.placement.generator_group import AFFINITY_MARGIN, RayGenerator
 from nemotron_steps.engine.placement.prefix_memory import BLOCK, PrefixMemory
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
@@ -125,3 +125,11 @@ def test_what_was_not_noted_for_longest_is_forgotten():
     for number in (0, 1, 0, 2):
         memory.note(chats[number], number)
     assert [memory.find(chat) for chat in chats] == [0, None, 2]
+
+
+def test_of_conversations_alike_up_to_their_last_block_the_least_noted_is_forgotten(monkeypatch):
+    monkeypatch.setattr(prefix_memory, "_ENDS", 2)
+    memory = PrefixMemory()
+    for token in (5, 6, 5, 7):
+        memory.note([*range(BLOCK), token], token)
+    assert [memory.find([*range(BLOCK), token]) for token in (5, 6, 7)] == [5, None, 7]

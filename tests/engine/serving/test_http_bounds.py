@@ -224,3 +224,14 @@ def test_a_handler_that_breaks_is_answered_in_json_and_the_next_request_as_ever(
         assert b"no seed" not in answer and "no seed" in caplog.text
         assert b" 200 OK" in ask(server.url)
         assert b'"type": "invalid_request_error"' in ask(server.url, "Host")
+
+
+def test_the_name_a_server_was_bound_to_is_its_own_however_it_is_written():
+    assert http_bounds.stranger("trainer-7:80", None, bound="Trainer-7") is None
+    assert http_bounds.stranger("TRAINER-7:80", "http://trainer-7:80", bound="trainer-7") is None
+
+
+def test_without_a_host_no_origin_is_the_servers_own():
+    refused = http_bounds.stranger(None, "http://page.example", bound="127.0.0.1")
+    assert refused is not None and refused[0] == 403
+    assert http_bounds.stranger(None, None, bound="127.0.0.1") is None

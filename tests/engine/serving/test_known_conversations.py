@@ -246,3 +246,25 @@ def test_a_turn_that_another_stop_token_ended_is_not_ended_again():
     for last, ended in ((chat.eos_token_id, True), (other, True), (7, False)):
         ids = model.prompt_ids([QUESTION], [], Begun([5, 6, last], 1), "messages")
         assert ids == [5, 6, last, *chat.render_continuation([QUESTION], turn_ended=ended)]
+
+
+def test_the_turns_before_one_that_is_asked_about_are_kept_as_long_as_it():
+    known = KnownConversations(max_tokens=25)
+    chats = [[said_in_chat({"role": "user", "content": f"question {i}"})] for i in range(3)]
+    answer = [said_in_chat({"role": "assistant", "content": "yes"})]
+    more = [said_in_chat({"role": "user", "content": "more"})]
+    longer = [*chats[0], *answer, *more]
+    known.remember(chats[0], answer, [], [0] * 6, [9] * 4)
+    known.remember(longer, answer, [], [0] * 6 + [9] * 4 + [3], [9, 9])
+    known.remember(chats[1], answer, [], [1] * 6, [9] * 4)
+    assert known.find([*longer, *answer, *more], []) is not None
+    known.remember(chats[2], answer, [], [2] * 6, [9] * 4)  # takes the place of the chat that nobody asked about
+    found = [known.find([*chat, *answer, *more], []) for chat in (chats[0], longer, chats[1], chats[2])]
+    assert [one is not None for one in found] == [True, True, False, True]
+
+
+def test_a_developer_speaks_as_the_system():
+    message = {"role": "developer", "content": "be brief"}
+    system = {**message, "role": "system"}
+    assert said_in_chat(message) == said_in_chat(system) == said_in_item(message) == said_in_item(system)
+    assert said_in_chat(message) != said_in_chat({**message, "role": "user"})

@@ -182,6 +182,9 @@ def test_a_smaller_last_batch_weighs_by_its_pairs_in_validation() -> None:
     )
     assert whole["loss"] != pytest.approx(math.log(2))
     assert in_parts == pytest.approx(whole)
+    few = {"policy": {"train_global_batch_size": 2}, "dpo": {"val_batches": 1}}
+    first = validate_pairs(policy, pairs[:2], DpoConfig.model_validate(few))
+    assert validate_pairs(policy, pairs, DpoConfig.model_validate(few)) == first != in_parts
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +213,14 @@ def test_only_the_answers_are_trained_whatever_form_they_come_in(chat: ChatForma
     pair = encode_pair(chat, {"prompt": "Which tool? ", "chosen": "a", "rejected": "b"}, "row")
     shared = pair.chosen.token_mask.index(1)
     assert pair.chosen.token_ids[:shared] == pair.rejected.token_ids[:shared]
+
+
+def test_every_turn_of_an_answer_is_trained_and_none_of_the_prompts(chat: ChatFormat) -> None:
+    asked, said = ({"role": role, "content": "Which tool? "} for role in ("user", "assistant"))
+    answer = [{"role": "assistant", "content": "none"}, asked, {"role": "assistant", "content": "needed"}]
+    pair = encode_pair(chat, {"prompt": [asked, said, asked], "chosen": answer, "rejected": answer[2]}, "row")
+    assert trained_text(chat, pair.chosen) == "noneneeded"
+    assert trained_text(chat, pair.rejected) == "needed"
 
 
 def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, tmp_path: Path) -> None:

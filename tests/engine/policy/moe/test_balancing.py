@@ -147,3 +147,12 @@ def test_a_models_own_biases_may_move_where_rollouts_are_sampled():
     sizes = LayoutSizes(samples=True, router_bias_update_rate=1e-3)
     assert not list(model_misfits(sizes, ModelFacts("nemotron_h", layers=5, experts=8)))
     assert len(list(model_misfits(sizes, ModelFacts("qwen3_moe", layers=5, experts=8)))) == 1
+
+
+def test_loads_are_counted_while_training_and_anew_for_every_step(folder, batch):
+    policy = moe_policy(folder, moe_router_bias_update_rate=0.01)
+    for _ in range(2):
+        policy.logprobs(batch)
+        assert all(not router.load.any() for router in policy.model.routers())
+        policy.train_step(batch)
+        assert all(router.expert_bias.any() for router in policy.model.routers())
