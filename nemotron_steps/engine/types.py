@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 
@@ -71,6 +73,9 @@ class Completion:
     finish_reason: FinishReason
     weight_versions: list[int]
     """Weight version that produced each token; more than one value after an in-flight update."""
+    routed_experts: npt.NDArray[np.int16] | None = field(default=None, compare=False)
+    """[prompt + sampled tokens - 1, mixtures, k], the experts that every token which was fed went through, those of the
+    prompt first; -1 where they are not known. None: not recorded."""
 
 
 @dataclass
@@ -137,6 +142,8 @@ class Rollout:
     turns: list[tuple[int, int]] = field(default_factory=list)
     """[start, end) token span of each assistant turn, for message-level penalties."""
     metadata: dict[str, Any] = field(default_factory=dict)
+    routed_experts: npt.NDArray[np.int16] | None = field(default=None, compare=False)
+    """[at most all tokens, mixtures, k], as a Completion's; of the tokens after those nothing is known."""
 
 
 @dataclass

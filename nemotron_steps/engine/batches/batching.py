@@ -54,6 +54,7 @@ def pad_rows(
         sample_mask=sample_mask.float(),
         generation_logprobs=torch.zeros(shape),
         advantages=torch.zeros(shape),
+        routed_experts=_routed_experts(rollouts, width),
     )
     # One conversion and one scatter a column: row by row, this took longer than the forward pass of a small model.
     inside = torch.arange(width) < batch.lengths.unsqueeze(-1)
@@ -67,6 +68,17 @@ def pad_rows(
             expected="a prompt of at least one token",
         )
     return batch
+
+
+def _routed_experts(rollouts: Sequence[Rollout], width: int) -> torch.Tensor | None:
+    """int16 [N, width, mixtures, k], -1 where nothing is known; None where nothing was recorded."""
+    recorded = [(row, r.routed_experts) for row, r in enumerate(rollouts) if r.routed_experts is not None]
+    if not recorded:
+        return None
+    routes = torch.full((len(rollouts), width, *recorded[0][1].shape[1:]), -1, dtype=torch.int16)
+    for row, chosen in recorded:
+        routes[row, : len(chosen)] = torch.from_numpy(chosen)
+    return routes
 
 
 def _flat(columns: Iterable[Sequence[float]], dtype: type[np.generic]) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Rollout groups as flat tensors, for checkpoints: no pickle, and compact for long rollouts.
 
-Token columns of all rollouts are concatenated into one tensor each. Everything else, and each rollout's length, is
-JSON, a record a group, whose bytes are a tensor too. Logprobs stay float64, so a restored group is equal to the saved
-one bit by bit. Encoding runs in a thread beside the event loop: it goes rollout by rollout, so that no call of it
-holds the interpreter for long.
+Token columns of all rollouts are concatenated into one tensor each, as are the experts of those that have them.
+Everything else, and each rollout's length, is JSON, a record a group, whose bytes are a tensor too. Logprobs stay
+float64, so a restored group is equal to the saved one bit by bit. Encoding runs in a thread beside the event loop: it
+goes rollout by rollout, so that no call of it holds the interpreter for long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DTYPES: dict[str, type[np.generic]] = {
     "weight_versions": np.int64,
 }
 """Column of a rollout → how it is kept. The last has an element for each sampled token, the others for each token."""
-_RECORDS, _RECORD_BYTES = "records", "record_bytes"
+_RECORDS, _RECORD_BYTES, _EXPERTS = "records", "record_bytes", "routed_experts"
 
 
 def encode_groups(groups: Sequence[RolloutGroup]) -> dict[str, torch.Tensor]:
@@ -36,15 +36,20 @@ def encode_groups(groups: Sequence[RolloutGroup]) -> dict[str, torch.Tensor]:
     """
     columns: dict[str, list[np.ndarray]] = {name: [np.empty(0, dtype)] for name, dtype in _DTYPES.items()}
     records = [_record(group) for group in groups]
+    experts: list[np.ndarray] = []
     for group in groups:
         for rollout in group.rollouts:
             for name, dtype in _DTYPES.items():
                 columns[name].append(np.array(getattr(rollout, name), dtype))
+            if rollout.routed_experts is not None:
+                experts.append(rollout.routed_experts.ravel())
     arrays = {
         **{name: np.concatenate(parts) for name, parts in columns.items()},
         _RECORDS: np.frombuffer(bytearray(b"".join(records)), np.uint8),
         _RECORD_BYTES: np.array([len(record) for record in records], np.int64),
     }
+    if experts:
+        arrays[_EXPERTS] = np.concatenate(experts)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -62,6 +67,7 @@ def _record(group: RolloutGroup) -> bytes:
             "failure": rollout.failure,
             "turns": [list(turn) for turn in rollout.turns],
             "metadata": rollout.metadata,
+            **({} if rollout.routed_experts is None else {_EXPERTS: list(rollout.routed_experts.shape)}),
         }
         for rollout in group.rollouts
     ]
@@ -82,7 +88,8 @@ def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
     """
     texts = tensors[_RECORDS].numpy().tobytes()
     columns = {name: tensors[name].tolist() for name in _DTYPES}
-    at, version_at, byte = 0, 0, 0
+    experts = tensors[_EXPERTS].numpy() if _EXPERTS in tensors else np.empty(0, np.int16)
+    at, version_at, byte, expert_at = 0, 0, 0, 0
     groups: list[RolloutGroup] = []
     for size in tensors[_RECORD_BYTES].tolist():
         record: dict[str, Any] = json.loads(texts[byte : byte + size])
@@ -90,6 +97,11 @@ def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
         rollouts: list[Rollout] = []
         for item in record["rollouts"]:
             end, version_end = at + int(item["length"]), version_at + int(item["sampled"])
+            routed = None
+            if _EXPERTS in item:
+                shape = [int(size) for size in item[_EXPERTS]]
+                routed = experts[expert_at : expert_at + math.prod(shape)].reshape(shape).copy()
+                expert_at += routed.size
             rollouts.append(
                 Rollout(
                     group_id=record["group_id"],
@@ -105,6 +117,7 @@ def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
                     failure=item["failure"],
                     turns=[(int(start), int(stop)) for start, stop in item["turns"]],
                     metadata=dict(item["metadata"]),
+                    routed_experts=routed,
                 )
             )
             at, version_at = end, version_end

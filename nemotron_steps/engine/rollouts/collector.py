@@ -387,6 +387,7 @@ class RolloutCollector:
                 FORMAT_KEY: [self._turn_format.reasoning_parser, self._turn_format.tool_parser],
                 **(Failure.of(verdict).metadata if verdict.failure is not None else {}),
             },
+            routed_experts=trajectory.routed_experts,
         )
 
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from nemotron_steps.engine.rollouts.failures import Failure
 from nemotron_steps.engine.types import Completion, FinishReason
 
@@ -25,6 +28,8 @@ class Trajectory:
     malformed_tool_calls: int = 0
     failure: Failure | None = None
     """Why it did not get to its end."""
+    routed_experts: npt.NDArray[np.int16] | None = None
+    """As a Rollout's."""
 
     def append_sampled(self, completion: Completion) -> None:
         """Add an assistant turn as it was sampled."""
@@ -35,6 +40,13 @@ class Trajectory:
         self.weight_versions.extend(completion.weight_versions)
         self.turns.append((start, len(self.token_ids)))
         self.truncated = completion.finish_reason is not FinishReason.STOP
+        self._add_experts(completion.routed_experts)
+
+    def _add_experts(self, chosen: npt.NDArray[np.int16] | None) -> None:
+        """Those of tokens that had none: a turn feeds the turns before it again, under other weights perhaps."""
+        if chosen is not None:
+            known = self.routed_experts
+            self.routed_experts = chosen if known is None else np.concatenate((known, chosen[len(known) :]))
 
     def append_context(self, token_ids: Sequence[int]) -> None:
         """Add tokens the policy did not write (tool results); they are never trained."""
@@ -48,3 +60,5 @@ class Trajectory:
             self.truncated = True
         for column in (self.token_ids, self.token_mask, self.logprobs):
             del column[limit:]  # type: ignore[attr-defined]
+        if self.routed_experts is not None:
+            self.routed_experts = self.routed_experts[:limit]

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -380,3 +381,17 @@ class AsyncRun(RuleBasedStateMachine):
 
 TestAsyncRun = AsyncRun.TestCase
 TestAsyncRun.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_experts_are_saved_with_those_rollouts_that_have_them() -> None:
+    chosen = [np.arange(n * 6, dtype=np.int16).reshape(n, 3, 2) for n in (5, 4)]
+    members = [
+        replace(rollout("g", index), routed_experts=experts)
+        for index, experts in enumerate((chosen[0], None, chosen[1]))
+    ]
+    tensors = encode_groups([RolloutGroup("g", 0, members, 0)])
+    (restored,) = decode_groups(tensors)
+    assert np.array_equal(restored.rollouts[0].routed_experts, chosen[0])
+    assert restored.rollouts[1].routed_experts is None
+    assert np.array_equal(restored.rollouts[2].routed_experts, chosen[1])
+    assert "routed_experts" not in encode_groups([RolloutGroup("g", 0, members[1:2], 0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -23,13 +24,14 @@ def chosen_by(policy, batch: TrainBatch) -> torch.Tensor:
     compute: a row's last token, and padding."""
     routers = policy.model.routers()
     routes = torch.full((*batch.input_ids.shape, len(routers), routers[0].top_k), -1, dtype=torch.int16)
-    work = policy._work(batch, range(len(batch)), train=False)
+    work = policy._work(replace(batch, routed_experts=None), range(len(batch)), train=False)
     for row in range(len(batch)):
         work._own, work._layouts = [[row]], {}
         with torch.no_grad(), _recorded(routers) as chosen:
             policy.model(work.layout(0))
+        tokens = len(work.layout(0).token_ids) - work.layout(0).padding
         for number, experts in enumerate(chosen):
-            routes[row, : len(experts), number] = experts.to(torch.int16)
+            routes[row, :tokens, number] = experts[:tokens].to(torch.int16)
     return routes
 
 

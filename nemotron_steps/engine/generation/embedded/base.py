@@ -73,7 +73,17 @@ class CachedModel(ABC):
         self.loads = 0
         # Finite, so that padding, for which everything is masked, stays finite too.
         self.masked = torch.finfo(torch.float32).min / 2
+        self.chosen: list[torch.Tensor] | None = None
+        """Where each mixture leaves the experts [n, k] it chooses in a forward pass; None: they are not recorded."""
         self._slots: dict[str, Slot] = {}
+
+    def take_chosen(self) -> torch.Tensor | None:
+        """int16 [n, mixtures, k] of the tokens of the last forward pass, on the device."""
+        if self.chosen is None:
+            return None
+        chosen = torch.stack(self.chosen, 1).to(torch.int16)
+        self.chosen.clear()
+        return chosen
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)

@@ -59,6 +59,8 @@ class DecodeBatch:
         columns: columns there are; with their number the tensors below are replaced, and `allocation` changes.
         tokens: int64 [max_rows, columns], sampled tokens.
         logprobs: float32 [max_rows, columns], of sampled tokens.
+        routed_experts: int16 [max_rows, columns, mixtures, k], of sampled tokens that have been fed; nothing where they
+            are not recorded.
         keys, values: [cached layers, max_rows, key-value heads, columns, D].
         states: what recurrent layers remember of each row, of the tokens before the current column.
         row_state: int64 [max_rows, 5]; its columns are the first column that the row holds itself (past the end for
@@ -95,6 +97,9 @@ class DecodeBatch:
         self.states: RowStates | None = None
         self.tokens = torch.empty((max_rows, 0), device=self._device, dtype=torch.int64)
         self.logprobs = torch.empty((max_rows, 0), device=self._device, dtype=torch.float32)
+        a = model.architecture
+        routes = (len(a.mixtures), a.experts_per_token) if model.chosen is not None else (0, 0)
+        self.routed_experts = torch.empty((max_rows, 0, *routes), device=self._device, dtype=torch.int16)
         self._columns_before = 0
         """Columns there were when the cache was given back"""
         if self._device.type == "cpu":
@@ -123,6 +128,7 @@ class DecodeBatch:
             self.states = self._model.new_row_states(self.max_rows)
         more = (0, columns - self.columns)
         self.tokens, self.logprobs = F.pad(self.tokens, more), F.pad(self.logprobs, more)
+        self.routed_experts = F.pad(self.routed_experts, (0, 0, 0, 0, *more))
         self._bias = torch.zeros((self.max_rows, self._lanes, columns), device=self._device, dtype=torch.float32)
         self._column_index = torch.arange(columns, device=self._device)
         self.columns = columns
@@ -145,6 +151,7 @@ class DecodeBatch:
         self.states = None
         self.columns = 0
         self.tokens, self.logprobs = self.tokens[:, :0].clone(), self.logprobs[:, :0].clone()
+        self.routed_experts = self.routed_experts[:, :0].clone()
         self._bias = self._bias[..., :0].clone()
         self.column = self._first = 0
         self.allocation += 1
@@ -184,7 +191,7 @@ class DecodeBatch:
         old, new = slice(self._first, self.column + 1), slice(self._first + shift, self.column + 1 + shift)
         for cache in (*self.keys.unbind(0), *self.values.unbind(0)):
             cache[: self.size, :, new] = cache[: self.size, :, old].clone()
-        for row_data in (self.tokens, self.logprobs):
+        for row_data in (self.tokens, self.logprobs, self.routed_experts):
             row_data[: self.size, new] = row_data[: self.size, old].clone()
         self.row_state[: self.size, :3] += shift
         self.column += shift
@@ -288,7 +295,8 @@ class DecodeBatch:
             if self.states is not None:
                 self.states.move(tails, holes)
             source, target = torch.tensor(tails, device=self._device), torch.tensor(holes, device=self._device)
-            for data in (self.tokens[:, window], self.logprobs[:, window], self.row_state, self._bias):
+            sampled = (self.tokens[:, window], self.logprobs[:, window], self.routed_experts[:, window])
+            for data in (*sampled, self.row_state, self._bias):
                 data[target] = data[source]
         del self.row_prefixes[size:]
         self._starts[size : self.size] = self.columns

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nemotron_steps.engine.generation.embedded.base import CachedModel
@@ -58,6 +60,8 @@ class _Sequence:
     """Column of its first sampled token"""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(index of the first token, weight version) runs"""
+    prompt_experts: npt.NDArray[np.int16] | None = None
+    """[prompt, mixtures, k], where they are recorded"""
 
     @property
     def params(self) -> SamplingParams:
@@ -79,6 +83,8 @@ class EmbeddedGenerator:
         decode: token ids to text; needed for stop strings alone.
         recompute_kv_cache: on every weight update feed running sequences again, so that what follows is exactly what
             the new weights would sample (`grpo.async_grpo.recompute_kv_cache_after_weight_updates`).
+        record_routed_experts: return with each completion the experts that its tokens went through, when they were
+            first fed: what such an update feeds again is not asked.
 
     Raises:
         UnsupportedError: the architecture has layers this generator lacks, or the dtype is another.
@@ -97,6 +103,7 @@ class EmbeddedGenerator:
         eos_token_ids: Sequence[int],
         decode: Callable[[Sequence[int]], str] | None = None,
         recompute_kv_cache: bool = False,
+        record_routed_experts: bool = False,
     ) -> None:
         self.weight_version = 0
         self.sampled_tokens = 0
@@ -111,6 +118,8 @@ class EmbeddedGenerator:
         with torch.inference_mode():
             self._model = _model_of(architecture, max_total_length, self._device, dtype)
             self._model.load(weights)
+            if record_routed_experts:
+                self._model.chosen = []
             self._batch = DecodeBatch(self._model, max_sequences, max_total_length)
         self._decoder = self._whole_step()
         self._prompts = PrefixCache(self._model, _CACHED_PROMPTS * max_total_length)
@@ -273,6 +282,9 @@ class EmbeddedGenerator:
             return
         tokens, positions = batch.newest()
         logits = self._model.decode(tokens, positions, batch.decode_view())
+        chosen = self._model.take_chosen()
+        if chosen is not None:
+            batch.routed_experts[: batch.size, batch.column] = chosen
         batch.column += 1
         self._draw(logits.float(), first=0, plan=self._plan)
 
@@ -318,6 +330,7 @@ class EmbeddedGenerator:
         for sequence in joining:
             sequence.answer = batch.column
             sequence.versions = [(0, self.weight_version)]
+            sequence.prompt_experts = _computed(sequence).routed_experts
             self._rows.append(sequence)
         self._replan()
         logits = torch.stack([_logits(row.prompt) for row in new_rows])
@@ -406,6 +419,7 @@ class EmbeddedGenerator:
         index = torch.tensor(list(sequences), device=self._device)
         tokens = batch.tokens[:, first : batch.column + 1].index_select(0, index).tolist()
         logprobs = batch.logprobs[:, first : batch.column + 1].index_select(0, index).tolist()
+        experts = self._routed_experts(sequences, index, first)
         finished = []
         for (row, sequence), row_tokens, row_logprobs in zip(sequences.items(), tokens, logprobs, strict=True):
             request_id, sampled = sequence.group.request.request_id, row_logprobs[sequence.answer - first :]
@@ -418,12 +432,25 @@ class EmbeddedGenerator:
             self._unfinished[request_id] -= 1
             if not self._unfinished[request_id]:
                 del self._unfinished[request_id]
+            own = row_tokens[sequence.answer - first :]
             finished.append(
-                Completion(
-                    request_id, sequence.index, row_tokens[sequence.answer - first :], sampled, ended[row], versions
-                )
+                Completion(request_id, sequence.index, own, sampled, ended[row], versions, experts.get(row))
             )
         return finished
+
+    def _routed_experts(
+        self, sequences: dict[int, _Sequence], index: torch.Tensor, first: int
+    ) -> dict[int, npt.NDArray[np.int16]]:
+        """By row, those of its prompt and of what it sampled and fed, the newest token excepted."""
+        if self._model.chosen is None:
+            return {}
+        batch = self._batch
+        chosen = batch.routed_experts[:, first : batch.column].index_select(0, index).cpu().numpy()
+        whole = {}
+        for (row, sequence), own in zip(sequences.items(), chosen, strict=True):
+            assert sequence.prompt_experts is not None
+            whole[row] = np.concatenate((sequence.prompt_experts, own[sequence.answer - first :]))
+        return whole
 
     def _compact(self, *, force: bool) -> None:
         """Close the holes that finished rows left, at once or when there are enough of them to pay for the copying."""

@@ -106,6 +106,9 @@ class GraphDecoder:
         logits = self._model.decode_fused(
             tokens, batch.keys, batch.values, column, batch.row_state, self._prefixes, self._sharing, batch.states
         ).float()
+        chosen = self._model.take_chosen()
+        if chosen is not None:
+            batch.routed_experts[:rows].index_copy_(1, column, chosen.unsqueeze(1))
         column.add_(1)
         uniforms = stream_uniforms(batch.streams[:rows], column - batch.answers[:rows], 1).squeeze(1)
         sampled, logprobs = sample(logits, uniforms, plan)

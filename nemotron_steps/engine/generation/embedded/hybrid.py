@@ -219,7 +219,7 @@ class HybridModel(CachedModel):
                 assert a.mamba is not None and cache.states is not None
                 x = mamba_step(x, layer, a.mamba, model, next(layer_states), cache.states.newest)
             elif isinstance(layer, ExpertWeights):
-                x = experts(x, layer, a, model)
+                x = experts(x, layer, a, model, record=self.chosen)
             elif isinstance(layer, MlpWeights):
                 x = mlp(x, layer, model)
             else:
@@ -268,7 +268,7 @@ class HybridModel(CachedModel):
                 assert a.mamba is not None and states is not None
                 x = mamba_step_on_device(x, layer, a.mamba, model, next(layer_states), states.place)
             elif isinstance(layer, ExpertWeights):
-                x = experts(x, layer, a, model)
+                x = experts(x, layer, a, model, record=self.chosen)
             elif isinstance(layer, MlpWeights):
                 x = mlp(x, layer, model)
             else:
@@ -303,14 +303,14 @@ class HybridModel(CachedModel):
         x = model.embedding[tokens.to(self.device)[cells.row, cells.place]]
         attention = mamba = 0
         for i, layer in enumerate(self.layers):
-            if i == len(self.layers) - 1 and isinstance(layer, MlpWeights | ExpertWeights):
-                x = x.index_select(0, cells.last)  # only the last tokens' outputs are read
+            if i == len(self.layers) - 1 and isinstance(layer, MlpWeights | ExpertWeights) and self.chosen is None:
+                x = x.index_select(0, cells.last)  # only the last tokens' outputs are read, unless choices are as well
             if isinstance(layer, MambaWeights):
                 assert states is not None
                 x = self._mamba_prefill(x, layer, runs, states, mamba)
                 mamba += 1
             elif isinstance(layer, ExpertWeights):
-                x = experts(x, layer, a, model, every=False)
+                x = experts(x, layer, a, model, every=False, record=self.chosen)
             elif isinstance(layer, MlpWeights):
                 x = mlp(x, layer, model)
             else:

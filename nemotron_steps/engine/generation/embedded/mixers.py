@@ -185,16 +185,25 @@ def route(normed: torch.Tensor, layer: ExpertWeights, a: Architecture) -> tuple[
 
 
 def experts(
-    x: torch.Tensor, layer: ExpertWeights, a: Architecture, model: ModelWeights, *, every: bool = True
+    x: torch.Tensor,
+    layer: ExpertWeights,
+    a: Architecture,
+    model: ModelWeights,
+    *,
+    every: bool = True,
+    record: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """x [B, H] with the layer added.
 
     Args:
+        record: takes the chosen experts, int64 [B, k].
         every: compute every expert for every token: two products, and no number that the host must know. All weights
             are read anyway once a few tokens have chosen.
     """
     normed = layer_norm(x, layer.norm, model)
     weights, chosen = route(normed, layer, a)
+    if record is not None:
+        record.append(chosen)
     if layer.shared_up is not None and layer.shared_down is not None:
         x = linear_forward(linear_forward(normed, layer.shared_up).relu_().square_(), layer.shared_down, plus=x)
     into = normed if layer.into_latent is None else linear_forward(normed, layer.into_latent)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from nemotron_steps.engine.generation.embedded.base import CachedModel
@@ -47,6 +48,8 @@ class Prefix:
     """Block key of the whole prefix, when it is a whole number of blocks"""
     states: States | None = None
     """After its last token; None for models without, and for a prefix cut from a longer one"""
+    routed_experts: npt.NDArray[np.int16] | None = None
+    """[len(tokens), mixtures, k], where they are recorded; None for a prefix cut from a longer one"""
 
     def cut(self, blocks: int, key: int) -> Prefix:
         """The first `blocks` blocks, sharing memory; for attention to read, not to be continued by a state."""
@@ -239,6 +242,7 @@ class PrefixCache:
         logits = model.prefill(
             torch.from_numpy(tokens), torch.from_numpy(positions), keys, values, torch.from_numpy(hidden), new
         )
+        chosen = _with_past(model.take_chosen(), rows)
         return [
             Prefix(
                 prompt,
@@ -247,6 +251,7 @@ class PrefixCache:
                 logits[row],
                 self._epoch,
                 states=None if states is None else states.of(row),
+                routed_experts=chosen[row],
             )
             for row, (prompt, _, _) in enumerate(rows)
         ]
@@ -276,6 +281,23 @@ class PrefixCache:
             for key in keys:
                 if self._index.get(key) is prefix:
                     del self._index[key]
+
+
+def _with_past(
+    chosen: torch.Tensor | None, rows: list[tuple[tuple[int, ...], Prefix | None, int]]
+) -> list[npt.NDArray[np.int16] | None]:
+    """The experts of each prompt, of which those of tokens fed just now are `chosen`, row after row."""
+    if chosen is None:
+        return [None] * len(rows)
+    fed = chosen.cpu().numpy()
+    whole: list[npt.NDArray[np.int16] | None] = []
+    begin = 0
+    for prompt, past, known in rows:
+        own = fed[begin : begin + len(prompt) - known]
+        begin += len(own)
+        before = None if past is None or not known else past.routed_experts
+        whole.append(own if before is None else np.concatenate((before[:known], own)))
+    return whole
 
 
 def _tokens_of_a_state(model: CachedModel) -> int:
