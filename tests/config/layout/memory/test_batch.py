@@ -1,0 +1,52 @@
+"""How a step's rollouts are cut into micro-batches, in tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.config.layout.memory.batch import BatchArithmetic
+from nemotron_steps.config.layout.memory.mends import _halves
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from tests.config.layout.memory.shapes import flat
+
+GROUP, PROMPT, ANSWER = 4, 40, 22
+
+
+def settings_of(**policy) -> MemorySettings:
+    values = {
+        "grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": GROUP},
+        "policy": {
+            "train_global_batch_size": 2 * GROUP,
+            "max_total_sequence_length": PROMPT + ANSWER,
+            "generation": {"backend": "embedded", "max_new_tokens": ANSWER},
+            **policy,
+        },
+        "cluster": {"gpus_per_node": 1},
+    }
+    return MemorySettings.read(flat(values).get)
+
+
+@pytest.mark.parametrize(
+    ("budget", "micro_batches", "tokens", "trained"),
+    [(10**6, 1, 2 * PROMPT + 8 * ANSWER, 8 * ANSWER), (200, 2, 200, 8 * ANSWER), (100, 3, 100, 100)],
+)
+def test_a_prompt_that_rows_share_is_read_once_and_not_trained_on(budget, micro_batches, tokens, trained):
+    packing = {"enabled": True, "train_mb_tokens": budget}
+    batch = BatchArithmetic.of(settings_of(sequence_packing=packing))
+    assert (batch.micro_batches, batch.tokens, batch.trained) == (micro_batches, tokens, trained)
+    assert (batch.rows, batch.updates, batch.budget) == (8, 1, True)
+
+
+@pytest.mark.parametrize(("rows", "micro_batches", "prompts"), [(1, 8, 1), (4, 2, 1), (6, 2, 2), (64, 1, 2)])
+def test_rows_of_a_group_share_its_prompt_where_rows_cut_the_batch(rows, micro_batches, prompts):
+    batch = BatchArithmetic.of(settings_of(train_micro_batch_size=rows))
+    cut = min(rows, 8)
+    assert (batch.micro_batches, batch.micro_rows, batch.budget) == (micro_batches, cut, False)
+    assert (batch.tokens, batch.trained) == (prompts * PROMPT + cut * ANSWER, cut * ANSWER)
+
+
+@pytest.mark.parametrize(("value", "least"), [(10_000, 4096), (4096, 4096), (7, 1), (100, 60)])
+def test_what_is_offered_gets_smaller_down_to_the_least_and_not_below(value, least):
+    offered = _halves(value, least)
+    assert offered == sorted(set(offered), reverse=True)
+    assert offered[-1:] == ([least] if value > least else []) and value not in offered
