@@ -34,6 +34,7 @@ _SHAPE = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "attention_head_dim",
     "intermediate_size",
     "vocab_size",
     "tie_word_embeddings",
@@ -205,7 +206,8 @@ def _hybrid_attributes(layers: list[Any] | str, config: Mapping[str, Any]) -> di
     kinds = set(layers)
     found: dict[str, Any] = {"num_hidden_layers": len(layers)}
     if kinds & {"mamba", "linear_attention", "M"}:
-        found |= {"mamba_num_heads": config.get("mamba_num_heads"), "mamba_groups": config.get("n_groups")}
+        groups = config.get("n_groups", config.get("mamba_n_groups"))
+        found |= {"mamba_num_heads": config.get("mamba_num_heads"), "mamba_groups": groups}
     if kinds & {"moe", "E"}:
         shared, dense = config.get("moe_shared_expert_intermediate_size"), config.get("intermediate_size")
         if isinstance(shared, int) and isinstance(dense, int):

@@ -10,6 +10,7 @@ import pytest
 
 from nemotron_steps.artifacts.checkpoints import validate_model_folder
 from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.misfits import model_misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.errors import ArtifactError, UnsupportedError
@@ -97,6 +98,7 @@ def test_a_file_without_a_head_size_means_transformers_own():
 
     without = {key: value for key, value in NANO.items() if key != "head_dim"}
     assert Architecture.from_config(without).head_dim == NemotronHConfig().head_dim == 128
+    assert ModelShape.read(without).head_dim == 128
 
 
 NANO_4B = {
@@ -188,6 +190,18 @@ def test_what_is_recorded_of_a_checkpoint_says_as_much_of_layouts_as_its_config(
     assert {key: getattr(recorded, key) for key in known} == {key: getattr(facts, key) for key in known}
     assert facts.is_hybrid and facts.is_moe == (name != "dense")
     assert (facts.layers, facts.mamba_heads, facts.mamba_groups) == (len(TWINS[name][0]), 8, 4)
+
+
+def test_older_names_of_sizes_are_read_wherever_sizes_are(tmp_path):
+    write_hybrid("dense", tmp_path)
+    shape = ModelShape.read(validate_model_folder(tmp_path)["shape"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"mamba_n_groups": config.pop("n_groups"), "attention_head_dim": config.pop("head_dim")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    recorded = validate_model_folder(tmp_path)
+    facts, read = ModelFacts.from_attributes(recorded), Architecture.from_folder(tmp_path)
+    assert ModelShape.read(recorded["shape"]) == shape and shape.head_dim == read.head_dim == 16
+    assert facts.mamba_groups == read.mamba.num_groups == 4
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class ModelShape:
                 layers=layers,
                 heads=heads,
                 key_value_heads=number("num_key_value_heads", default=heads),
-                head_dim=number("head_dim", default=hidden // heads),
+                head_dim=number("head_dim", "attention_head_dim", default=128 if hybrid else hidden // heads),
                 ffn=number("intermediate_size", default=0),
                 vocabulary=number("vocab_size"),
                 tied=config.get("tie_word_embeddings") is True and not hybrid,
