@@ -1,10 +1,10 @@
-"""Held-out gain of the tiny RLHF and RLVR steps over the SFT policy, several seeds each, graded by rule.
+"""Held-out gain of the tiny RLHF and RLVR steps over the policy each starts from, several seeds, graded by rule.
 
     python -m tests.benchmarks.bench_tiny_rl [--home DIR] [--seeds 42 43 44] [--config tiny_hybrid]
 
 The last line is JSON.
 
-Every seed is a run of its own over the same cached SFT policy and judge; the runs' own summaries are read back.
+Every seed is a run of its own over the same cached policy and judge; the runs' own summaries are read back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     arguments = parser.parse_args()
     results = {}
-    print(f"{'step':18} {'SFT policy':>11} {'after, mean':>12} {'spread':>8} {'gain':>7}   seeds")
+    print(f"{'step':18} {'before':>11} {'after, mean':>12} {'spread':>8} {'gain':>7}   seeds")
     for step in STEPS:
         runs = [run_step(step, arguments.config, seed, arguments.home) for seed in arguments.seeds]
         before = [run["heldout_reward"]["before"] for run in runs]
