@@ -49,7 +49,9 @@ def test_logprobs_and_every_gradient_equal_transformers(name, hybrid_folders, ba
     assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     assert set(ours) == set(theirs)
     for parameter, gradient in theirs.items():
-        torch.testing.assert_close(ours[parameter], gradient, atol=1e-5 * float(norm), rtol=1e-4, msg=parameter)
+        torch.testing.assert_close(
+            ours[parameter], gradient, atol=1e-4 * float(gradient.abs().max()), rtol=1e-4, msg=parameter
+        )
 
 
 @pytest.mark.parametrize("name", sorted(TWINS))
