@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,3 +92,18 @@ def test_a_judge_that_never_gets_ready_stops_the_run_before_training(taught, cha
             with pytest.raises(JudgeUnavailableError, match="not ready after"):
                 build_judge("judge_model", config, defer_to=None, seed=0)
             assert time.monotonic() - started < 5
+
+
+def test_a_judge_in_the_process_waits_while_the_policy_samples(taught):
+    policy = SimpleNamespace(busy=True)
+    config = VllmModelConfig(model=str(taught), max_total_sequence_length=MAX_LENGTH)
+    judge = build_judge("judge_model", config, defer_to=policy, seed=0)
+
+    async def ask():
+        asking = asyncio.ensure_future(judge.complete([GREETING], temperature=1.0, top_p=1.0, max_tokens=5))
+        await asyncio.wait({asking}, timeout=0.5)
+        assert not asking.done()
+        policy.busy = False
+        await asking
+
+    asyncio.run(ask())
