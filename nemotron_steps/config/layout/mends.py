@@ -90,6 +90,8 @@ def _with_abilities(sizes: LayoutSizes, model: ModelFacts | None) -> LayoutSizes
         sizes = replace(sizes, model_type=None)
     if sizes.samples and model.is_moe and not model.is_hybrid and sizes.router_bias_update_rate:
         sizes = replace(sizes, router_bias_update_rate=0.0)
+    if not model.is_moe:
+        sizes = replace(sizes, router_replay=False)
     most = model.positions
     if most is not None and sizes.length is not None and sizes.length > most:
         sizes = replace(sizes, length=most, length_end=None)

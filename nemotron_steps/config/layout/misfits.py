@@ -88,6 +88,9 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
             yield Misfit(
                 "model", KEYS["expert"], "expert parallelism needs a mixture of experts", "1", str(sizes.expert)
             )
+        if sizes.router_replay:
+            what = "router replay needs a mixture of experts"
+            yield Misfit("model", KEYS["router_replay"], what, "false", "true")
         return
     if model.shared_width is not None and model.shared_width % sizes.tensor:
         yield _undivided("tensor", sizes, model.shared_width, "the shared expert's width")

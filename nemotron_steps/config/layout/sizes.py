@@ -20,6 +20,7 @@ KEYS = {
     "expert": f"{MEGATRON}.expert_model_parallel_size",
     "sequence_parallel": f"{MEGATRON}.sequence_parallel",
     "router_bias_update_rate": f"{MEGATRON}.moe_router_bias_update_rate",
+    "router_replay": "policy.router_replay.enabled",
     "batch": "policy.train_global_batch_size",
     "prompts": "grpo.num_prompts_per_step",
     "group": "grpo.num_generations_per_prompt",
@@ -72,6 +73,7 @@ class LayoutSizes:
     expert: int = 1
     sequence_parallel: bool = False
     router_bias_update_rate: float = 0.0
+    router_replay: bool = False
     batch: int | None = None
     prompts: int | None = None
     group: int | None = None
@@ -126,6 +128,7 @@ class LayoutSizes:
             **parallel,
             sequence_parallel=not dtensor and flag("sequence_parallel", False),
             router_bias_update_rate=float(rate) if isinstance(rate, int | float) and not dtensor else 0.0,
+            router_replay=flag("router_replay", False),
             batch=count("batch"),
             prompts=count("prompts"),
             group=count("group"),

@@ -268,9 +268,23 @@ class PolicyConfig(Section):
         return self
 
 
+class RouterReplayConfig(Section):
+    """`policy.router_replay`: experts of generation in training (docs/decisions/router-replay.md)."""
+
+    enabled: bool = False
+    """A mixture's routers take for every token the experts that the generator chose, and weigh them themselves. For the
+    megatron policy and the embedded generator."""
+
+
 class GeneratingPolicyConfig(PolicyConfig):
     """`policy.*` of a step that samples from the policy it trains."""
 
     max_total_sequence_length_end: PositiveInt | None = None
     """Raised linearly to this over the run when set (RLVR: 49,152 to 65,536)."""
     generation: GenerationConfig = GenerationConfig()
+    router_replay: RouterReplayConfig = RouterReplayConfig()
+
+    @model_validator(mode="after")
+    def _experts_can_be_replayed(self) -> GeneratingPolicyConfig:
+        refuse(policy_rules.router_replay_rules(self))
+        return self

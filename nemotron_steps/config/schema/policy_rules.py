@@ -8,6 +8,7 @@ from nemotron_steps.config.schema.base import Rule
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import (
+        GeneratingPolicyConfig,
         OptimizerConfig,
         PolicyConfig,
         SchedulerConfig,
@@ -135,6 +136,31 @@ def vllm_rules(config: VllmConfig) -> list[Rule]:
             f"expert_parallel_size is 1 or tensor_parallel_size ({width}), not {experts}",
             (f"expert_parallel_size={width}", "expert_parallel_size=1"),
         )
+    ]
+
+
+def router_replay_rules(config: GeneratingPolicyConfig) -> list[Rule]:
+    """Rules of `policy.router_replay`."""
+    on, off = config.router_replay.enabled, "router_replay.enabled=false"
+    return [
+        Rule(
+            on and config.dtensor_cfg.enabled,
+            "router_replay.enabled",
+            "the dtensor policy cannot replay experts: policy.router_replay is for the megatron policy",
+            (off, "dtensor_cfg.enabled=false"),
+        ),
+        Rule(
+            on and config.generation.backend != "embedded",
+            "router_replay.enabled",
+            "only the embedded generator records the experts that policy.router_replay replays",
+            (off, "generation.backend=embedded"),
+        ),
+        Rule(
+            on and config.generation.vllm_cfg.expose_http_server,
+            "router_replay.enabled",
+            "answers over HTTP come without the experts that policy.router_replay replays",
+            (off, "generation.vllm_cfg.expose_http_server=false"),
+        ),
     ]
 
 

@@ -25,12 +25,14 @@ def build_generator(
     precision: str,
     weights: Iterable[tuple[str, torch.Tensor]] | OfferedWeights | None = None,
     asynchronous: AsyncGrpoConfig | None = None,
+    record_routed_experts: bool = False,
 ) -> Generator:
     """The policy's generator.
 
     Args:
         hf_folder: has config.json (and tokenizer); weights are read from it when `weights` is None.
         asynchronous: `grpo.async_grpo`, of a policy's generator; None for a judge's.
+        record_routed_experts: `policy.router_replay.enabled`.
     """
     overlapping = asynchronous is not None and asynchronous.enabled
     # A generator whose requests may never all be done has no moment for giving memory back; a judge has no policy.
@@ -67,6 +69,7 @@ def build_generator(
         eos_token_ids=(chat.eos_token_id,),
         decode=chat.decode,
         recompute_kv_cache=asynchronous is not None and asynchronous.recompute_kv_cache_after_weight_updates,
+        record_routed_experts=record_routed_experts,
     )
 
 

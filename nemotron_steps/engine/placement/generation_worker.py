@@ -31,6 +31,7 @@ class GeneratorSettings:
     max_total_length: int
     precision: str
     asynchronous: AsyncGrpoConfig | None
+    record_routed_experts: bool = False
 
 
 class GenerationWorker(WorkerProcess):
@@ -128,6 +129,7 @@ class GenerationWorker(WorkerProcess):
             precision=settings.precision,
             weights=weights,
             asynchronous=settings.asynchronous,
+            record_routed_experts=settings.record_routed_experts,
         )
 
     def _built(self) -> Generator:

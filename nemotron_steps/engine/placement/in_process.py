@@ -40,6 +40,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         precision=config.policy.precision,
         weights=policy.weights(),
         asynchronous=asynchronous,
+        record_routed_experts=config.policy.router_replay.enabled,
     )
     with ExitStack() as resources:
         resources.callback(generator.close)

@@ -131,6 +131,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
                 wanted.max_total_length,
                 config.policy.precision,
                 config.grpo.async_grpo,
+                config.policy.router_replay.enabled,
             ),
             generator_options(plan, cluster, policy.workers, judges=sharing),
         )

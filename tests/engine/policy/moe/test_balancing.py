@@ -138,6 +138,18 @@ def test_biases_that_no_generator_knows_are_refused_where_rollouts_are_sampled(f
         place(config, SimpleNamespace(hf_folder=folder))
 
 
+def test_router_replay_is_refused_where_there_are_no_experts():
+    from nemotron_steps.config.layout.facts import ModelFacts
+    from nemotron_steps.config.layout.mends import mends
+    from nemotron_steps.config.layout.misfits import model_misfits
+    from nemotron_steps.config.layout.sizes import LayoutSizes
+
+    sizes, dense = LayoutSizes(samples=True, router_replay=True), ModelFacts("qwen3", layers=4)
+    assert [misfit.key for misfit in model_misfits(sizes, dense)] == ["policy.router_replay.enabled"]
+    assert mends(sizes, dense) == ["policy.router_replay.enabled=false"]
+    assert not list(model_misfits(sizes, ModelFacts("nemotron_h", layers=5, experts=8)))
+
+
 def test_a_models_own_biases_may_move_where_rollouts_are_sampled():
     """Generators have Nemotron-H's: they travel with its weights."""
     from nemotron_steps.config.layout.facts import ModelFacts

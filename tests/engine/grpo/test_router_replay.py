@@ -1,0 +1,46 @@
+"""Runs of a small mixture whose experts of generation are replayed in training, from config to metrics."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.engine.grpo.grpo_runs import config_of, metrics_of, run_loop, start
+from tests.models.hybrid_twins import write_hybrid
+
+REPLAYED = {"policy__router_replay__enabled": True, "checkpointing__enabled": False}
+
+
+@pytest.fixture(scope="module")
+def mixture(task, tmp_path_factory):
+    """A Nemotron-H with experts, and the tokenizer and prompts of the task."""
+    folder = tmp_path_factory.mktemp("replayed") / "mixture"
+    write_hybrid("latent", folder, vocab_size=259, initializer_range=0.1)
+    for file in task.iterdir():
+        if "tokenizer" in file.name or file.suffix in (".jinja", ".jsonl"):
+            shutil.copy(file, folder)
+    return folder
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_every_trained_token_has_the_experts_of_its_generation(asynchronous, mixture, tmp_path):
+    changes = {"grpo__async_grpo__enabled": True} if asynchronous else {}
+    records: list[dict] = []
+    run = start(config_of(mixture, 2, environment="vowels", **REPLAYED, **changes), tmp_path, records)
+    run_loop(run)
+    run.close()
+    steps = metrics_of(records)
+    assert len(steps) == 2
+    for values in steps:
+        assert values["router_replay_share"] == 1
+        assert 0 <= values["router_replay_mismatch"] < 0.5
+
+
+def test_nothing_is_recorded_where_it_is_not_asked_for(mixture, tmp_path):
+    records: list[dict] = []
+    run = start(config_of(mixture, 1, environment="vowels", checkpointing__enabled=False), tmp_path, records)
+    run_loop(run)
+    run.close()
+    (values,) = metrics_of(records)
+    assert not [name for name in values if "router_replay" in name]
