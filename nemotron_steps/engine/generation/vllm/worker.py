@@ -73,6 +73,7 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        self._refresh_convolutions()
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -89,6 +90,15 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
             method = getattr(module, "quant_method", None)
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None  # type: ignore[union-attr]
+
+    def _refresh_convolutions(self) -> None:
+        """Mamba-2 reads its convolution from a view of the weight. In bfloat16 on CPU vLLM packs the weight into other
+        memory, which leaves the view with the values that the engine was started with."""
+        for module in self.model.modules():
+            unpacked = getattr(getattr(module, "conv1d", None), "_cpu_unpacked_conv_weight", None)
+            view = getattr(module, "conv_weights", None)
+            if unpacked is not None and view is not None:
+                view.data.copy_(unpacked)
 
     def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.model.load_weights(self._with_head(weights))  # type: ignore[operator]
