@@ -217,9 +217,9 @@ def _mamba(config: Mapping[str, Any], where: str) -> Mamba2:
     limit = config.get("mamba_dt_limit") or config.get("time_step_limit") or (0.0, math.inf)
     least, most = (_bound(value) for value in limit)
     return Mamba2(
-        num_heads=int(config["mamba_num_heads"]),
-        head_dim=int(config["mamba_head_dim"]),
-        state_size=int(config["ssm_state_size"]),
+        num_heads=_count(config, "mamba_num_heads"),
+        head_dim=_count(config, "mamba_head_dim"),
+        state_size=_count(config, "ssm_state_size"),
         num_groups=_count(config, "n_groups", "mamba_n_groups"),
         conv_kernel=_count(config, "conv_kernel", "mamba_d_conv"),
         chunk_size=_count(config, "chunk_size", "mamba_chunk_size"),
@@ -229,11 +229,13 @@ def _mamba(config: Mapping[str, Any], where: str) -> Mamba2:
 
 
 def _count(config: Mapping[str, Any], *names: str) -> int:
-    """The value of the first of these keys that is there."""
-    for name in names:
-        if config.get(name) is not None:
-            return int(config[name])
-    raise KeyError(names[0])
+    """The value of the first of these keys that is there. KeyError if none is, ValueError if it counts nothing."""
+    name = next((name for name in names if config.get(name) is not None), None)
+    if name is None:
+        raise KeyError(names[0])
+    if int(config[name]) < 1:
+        raise ValueError(f"{name} is {config[name]}, not at least 1")
+    return int(config[name])
 
 
 def _bound(value: Any) -> float:
