@@ -77,7 +77,7 @@ def _routed_experts(rollouts: Sequence[Rollout], width: int) -> torch.Tensor | N
         return None
     routes = torch.full((len(rollouts), width, *recorded[0][1].shape[1:]), -1, dtype=torch.int16)
     for row, chosen in recorded:
-        routes[row, : len(chosen)] = torch.from_numpy(chosen)
+        routes.numpy()[row, : len(chosen)] = chosen
     return routes
 
 

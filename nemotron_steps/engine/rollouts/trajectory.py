@@ -46,7 +46,8 @@ class Trajectory:
         """Those of tokens that had none: a turn feeds the turns before it again, under other weights perhaps."""
         if chosen is not None:
             known = self.routed_experts
-            self.routed_experts = chosen if known is None else np.concatenate((known, chosen[len(known) :]))
+            # Copied: what came from another process lies in shared memory, which is not to be held for long.
+            self.routed_experts = chosen.copy() if known is None else np.concatenate((known, chosen[len(known) :]))
 
     def append_context(self, token_ids: Sequence[int]) -> None:
         """Add tokens the policy did not write (tool results); they are never trained."""

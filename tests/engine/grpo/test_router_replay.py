@@ -37,6 +37,24 @@ def test_every_trained_token_has_the_experts_of_its_generation(asynchronous, mix
         assert 0 <= values["router_replay_mismatch"] < 0.5
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+def test_experts_travel_between_processes(mixture, tmp_path, cluster):
+    """Generators in actors, and two pipeline stages with the experts of one layer each."""
+    records: list[dict] = []
+    changes = {
+        "policy__megatron_cfg": {"optimizer": {"lr": 2e-3}, "pipeline_model_parallel_size": 2},
+        "cluster": {"backend": "ray", "policy_workers": 2},
+    }
+    run = start(config_of(mixture, 1, environment="vowels", **REPLAYED, **changes), tmp_path, records)
+    try:
+        run_loop(run)
+    finally:
+        run.close()
+    (values,) = metrics_of(records)
+    assert values["router_replay_share"] == 1 and values["router_replay_mismatch"] < 0.05
+
+
 def test_nothing_is_recorded_where_it_is_not_asked_for(mixture, tmp_path):
     records: list[dict] = []
     run = start(config_of(mixture, 1, environment="vowels", checkpointing__enabled=False), tmp_path, records)

@@ -36,6 +36,12 @@ def test_turns_may_be_without(turns, expected):
     assert (found if expected is None else found[:, 1, 2].tolist()) == expected
 
 
+def test_what_another_process_shares_is_not_held():
+    trajectory, shared = Trajectory([1], [0], [0.0]), completion([3], 1, 7)
+    trajectory.append_sampled(shared)
+    assert not np.shares_memory(trajectory.routed_experts, shared.routed_experts)
+
+
 def test_what_is_cut_off_has_no_experts():
     trajectory = told([7, 8])
     trajectory.cut(8)
