@@ -12,9 +12,9 @@ from pathlib import Path
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.mends import refuse
+from nemotron_steps.config.layout.processes import refuse_without_ray
 from nemotron_steps.config.layout.sizes import getter, sizes_of
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import UnsupportedError
@@ -48,37 +48,6 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
     refuse(sizes_of(config), model)
 
 
-def refuse_without_ray(cluster: ClusterConfig, policy: PolicyConfig, *further: str) -> None:
-    """Settings that need more than one process: refused where there is one, never ignored.
-
-    Args:
-        further: overrides that would do without what else in the step's config needs another process.
-
-    Raises:
-        UnsupportedError: `cluster.backend=process` with such settings; names all of them.
-    """
-    if cluster.backend != "process":
-        return
-    without = list(further)
-    if (cluster.policy_workers or 1) > 1:
-        without.append("cluster.policy_workers=1")
-    if cluster.num_nodes > 1:
-        without.append("cluster.num_nodes=1")
-    if cluster.gpus_per_node > 1:
-        without.append("cluster.gpus_per_node=1")
-    if cluster.ray_address is not None:
-        without.append("cluster.ray_address=null")
-    without += [f"{key}=1" for key, size in _parallel_sizes(policy).items() if size > 1]
-    if without:
-        raise UnsupportedError(
-            "several policy ranks, a model split over ranks, separate devices and several nodes need Ray",
-            where=", ".join(override.partition("=")[0] for override in without),
-            expected="cluster.backend=ray",
-            found="cluster.backend=process",
-            hints=["cluster.backend=ray", " ".join(without)],
-        )
-
-
 def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) -> None:
     """GPUs asked of a machine without any: by this process, or by a Ray cluster that would start on it.
 
@@ -105,16 +74,3 @@ def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) ->
                 "steps run ... -r PROFILE   # a profile of env.toml",
             ],
         )
-
-
-def _parallel_sizes(policy: PolicyConfig) -> dict[str, int]:
-    """Over how many ranks the model is split, by key."""
-    if policy.dtensor_cfg.enabled:
-        return {"policy.dtensor_cfg.tensor_parallel_size": policy.dtensor_cfg.tensor_parallel_size}
-    megatron = policy.megatron_cfg
-    return {
-        "policy.megatron_cfg.tensor_model_parallel_size": megatron.tensor_model_parallel_size,
-        "policy.megatron_cfg.pipeline_model_parallel_size": megatron.pipeline_model_parallel_size,
-        "policy.megatron_cfg.context_parallel_size": megatron.context_parallel_size,
-        "policy.megatron_cfg.expert_model_parallel_size": megatron.expert_model_parallel_size,
-    }

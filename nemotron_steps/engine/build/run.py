@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 
 from nemotron_steps.config.layout.mends import refuse
+from nemotron_steps.config.layout.processes import refuse_rl_without_ray
 from nemotron_steps.config.layout.sizes import sizes_of
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.collector import build_collector
@@ -40,6 +41,7 @@ def build_run(
         ConfigError: the layout does not come out even over the model and the devices (config/layout).
         UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
     """
+    refuse_rl_without_ray(config)
     grpo = config.grpo
     needs = check_run_rows(config, rows)
     folder = _hf_folder(config)

@@ -196,7 +196,7 @@ class DTensorPolicy:
             dtype = torch.float32 if name.endswith(EXACT) else self.dtype
             yield from checkpoint_tensors(name, whole.detach().to(dtype), hf.config.model_type)
         # A router's bias is no parameter, and part of the model.
-        saved = hf.state_dict().keys()
+        saved = hf.state_dict(keep_vars=True).keys()  # detached, tensors of inference mode raise
         for name, buffer in hf.named_buffers():
             if name in saved:
                 yield from checkpoint_tensors(name, buffer, hf.config.model_type)

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.config.layout.processes import refuse_rl_without_ray
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
+from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import check_run_rows, prompt_stream, read_data
 from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus, refuse_without_ray
+from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus
 
 
 def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
-    check_placement(config)
+    refuse_rl_without_ray(config)
     refuse_misfits(config, inputs)
     check_low_effort(config)
     refuse_without_gpus(config.cluster)
@@ -30,18 +31,6 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     rows = read_data(config)
     check_run_rows(config, rows)
     prompt_stream(config, rows.train)
-
-
-def check_placement(config: RlConfig) -> None:
-    """Settings that need more than one process: refused where there is one, never ignored."""
-    separate = not config.policy.generation.colocated.enabled
-    further = ["policy.generation.colocated.enabled=true"] if separate else []
-    gym = config.env.nemo_gym
-    for role in JUDGE_ROLES:
-        judge = gym.judge(role)
-        if judge is not None and (judge.replicas or 1) > 1:
-            further.append(f"env.nemo_gym.{role}.responses_api_models.vllm_model.replicas=1")
-    refuse_without_ray(config.cluster, config.policy, *further)
 
 
 def check_low_effort(config: RlConfig) -> None:

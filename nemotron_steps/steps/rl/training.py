@@ -19,7 +19,6 @@ from nemotron_steps.engine.rollouts.evaluation import EvaluationResult
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.rl.preflight import check_placement
 
 _CLOSE_SECONDS = 10.0
 """For environments to close after an error: one of them may be what hangs."""
@@ -29,7 +28,6 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
     """Train `policy` on `data.train` and write the `model` output (checkpoint_megatron)."""
     config = context.config
     limit = config.data.max_input_seq_length
-    check_placement(config)
     rows = read_data(config, lambda count: context.tracker.event("prompts_left_out", longer_than=limit, count=count))
     heldout = rows.heldout
     run, environments = build_run(config, rows, work=context.work, reporter=context.tracker, started=context.started)
