@@ -148,7 +148,7 @@ class EmbeddedModel(CachedModel):
         sharing: torch.Tensor,
         states: RowStates | None,
     ) -> torch.Tensor:
-        """`decode` for CUDA, in eight kernels a layer that depend on no number the host knows."""
+        """CachedModel.decode_fused, in ten kernels a layer."""
         from nemotron_steps.engine.generation.embedded.kernels import decode_attention
         from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_forward
 
