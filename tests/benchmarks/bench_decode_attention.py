@@ -16,7 +16,8 @@ import torch
 from triton.testing import do_bench
 
 from nemotron_steps.engine.generation.embedded import kernels as embedded_kernels
-from nemotron_steps.engine.generation.embedded.graph import PREFIX_FIELDS, sets_of_rows
+from nemotron_steps.engine.generation.embedded.base import DeviceView
+from nemotron_steps.engine.generation.embedded.graph import PREFIX_FIELDS, rows_together, sets_of_rows
 
 SHAPES = ((512, 320, 0), (512, 256, 64), (512, 64, 256), (128, 200, 0), (64, 1100, 0), (64, 2100, 0), (8, 4096, 0))
 """Rows, keys of each, and keys before those that 8 rows share."""
@@ -34,7 +35,7 @@ def measure(rows: int, keys: int, shared: int) -> dict[str, float]:
         return torch.zeros(shape, device="cuda", dtype=torch.int64)
 
     qkv, norm = random(rows, HEADS * (QUERIES + 2) * DIM), random(QUERIES + 1, DIM)
-    cache = random(rows, HEADS, columns, DIM), random(rows, HEADS, columns, DIM)
+    cache = random(2, 1, rows, HEADS, columns, DIM)
     rotations = torch.randn(shared + columns, DIM // 2, 2, device="cuda")
     prefix = random(2, rows // MEMBERS, 1, HEADS, shared, DIM)
     prefixes, sharing = integers(rows, PREFIX_FIELDS), integers(1)
@@ -44,16 +45,14 @@ def measure(rows: int, keys: int, shared: int) -> dict[str, float]:
             far_keys, far_values = prefix[:, number]
             fields = far_keys.data_ptr(), far_values.data_ptr(), shared, far_keys.stride(0), far_keys.stride(1)
             prefixes[list(group)] = torch.tensor(fields, device="cuda")
-        sets = sets_of_rows(groups, embedded_kernels.rows_together(QUERIES))
+        sets = sets_of_rows(groups, rows_together(QUERIES))
         sharing = torch.cat((integers(1) + len(sets), sets.flatten().cuda()))
     state = integers(rows, 3)
     state[:, 1] = -shared
-    where = integers(1) + keys, state, prefixes, sharing
+    view = DeviceView(*cache, integers(1) + keys, state, prefixes, sharing, None)
 
     def attend() -> torch.Tensor:
-        return embedded_kernels.decode_attention(
-            qkv, norm, rotations, *cache, *where, layer=0, epsilon=1e-6, scale=DIM**-0.5
-        )
+        return embedded_kernels.decode_attention(qkv, norm, rotations, view, layer=0, epsilon=1e-6, scale=DIM**-0.5)
 
     milliseconds = do_bench(attend)
     read = (rows * keys + rows // MEMBERS * shared) * HEADS * DIM * 2 * 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -42,6 +43,25 @@ class Slot:
             self.view.view(*self.view.shape[:-2], half, 2, -1).copy_(halves.transpose(-2, -3))
         else:
             self.view.copy_(heads)
+
+
+class DeviceView(NamedTuple):
+    """The cache of all rows, for a step that a CUDA graph may capture: what changes between steps is on the device."""
+
+    keys: torch.Tensor
+    """[cached layers, rows, key-value heads, columns, D]"""
+    values: torch.Tensor
+    column: torch.Tensor
+    """int64 [1], where the new tokens go"""
+    row_state: torch.Tensor
+    """int64 [rows, n]: the first column each row holds, the column of its position 0, anything else"""
+    prefixes: torch.Tensor
+    """int64 [rows, graph.PREFIX_FIELDS]; 0 tokens for rows that share nothing"""
+    sharing: torch.Tensor
+    """int64 [1 + rows * n]: how many sets of rows read a prefix together, then the rows of each set, filled up with -1
+    to n = `graph.rows_together`"""
+    states: RowStates | None
+    """Where the token's convolution inputs go is read from its `place`"""
 
 
 class CachedModel(ABC):
@@ -151,24 +171,11 @@ class CachedModel(ABC):
         """
 
     @abstractmethod
-    def decode_fused(
-        self,
-        tokens: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        column: torch.Tensor,
-        row_state: torch.Tensor,
-        prefixes: torch.Tensor,
-        sharing: torch.Tensor,
-        states: RowStates | None,
-    ) -> torch.Tensor:
+    def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
         """`decode` for CUDA, in few kernels that depend on no number the host knows.
 
         Args:
             tokens: int64 [B], of rows 0 to B - 1.
-            keys, values: [cached layers, rows, key-value heads, columns, D]
-            column, row_state, prefixes, sharing: kernels.decode_attention
-            states: of the rows; where the token's convolution inputs go is read from its `place`.
 
         Returns:
             Logits [B, vocabulary] in the model's dtype.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel
+from nemotron_steps.engine.generation.embedded.base import CachedModel, DeviceView
 from nemotron_steps.engine.generation.embedded.batch import DecodeBatch
 from nemotron_steps.engine.generation.embedded.prefix import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
@@ -50,7 +50,7 @@ class GraphDecoder:
         self._capture = capture
         self._column = torch.zeros(1, dtype=torch.int64, device=model.device)
         self._prefixes = torch.zeros((batch.max_rows, PREFIX_FIELDS), dtype=torch.int64, device=model.device)
-        self._together = max(1, MATRIX_ROWS // model.queries_per_lane)
+        self._together = rows_together(model.queries_per_lane)
         self._sharing = torch.zeros(1 + batch.max_rows * self._together, dtype=torch.int64, device=model.device)
         self._arrangement = -1
         self._allocation = batch.allocation
@@ -103,9 +103,10 @@ class GraphDecoder:
     def _run(self, rows: int, plan: SamplingPlan) -> None:
         batch, column = self._batch, self._column
         tokens = batch.tokens[:rows].index_select(1, column).squeeze(1)
-        logits = self._model.decode_fused(
-            tokens, batch.keys, batch.values, column, batch.row_state, self._prefixes, self._sharing, batch.states
-        ).float()
+        view = DeviceView(
+            batch.keys, batch.values, column, batch.row_state, self._prefixes, self._sharing, batch.states
+        )
+        logits = self._model.decode_fused(tokens, view).float()
         chosen = self._model.take_chosen()
         if chosen is not None:
             batch.routed_experts[:rows].index_copy_(1, column, chosen.unsqueeze(1))
@@ -134,6 +135,11 @@ class GraphDecoder:
         self._prefixes.copy_(table)
         sets = sets_of_rows(rows_of.values(), self._together)
         self._sharing[: 1 + sets.numel()] = F.pad(sets.flatten(), (1, 0), value=len(sets)).to(self._sharing.device)
+
+
+def rows_together(queries: int) -> int:
+    """Rows of one prefix that are looked up together: as many as have MATRIX_ROWS queries of a key-value head."""
+    return max(1, MATRIX_ROWS // queries)
 
 
 def sets_of_rows(sharing: Iterable[Sequence[int]], most: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel, Slot
+from nemotron_steps.engine.generation.embedded.base import CachedModel, DeviceView, Slot
 from nemotron_steps.engine.generation.embedded.decode import CacheView, ModelWeights, attend
 from nemotron_steps.engine.generation.embedded.mixers import (
     AttentionWeights,
@@ -244,22 +244,13 @@ class HybridModel(CachedModel):
         attended = attend(qk, keys, values, cache.bias, cache.prefix, index)
         return linear_forward(attended.view(rows, -1), layer.output, plus=x)
 
-    def decode_fused(
-        self,
-        tokens: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        column: torch.Tensor,
-        row_state: torch.Tensor,
-        prefixes: torch.Tensor,
-        sharing: torch.Tensor,
-        states: RowStates | None,
-    ) -> torch.Tensor:
+    def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
         """CachedModel.decode_fused"""
         from nemotron_steps.engine.generation.embedded.kernels import decode_attention
 
         a, model = self.architecture, self.weights
         rotations = torch.view_as_real(model.rotations)
+        states = cache.states
         layer_states = iter(() if states is None else states.layers(tokens.size(0)))
         x = model.embedding.index_select(0, tokens)
         attention = 0
@@ -274,10 +265,7 @@ class HybridModel(CachedModel):
             else:
                 qkv = linear_forward(layer_norm(x, layer.norm, model), layer.qkv)
                 attended = decode_attention(
-                    *(qkv, None, rotations, keys[attention], values[attention], column, row_state, prefixes, sharing),
-                    layer=attention,
-                    epsilon=a.norm_eps,
-                    scale=self._scale,
+                    qkv, None, rotations, cache, layer=attention, epsilon=a.norm_eps, scale=self._scale
                 )
                 x = linear_forward(attended, layer.output, plus=x)
                 attention += 1

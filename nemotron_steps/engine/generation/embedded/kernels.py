@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from nemotron_steps.engine.generation.embedded.graph import MATRIX_ROWS, PREFIX_FIELDS
+from nemotron_steps.engine.generation.embedded.base import DeviceView
+from nemotron_steps.engine.generation.embedded.graph import MATRIX_ROWS, PREFIX_FIELDS, rows_together
 
 _WHOLE = {"BLOCK": 16, "num_warps": 1, "num_stages": 4}
 _SPLIT = {"BLOCK": 32, "num_warps": 2, "num_stages": 3}
@@ -120,11 +121,11 @@ def _prefix_attention(  # type: ignore[no-untyped-def]
 def _decode_attention(  # type: ignore[no-untyped-def]
     queries, cache_keys, cache_values, out, found, column_now, row_state, prefixes, layer, columns, scale,
     LANES: tl.constexpr, QUERIES: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr,
-    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
+    FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One program: one row, one of its key-value heads, one of SPLITS parts of its keys.
 
-    With TOGETHER, `found` has what the row's queries found in its shared prefix.
+    With one part, `found` has what the row's queries found in its shared prefix.
     """
     lane, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = lane // LANES, lane % LANES
@@ -140,7 +141,7 @@ def _decode_attention(  # type: ignore[no-untyped-def]
     total = tl.zeros((PADDED,), tl.float32)
     weighted = tl.zeros((PADDED, DIM), tl.float32)
     if length > 0:
-        if TOGETHER:
+        if SPLITS == 1:
             there = found + (lane * QUERIES + slot) * (DIM + 2)
             best = tl.load(there + DIM, mask=slot < QUERIES, other=0.0)
             total = tl.load(there + DIM + 1, mask=slot < QUERIES, other=1.0)
@@ -198,21 +199,11 @@ def parts_of_keys(rows_and_heads: int, columns: int) -> int:
     return 1 << (useful.bit_length() - 1)
 
 
-def rows_together(queries: int) -> int:
-    """Rows of one prefix that are looked up together: as many as have MATRIX_ROWS queries of a head."""
-    return max(1, MATRIX_ROWS // queries)
-
-
 def decode_attention(
     qkv: torch.Tensor,
     norm: torch.Tensor | None,
     rotations: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    column: torch.Tensor,
-    row_state: torch.Tensor,
-    prefixes: torch.Tensor,
-    sharing: torch.Tensor,
+    cache: DeviceView,
     *,
     layer: int,
     epsilon: float,
@@ -220,46 +211,41 @@ def decode_attention(
 ) -> torch.Tensor:
     """Attention of one new token a row over its shared prefix, its own columns and itself.
 
-    Writes the token's key and value to `column` of the cache.
+    Writes the token's key and value to the cache's `column`.
 
     Args:
         qkv: [B, key-value heads * (R + 2) * D], the projection before norm and rotation.
         norm: [R + 1, D] QK-norm weights, the query's R times, then the key's; None for families without.
         rotations: float32 [positions, D / 2, 2], cosine and sine.
-        keys, values: [rows, key-value heads, columns, D], one layer of the cache, at least B rows, contiguous.
-        column: int64 [1], where the new token goes; on the device, so that a captured graph follows it.
-        row_state: int64 [rows, n]: the first column each row holds, the column of its position 0, anything else.
-        prefixes: int64 [rows, PREFIX_FIELDS]; 0 tokens for rows that share nothing.
-        sharing: int64 [1 + rows * n]: how many sets of at most n = `rows_together` rows read a prefix together, then
-            the rows of each, the first n places of a set filled up with -1.
-        layer: which layer of the prefixes is read.
+        cache: of at least B rows, contiguous.
+        layer: which layer of the cache and of the prefixes is read.
 
     Returns:
         [B, key-value heads * R * D]
     """
+    keys, values = cache.keys[layer], cache.values[layer]
     rows, (_, lanes, columns, dim) = qkv.shape[0], keys.shape
     queries = qkv.shape[1] // (lanes * dim) - 2
     turned, out = qkv.new_empty(2, rows, lanes * queries * dim).unbind()
     splits = parts_of_keys(rows * lanes, columns)
-    padded, state = max(16, triton.next_power_of_2(queries)), row_state.shape[1]
-    together = rows_together(queries) if splits == 1 else 0
+    padded, state = max(MATRIX_ROWS, triton.next_power_of_2(queries)), cache.row_state.shape[1]
     found = qkv.new_empty((rows, lanes, splits, queries, dim + 2), dtype=torch.float32)
     _place[(rows * lanes,)](
-        qkv, qkv if norm is None else norm, rotations, turned, keys, values, column, row_state,
+        qkv, qkv if norm is None else norm, rotations, turned, keys, values, cache.column, cache.row_state,
         columns, rotations.shape[0], epsilon,
         LANES=lanes, QUERIES=queries, SLOTS=triton.next_power_of_2(queries + 1), DIM=dim, NORM=norm is not None,
         STATE=state, num_warps=1,
     )  # fmt: skip
-    if together:
+    if splits == 1:
         _prefix_attention[(_PREFIX_PROGRAMS,)](
-            turned, found, prefixes, sharing, layer, scale,
+            turned, found, cache.prefixes, cache.sharing, layer, scale,
             LANES=lanes, QUERIES=queries, PADDED=padded, DIM=dim, FIELDS=PREFIX_FIELDS,
-            TOGETHER=together, **_WHOLE,
+            TOGETHER=rows_together(queries), **_WHOLE,
         )  # fmt: skip
     _decode_attention[(rows * lanes, splits)](
-        turned, keys, values, out, found, column, row_state, prefixes, layer, columns, scale,
+        turned, keys, values, out, found, cache.column, cache.row_state, cache.prefixes, layer, columns, scale,
         LANES=lanes, QUERIES=queries, PADDED=padded, DIM=dim, STATE=state, FIELDS=PREFIX_FIELDS,
-        SPLITS=splits, TOGETHER=together, **(_WHOLE if splits == 1 else _SPLIT),
+        SPLITS=splits, **(_WHOLE if splits == 1 else _SPLIT),
     )  # fmt: skip
     if splits > 1:
         _join[(rows * lanes * queries,)](found, out, QUERIES=queries, DIM=dim, SPLITS=splits, num_warps=2)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel, Slot
+from nemotron_steps.engine.generation.embedded.base import CachedModel, DeviceView, Slot
 from nemotron_steps.engine.generation.embedded.decode import (
     CacheView,
     LayerWeights,
@@ -29,7 +29,7 @@ from nemotron_steps.engine.generation.embedded.decode import (
     norm,
     rotate,
 )
-from nemotron_steps.engine.generation.embedded.states import Continuation, RowStates
+from nemotron_steps.engine.generation.embedded.states import Continuation
 from nemotron_steps.engine.policy.kernels.dense import linear_forward
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture
@@ -137,17 +137,7 @@ class EmbeddedModel(CachedModel):
         """CachedModel.decode"""
         return decode_step(tokens, positions, self.weights, self.layers, cache)
 
-    def decode_fused(
-        self,
-        tokens: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        column: torch.Tensor,
-        row_state: torch.Tensor,
-        prefixes: torch.Tensor,
-        sharing: torch.Tensor,
-        states: RowStates | None,
-    ) -> torch.Tensor:
+    def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
         """CachedModel.decode_fused, in ten kernels a layer."""
         from nemotron_steps.engine.generation.embedded.kernels import decode_attention
         from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_forward
@@ -162,10 +152,7 @@ class EmbeddedModel(CachedModel):
             else:
                 qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv.t())
             attended = decode_attention(
-                *(qkv, layer.qk_norm, rotations, keys[i], values[i], column, row_state, prefixes, sharing),
-                layer=i,
-                epsilon=a.norm_eps,
-                scale=self._scale,
+                qkv, layer.qk_norm, rotations, cache, layer=i, epsilon=a.norm_eps, scale=self._scale
             )
             x.addmm_(attended, layer.output.t())
             gate_up = torch.mm(F.rms_norm(x, x.shape[-1:], layer.post_norm, a.norm_eps), layer.gate_up.t())
