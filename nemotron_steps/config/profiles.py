@@ -21,14 +21,15 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import environment_files
+from nemotron_steps.config.mirrors import MirrorSettings, Table, TensorBoardSettings, WandbSettings
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import mask, redact, redact_text
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError
@@ -36,23 +37,13 @@ from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError
 Count = Annotated[PositiveInt, Field(strict=True)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+MIRRORS: Mapping[str, type[Table]] = {"wandb": WandbSettings, "tensorboard": TensorBoardSettings}
+"""Tables of env.toml that are no profiles."""
+
+TableT = TypeVar("TableT", bound=Table)
 
 
-TableT = TypeVar("TableT", bound=_Table)
-
-
-class WandbSettings(_Table):
-    """`[wandb]`: where metrics and artifacts are mirrored."""
-
-    project: StrictStr
-    entity: StrictStr | None = None
-    mode: Literal["online", "offline"] | None = None
-    """None: what wandb's own settings and environment say."""
-
-
-class Profile(_Table):
+class Profile(Table):
     """One `[PROFILE]`, with what it extends merged in: the keys that mean the same to every executor.
 
     An executor's own keys are the fields of its subclass (`profile_model`, see `runs/executors`).
@@ -107,13 +98,13 @@ class _Source:
 
 @dataclass(frozen=True)
 class Environment:
-    """Every profile found, and `[wandb]` when there is one."""
+    """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`)."""
 
     profiles: Mapping[str, _Source]
     files: tuple[Path, ...]
     lines: Mapping[tuple[str, str], str]
     """(table, key) → `file:line`."""
-    wandb_table: Mapping[str, Any] | None = None
+    mirror_tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,11 +112,11 @@ class Environment:
         return tuple(sorted(self.profiles))
 
     @property
-    def wandb(self) -> WandbSettings | None:
-        """`[wandb]`, checked. ConfigError if malformed."""
-        if self.wandb_table is None:
-            return None
-        return _validated(WandbSettings, self.wandb_table, "wandb", self.lines)
+    def mirrors(self) -> MirrorSettings:
+        """The tables of mirrors, checked. ConfigError if one is malformed."""
+        return MirrorSettings(
+            **{name: _validated(MIRRORS[name], values, name, self.lines) for name, values in self.mirror_tables.items()}
+        )
 
     def profile(self, name: str, models: ProfileModels) -> Profile:
         """A profile with everything it extends merged in, nearest last, as its executor's model.
@@ -186,7 +177,7 @@ def load_environment(cwd: Path | None = None) -> Environment:
     """
     profiles: dict[str, _Source] = {}
     lines: dict[tuple[str, str], str] = {}
-    wandb: Mapping[str, Any] | None = None
+    mirrors: dict[str, Mapping[str, Any]] = {}
     files = tuple(file for file in environment_files(cwd) if file.is_file())
     for file in files:
         text = _read(file)
@@ -203,14 +194,14 @@ def load_environment(cwd: Path | None = None) -> Environment:
                     where=f"{file}:{found.get(('', name), 1)}",
                     expected="[PROFILE] tables",
                 )
-            if name in profiles or (name == "wandb" and wandb is not None):
+            if name in profiles or name in mirrors:
                 continue
-            if name == "wandb":
-                wandb = values
+            if name in MIRRORS:
+                mirrors[name] = values
             else:
                 profiles[name] = _Source(file, found.get((name, ""), 1), values)
             lines.update({key: f"{file}:{line}" for key, line in found.items() if key[0] == name})
-    return Environment(profiles, files, lines, wandb)
+    return Environment(profiles, files, lines, mirrors)
 
 
 def _read(file: Path) -> str:

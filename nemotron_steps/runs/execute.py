@@ -48,6 +48,7 @@ from nemotron_steps.runs.context import OutputSlot, StepContext
 from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
 from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.mirrors import Mirror, mirrors
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.run_folder import (
     DONE,
@@ -64,7 +65,7 @@ from nemotron_steps.runs.tracker import Listener
 from nemotron_steps.runs.work import WorkFolder
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.profiles import WandbSettings
+    from nemotron_steps.config.mirrors import MirrorSettings
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def execute(
     resume: str | None = None,
     listeners: Sequence[Listener] = (),
     request: Mapping[str, Any] | None = None,
-    wandb: WandbSettings | None = None,
+    mirrored: MirrorSettings | None = None,
 ) -> RunResult:
     """Run every step of a plan that is not already done.
 
@@ -126,7 +127,7 @@ def execute(
         resume: id of an earlier (or submitted) run: its folder is continued instead of a new one begun.
         listeners: called with every record, after it was written.
         request: what was asked, kept redacted in run.json; `resume` by id alone needs it.
-        wandb: mirror metrics and artifacts there.
+        mirrored: where metrics and artifacts are mirrored.
 
     Raises:
         StepsError: the first step that failed, with hints; InterruptedRunError on Ctrl-C or SIGTERM. The run folder
@@ -144,15 +145,13 @@ def execute(
         recorder = Recorder(folder, info, [*secrets, plain(request or {})])
         for listener in listeners:
             recorder.listen(listener)
-        mirror = None
+        open_mirrors: list[Mirror] = []
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
             try:
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
-                if wandb is not None:
-                    from nemotron_steps.runs.wandb_mirror import WandbMirror
-
-                    mirror = WandbMirror(wandb, folder, plan, store, recorder.redact)
+                for mirror in mirrors(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
+                    open_mirrors.append(mirror)
                     recorder.listen(mirror)
                 results = [run.step(planned) for planned in plan.steps]
             except BaseException as error:
@@ -163,7 +162,7 @@ def execute(
             else:
                 run.end(DONE, started)
             finally:
-                if mirror is not None:
+                for mirror in open_mirrors:
                     mirror.close()
                 recorder.close()
                 _publish(folder)

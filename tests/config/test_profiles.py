@@ -45,8 +45,9 @@ def test_a_profile_inherits_what_it_extends(write):
     assert (big.executor, big.account, big.nodes, big.time) == ("slurm", "research", 16, "04:00:00")
     assert environment.profile("base", profile_model).nodes == 1
     assert environment.names == ("base", "big")
-    assert environment.wandb is not None
-    assert environment.wandb.project == "alignment"
+    assert environment.mirrors.names == ("wandb",)
+    assert environment.mirrors.wandb is not None
+    assert environment.mirrors.wandb.project == "alignment"
 
 
 def test_secrets_of_a_profile_are_not_shown(write):

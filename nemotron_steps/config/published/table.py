@@ -86,7 +86,10 @@ TABLE: tuple[Published, ...] = (
     _refused("run.**", "inputs are given with --input; container, nodes and mounts are a profile of env.toml"),
     _refused("defaults", "what a file builds on is a list, as in Hydra: `defaults: [rlvr1]`"),
     _refused("sif_dir", "container images of an agent are the agent server's"),
-    _refused("logger.**", "metrics, samples and report are in the run's folder; [wandb] of env.toml mirrors them"),
+    _refused(
+        "logger.**",
+        "metrics, samples and report are in the run's folder; [wandb] and [tensorboard] of env.toml mirror them",
+    ),
     # -- data preparation
     Published("input_path", "jsonl.path"),
     Published("val_holdout", "rows.validation"),

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.profiles import WandbSettings
+from nemotron_steps.config.mirrors import MirrorSettings, WandbSettings
 from nemotron_steps.errors import NonFiniteLossError
 from tests.runs.runner_toy_plan import run
 
 pytest.importorskip("wandb")
 
-OFFLINE = WandbSettings(project="toy", mode="offline")
+OFFLINE = MirrorSettings(wandb=WandbSettings(project="toy", mode="offline"))
 
 
 def transactions(path: Path) -> Iterator[Any]:
@@ -59,7 +59,7 @@ def logs(folder: Path) -> dict[str, list[Any]]:
 
 
 def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) -> None:
-    result = run(store, wandb=OFFLINE, make={"api_key": "sk-not-for-wandb"})
+    result = run(store, mirrored=OFFLINE, make={"api_key": "sk-not-for-wandb"})
     by_step = logs(result.folder)
     assert sorted(by_step) == ["toy/make", "toy/train"]
     train = by_step["toy/train"]
@@ -68,6 +68,7 @@ def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) ->
         for record in train
         if record.WhichOneof("record_type") == "history"
     ]
+    history = [row for row in history if "sum" in row]
     assert [row["training_step"] for row in history] == list(range(1, 11))
     assert history[-1]["sum"] == 285
     artifacts = {
@@ -76,7 +77,7 @@ def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) ->
         if record.WhichOneof("record_type") in ("artifact", "request")
         and (a := record.artifact if record.HasField("artifact") else record.request.log_artifact.artifact).name
     }
-    assert sorted(artifacts) == [
+    assert sorted(key for key in artifacts if key[1] != "run_table") == [
         ("toy-make-rows", "training_jsonl"),
         ("toy-train-model", "toy_model"),
         ("toy-train-report", "eval_report"),
@@ -91,9 +92,17 @@ def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) ->
         assert not path.is_file() or b"sk-not-for-wandb" not in path.read_bytes(), path
 
 
+def test_samples_are_a_table(store: ArtifactStore) -> None:
+    result = run(store, mirrored=OFFLINE)
+    (table,) = (result.folder / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json")
+    content = json.loads(table.read_text())
+    assert content["columns"] == ["prompt", "response", "reward", "step"]
+    assert content["data"] == [["2+2", "<b>4</b>", 1.0, 10]]
+
+
 def test_failed_step_ends_its_wandb_run(store: ArtifactStore) -> None:
     with pytest.raises(NonFiniteLossError):
-        run(store, wandb=OFFLINE, train={"fail": "nan"})
+        run(store, mirrored=OFFLINE, train={"fail": "nan"})
     (folder,) = (store.backend.scratch / "runs").iterdir()
     exits = [r.exit.exit_code for r in logs(folder)["toy/train"] if r.WhichOneof("record_type") == "exit"]
     assert exits == [1]
@@ -101,5 +110,5 @@ def test_failed_step_ends_its_wandb_run(store: ArtifactStore) -> None:
 
 def test_cached_run_starts_nothing(store: ArtifactStore) -> None:
     run(store)
-    result = run(store, wandb=OFFLINE)
+    result = run(store, mirrored=OFFLINE)
     assert not (result.folder / "wandb").exists()

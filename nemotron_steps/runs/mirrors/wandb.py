@@ -1,4 +1,4 @@
-"""A mirror of a run in Weights & Biases: one W&B run per executed step, its metrics, signals, artifacts and edges.
+"""A mirror of a run in W&B: one W&B run per executed step, its metrics, signals, samples, artifacts and edges.
 
 The run folder stays the record; W&B gets a copy of what a listener sees, redacted like everything else. Artifacts go
 by reference (their files stay in the home) under names and types of their own, with the digest in their metadata; a
@@ -8,7 +8,9 @@ step's W&B run uses its inputs and logs its outputs, so W&B draws the same linea
 
 from __future__ import annotations
 
+import json
 import logging
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +23,12 @@ from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.runs.tracker import Record
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.profiles import WandbSettings
+    from nemotron_steps.config.mirrors import WandbSettings
 
 logger = logging.getLogger(__name__)
+
+_SAMPLES = 2000
+"""Rows of a step's table of samples at most, the latest kept: W&B draws no larger ones."""
 
 
 class WandbMirror:
@@ -55,6 +60,7 @@ class WandbMirror:
         self._store = store
         self._redact = redact
         self._run: Any = None
+        self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
 
     def __call__(self, record: Record) -> None:
         """Mirror one record."""
@@ -91,10 +97,14 @@ class WandbMirror:
             ),
         )
         self._run.define_metric("*", step_metric="training_step")
+        self._samples.clear()
 
     def _on_metrics(self, record: Record) -> None:
         numbers = {name: value for name, value in record["values"].items() if isinstance(value, int | float)}
         self._run.log({**numbers, "training_step": record["index"]})
+
+    def _on_sample(self, record: Record) -> None:
+        self._samples.append(record["sample"])
 
     def _on_summary(self, record: Record) -> None:
         for name, value in record["values"].items():
@@ -127,7 +137,15 @@ class WandbMirror:
 
     def _finish(self, exit_code: int) -> None:
         run, self._run = self._run, None
+        if self._samples:
+            run.log({"samples": self._table()})
         run.finish(exit_code=exit_code)
+
+    def _table(self) -> Any:
+        """The samples, a column for each of their keys; what is neither a number nor text is written as JSON."""
+        columns = list(dict.fromkeys(key for sample in self._samples for key in sample))
+        rows = [[_cell(sample.get(column)) for column in columns] for sample in self._samples]
+        return self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
 
     def _described(self, artifact: Artifact) -> Any:
         described = self._wandb.Artifact(
@@ -157,3 +175,7 @@ class WandbMirror:
         url = self._store.backend.url
         path = f"artifacts/objects/{artifact.digest}"
         return f"{url.rstrip('/')}/{path}" if "://" in url else (Path(url) / path).as_uri()
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else json.dumps(value, ensure_ascii=False)

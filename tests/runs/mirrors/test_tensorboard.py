@@ -1,0 +1,72 @@
+"""The TensorBoard mirror: what it wrote is read back record by record from its event files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.mirrors import MirrorSettings, TensorBoardSettings
+from nemotron_steps.errors import NonFiniteLossError
+from tests.runs.runner_toy_plan import run
+
+pytest.importorskip("tensorboardX")
+
+HERE = MirrorSettings(tensorboard=TensorBoardSettings())
+
+
+def values(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """Tag → (index, number or text) of every event file of a folder (TFRecord: length, its checksum, data, its own)."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data, offset = path.read_bytes(), 0
+        while offset < len(data):
+            (length,) = struct.unpack_from("<Q", data, offset)
+            event = Event.FromString(data[offset + 12 : offset + 12 + length])
+            offset += 16 + length
+            for value in event.summary.value:
+                is_text = value.HasField("tensor")
+                read = value.tensor.string_val[0].decode() if is_text else value.simple_value
+                found.setdefault(value.tag, []).append((event.step, read))
+    return found
+
+
+def test_event_files_have_metrics_summary_and_samples(store: ArtifactStore) -> None:
+    result = run(store, mirrored=HERE, make={"api_key": "sk-not-for-tensorboard"})
+    found = values(result.folder / "tensorboard" / "toy" / "train")
+    assert [index for index, _ in found["sum"]] == list(range(1, 11))
+    assert found["sum"][-1] == (10, 285.0)
+    assert found["loss"][1] == (2, 0.5)
+    assert found["summary/sum/after"] == [(10, 285.0)]
+    assert found["summary/steps"] == [(10, 10.0)]
+    (text,) = found["samples/text_summary"]
+    assert text[0] == 10 and "    <b>4</b>" in text[1]
+    for path in (result.folder / "tensorboard").rglob("*"):
+        assert not path.is_file() or b"sk-not-for-tensorboard" not in path.read_bytes(), path
+
+
+def test_a_given_folder_has_a_folder_for_each_run(store: ArtifactStore, tmp_path: Path) -> None:
+    result = run(store, mirrored=MirrorSettings(tensorboard=TensorBoardSettings(folder=str(tmp_path / "boards"))))
+    assert not (result.folder / "tensorboard").exists()
+    assert values(tmp_path / "boards" / result.folder.name / "toy" / "train")["sum"]
+
+
+def test_a_failed_step_leaves_its_numbers_and_its_error(store: ArtifactStore) -> None:
+    with pytest.raises(NonFiniteLossError):
+        run(store, mirrored=HERE, train={"fail": "nan"})
+    (folder,) = (store.backend.scratch / "runs").iterdir()
+    found = values(folder / "tensorboard" / "toy" / "train")
+    assert [index for index, _ in found["sum"]] == [1, 2, 3, 4, 5]
+    assert "loss" in found["error/text_summary"][0][1]
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_the_run(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run(store, mirrored=MirrorSettings(tensorboard=TensorBoardSettings(folder=str(tmp_path / "file"))))
+    assert result.step("toy/train").outputs
+    assert "the TensorBoard mirror stops here" in (result.folder / "log.txt").read_text()
