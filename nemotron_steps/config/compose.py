@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemotron_steps.config import composition_cache
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import note_variables, shown_override
+from nemotron_steps.config.references import drop_names, register
 from nemotron_steps.config.search import Mount, SearchPath
 from nemotron_steps.errors import ConfigError
 
@@ -144,6 +145,7 @@ def _compose(
         problems += _wrong_values(composition.config, origins, schema, search.step)
     raise_problems(problems, f"the config of '{search.step}'")
     values = _resolve(composition.config, origins)
+    drop_names(values, unresolved)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
         raise ConfigError(
@@ -377,6 +379,7 @@ def _resolve(config: DictConfig, origins: Mapping[KeyPath, str]) -> dict[str, An
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    register()
     try:
         values = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException:

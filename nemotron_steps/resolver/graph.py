@@ -12,6 +12,7 @@ from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import Conversion
 from nemotron_steps.resolver.plan import InputSource, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import SourceCycle
+from nemotron_steps.resolver.references import with_references
 from nemotron_steps.resolver.request import Compose, StepConfig
 
 DEFAULT = "default"
@@ -110,7 +111,10 @@ class Graph:
         node = Node(key, manifest, config_name, tuple(overrides), None, because, inserted)
         self.nodes[key] = node
         try:
-            node.config = self._compose(manifest.id, config_name, tuple(overrides))
+            composed = self._compose(manifest.id, config_name, tuple(overrides))
+            node.config, problems = with_references(manifest, composed, key)
+            for problem in problems:
+                self.report(problem)
         except StepsError as error:
             self.uncomposed += [(node, problem) for problem in getattr(error, "problems", ()) or (error,)]
             self.report(error)

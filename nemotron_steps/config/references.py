@@ -1,0 +1,79 @@
+"""`${art:NAME}` in a config: an artifact of the home, by name.
+
+`${art:NAME}`, `${art:NAME:VERSION}` and `${art:NAME,FIELD}` become a mark that the resolver reads: which input it feeds
+follows from the key it stands at. As in the published recipes NAME may be a key of the config's `run` table, which then
+names the artifact (`run: {data: super3/data:latest}` and `${art:data,train}`), and FIELD is `path` or a split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_MARK = "art\0"
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+RUN_KEY = "run"
+
+
+class Reference(NamedTuple):
+    """What `${art:…}` stands for."""
+
+    ref: str
+    """NAME:VERSION, or a digest."""
+    field: str
+    """`path`, or a split of a data set."""
+
+    def __str__(self) -> str:
+        """As it is written in a config."""
+        return f"${{art:{self.ref}{'' if self.field == 'path' else ',' + self.field}}}"
+
+
+def read_reference(value: Any) -> Reference | None:
+    """The reference that a resolved value is; None for any other value."""
+    if not isinstance(value, str) or not value.startswith(_MARK):
+        return None
+    ref, _, field = value.removeprefix(_MARK).partition("\0")
+    return Reference(ref, field)
+
+
+def register() -> None:
+    """Make `art` known to OmegaConf."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("art", _resolve, replace=True)
+
+
+def drop_names(values: dict[str, Any], unresolved: Any) -> None:
+    """Take the names that references use out of the `run` table, and the table with the last of them."""
+    names = values.get(RUN_KEY)
+    if not isinstance(names, dict):
+        return
+    for name in _used(unresolved):
+        names.pop(name, None)
+    if not names:
+        del values[RUN_KEY]
+
+
+def _resolve(name: Any, field: Any = "path", *, _root_: DictConfig) -> str:
+    from omegaconf import DictConfig, OmegaConf
+
+    names = OmegaConf.select(_root_, RUN_KEY)
+    given = names.get(str(name)) if isinstance(names, DictConfig) else None
+    ref = given if isinstance(given, str) else str(name)
+    # A version keeps it from being taken for a path of that name.
+    versioned = ref if ":" in ref or _DIGEST.fullmatch(ref) else f"{ref}:latest"
+    return f"{_MARK}{versioned}\0{field}"
+
+
+def _used(node: Any) -> set[str]:
+    if isinstance(node, Mapping):
+        return set[str]().union(*(_used(item) for item in node.values()))
+    if isinstance(node, list | tuple):
+        return set[str]().union(*(_used(item) for item in node))
+    if isinstance(node, str) and node.startswith("${art:"):
+        return {node.removeprefix("${art:").partition(",")[0].rstrip("}").strip()}
+    return set()
