@@ -121,7 +121,6 @@ POLICY: list[dict[str, Any]] = [
     {"policy.optimizer": {"kwargs": {"lr": 1e-5}}},
     {"policy.scheduler": [LINEAR]},
     {"policy.router_replay.enabled": True, **DTENSOR},
-    {"policy.router_replay.enabled": True, "policy.generation.backend": "vllm"},
     {"policy.router_replay.enabled": True, "policy.generation.vllm_cfg.expose_http_server": True},
     {"policy.scheduler": [LINEAR, LINEAR], **DTENSOR},
     {"policy.scheduler": [LINEAR, {"milestones": [5]}, LINEAR], **DTENSOR},

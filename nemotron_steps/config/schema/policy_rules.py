@@ -150,12 +150,6 @@ def router_replay_rules(config: GeneratingPolicyConfig) -> list[Rule]:
             (off, "dtensor_cfg.enabled=false"),
         ),
         Rule(
-            on and config.generation.backend != "embedded",
-            "router_replay.enabled",
-            "only the embedded generator records the experts that policy.router_replay replays",
-            (off, "generation.backend=embedded"),
-        ),
-        Rule(
             on and config.generation.vllm_cfg.expose_http_server,
             "router_replay.enabled",
             "answers over HTTP come without the experts that policy.router_replay replays",

@@ -50,6 +50,7 @@ def build_generator(
             in_flight_updates=config.vllm_cfg.expose_http_server or overlapping,
             recompute_kv_cache=asynchronous is not None and asynchronous.recompute_kv_cache_after_weight_updates,
             shares_device=shares_device,
+            record_routed_experts=record_routed_experts,
             options=config.vllm_kwargs,
         )
     assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ATTENTION, EXPERTS, FLOAT32, MLP, ModelShape
 
-INT64 = 8
+INT16, INT32, INT64 = 2, 4, 8
 SCAN_SCORES = 2**25
 """Elements of the triangular matrices that the plain scan of Mamba-2 has at once."""
 
@@ -50,10 +50,11 @@ def kept(shape: ModelShape, layer: str, settings: MemorySettings) -> Kept:
 
 
 def kept_by_all(shape: ModelShape, settings: MemorySettings) -> Kept:
-    """Beside the layers: the tokens, and cosines and sines of their positions."""
+    """Beside the layers: the tokens, cosines and sines of their positions, and the experts to replay."""
     if settings.sizes.dtensor:  # the last norm is of every token
         return Kept(INT64 + (FLOAT32 + settings.element) * shape.hidden)
-    return Kept(INT64 + 2 * shape.head_dim * settings.element)
+    routes = shape.routes * INT16 if settings.sizes.router_replay else 0
+    return Kept(INT64 + 2 * shape.head_dim * settings.element + routes)
 
 
 def kept_to_recompute(shape: ModelShape, settings: MemorySettings, layers: Sequence[str]) -> Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nemotron_steps.config.layout.memory.activations import INT64
+from nemotron_steps.config.layout.memory.activations import INT16, INT32, INT64
 from nemotron_steps.config.layout.memory.batch import prompt_and_answer
 from nemotron_steps.config.layout.memory.settings import JudgeSettings, MemorySettings
 from nemotron_steps.config.layout.memory.shape import FLOAT32, ModelShape, held
@@ -17,6 +17,8 @@ SLEEPING = int(0.75 * GIB)
 SHARED_TOKENS = 32
 """Prompts from this length on are held once for all answers to them (engine/generation/embedded/prefix.py)."""
 FIRST_COLUMNS = 512
+RECORDED_TOKENS = 2**14
+"""Tokens of a step whose experts vLLM has room for on the GPU, beside its share: as many as its widest batch has."""
 SMALL_CACHE = 8
 """A cache of at most this part of a GPU stays between generations (engine/generation/embedded/generator.py)."""
 
@@ -62,6 +64,7 @@ def policy_generator(shape: ModelShape, settings: MemorySettings) -> GeneratorMe
             group=sizes.group or 1,
             element=settings.element,
             frees=shares,
+            records=sizes.router_replay,
         )
     own_process = sizes.generator_width == 1 and settings.own_process is not False
     sleeps = own_process and sizes.colocated and not settings.asynchronous
@@ -74,6 +77,7 @@ def policy_generator(shape: ModelShape, settings: MemorySettings) -> GeneratorMe
         sequences=settings.max_num_seqs,
         sleeps=sleeps,
         own_process=own_process or sizes.generator_width > 1,
+        records=sizes.router_replay,
     )
 
 
@@ -114,6 +118,7 @@ def _embedded(
     group: int,
     element: int,
     frees: bool,
+    records: bool = False,
 ) -> GeneratorMemory:
     weights = held(shape, LayoutSizes(), 0).total * element
     length = prompt + answer
@@ -123,6 +128,7 @@ def _embedded(
     token = shape.kv_bytes_per_token * element // 2
     # Beside keys and values: tokens, logprobs and what hides a row's padding.
     column = token + INT64 + FLOAT32 + FLOAT32 * shape.key_value_heads
+    column += shape.routes * INT16 if records else 0
     cache = rows * (columns * column + shape.state_bytes(element, decoding=True))
     prompts = -(-rows // group) if shared else 0
     prefixes = prompts * (prompt * token + shape.state_bytes(element))
@@ -145,6 +151,7 @@ def _vllm(
     sequences: int,
     sleeps: bool,
     own_process: bool,
+    records: bool = False,
 ) -> GeneratorMemory:
     """A share of the GPU, of which the cache is what weights leave."""
     element = 2 if settings.on_gpu else settings.element
@@ -161,4 +168,8 @@ def _vllm(
     room = max(0, share - weights) // token
     generates = {"weights": weights, "cache": max(0, share - weights)}
     rests = {"asleep": SLEEPING} if sleeps else dict(generates)
+    if records:  # of every layer, and never asleep
+        layers = len(shape.layers)
+        routes = {"recorded experts": RECORDED_TOKENS * layers * shape.experts_per_token * INT32}
+        generates, rests = {**generates, **routes}, {**rests, **routes}
     return GeneratorMemory(generates, rests, own_process, room, share, least)

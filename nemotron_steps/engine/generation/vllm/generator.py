@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.engine.generation.embedded.sampling import stream_key
 from nemotron_steps.engine.generation.vllm.engine import default_group_kept, on_cpu, start_engine
 from nemotron_steps.engine.generation.vllm.liveness import call, wait_for_output
+from nemotron_steps.engine.generation.vllm.recorded import recorded_experts
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, hand_over
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.errors import EngineError
+from nemotron_steps.models.architecture import Architecture
 
 if TYPE_CHECKING:
     import torch
@@ -57,12 +59,13 @@ class VllmGenerator:
             each sample was at each change; an engine in another process is asked to sample ahead, so that of one
             token a sample may be of the version before.
         shares_device: a policy trains on the same GPU: between generations vLLM sleeps (`finish_generation`).
+        record_routed_experts: return with each completion the experts that its tokens went through.
         options: further arguments of vLLM's EngineArgs (`policy.generation.vllm_kwargs`).
         recompute_kv_cache: drop the KV cache of running sequences on every weight update, so that they are prefilled
             again under the new weights (`grpo.async_grpo.recompute_kv_cache_after_weight_updates`).
 
     Raises:
-        UnsupportedError: vLLM is not installed.
+        UnsupportedError: vLLM is not installed, or cannot do here what is asked of it.
         WorkerLostError: a tensor-parallel worker died or does not answer; from `step` and `update_weights` as well.
     """
 
@@ -77,6 +80,7 @@ class VllmGenerator:
         in_flight_updates: bool = True,
         recompute_kv_cache: bool = False,
         shares_device: bool = False,
+        record_routed_experts: bool = False,
         options: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
@@ -89,6 +93,7 @@ class VllmGenerator:
         self._in_flight = in_flight_updates
         self._max_total_length = max_total_length
         self._sequences: dict[str, _Sequence] = {}
+        self._mixtures = Architecture.from_folder(hf_folder).mixtures if record_routed_experts else ()
         started = start_engine(
             hf_folder,
             config,
@@ -97,6 +102,7 @@ class VllmGenerator:
             load=weights is None,
             seed=seed,
             shares_device=shares_device,
+            record_routed_experts=record_routed_experts,
             options=options or {},
         )
         self._engine, self._own_process, self._sleeps = started.llm, started.own_process, started.sleeps
@@ -156,6 +162,7 @@ class VllmGenerator:
                 continue
             sample = output.outputs[0]
             tokens = list(sample.token_ids)
+            fed = len(output.prompt_token_ids) + len(tokens) - 1
             self._returned_tokens += len(tokens)
             completions.append(
                 Completion(
@@ -165,6 +172,7 @@ class VllmGenerator:
                     logprobs=_sampled_logprobs(tokens, sample.logprobs),
                     finish_reason=FINISH[sample.finish_reason],
                     weight_versions=_versions(sequence.versions, len(tokens)),
+                    routed_experts=recorded_experts(sample, self._mixtures, fed) if self._mixtures and tokens else None,
                 )
             )
         return completions

@@ -41,8 +41,10 @@ def settings_of(**policy) -> MemorySettings:
     return MemorySettings.read(flat(values).get)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen2_tied", "latent"])
-def test_the_embedded_generators_caches_are_predicted(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "records"), [("qwen3", False), ("qwen2_tied", False), ("latent", False), ("latent", True)]
+)
+def test_the_embedded_generators_caches_are_predicted(name, records, tmp_path):
     hybrid = name in hybrid_twins.TWINS
     (hybrid_twins.write_hybrid if hybrid else write_checkpoint)(name, tmp_path)
     shape = ModelShape.read(json.loads((tmp_path / "config.json").read_text()))
@@ -52,22 +54,24 @@ def test_the_embedded_generators_caches_are_predicted(name, tmp_path):
         max_sequences=ROWS,
         max_total_length=PROMPT + ANSWER,
         eos_token_ids=[],
+        record_routed_experts=records,
     )
     for number in range(2):
         prompt = [3 + (number * 7 + token) % 150 for token in range(PROMPT)]
         generator.submit(GenerationRequest(str(number), prompt, SamplingParams(ANSWER, seed=0), GROUP))
     generator.step()
     batch = generator._batch
-    kept = [batch.keys, batch.values, batch.tokens, batch.logprobs, batch._bias]
+    kept = [batch.keys, batch.values, batch.tokens, batch.logprobs, batch._bias, batch.routed_experts]
     kept += [] if batch.states is None else [batch.states.ssm, batch.states.inputs]
     for prefix in batch.prefixes:
         kept += [prefix.keys, prefix.values]
         kept += [] if prefix.states is None else [prefix.states.ssm, prefix.states.window]
     assert len(batch.prefixes) == 2
     counted = sum(tensor.nbytes for tensor in kept)
-    memory = policy_generator(shape, settings_of())
+    memory = policy_generator(shape, settings_of(router_replay={"enabled": records}))
     # On CPU there are 64 columns from the start, where a GPU has as many as are needed.
     column = shape.kv_bytes_per_token * 2 + 8 + 4 + 4 * shape.key_value_heads
+    column += 2 * batch.routed_experts.shape[2:].numel()
     more = ROWS * (batch.columns - (ANSWER + 2)) * column
     assert memory.generates["cache"] + more == counted
     storages = [slot.view.untyped_storage() for slot in generator._model._slots.values()]
@@ -93,6 +97,16 @@ def test_vllm_sleeps_in_a_process_of_its_own_beside_a_policy(vllm, asynchronous,
     memory = policy_generator(ModelShape.read(QWEN3_8B), dataclasses.replace(settings, asynchronous=asynchronous))
     assert sum(memory.generates.values()) == memory.share == 40 * GIB
     assert memory.rests == ({"asleep": SLEEPING} if asleep else memory.generates)
+
+
+def test_what_vllm_records_is_beside_its_share_and_never_sleeps():
+    """Nano: 6 experts, for each of 52 layers."""
+    replayed = settings_of(router_replay={"enabled": True}, generation={"backend": "vllm"})
+    shape = ModelShape.read(NANO_30B)
+    memory = policy_generator(shape, replayed)
+    assert memory.generates["recorded experts"] == 2**14 * 52 * 6 * 4
+    assert memory.rests == {"asleep": SLEEPING, "recorded experts": 2**14 * 52 * 6 * 4}
+    assert sum(memory.generates.values()) == memory.share + 2**14 * 52 * 6 * 4
 
 
 def test_the_cache_of_a_hybrid_is_smaller_a_token_and_has_states():
