@@ -176,16 +176,16 @@ class TestRlRows:
         assert read(folder / "val-split.jsonl") == rows[4:6]
         assert read(folder / "heldout.jsonl") == rows[6:]
 
-    def test_a_folder_is_read_in_name_order_and_sample_limits_each_file(self, tmp_path: Path):
+    def test_a_folder_is_read_in_name_order_and_sample_limits_the_source(self, tmp_path: Path):
         (tmp_path / "in").mkdir()
         write(tmp_path / "in" / "b.jsonl", [gym_row(i) for i in range(10, 15)])
         write(tmp_path / "in" / "a.jsonl", [gym_row(i) for i in range(5)])
         context = rl_context(
-            tmp_path / "run", jsonl=JsonlSource(path=str(tmp_path / "in")), rows=SplitRows(validation=0), sample=3
+            tmp_path / "run", jsonl=JsonlSource(path=str(tmp_path / "in")), rows=SplitRows(validation=0), sample=7
         )
         rl_prep.run(context)
         kept = read(context.outputs["prompts"].path / "train-split.jsonl")
-        assert [row["number"] for row in kept] == [0, 1, 2, 10, 11, 12]
+        assert [row["number"] for row in kept] == [0, 1, 2, 3, 4, 10, 11]
 
     def test_agent_is_given_to_rows_that_name_none(self, tmp_path: Path):
         rows = [gym_row(0), {k: v for k, v in gym_row(1).items() if k != "agent_ref"}]

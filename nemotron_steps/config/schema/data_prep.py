@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import Rule, Section, refuse
+from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
 
 
 class ReasoningGymTask(Section):
@@ -92,9 +92,11 @@ class DataPrepConfig(Section):
     jsonl: JsonlSource | None = None
     rows: SplitRows = SplitRows()
     sample: PositiveInt | None = None
-    """Rows read of each file at most (jsonl only)."""
+    """Rows read of each source at most (jsonl only)."""
     max_refused_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
+    num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
+    """Processes that prepare the user's own rows. None: one for each processor."""
 
     @model_validator(mode="after")
     def _one_source(self) -> DataPrepConfig:

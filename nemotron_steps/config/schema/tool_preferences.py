@@ -36,7 +36,7 @@ class ToolPreferencePrepConfig(Section):
     pairs_per_row: PositiveInt = 2
     """Different hallucinations drawn for one row at most."""
     sample: PositiveInt | None = None
-    """Rows read of each file at most (jsonl only)."""
+    """Rows read of the source at most (jsonl only)."""
     max_refused_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
     seed: int = 42

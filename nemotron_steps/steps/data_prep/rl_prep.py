@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nemotron_steps.artifacts.rows import prompt_row
-from nemotron_steps.config.schema.data_prep import JsonlSource, ReasoningGymSource, RlPrepConfig
+from nemotron_steps.config.schema.data_prep import ReasoningGymSource, RlPrepConfig
 from nemotron_steps.environments.agents import agent_of, resolve
 from nemotron_steps.environments.registry import environment_class, settings_of, unknown_agent
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError, show_line
 from nemotron_steps.runs.context import StepContext
+from nemotron_steps.steps.data_prep.blends.prepare import Preparation, Source, prepare
+from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
+from nemotron_steps.steps.data_prep.blends.sources import data_files
 from nemotron_steps.steps.data_prep.gym_tasks import Question, Split, draw_questions
-from nemotron_steps.steps.data_prep.row_files import (
-    Row,
-    keep_usable,
-    read_source,
-    split_by_position,
-    write_splits,
-)
+from nemotron_steps.steps.data_prep.row_files import Row, write_splits
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment
@@ -31,10 +29,9 @@ def run(context: StepContext[RlPrepConfig]) -> None:
     config = context.config
     if config.reasoning_gym is not None:
         splits = gym_rows(config, config.reasoning_gym)
+        counts = write_splits(context.outputs["prompts"].path, FILES, splits)
     else:
-        assert config.jsonl is not None  # the config has exactly one source
-        splits = own_rows(context, config.jsonl)
-    counts = write_splits(context.outputs["prompts"].path, FILES, splits)
+        counts = prepare_own(context)
     context.tracker.summary({f"{split}_prompts": count for split, count in counts.items()})
 
 
@@ -61,28 +58,46 @@ def agent_ref(name: str) -> dict[str, str]:
     return {"type": "responses_api_agents", "name": name}
 
 
-def own_rows(context: StepContext[RlPrepConfig], source: JsonlSource) -> dict[Split, list[Row]]:
-    """The user's own rows, every field kept."""
+def prepare_own(context: StepContext[RlPrepConfig]) -> dict[str, int]:
+    """The user's own rows, every field kept. Returns split → rows."""
     config = context.config
-    check_environment = EnvironmentChecks() if config.check_environments else None
-
-    def check(where: str, row: Row) -> None:
-        problem = prompt_row(row)
-        if problem is not None:
-            fields = "fields " + (", ".join(sorted(row)[:12]) or "none")
-            raise DataError(problem, where=where, found=fields, hints=show_line(where))
-        if config.agent is not None and row.get("agent_ref") is None:
-            row["agent_ref"] = agent_ref(config.agent)
-        if check_environment is not None:
-            check_environment(where, row)
-
-    rows = keep_usable(
-        read_source(source.path, config.sample),
-        check,
-        max_refused_share=config.max_refused_share,
+    assert config.jsonl is not None  # the config has exactly one source
+    source = Source("jsonl", data_files(config.jsonl.path, key="jsonl.path"))
+    return prepare(
+        [source],
+        PromptWork(agent=config.agent, check_environments=config.check_environments),
+        Preparation(config.rows, config.sample, config.max_refused_share, config.num_workers),
+        folder=context.outputs["prompts"].path,
+        files=FILES,
+        staging=context.work / "shards",
         tracker=context.tracker,
     )
-    return split_by_position(rows, config.rows)
+
+
+@dataclass(frozen=True)
+class PromptWork:
+    """What becomes of a prompt row: it is checked, and named an agent if it names none."""
+
+    agent: str | None
+    check_environments: bool
+
+    def function(self) -> RowFunction:
+        """See RowWork."""
+        check_environment = EnvironmentChecks() if self.check_environments else None
+
+        def become(where: str, row: Row) -> list[Row] | None:
+            problem = prompt_row(row)
+            if problem is not None:
+                fields = "fields " + (", ".join(sorted(row)[:12]) or "none")
+                raise DataError(problem, where=where, found=fields, hints=show_line(where))
+            changed = self.agent is not None and row.get("agent_ref") is None
+            if changed and self.agent is not None:
+                row["agent_ref"] = agent_ref(self.agent)
+            if check_environment is not None:
+                check_environment(where, row)
+            return [row] if changed else None
+
+        return become
 
 
 class EnvironmentChecks:

@@ -24,7 +24,7 @@ def read_source(path: str, sample: int | None) -> list[tuple[str, Row]]:
     """("file:line", row) of a JSON Lines file, or of every *.jsonl file under a folder in name order.
 
     Args:
-        sample: rows of each file at most; None for all.
+        sample: rows at most; None for all.
 
     Raises:
         DataError: nothing there, or a malformed or truncated line (file and line named).
@@ -41,9 +41,9 @@ def read_source(path: str, sample: int | None) -> list[tuple[str, Row]]:
         )
     rows: list[tuple[str, Row]] = []
     for file in files:
-        for taken, (number, row) in enumerate(read_rows(file)):
-            if sample is not None and taken >= sample:
-                break
+        for number, row in read_rows(file):
+            if len(rows) == sample:
+                return rows
             rows.append((f"{file}:{number}", row))
     return rows
 

@@ -1,0 +1,218 @@
+"""A whole preparation: sources to split files, every row accounted for, in memory that no source's size changes.
+
+accounting.json    rows in and out of every source, refusals by reason
+refusals.ndjson    file, line, reason and field of every refused row; absent where there is none
+
+Shards lie in the step's work folder: a preparation that was killed goes on with the parts that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
+from nemotron_steps.config.schema.data_prep import SplitRows
+from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.runs.context import Tracker
+from nemotron_steps.steps.data_prep.blends.accounts import Accounts
+from nemotron_steps.steps.data_prep.blends.formats import parts_of
+from nemotron_steps.steps.data_prep.blends.row_work import RowWork
+from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask
+from nemotron_steps.steps.data_prep.blends.sources import DataFile
+from nemotron_steps.steps.data_prep.blends.splits import DataSet, write_split_files
+from nemotron_steps.steps.data_prep.blends.workers import Rate, make_sample, make_shards, processors
+from nemotron_steps.steps.data_prep.gym_tasks import Split
+
+ACCOUNTING = "accounting.json"
+REFUSALS = "refusals.ndjson"
+FEW = 0.5
+"""Share of unusable rows up to which leaving them out is offered: above, it is the file that is not what was meant."""
+_TOLD = 100
+"""Refused rows that are reported as events; the file of refusals has them all."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set to be read.
+
+    Attributes:
+        name: for accounts.
+        files: in the order of the rows.
+        weight: 1 takes every row once, less a share of them, more repeats them for training.
+    """
+
+    name: str
+    files: Sequence[DataFile]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How sources become splits.
+
+    Attributes:
+        sample: rows of each source at most; None for all.
+        max_refused_share: above it nothing is written.
+        num_workers: processes; None for the machine's processors.
+    """
+
+    rows: SplitRows
+    sample: int | None
+    max_refused_share: float
+    num_workers: int | None
+
+
+def prepare(
+    sources: Sequence[Source],
+    work: RowWork,
+    preparation: Preparation,
+    *,
+    folder: Path,
+    files: Mapping[Split, str],
+    staging: Path,
+    tracker: Tracker,
+) -> dict[str, int]:
+    """Write the split files and the accounts. Returns split → rows.
+
+    Args:
+        folder: gets the files.
+        files: split → file in it.
+        staging: where shards are kept until everything is written.
+
+    Raises:
+        DataError: too many rows cannot be used (it shows the first), too few are left for the splits, or a file cannot
+            be read. StorageError: the disk is full. WorkerLostError: a worker process died.
+    """
+    staging.mkdir(parents=True, exist_ok=True)
+    data_sets = _shards(sources, work, preparation, staging, tracker)
+    everything = Accounts()
+    by_source = {}
+    for each in data_sets:
+        accounts = Accounts()
+        for shard in each.shards:
+            accounts.add(shard.accounts)
+        everything.add(accounts)
+        by_source[each.name] = accounts.to_dict()
+    with storage_errors(folder):
+        _write_refusals(data_sets, folder / REFUSALS, tracker)
+    _refuse_too_many(data_sets, everything, preparation.max_refused_share)
+    counts = write_split_files(
+        data_sets, {split: folder / name for split, name in files.items()}, preparation.rows, everything
+    )
+    assert everything.balance() == 0  # no row is lost
+    record: dict[str, Any] = {**everything.to_dict(), "splits": counts, "sources": by_source}
+    with storage_errors(folder):
+        (folder / ACCOUNTING).write_bytes(to_json_bytes(record))
+    tracker.summary(
+        {
+            "rows_read": everything.read,
+            **({"rows_refused": everything.num_refused} if everything.num_refused else {}),
+            **({"rows_left_out": everything.left_out} if everything.left_out else {}),
+            **({"rows_added": everything.added} if everything.added else {}),
+            **({"rows_unused": everything.unused} if everything.unused else {}),
+        }
+    )
+    remove_tree(staging)
+    return counts
+
+
+def _shards(
+    sources: Sequence[Source], work: RowWork, preparation: Preparation, staging: Path, tracker: Tracker
+) -> list[DataSet]:
+    tasks = [
+        [
+            ShardTask(f"{number:03}-{place:06}", str(staging), part, None, min(source.weight, 1.0), source.name)
+            for place, part in enumerate(part for file in source.files for part in parts_of(file))
+        ]
+        for number, source in enumerate(sources)
+    ]
+    total = sum(file.size for source in sources for file in source.files)
+    rate = Rate(total)
+
+    def done(shard: Shard, made_now: bool) -> None:
+        rate.add(shard, made_now)
+        tracker.progress(f"preparing rows ({rate.text()})", rate.done, total)
+
+    if preparation.sample is not None:
+        shards = [make_sample(each, preparation.sample, work, done) for each in tasks]
+    else:
+        num_workers = preparation.num_workers or processors()
+        made = iter(make_shards([task for each in tasks for task in each], work, num_workers, done))
+        shards = [[next(made) for _ in each] for each in tasks]
+    return [DataSet(source.name, made, source.weight) for source, made in zip(sources, shards, strict=True)]
+
+
+def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) -> None:
+    """The refused rows of every shard in one file, lines counted from the beginning of their files."""
+    if not any(shard.accounts.num_refused for each in data_sets for shard in each.shards):
+        return
+    told = 0
+    with path.open("w", encoding="utf-8") as out:
+        for each in data_sets:
+            for shard, offset in _offsets(each.shards):
+                if not shard.accounts.num_refused:
+                    continue
+                with shard.refusals.open(encoding="utf-8") as lines:
+                    for line in lines:
+                        record = json.loads(line)
+                        record = {"source": each.name, **record, "line": record["line"] + offset}
+                        out.write(json.dumps(record, ensure_ascii=False) + "\n")
+                        if told < _TOLD:
+                            told += 1
+                            place = f"{shard.task.part.file.path}:{record['line']}"
+                            field = f" field {record['field']}" if record["field"] else ""
+                            tracker.event("row_refused", where=place + field, reason=record["reason"])
+
+
+def _offsets(shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
+    """Each shard with the lines of its file before it."""
+    found = []
+    file, lines = None, 0
+    for shard in shards:
+        if shard.task.part.file != file:
+            file, lines = shard.task.part.file, 0
+        found.append((shard, lines))
+        lines += shard.lines
+    return found
+
+
+def _refuse_too_many(data_sets: Sequence[DataSet], accounts: Accounts, max_refused_share: float) -> None:
+    refused, total = accounts.num_refused, accounts.read - accounts.left_out
+    if refused <= max_refused_share * total:
+        return
+    first = _first_refusal(data_sets)
+    share = refused / total
+    percent = 100 * refused // total + 1  # above the share, which no rounding then falls below
+    tolerated = (f"max_refused_share={percent / 100:.2f}",) if share <= FEW else ()
+    raise DataError(
+        f"{refused} of {total} rows cannot be used; the first: {first.what}",
+        where=first.where,
+        expected=first.expected if max_refused_share == 0 else f"at most {max_refused_share:.1%} unusable rows",
+        found=first.found if max_refused_share == 0 else f"{share:.1%}",
+        hints=(*first.hints, *tolerated),
+    )
+
+
+def _first_refusal(data_sets: Sequence[DataSet]) -> DataError:
+    """The first refusal of all, its line counted from the beginning of the file."""
+    for each in data_sets:
+        for shard, offset in _offsets(each.shards):
+            error = shard.first_refusal
+            if error is None:
+                continue
+            path = shard.task.part.file.path
+            number = int((error.where or "").removeprefix(f"{path}:").split(" ")[0])
+            here, there = f"{path}:{number}", f"{path}:{number + offset}"
+            hints = [h for hint in error.hints for h in (show_line(there) if hint in show_line(here) else (hint,))]
+            return DataError(
+                error.what,
+                where=there + (error.where or "").removeprefix(here),
+                expected=error.expected,
+                found=error.found,
+                hints=hints,
+            )
+    raise AssertionError("no row was refused")

@@ -1,0 +1,19 @@
+"""What becomes of one row. Each preparation has a RowWork of its own; it is sent to worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nemotron_steps.artifacts.rows import Row
+
+RowFunction = Callable[[str, Row], Sequence[Row] | None]
+"""(`file:line`, row) → rows to write in its place, or None: the row as it is, byte for byte. DataError refuses it."""
+
+
+class RowWork(Protocol):
+    """Settings of a preparation that can be pickled, and the function they make."""
+
+    def function(self) -> RowFunction:
+        """Called once in every process."""
+        ...

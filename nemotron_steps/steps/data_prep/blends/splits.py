@@ -1,0 +1,176 @@
+"""Shards to split files: the last rows are held out, the rest trains; data sets are mixed evenly.
+
+With one data set the order of its rows stays. With several, each is spread evenly over the whole, so the held-out rows
+are a sample of all of them; rows that a weight above 1 repeats are repeated for training alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+
+from nemotron_steps.artifacts.files import storage_errors
+from nemotron_steps.config.schema.data_prep import SplitRows
+from nemotron_steps.errors import DataError
+from nemotron_steps.steps.data_prep.blends.accounts import Accounts
+from nemotron_steps.steps.data_prep.blends.shards import Shard
+from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Split
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The finished shards of one data set of a blend.
+
+    Attributes:
+        name: for accounts.
+        shards: in the order of the rows.
+        weight: above 1, how often each row is trained on.
+    """
+
+    name: str
+    shards: Sequence[Shard]
+    weight: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """Usable rows."""
+        return sum(shard.accounts.written for shard in self.shards)
+
+    def lines(self) -> Iterator[bytes]:
+        """Usable rows as lines."""
+        for shard in self.shards:
+            with shard.rows.open("rb", buffering=1 << 20) as file:
+                yield from file
+
+
+@dataclass(frozen=True)
+class SplitSizes:
+    """Rows from which each split begins: train from 0 to `train`, validation from `validation`, held out to the end."""
+
+    train: int
+    validation: int
+    heldout: int
+    total: int
+
+    @classmethod
+    def of(cls, total: int, sizes: SplitRows) -> SplitSizes:
+        """Cut from the end, as published blends are split.
+
+        Raises:
+            DataError: too few rows to leave one for training, or fewer training rows than asked for.
+        """
+        room = total - sizes.validation - sizes.heldout
+        train = room if sizes.train is None else sizes.train
+        if room < max(1, train):
+            raise DataError(
+                f"{total} rows are too few for the splits",
+                where="rows",
+                expected=f"{train if train > 0 else 1} for training + {sizes.validation} + {sizes.heldout}",
+                found=str(total),
+                hints=("rows.validation=0 rows.heldout=0",),
+            )
+        return cls(train, room, total - sizes.heldout, total)
+
+    def rows_of(self, split: Split) -> int:
+        """Rows of a split, none of them repeated."""
+        ends = {"train": self.train, "validation": self.heldout - self.validation, "heldout": self.total - self.heldout}
+        return ends[split]
+
+    def split_of(self, place: int) -> Split | None:
+        """Where the row at a place goes; None: nowhere."""
+        if place < self.train:
+            return "train"
+        if place < self.validation:
+            return None
+        return "validation" if place < self.heldout else "heldout"
+
+
+def write_split_files(
+    data_sets: Sequence[DataSet], files: Mapping[Split, Path], sizes: SplitRows, accounts: Accounts
+) -> dict[str, int]:
+    """Write one JSON Lines file for every split that has rows. Returns split → rows.
+
+    Args:
+        accounts: of the shards; gets the rows that are repeated, unused and written.
+
+    Raises:
+        DataError: as SplitSizes.of. StorageError: the disk is full.
+    """
+    cut = SplitSizes.of(sum(each.rows for each in data_sets), sizes)
+    counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+    with ExitStack() as stack:
+        stack.enter_context(storage_errors(files["train"]))
+        outs: dict[Split, BinaryIO] = {}
+        for split in SPLITS:
+            if cut.rows_of(split):
+                files[split].parent.mkdir(parents=True, exist_ok=True)
+                outs[split] = stack.enter_context(files[split].open("wb", buffering=1 << 20))
+        if len(data_sets) == 1 and data_sets[0].weight <= 1:
+            _write_in_order(data_sets[0], cut, outs, counts)
+        else:
+            _write_mixed(data_sets, cut, outs, counts)
+    accounts.written = sum(counts.values())
+    accounts.unused = cut.validation - cut.train
+    accounts.added += accounts.written + accounts.unused - cut.total
+    return {split: count for split, count in counts.items() if count}
+
+
+def _write_in_order(
+    data_set: DataSet, cut: SplitSizes, outs: Mapping[Split, BinaryIO], counts: dict[Split, int]
+) -> None:
+    place = 0
+    for shard in data_set.shards:
+        end = place + shard.accounts.written
+        with shard.rows.open("rb", buffering=1 << 20) as lines:
+            if end <= cut.train:
+                shutil.copyfileobj(lines, outs["train"], 1 << 20)
+                counts["train"] += end - place
+            else:
+                for at, line in enumerate(lines, start=place):
+                    split = cut.split_of(at)
+                    if split is not None:
+                        outs[split].write(line)
+                        counts[split] += 1
+        place = end
+
+
+def _write_mixed(
+    data_sets: Sequence[DataSet], cut: SplitSizes, outs: Mapping[Split, BinaryIO], counts: dict[Split, int]
+) -> None:
+    for place, (which, number, line) in enumerate(_evenly(data_sets)):
+        split = cut.split_of(place)
+        if split is None:
+            continue
+        copies = _copies(data_sets[which], number) if split == "train" else 1
+        outs[split].write(line * copies)
+        counts[split] += copies
+
+
+def _evenly(data_sets: Sequence[DataSet]) -> Iterator[tuple[int, int, bytes]]:
+    """(which data set, number of its row, line): next is always the data set that is least far."""
+    rows = [each.rows for each in data_sets]
+    lines = [each.lines() for each in data_sets]
+    heap = [(0.5 / count, which, 0) for which, count in enumerate(rows) if count]
+    heapq.heapify(heap)
+    while heap:
+        _, which, number = heap[0]
+        yield which, number, next(lines[which])
+        if number + 1 < rows[which]:
+            heapq.heapreplace(heap, ((number + 1.5) / rows[which], which, number + 1))
+        else:
+            heapq.heappop(heap)
+
+
+def _copies(data_set: DataSet, number: int) -> int:
+    """How often a row is trained on: the weight, its fraction drawn from the row's place."""
+    whole = int(data_set.weight)
+    if data_set.weight <= 1 or whole == data_set.weight:
+        return max(1, whole)
+    draw = int.from_bytes(blake2b(f"{data_set.name}:{number}".encode(), digest_size=7).digest()) / (1 << 56)
+    return whole + (draw < data_set.weight - whole)

@@ -1,0 +1,141 @@
+"""Every shard of a preparation, over processes; shards that an earlier attempt finished are not made again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from itertools import islice
+
+from nemotron_steps.engine.workers.lifetime import end_with_parent
+from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowWork
+from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask, finished, make_shard
+
+Done = Callable[[Shard, bool], None]
+"""Called with every shard, in any order, and whether this attempt made it."""
+
+
+def make_shards(tasks: Sequence[ShardTask], work: RowWork, num_workers: int, done: Done) -> list[Shard]:
+    """The shard of every task, in the order of the tasks.
+
+    Raises:
+        DataError: a part cannot be read. StorageError: a shard cannot be written.
+        WorkerLostError: a worker process died.
+    """
+    shards: dict[str, Shard] = {}
+    for task in tasks:
+        earlier = finished(task)
+        if earlier is not None:
+            shards[task.name] = earlier
+            done(earlier, False)
+    missing = [task for task in tasks if task.name not in shards]
+    made = _here(missing, work) if min(num_workers, len(missing)) <= 1 else _pooled(missing, work, num_workers)
+    for shard in made:
+        shards[shard.task.name] = shard
+        done(shard, True)
+    return [shards[task.name] for task in tasks]
+
+
+def make_sample(tasks: Sequence[ShardTask], rows: int, work: RowWork, done: Done) -> list[Shard]:
+    """Shards of the first `rows` rows of the tasks, one after the other."""
+    shards: list[Shard] = []
+    function: RowFunction | None = None
+    for task in tasks:
+        limited = replace(task, limit=rows)
+        shard = finished(limited)
+        if shard is None:
+            function = function or work.function()
+            shard = make_shard(limited, function)
+        shards.append(shard)
+        done(shard, True)
+        rows -= shard.accounts.read
+        if rows == 0:
+            break
+    return shards
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _here(tasks: Sequence[ShardTask], work: RowWork) -> Iterator[Shard]:
+    function: RowFunction | None = None
+    for task in tasks:
+        function = function or work.function()
+        yield make_shard(task, function)
+
+
+def _pooled(tasks: Sequence[ShardTask], work: RowWork, num_workers: int) -> Iterator[Shard]:
+    pool = ProcessPoolExecutor(
+        min(num_workers, len(tasks)),
+        # Not forked: threads of this process may hold locks.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(work,),
+    )
+    waiting = iter(tasks)
+    running: set[Future[Shard]] = set()
+    try:
+        running |= {pool.submit(_make, task) for task in islice(waiting, 2 * num_workers)}
+        while running:
+            ready, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(_make, task) for task in islice(waiting, len(ready))}
+            for future in ready:
+                yield future.result()
+    except BrokenProcessPool as error:
+        raise WorkerLostError(
+            "a worker process of the data preparation died",
+            expected="workers that live",
+            found=str(error),
+            hints=("run the same command again: finished shards are kept", "num_workers=1"),
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_function: RowFunction | None = None
+
+
+def _begin(work: RowWork) -> None:
+    global _function
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
+    _function = work.function()
+
+
+def _make(task: ShardTask) -> Shard:
+    assert _function is not None  # _begin ran
+    return make_shard(task, _function)
+
+
+class Rate:
+    """Rows a second of this attempt, and the time that is left."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = total_bytes
+        self._started = time.monotonic()
+        self._rows = 0
+        self._made = 0
+        self.done = 0
+        """Bytes of finished parts, those of earlier attempts too."""
+
+    def add(self, shard: Shard, made_now: bool) -> None:
+        """A shard is there."""
+        size = shard.task.part.end - shard.task.part.start
+        self.done += size
+        if made_now:
+            self._made += size
+            self._rows += shard.accounts.read
+
+    def text(self) -> str:
+        """E.g. "12,345 rows/s, 1:05 left"."""
+        seconds = max(time.monotonic() - self._started, 1e-6)
+        left = int((self._total - self.done) * seconds / self._made) if self._made else 0
+        return f"{self._rows / seconds:,.0f} rows/s, {left // 60}:{left % 60:02} left"
