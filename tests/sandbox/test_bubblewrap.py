@@ -58,10 +58,10 @@ def test_nothing_is_left_of_a_run() -> None:
 
 def test_an_endless_loop_is_stopped_on_the_wall_clock() -> None:
     began = time.monotonic()
-    result = run(code="print('begun', flush=True)\nwhile True: pass", limits=Limits(wall_s=1.0))
+    result = run(code="print('begun', flush=True)\nwhile True: pass", limits=Limits(wall_s=2.0))
     assert (result.outcome, result.exit_code) == (Outcome.TIMEOUT, None)
     assert result.stdout == "begun\n"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("before", ["", "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)"])
@@ -240,7 +240,8 @@ def test_a_cancelled_run_is_killed() -> None:
     sandbox = started()
 
     async def cancelled() -> float:
-        task = asyncio.create_task(sandbox.run(argv=["/bin/sh", "-c", f"sleep 600; : {marker}"]))
+        argv = ["/bin/sh", "-c", f"sleep 600; : {marker}"]
+        task = asyncio.create_task(sandbox.run(argv=argv, limits=Limits(wall_s=300)))
         while not with_argument(marker):
             await asyncio.sleep(0.02)
         began = time.monotonic()
@@ -249,7 +250,7 @@ def test_a_cancelled_run_is_killed() -> None:
             await task
         return time.monotonic() - began
 
-    assert asyncio.run(cancelled()) < 5
+    assert asyncio.run(cancelled()) < 60
     assert with_argument(marker) == []
 
 
@@ -309,7 +310,7 @@ def test_a_parent_that_is_killed_takes_its_runs_with_it() -> None:
     finally:
         parent.kill()
         parent.wait()
-    until = time.monotonic() + 3
+    until = time.monotonic() + 30
     while with_argument(marker) and time.monotonic() < until:
         time.sleep(0.05)
     assert with_argument(marker) == []

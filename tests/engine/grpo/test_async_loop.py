@@ -56,6 +56,8 @@ def test_it_learns_and_never_trains_on_tokens_older_than_the_bound(task, tmp_pat
     assert len(rewards) == 14
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.04
     assert max(m["policy_lag/max"] for m in metrics) <= 1
+    generated = sum(m["tokens/generated_per_s"] * m["timing/step_s"] for m in metrics)
+    assert 0 < generated < 1.5 * 14 * 4 * 8 * 16  # each step counts its own; no answer is longer than 16
 
 
 def test_nothing_is_sampled_any_more_once_the_last_step_is_trained(task, tmp_path):
@@ -186,6 +188,13 @@ def test_dynamic_sampling_gives_up_when_no_group_has_a_signal(task, tmp_path):
     changes = {"grpo__use_dynamic_sampling": True, "environment": "indifferent"}
     with pytest.raises(EngineError, match="found 0 groups with differing rewards in 10 batches"):
         run_loop(start(config_of(task, 2, **ASYNC, **changes), tmp_path))
+
+
+def test_waiting_for_what_is_in_flight_gives_up_as_soon_as_dynamic_sampling_may_ask_no_more(task, tmp_path):
+    changes = {"grpo__async_grpo__in_flight_weight_updates": False, "grpo__dynamic_sampling_max_gen_batches": 3}
+    rows = marked(read_rows(task / "train.jsonl"), differs=[True] * 4 + [False] * 124)
+    with pytest.raises(EngineError, match="found 0 groups with differing rewards in 3 batches"):
+        run_loop(start(sampled_dynamically(task, 3, True, **changes), tmp_path, rows=rows))
 
 
 def test_a_prompt_whose_rollouts_never_end_is_dropped_and_counted(task, tmp_path):

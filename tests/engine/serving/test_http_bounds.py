@@ -22,7 +22,7 @@ from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 
-SLOW_S = 0.6
+SLOW_S = 1.2
 """An answer takes longer than what the tests grant for a request."""
 
 

@@ -91,7 +91,7 @@ def test_a_judge_that_never_gets_ready_stops_the_run_before_training(taught, cha
             started = time.monotonic()
             with pytest.raises(JudgeUnavailableError, match="not ready after"):
                 build_judge("judge_model", config, defer_to=None, seed=0)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 15
 
 
 def test_a_judge_in_the_process_waits_while_the_policy_samples(taught):

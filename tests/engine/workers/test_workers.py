@@ -73,7 +73,7 @@ def test_a_busy_worker_is_waited_for_and_a_stopped_one_is_not(worker):
         started = time.monotonic()
         with pytest.raises(WorkerLostError, match="`sleeper` is lost"):
             wait()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
 
 
 async def awaited(worker, method, *arguments):
