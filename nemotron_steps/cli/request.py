@@ -343,9 +343,9 @@ class Workbench:
 
     def mirrors(self) -> MirrorSettings | None:
         """Where env.toml says that runs are mirrored; None without one."""
-        from nemotron_steps.config.locations import environment_files
+        from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
 
-        if not any(file.is_file() for file in environment_files()):
+        if ENVIRONMENT_VARIABLE not in os.environ and not any(file.is_file() for file in environment_files()):
             return None
         from nemotron_steps.config.profiles import load_environment
 

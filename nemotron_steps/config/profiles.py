@@ -11,13 +11,15 @@
     extends = "base"
     nodes = 16
 
-`./env.toml` first, then `env.toml` in the user's config folder; a profile may extend one of either file. Which keys
-there are, and what they do, is the executor's business (`runs/executors`); here they are read, merged and checked
-against the model it gives.
+The nearest `env.toml` of the working directory and the folders above (or the file that NEMOTRON_ENV_FILE names) comes
+first, then `env.toml` in the user's config folder; a profile may extend one of either file. `${oc.env:NAME}` in a value
+reads the environment. Which keys there are, and what they do, is the executor's business (`runs/executors`); here they
+are read, merged and checked against the model it gives.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -28,10 +30,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
-from nemotron_steps.config.locations import environment_files
+from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
 from nemotron_steps.config.mirrors import MirrorSettings, Table, TensorBoardSettings, WandbSettings
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import mask, redact, redact_text
+from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError
 
 Count = Annotated[PositiveInt, Field(strict=True)]
@@ -50,7 +52,7 @@ class Profile(Table):
     """
 
     executor: StrictStr = "local"
-    """local, slurm, or the name of an executor that an installed package brings."""
+    """One of those in `runs/executors`, or the name of an executor that an installed package brings."""
     extends: StrictStr | None = None
     nodes: Count = 1
     gpus_per_node: Annotated[int, Field(strict=True, ge=0)] | None = None
@@ -77,14 +79,21 @@ class OpenProfile(Profile):
 ProfileModels = Callable[[str], type[Profile]]
 """Executor name → the model of its profiles. UnsupportedError for an executor that is not there."""
 
-_SSH = "no executor here submits through ssh: run steps on a machine that has sbatch"
+OTHER_TABLES = frozenset({"artifacts", "cache", "cli"})
+"""Tables that other tools read in the same file; no profile has such a name."""
+_ALSO_CALLED = {"startup_commands": "setup_lines", "container": "container_image"}
+"""Second names of keys, as the public profiles have them."""
 _NO_EXECUTOR: Mapping[str, str] = {
-    **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), _SSH),
     "nproc_per_node": "the step's cluster.* keys say how many processes work on a node",
-    "ray_address": "the step's key cluster.ray_address names a Ray cluster that is there already",
-    **dict.fromkeys(("node_group", "resource_shape"), "it is Lepton's, for which no executor is here"),
-    "project": "it is DGX Cloud's, for which no executor is here",
-    **dict.fromkeys(("cloud", "accelerators"), "it is SkyPilot's, for which no executor is here"),
+    **dict.fromkeys(
+        ("packager", "packager_include_pattern"), "a job runs the `steps` installed where it runs; nothing is packed"
+    ),
+    **dict.fromkeys(("build_partition", "build_time"), "images are built from containers/, not by a job"),
+    **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), "it is a key of executor slurm"),
+    "ray_address": "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address",
+    **dict.fromkeys(("node_group", "resource_shape"), "it is a key of executor lepton"),
+    **dict.fromkeys(("project_name", "app_id", "base_url"), "it is a key of executor dgxcloud"),
+    **dict.fromkeys(("cloud", "accelerators"), "it is a key of executor skypilot"),
 }
 """Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
 
@@ -139,10 +148,14 @@ class Environment:
             source = self.profiles.get(current)
             if source is None:
                 raise self._unknown(current, self.lines.get((chain[-1], "extends")) if chain else None)
-            for key, value in source.values.items():
+            for written, value in source.values.items():
+                key = _ALSO_CALLED.get(written, written)
+                where = self.lines.get((current, written), f"{source.file}:{source.line}")
+                if key != written and key in source.values:
+                    raise ConfigError(f"'{written}' is another name of '{key}', which [{current}] has", where=where)
                 if key not in merged:
-                    merged[key] = value
-                    lines[(name, key)] = self.lines.get((current, key), f"{source.file}:{source.line}")
+                    merged[key] = _filled(value, where)
+                    lines[(name, key)] = where
             chain.append(current)
             parent = source.values.get("extends")
             current = parent if isinstance(parent, str) else None
@@ -164,7 +177,7 @@ class Environment:
             f"no profile '{name}'",
             where=where,
             expected=", ".join(self.names) or f"a [{name}] table in one of: {looked}",
-            found=name,
+            found=f"[{name}], which other tools read" if name in OTHER_TABLES else name,
             hints=tuple(f"-r {other}" for other in close),
         )
 
@@ -173,8 +186,14 @@ def load_environment(cwd: Path | None = None) -> Environment:
     """Read every `env.toml`; a profile of an earlier file hides one of the same name in a later file.
 
     Raises:
-        ConfigError: a file is unreadable or not TOML, or a top-level value is not a table.
+        ConfigError: a file is unreadable or not TOML, a top-level value is not a table, or NEMOTRON_ENV_FILE names
+            no file.
     """
+    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    if named and not Path(named).expanduser().is_file():
+        raise ConfigError(
+            "there is no such file", where=ENVIRONMENT_VARIABLE, found=named, hints=(f"unset {ENVIRONMENT_VARIABLE}",)
+        )
     profiles: dict[str, _Source] = {}
     lines: dict[tuple[str, str], str] = {}
     mirrors: dict[str, Mapping[str, Any]] = {}
@@ -194,7 +213,7 @@ def load_environment(cwd: Path | None = None) -> Environment:
                     where=f"{file}:{found.get(('', name), 1)}",
                     expected="[PROFILE] tables",
                 )
-            if name in profiles or name in mirrors:
+            if name in profiles or name in mirrors or name in OTHER_TABLES:
                 continue
             if name in MIRRORS:
                 mirrors[name] = values
@@ -202,6 +221,28 @@ def load_environment(cwd: Path | None = None) -> Environment:
                 profiles[name] = _Source(file, found.get((name, ""), 1), values)
             lines.update({key: f"{file}:{line}" for key, line in found.items() if key[0] == name})
     return Environment(profiles, files, lines, mirrors)
+
+
+def _filled(value: Any, where: str) -> Any:
+    """A profile's value with `${oc.env:NAME}` and `${oc.env:NAME,default}` replaced by what the environment has."""
+    if isinstance(value, dict):
+        return {key: _filled(item, where) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, where) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def read(found: re.Match[str]) -> str:
+        name, default = found[1], found[2]
+        note_variables((name,))
+        text = os.environ.get(name, default)
+        if text is None:
+            raise ConfigError(
+                f"environment variable {name} is not set", where=where, found=found[0], hints=(f"export {name}=...",)
+            )
+        return text
+
+    return re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^}]*))?\}", read, value)
 
 
 def _read(file: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.mends import refuse
-from nemotron_steps.config.layout.processes import refuse_without_ray
+from nemotron_steps.config.layout.processes import cluster_address, refuse_without_ray
 from nemotron_steps.config.layout.sizes import getter, sizes_of
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
@@ -57,7 +57,7 @@ def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) ->
     Raises:
         UnsupportedError: there is none that could be used. How many there are is asked when Ray starts.
     """
-    if cluster.gpus_per_node == 0 or (cluster.backend == "ray" and cluster.ray_address is not None):
+    if cluster.gpus_per_node == 0 or (cluster.backend == "ray" and cluster_address(cluster) is not None):
         return
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if hidden or not any(True for kind in ("nvidia[0-9]*", "dxg", "kfd") for _ in devices.glob(kind)):

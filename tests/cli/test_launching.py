@@ -44,12 +44,12 @@ def test_a_refused_submission_is_a_failed_run_that_nothing_waits_for(cli: Cli, c
 
 
 def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Path) -> None:
-    (workplace / "env.toml").write_text('[far]\nexecutor = "lepton"\nnodes = 1\n')
+    (workplace / "env.toml").write_text('[far]\nexecutor = "nowhere"\nnodes = 1\n')
     for command in (("run", "-d"), ("run",), ("plan",)):
         found = cli(*command, "toy/train", "-c", "tiny", "stpes=1", "--input", "dta=x", "-r", "far", "--json")
         assert found.code == 2
         whats = [problem["what"] for problem in found.json["error"]["problems"]]
-        assert [text for text in whats if "no executor 'lepton'" in text], whats
+        assert [text for text in whats if "no executor 'nowhere'" in text], whats
         assert [text for text in whats if "'stpes'" in text], whats
         assert [text for text in whats if "input 'dta'" in text], whats
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from nemotron_steps.config.profiles import load_environment
@@ -63,6 +65,74 @@ def test_the_working_directory_hides_the_users_file(write):
     environment = load_environment()
     assert environment.profile("base", profile_model).executor == "slurm"
     assert environment.profile("mine", profile_model).executor == "local"
+
+
+def test_the_nearest_file_above_the_working_directory_is_read(write, tmp_path, monkeypatch):
+    write(ENV)
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert load_environment().names == ("base", "big")
+    (tmp_path / "a" / "env.toml").write_text("[near]\n")
+    assert load_environment().names == ("near",)
+
+
+def test_a_strangers_file_in_a_folder_for_everybody_is_not_found_by_walking_up(write, tmp_path, monkeypatch):
+    write(ENV)
+    inner = tmp_path / "a"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+    tmp_path.chmod(0o1777)
+    assert load_environment().names == ("base", "big")
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "env.toml", 54321, -1)
+    else:
+        monkeypatch.setattr("nemotron_steps.config.locations.os.geteuid", lambda: 54321)
+    assert load_environment().names == ()
+
+
+def test_a_variable_names_the_file_in_place_of_the_nearest(write, tmp_path, monkeypatch):
+    write(ENV)
+    write("[mine]\n", user=True)
+    other = tmp_path / "other.toml"
+    other.write_text("[there]\n")
+    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(other))
+    assert load_environment().names == ("mine", "there")
+    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(tmp_path / "gone.toml"))
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        load_environment()
+    assert caught.value.where == "NEMOTRON_ENV_FILE"
+
+
+def test_values_read_the_environment_and_say_which_variable_is_missing(write, monkeypatch):
+    write('[a]\nenv_vars = {HF_TOKEN = "${oc.env:SITE_SECRET}", MODE = "${oc.env:SITE_MODE,fast}"}\n')
+    monkeypatch.setenv("SITE_SECRET", "hf_qwertyuiop")
+    profile = load_environment().profile("a", profile_model)
+    assert profile.env_vars == {"HF_TOKEN": "hf_qwertyuiop", "MODE": "fast"}
+    assert "qwertyuiop" not in repr(profile.shown())
+    monkeypatch.delenv("SITE_SECRET")
+    with pytest.raises(ConfigError, match="SITE_SECRET is not set") as caught:
+        load_environment().profile("a", profile_model)
+    assert caught.value.where.endswith("env.toml:2") and caught.value.hints == ("export SITE_SECRET=...",)
+
+
+def test_public_profiles_names_of_keys_and_tables_are_read(write):
+    write(
+        '[artifacts]\nbackend = "file"\n[cli]\ntheme = "x"\n[cache]\ngit_dir = "/x"\n'
+        '[a]\nexecutor = "slurm"\ncontainer = "/i/a.sqsh"\nstartup_commands = ["module load x"]\n'
+        '[b]\nextends = "a"\ncontainer_image = "/i/b.sqsh"\n'
+        '[both]\nexecutor = "slurm"\ncontainer = "/x.sqsh"\ncontainer_image = "/y.sqsh"\n'
+    )
+    environment = load_environment()
+    assert environment.names == ("a", "b", "both")
+    profile = environment.profile("b", profile_model)
+    assert (profile.container_image, profile.setup_lines) == ("/i/b.sqsh", ("module load x",))
+    assert environment.profile("a", profile_model).container_image == "/i/a.sqsh"
+    with pytest.raises(ConfigError, match="'container' is another name of 'container_image'"):
+        environment.profile("both", profile_model)
+    with pytest.raises(UnknownNameError) as caught:
+        environment.profile("cache", profile_model)
+    assert "other tools" in caught.value.found
 
 
 def test_no_file_means_no_profiles(write):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.layout.sizes import JUDGE_ROLES
@@ -10,6 +11,12 @@ from nemotron_steps.errors import UnsupportedError
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
     from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+
+
+def cluster_address(config: ClusterConfig) -> str | None:
+    """The cluster to join: `cluster.ray_address`, else RAY_ADDRESS, which the ray and slurm executors set for a job;
+    None to start one on this machine."""
+    return config.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 def refuse_rl_without_ray(config: RlConfig) -> None:

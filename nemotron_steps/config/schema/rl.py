@@ -349,7 +349,8 @@ class ClusterConfig(Section):
     gpu_memory_gib: PositiveFloat = 80.0
     """Of one GPU, for what a plan predicts and refuses: 80 for an H100, 141 for an H200."""
     ray_address: str | None = None
-    """An existing Ray cluster; None starts one on this machine."""
+    """An existing Ray cluster; None: the one RAY_ADDRESS names, as in a job that an executor started, else one that is
+    started on this machine."""
     policy_workers: PositiveInt | None = None
     """Policy ranks on CPU (gloo); on GPUs it follows from the devices."""
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nemotron_steps.config.layout.processes import cluster_address
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError, WorkerLostError
 
@@ -50,14 +51,14 @@ class RayCluster:
                 found=str(error),
                 hints=["pip install 'nemotron-steps[ray]'", "cluster.backend=process"],
             ) from error
-        self._config = config
         self._group: Any = None
         self._bundles: list[int] = []
         self._owned = False
+        self._address = cluster_address(config)
         if ray.is_initialized():
             return
-        if config.ray_address is not None:
-            _connect(config.ray_address)
+        if self._address is not None:
+            _connect(self._address)
         else:
             _start(config, workers)
         self._owned = True
@@ -80,7 +81,7 @@ class RayCluster:
         """
         import ray
 
-        cpus = _LOCAL_CPU if self._config.ray_address is None else 1.0
+        cpus = _LOCAL_CPU if self._address is None else 1.0
         wanted = [{"CPU": cpus, **bundle} for bundle in bundles]
         self._group = ray.util.placement_group(wanted, strategy="PACK")
         try:

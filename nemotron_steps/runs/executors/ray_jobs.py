@@ -1,0 +1,148 @@
+"""The Ray executor: a run as a job of a Ray cluster that is there already, through Ray's job API.
+
+The job runs `steps run` on a node of the cluster, in the folder it was submitted from, with the same Python: cluster
+and submitter see one file system. `cluster.backend=ray` in it joins the cluster instead of starting one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, StrictStr
+
+from nemotron_steps.config.profiles import Profile
+from nemotron_steps.config.redaction import mask
+from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
+from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
+
+STOP_SECONDS = 120
+"""How long a job that is asked to stop may take to save what it has; Ray's own default is 3 s."""
+
+_STATES = {
+    "PENDING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "SUCCEEDED": JobState.DONE,
+    "FAILED": JobState.FAILED,
+    "STOPPED": JobState.CANCELLED,
+}
+
+
+class RayProfile(Profile):
+    """Keys of `executor = "ray"`. How many nodes and GPUs there are is the cluster's to say, and `cluster.*` of the
+    step what is used of them."""
+
+    ray_address: Annotated[StrictStr, Field(pattern=r"^https?://[^/\s]+$")] = "http://127.0.0.1:8265"
+    """The cluster's dashboard, which takes jobs."""
+
+
+class RayExecutor:
+    """Jobs are `ADDRESS/SUBMISSION`: the dashboard's address and Ray's submission id."""
+
+    profile_model = RayProfile
+
+    def submit(self, launch: Launch) -> str:
+        """See Executor."""
+        assert isinstance(launch.profile, RayProfile)  # profile_model is what the profile was read with
+        address = launch.profile.ray_address.rstrip("/")
+        request = job_request(launch)
+        client = _client(address)
+        return f"{address}/{_asked(address, lambda: client.submit_job(**request))}"
+
+    def status(self, job: str) -> JobStatus:
+        """See Executor."""
+        address, _, submission = job.rpartition("/")
+        client = _client(address)
+        try:
+            info = _asked(address, lambda: client.get_job_info(submission))
+        except RequestError:
+            return JobStatus(JobState.LOST, "the cluster does not know the job")
+        state = _STATES.get(str(info.status.value), JobState.LOST)
+        message = str(info.message or "")
+        # Where the job's own process ended it has an exit code; where a node took it along it has none.
+        if state is JobState.FAILED and info.driver_exit_code is None:
+            state = JobState.LOST
+        return JobStatus(state, message.splitlines()[0] if message else "")
+
+    def cancel(self, job: str) -> None:
+        """See Executor."""
+        address, _, submission = job.rpartition("/")
+        client = _client(address)
+        if not self.status(job).state.over:
+            _asked(address, lambda: client.stop_job(submission))
+
+
+def job_request(launch: Launch) -> dict[str, Any]:
+    """The arguments of Ray's `submit_job`. RequestError for a secret: Ray keeps a job's variables in the clear."""
+    variables: Mapping[str, str] = {**launch.profile.env_vars, **launch.environment}
+    secret = sorted(name for name, value in variables.items() if mask(name, value) != value)
+    if secret:
+        raise RequestError(
+            "Ray keeps and shows the variables of a job, and these are secrets",
+            where="env_vars",
+            found=", ".join(secret),
+            hints=("set them where the cluster's nodes are started, before `ray start`",),
+        )
+    lines = [*launch.profile.setup_lines, f"cd {shlex.quote(str(launch.working_dir))}"]
+    script = "\n".join([*lines, "exec " + shlex.join(launch.command())])
+    return {
+        "entrypoint": f"bash -c {shlex.quote(script)}",
+        # A run may be submitted again, and Ray does not take an id twice.
+        "submission_id": f"{launch.run_id}-{secrets.token_hex(4)}",
+        "metadata": {"run": launch.run_id},
+        "entrypoint_num_cpus": 0,
+        "runtime_env": {
+            "env_vars": {
+                **variables,
+                "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
+                # The run's own environment for its workers counts, not a merger of both, which Ray refuses.
+                "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+            }
+        },
+    }
+
+
+def _client(address: str) -> Any:
+    try:
+        from ray.job_submission import JobSubmissionClient
+    except ImportError as error:
+        raise UnsupportedError(
+            "the ray executor needs Ray with its job API",
+            found=str(error),
+            hints=("pip install 'nemotron-steps[ray]'",),
+        ) from error
+    return _asked(address, lambda: JobSubmissionClient(address))
+
+
+def _asked(address: str, question: Any) -> Any:
+    """What the cluster answers; its refusals and silence as errors of this package."""
+    from ray.exceptions import AuthenticationError
+
+    try:
+        return question()
+    except AuthenticationError as error:
+        raise RequestError(
+            "the Ray cluster wants a token",
+            where=f"ray_address = {address}",
+            found=_first_line(error),
+            hints=("export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE",),
+        ) from error
+    except (ConnectionError, OSError) as error:
+        raise RetryableError(
+            "no Ray cluster answers",
+            where=f"ray_address = {address}",
+            found=_first_line(error),
+            hints=("ray start --head --dashboard-port=8265   # on the cluster's first node", "ray status"),
+        ) from error
+    except RuntimeError as error:
+        if isinstance(error, StepsError):
+            raise
+        raise RequestError(
+            "the Ray cluster refused", where=f"ray_address = {address}", found=_first_line(error)
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.runs.executors.base import Launch
+from tests.runs import runner_toy_steps
+from tests.runs.executors.jobs import HERE, ROOT
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Jobs run the toy chain instead of the command line; while the returned gate exists they wait at step 4."""
+    settings: list[str] = []
+
+    def command(self: Launch, *, in_container: bool = False) -> list[str]:
+        words = dict(zip(self.arguments[-4::2], self.arguments[-3::2], strict=True))
+        extra = self.arguments[:-4]
+        return [
+            sys.executable,
+            str(HERE / "runner_toy_plan.py"),
+            words["--home"],
+            f"resume={words['--resume']}",
+            *extra,
+        ]
+
+    monkeypatch.setattr(Launch, "command", command)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{HERE}")
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("TOY_GATE", str(gate))
+    assert runner_toy_steps and settings == []
+    return gate

@@ -1,0 +1,293 @@
+"""Executors: the detached process and the batch script everywhere, a real Slurm of one node where it is installed."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.profiles import OpenProfile, Profile, load_environment
+from nemotron_steps.errors import (
+    ConfigError,
+    DataError,
+    InterruptedRunError,
+    NonFiniteLossError,
+    RequestError,
+    StepFailedError,
+    UnsupportedError,
+    WorkerLostError,
+)
+from nemotron_steps.runs import launch as launching
+from nemotron_steps.runs.executors import base
+from nemotron_steps.runs.executors.base import JobState, Launch, find_executor
+from nemotron_steps.runs.executors.detached import DetachedExecutor
+from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run, new_run_id, read_events
+from tests.runs.executors.jobs import submit, wait_until
+
+
+def test_detached_run_outlives_the_call_and_is_followed(store: ArtifactStore, toy: Path) -> None:
+    info = submit(store, Profile())
+    assert (info.executor, info.status) in {("local", "submitted"), ("local", "running"), ("local", "done")}
+    text: list[str] = []
+    info = launching.follow(store, info.id, text.append)
+    assert info.status == "done" and "step 10:" in "".join(text)
+    wait_until(lambda: DetachedExecutor().status(info.job).state is JobState.LOST)
+
+
+def test_detached_run_is_cancelled_and_goes_on(store: ArtifactStore, toy: Path) -> None:
+    toy.touch()
+    run_id = submit(store, Profile()).id
+    wait_until(lambda: any(m["index"] == 4 for m in read_events(store, run_id, "metrics")))
+    assert launching.job_status(get_run(store, run_id)) == base.JobStatus(
+        JobState.RUNNING, f"process {get_run(store, run_id).pid}"
+    )
+    launching.cancel(store, get_run(store, run_id))
+    with pytest.raises(InterruptedRunError, match="SIGTERM"):
+        launching.follow(store, run_id, lambda text: None)
+    toy.unlink()
+    submit(store, Profile(), run_id=run_id)
+    assert launching.follow(store, run_id, lambda text: None).attempts == 2
+    assert [e["fields"]["step"] for e in read_events(store, run_id) if e.get("name") == "loaded"] == [0, 4]
+
+
+def test_failure_of_a_detached_run_is_raised_as_it_was(store: ArtifactStore, toy: Path) -> None:
+    info = submit(store, Profile(), "train.fail=nan")
+    with pytest.raises(NonFiniteLossError, match="step 5") as caught:
+        launching.follow(store, info.id, lambda text: None)
+    assert caught.value.where == "step 5" and "lower the learning rate" in caught.value.hints[-1]
+
+
+def test_an_error_of_another_packages_class_keeps_its_code() -> None:
+    told = {"class": "TheirError", "code": "X901", "what": "theirs", "where": "here", "hints": ["theirs too"]}
+    error = launching.error_of(RunInfo("r1", error=told))
+    assert error is not None and (error.code, error.what, error.where) == ("X901", "theirs", "here")
+    ours = launching.error_of(RunInfo("r1", error={"class": "DataError", "what": "ours"}))
+    assert isinstance(ours, DataError) and ours.code == DataError("x").code != "X901"
+
+
+def test_run_whose_process_never_began_is_lost(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, toy: Path
+) -> None:
+    monkeypatch.setattr(Launch, "command", lambda self, **_: ["false"])
+    info = submit(store, Profile())
+    with pytest.raises(WorkerLostError):
+        launching.follow(store, info.id, lambda text: None)
+
+
+def test_reused_process_id_is_not_the_job() -> None:
+    assert DetachedExecutor().status(f"{os.getpid()}@1").state is JobState.LOST
+    DetachedExecutor().cancel(f"{os.getpid()}@1")
+
+
+def test_secrets_of_a_submitted_request_are_not_written(store: ArtifactStore) -> None:
+    run_id = new_run_id("toy")
+    RunFolder(store, run_id).create("toy", {"overrides": ["a.api_key=sk-12345678", "b=sk-12345678"]})
+    assert get_run(store, run_id).request == {"overrides": ["a.api_key=***", "b=***"]}
+
+
+class FarProfile(Profile):
+    queue: str = "short"
+
+
+class FarExecutor:
+    """A plugin's executor with keys of its own; it keeps what it was given."""
+
+    profile_model = FarProfile
+    launches: ClassVar[list[Launch]] = []
+
+    def submit(self, launch: Launch) -> str:
+        self.launches.append(launch)
+        return "job-1"
+
+    def status(self, job: str) -> base.JobStatus:
+        return base.JobStatus(JobState.OUT_OF_MEMORY, "exit code 0:125")
+
+    def cancel(self, job: str) -> None:
+        return None
+
+
+class OpenExecutor(FarExecutor):
+    profile_model = OpenProfile
+
+
+class RefusingExecutor(FarExecutor):
+    def submit(self, launch: Launch) -> str:
+        raise RequestError("the queue is closed", hints=("try again",))
+
+
+class QueueExecutor(FarExecutor):
+    """A job waits in a queue until it is cancelled."""
+
+    state = JobState.PENDING
+
+    def status(self, job: str) -> base.JobStatus:
+        return base.JobStatus(QueueExecutor.state)
+
+    def cancel(self, job: str) -> None:
+        QueueExecutor.state = JobState.CANCELLED
+
+
+class NotAnExecutor:
+    pass
+
+
+class NoModelExecutor(FarExecutor):
+    profile_model = "queue"  # type: ignore[assignment]
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors announced by installed packages."""
+    names = {
+        "far": "FarExecutor",
+        "open": "OpenExecutor",
+        "refusing": "RefusingExecutor",
+        "queue": "QueueExecutor",
+        "broken": "NotAnExecutor",
+        "modelless": "NoModelExecutor",
+        "gone": "Missing",
+    }
+    points = [EntryPoint(name, f"{__name__}:{attribute}", base.ENTRY_POINT_GROUP) for name, attribute in names.items()]
+    points += [EntryPoint("twice", f"{__name__}:{name}", base.ENTRY_POINT_GROUP) for name in ("FarExecutor", "Other")]
+    monkeypatch.setattr(base, "entry_points", lambda group: points if group == "nemotron_steps.executors" else [])
+    FarExecutor.launches.clear()
+    QueueExecutor.state = JobState.PENDING
+
+
+def test_third_party_executor_is_found_by_its_entry_point(store: ArtifactStore, plugins: None) -> None:
+    info = submit(store, FarProfile(executor="far"))
+    assert (info.executor, info.job) == ("far", "job-1")
+    with pytest.raises(StepFailedError, match="out of memory"):
+        launching.follow(store, info.id, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "lacks submit, status, cancel"),
+        ("gone", "cannot be loaded"),
+        ("modelless", "profile_model that is none"),
+        ("twice", "several installed packages"),
+    ],
+)
+def test_a_plugin_that_is_no_executor_is_named(plugins: None, name: str, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        find_executor(name)
+
+
+def test_an_unknown_executor_says_which_there_are_and_what_would_bring_it(plugins: None) -> None:
+    with pytest.raises(UnsupportedError, match="no executor 'nowhere'") as caught:
+        find_executor("nowhere")
+    names = {"broken", "far", "gone", "local", "modelless", "open", "queue", "ray", "refusing", "slurm", "twice"}
+    assert names <= set(str(caught.value.expected).split(" or "))
+    assert "nemotron_steps.executors have 'nowhere'" in caught.value.hints[0]
+
+
+def write_profile(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (folder / "env.toml").write_text(text)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "none"))
+    monkeypatch.chdir(folder)
+
+
+def test_profile_keys_of_a_plugin_are_checked_by_its_model(
+    plugins: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_profile(
+        tmp_path,
+        monkeypatch,
+        '[a]\nexecutor = "far"\nqueue = "long"\nnodes = 2\n[b]\nextends = "a"\nquue = "x"\npartition = "gpu"\n'
+        '[c]\nexecutor = "open"\nanything = [1, 2]\n',
+    )
+    environment = load_environment()
+    profile = environment.profile("a", base.profile_model)
+    assert isinstance(profile, FarProfile) and (profile.queue, profile.nodes) == ("long", 2)
+    with pytest.raises(ConfigError) as caught:
+        environment.profile("b", base.profile_model)
+    assert {p.what: p.expected for p in caught.value.problems} == {
+        "unknown key 'quue' in [b], whose executor is far": "queue",
+        "unknown key 'partition' in [b], whose executor is far": (
+            "executor, extends, nodes, gpus_per_node, env_vars, setup_lines, queue"
+        ),
+    }
+    assert environment.profile("c", base.profile_model).model_extra == {"anything": [1, 2]}
+
+
+def test_an_executor_that_is_not_installed_is_refused_at_the_profiles_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_profile(tmp_path, monkeypatch, '[a]\nnodes = 1\nexecutor = "nowhere"\n')
+    with pytest.raises(UnsupportedError, match="no executor 'nowhere'") as caught:
+        load_environment().profile("a", base.profile_model)
+    assert caught.value.where == f"{tmp_path}/env.toml:3"
+    assert caught.value.expected == " or ".join(base.executor_names())
+
+
+def test_a_refused_submission_ends_a_new_run(store: ArtifactStore, plugins: None) -> None:
+    with pytest.raises(RequestError, match="queue is closed"):
+        submit(store, FarProfile(executor="refusing"))
+    info = get_run(store, "latest")
+    assert (info.status, info.job) == ("failed", "")
+    assert info.error is not None and info.error["what"] == "the queue is closed"
+
+
+def test_a_refused_submission_leaves_an_earlier_run_as_it_was(store: ArtifactStore, plugins: None) -> None:
+    folder = RunFolder(store, "r1")
+    before = folder.update(folder.create("toy", {"targets": ["a"]}), status="failed", attempts=1, error={"what": "x"})
+    with pytest.raises(RequestError, match="queue is closed"):
+        launching.submit(
+            store, FarProfile(executor="refusing"), run_id="r1", arguments=[], request={"targets": ["other"]}
+        )
+    after = get_run(store, "r1")
+    assert (after.status, after.request, after.error) == ("failed", before.request, {"what": "x"})
+
+
+def test_a_run_nobody_submits_any_more_does_not_wait_for_ever(store: ArtifactStore) -> None:
+    folder = RunFolder(store, "r1")
+    folder.create("toy", {})
+    assert get_run(store, "r1").status == "killed"
+    with hold(folder.submit_lock, {}, lambda holder: None):
+        assert get_run(store, "r1").status == "submitted"
+
+
+def test_a_job_cancelled_in_its_queue_ends_the_run(store: ArtifactStore, plugins: None) -> None:
+    info = submit(store, FarProfile(executor="queue"))
+    assert info.status == "submitted"
+    launching.cancel(store, info)
+    assert get_run(store, info.id).status == "interrupted"
+    with pytest.raises(InterruptedRunError, match="cancelled before it began"):
+        launching.follow(store, info.id, lambda text: None)
+
+
+def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: None) -> None:
+    RunFolder(store, "r1").create("toy", {})
+    launching.submit(store, FarProfile(executor="far"), run_id="r1", arguments=[], attached=True)
+    submit(store, FarProfile(executor="far"))
+    assert [launch.attached for launch in FarExecutor.launches] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            'executor = "slurm"\nproject_name = "p"',
+            "unknown key 'project_name' in .a., whose executor is slurm: it is a key of executor dgxcloud",
+        ),
+        ('tunnel = "ssh"', "unknown key 'tunnel' .* it is a key of executor slurm"),
+        ('executor = "slurm"\npackager = "git"', "unknown key 'packager' .* nothing is packed"),
+        ('executor = "slurm"\nnproc_per_node = 8', r"unknown key 'nproc_per_node' .* cluster\.\* keys"),
+        ('partition = "gpu"', "unknown key 'partition' in .a., whose executor is local"),
+        ("nodes = 2", "'nodes' in .a. is wrong"),
+        ('executor = "slurm"\nmounts = ["/a:/b"]', "mounts are for a container"),
+    ],
+)
+def test_keys_that_would_do_nothing_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str
+) -> None:
+    write_profile(tmp_path, monkeypatch, f"[a]\n{keys}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_environment().profile("a", base.profile_model)
