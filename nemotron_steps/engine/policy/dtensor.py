@@ -1,8 +1,9 @@
 """The policy on a plain Hugging Face model: FSDP2 over data-parallel ranks, DTensor tensor parallelism.
 
 For any causal LM that transformers knows, including those without a Megatron mapping. Float32 master weights; under
-`precision: bfloat16` FSDP2 computes in bfloat16 and reduces gradients in float32. Losses, metrics and checkpoints mean
-the same as the Megatron policy's.
+`precision: bfloat16` FSDP2 computes in bfloat16 and reduces gradients in float32. The few parameters of a hybrid that
+are float32 in every precision (A_log, D, dt_bias) are then whole on every rank, since FSDP2 knows one precision a
+layer. Losses, metrics and checkpoints mean the same as the Megatron policy's.
 """
 
 from __future__ import annotations
@@ -256,6 +257,9 @@ class DTensorPolicy:
         )
         offload = CPUOffloadPolicy() if self.config.dtensor_cfg.cpu_offload else OffloadPolicy()
         settings: dict[str, Any] = {"mesh": self.mesh["data"], "mp_policy": precision, "offload_policy": offload}
+        if self.dtype is not torch.float32:
+            named = self.model.named_parameters()
+            settings["ignored_params"] = {parameter for name, parameter in named if name.endswith(EXACT)}
         for layer in self.model.layers():
             fully_shard(layer, **settings)
         # The root would otherwise keep its gathered weights, and not see a swap of the sharded ones.
@@ -316,10 +320,15 @@ class DTensorPolicy:
         return scattered[0], scattered[1], layout
 
     def _agree_on_replicas(self) -> None:
-        """Average gradients of what every tensor-parallel rank holds whole.
+        """Average gradients of what several ranks hold whole.
 
-        They are the same but for the order of additions on a GPU; without this, replicas would drift apart.
+        Those of tensor-parallel ranks are the same but for the order of additions on a GPU; without this, replicas
+        would drift apart.
         """
+        for parameter in self.parameters:
+            if parameter.grad is not None and not isinstance(parameter, DTensor) and self.data_size > 1:
+                dist.all_reduce(parameter.grad, group=self.data_group)
+                parameter.grad.div_(self.data_size)
         if self.mesh.size(1) == 1:
             return
         group = self.mesh.get_group("tensor")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 from tests.engine.policy.batches import grouped_batch, rl_loss
 from tests.engine.policy.ranks import config_for, main
@@ -56,6 +57,8 @@ RESHARDED = [
     ("latent", "pipeline", "expert, distributed optimizer"),
 ]
 """(twin, layout a checkpoint is saved in, layout it is loaded in)"""
+FSDP = [("dense", "float32"), ("latent", "float32"), ("latent", "bfloat16")]
+"""(twin, precision) of the dtensor policy"""
 RATE = {"moe_router_bias_update_rate": 1e-3}
 
 
@@ -92,6 +95,28 @@ def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
         shards.local = live
 
 
+def fsdp_policy(folder: Path, precision: str, **changes: Any) -> Any:
+    """The dtensor policy, which never clips."""
+    from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+
+    config = config_for({}, dtensor_cfg={"enabled": True}, precision=precision, max_grad_norm=1e9, **changes)
+    return DTensorPolicy(config, folder, rl_loss())
+
+
+def fsdp_steps(folder: Path, precision: str, **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """What is found in two steps of it, the first one's gradients, and the policy. Collective."""
+    policy = fsdp_policy(folder, precision, **changes)
+    found = {"before": policy.logprobs(grouped_batch(0)).tolist(), "metrics": [policy.train_step(grouped_batch(0))]}
+    tensors = {}
+    for name, parameter in policy.model.hf.named_parameters():
+        gradient = parameter.grad
+        assert gradient is not None, name
+        tensors[name] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
+    found["metrics"].append(policy.train_step(grouped_batch(1)))
+    found["after"] = policy.logprobs(grouped_batch(0)).tolist()
+    return found, tensors, policy
+
+
 def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
     """By "twin: layout" what `steps` found; with two ranks, third steps, as well from checkpoints of other layouts."""
     results: dict[str, Any] = {}
@@ -106,6 +131,15 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
                 results[f"{case} →"] = policy.train_step(grouped_batch(2))
     if ranks == 4:
         return results
+    for twin, precision in FSDP:
+        case = f"{twin}: FSDP2, {precision}"
+        results[case], tensors, policy = fsdp_steps(folders[twin], precision, train_micro_batch_size=3)
+        if dist.get_rank() == 0:
+            save_file(tensors, out / f"{case}.safetensors")
+        policy.save_checkpoint(str(out / case))
+        again = fsdp_policy(folders[twin], precision)
+        again.load_checkpoint(str(out / case))
+        results[f"{case}, third"] = [each.train_step(grouped_batch(2)) for each in (policy, again)]
     for twin, before, after in RESHARDED:
         policy = policy_of(folders[twin], TWO[twin][after])
         policy.load_checkpoint(str(out / f"{twin}: {before}"))

@@ -31,3 +31,37 @@ def test_the_dtensor_policy_trains_hybrids_as_megatron_does(batch, tmp_path):
     assert all(torch.equal(weights[name], tensor) for name, tensor in opened.weights())
     torch.testing.assert_close(opened.logprobs(batch), ours.logprobs(batch), atol=2e-5, rtol=0)
     assert (tmp_path / "megatron" / "hf" / "carried.safetensors").is_file()
+
+
+def test_what_is_float32_in_every_precision_is_so_in_a_bfloat16_forward_pass(batch, tmp_path):
+    """The rest of a layer is bfloat16 in it."""
+    write_hybrid("latent", tmp_path / "hub", initializer_range=0.1)
+    config = policy_config(dtensor_cfg={"enabled": True}, precision="bfloat16")
+    policy = DTensorPolicy(config, tmp_path / "hub", rl_loss())
+    seen: dict[str, set[torch.dtype]] = {}
+
+    def note(module, *_):
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            seen.setdefault(name, set()).add(tensor.dtype)
+
+    for layer in policy.model.layers():
+        layer.mixer.register_forward_pre_hook(note)
+    policy.logprobs(batch)
+    exact = {name for name, dtypes in seen.items() if dtypes == {torch.float32}}
+    assert exact == {"A_log", "D", "dt_bias", "gate.e_score_correction_bias"}
+    assert all(seen[name] == {torch.bfloat16} for name in set(seen) - exact)
+
+
+def test_steps_smaller_than_bfloat16_tells_apart_reach_the_generator(batch, tmp_path):
+    write_hybrid("latent", tmp_path / "hub", initializer_range=0.1)
+    config = policy_config(
+        dtensor_cfg={"enabled": True}, precision="bfloat16", megatron_cfg={"optimizer": {"lr": 1e-5}}
+    )
+    policy = DTensorPolicy(config, tmp_path / "hub", rl_loss())
+    before = {name: tensor.clone() for name, tensor in policy.weights()}
+    policy.train_step(batch)
+    moved = {name for name, tensor in policy.weights() if not torch.equal(tensor, before[name])}
+    for name, tensor in policy.weights():
+        if name.endswith(("A_log", "mixer.D", "dt_bias")):
+            assert tensor.dtype == torch.float32 and name in moved
+            assert float((tensor - before[name]).abs().max()) < 2e-5

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.policy.hybrid.ranks import FOUR, PATTERNS, RESHARDED, TWO, steps
+from tests.engine.policy.hybrid.ranks import FOUR, FSDP, PATTERNS, RESHARDED, TWO, fsdp_steps, steps
 from tests.engine.policy.ranks import run_ranks
 from tests.models.hybrid_twins import write_hybrid
 
@@ -60,7 +60,6 @@ def assert_same_metrics(found, expected):
 def assert_same(case, ranks, expected):
     found, tensors = ranks[0][case], load_file(ranks[1] / f"{case}.safetensors")
     one, theirs = expected
-    assert ("router_replay_mismatch" in one["metrics"][1]) == (not case.startswith("dense"))
     for mine, alone in zip(found["metrics"], one["metrics"], strict=True):
         assert_same_metrics(mine, alone)
     torch.testing.assert_close(torch.tensor(found["before"]), torch.tensor(one["before"]), atol=2e-5, rtol=0)
@@ -73,7 +72,34 @@ def assert_same(case, ranks, expected):
 
 @pytest.mark.parametrize(("twin", "layout"), [(twin, layout) for twin in TWO for layout in TWO[twin]])
 def test_two_ranks_train_like_one(twin, layout, two_ranks, expected):
+    assert ("router_replay_mismatch" in expected[twin][0]["metrics"][1]) == (twin != "dense")
     assert_same(f"{twin}: {layout}", two_ranks, expected[twin])
+
+
+@pytest.mark.parametrize("twin", [twin for twin, precision in FSDP if precision == "float32"])
+def test_two_ranks_of_the_dtensor_policy_train_like_one(twin, two_ranks, folders):
+    found, tensors, _ = fsdp_steps(folders[twin], "float32")
+    assert_same(f"{twin}: FSDP2, float32", two_ranks, (found, tensors))
+
+
+def test_in_bfloat16_exact_parameters_of_the_dtensor_policy_have_the_gradients_of_all_ranks(two_ranks, folders):
+    """Which FSDP2 does not reduce."""
+    case = "latent: FSDP2, bfloat16"
+    found, tensors = two_ranks[0][case], load_file(two_ranks[1] / f"{case}.safetensors")
+    alone, expected, _ = fsdp_steps(folders["latent"], "bfloat16")
+    for mine, theirs in zip(found["metrics"], alone["metrics"], strict=True):
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
+    exact = [name for name in expected if name.endswith(("A_log", ".D", "dt_bias"))]
+    assert len(exact) == 6
+    for name in exact:
+        difference = (tensors[name] - expected[name]).norm() / expected[name].norm()
+        assert float(difference) < 0.1, name
+
+
+@pytest.mark.parametrize(("twin", "precision"), FSDP)
+def test_a_checkpoint_of_the_dtensor_policy_continues(twin, precision, two_ranks):
+    went_on, loaded = two_ranks[0][f"{twin}: FSDP2, {precision}, third"]
+    assert_same_metrics(loaded, went_on)
 
 
 @pytest.mark.parametrize(("twin", "saved", "loaded"), RESHARDED)
