@@ -6,6 +6,7 @@
     request     command-line arguments → composed configs, supplied inputs and a plan
     catalog     list, show, types        planning  plan, run --dry-run      running  run, with `live` and `summary`
     history     runs, logs, status, cancel, report                         artifact_commands  artifacts ...
+    environment_commands  env ...
     doctor      what is missing on this machine                            scaffold  new
 
 Each command module is imported when its command is used, and imports heavy layers only when it needs them.

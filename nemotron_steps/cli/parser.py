@@ -58,6 +58,7 @@ def build(prog: str) -> Parser:
     _planning(add)
     _history(add)
     _artifacts(add)
+    _environments(add)
     command = add("doctor", "doctor:doctor", "check this machine and say how to fix what is missing")
     _home(command)
     _json(command)
@@ -189,6 +190,49 @@ def _artifacts(add: Callable[..., Parser]) -> None:
     command.add_argument("path", metavar="PATH", help="file or folder")
     command.add_argument("--type", metavar="TYPE", help="artifact type (default: recognised from the content)")
     command.add_argument("--name", metavar="NAME", help="artifact name (default: the file's)")
+
+
+def _environments(add: Callable[..., Parser]) -> None:
+    group = add("env", "environment_commands:list_environments", "list, show, check and serve reward environments")
+    group.set_defaults(as_json=False)
+    commands = group.add_subparsers(title="commands", dest="env_command", metavar="COMMAND", parser_class=Parser)
+
+    def sub(name: str, handler: str, summary: str) -> Parser:
+        command: Parser = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(handler=f"{_HANDLERS}environment_commands:{handler}")
+        _json(command)
+        return command
+
+    def graded_by(command: Parser) -> None:
+        command.add_argument("environment", metavar="NAME", help="environment or agent")
+
+    def configured(command: Parser) -> None:
+        command.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the environment")
+        command.add_argument(
+            "--judge",
+            metavar="[ROLE=]URL",
+            action="append",
+            default=[],
+            help="OpenAI-compatible endpoint (…/v1) that plays a judge's role (default: every role); repeat for more",
+        )
+        command.add_argument("--judge-model", metavar="NAME", help="its model (default: the first that it lists)")
+        command.add_argument("--judge-key", metavar="VARIABLE", help="environment variable with its API key")
+
+    sub("list", "list_environments", "list the environments")
+    graded_by(sub("show", "show_environment", "show one: its rule, what rows need, its settings, its agents"))
+    command = sub("verify", "verify_rollouts", "grade recorded NeMo-Gym rollouts again and compare the rewards")
+    graded_by(command)
+    command.add_argument("rollouts", metavar="ROLLOUTS.jsonl", help="rows with `response` and `reward`")
+    configured(command)
+    command.add_argument("--rows", metavar="FILE", help="the input rows, for fields that the rollouts lack")
+    command.add_argument(
+        "--tolerance", type=float, default=1e-6, metavar="X", help="rewards this close are the same (default: 1e-6)"
+    )
+    command = sub("serve", "serve_environment", "serve one over HTTP with NeMo-Gym's endpoints")
+    graded_by(command)
+    configured(command)
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    command.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
 
 
 def _home(command: Parser) -> None:

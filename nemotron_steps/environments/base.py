@@ -262,6 +262,11 @@ class Environment(ABC):
         """Start a rollout: its tools (default: those of the row) and fresh state."""
         return Session(tools=[dict(tool) for tool in row["responses_create_params"].get("tools") or []])
 
+    async def seed_recorded(self, row: Row) -> Session:
+        """The session of a rollout that is over and whose tools were called elsewhere (default: as seed). Where calls
+        change what is judged, `verify` has to find them in the response."""
+        return await self.seed(row)
+
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """Run one tool call of the policy and return its output. A model's mistake is an output that says so,
         never an exception."""

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, show_line
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from pydantic import ValidationError
 
     from nemotron_steps.environments.base import Environment, EnvironmentConfig
@@ -192,6 +193,8 @@ def environment_name(agent: str) -> str | None:
     applied ("reasoning_gym_simple_agent" → "reasoning_gym", "genrm_simple_agent" → "genrm_compare"). What is left may
     be a variant: the longest environment name it begins or ends with ("structured_outputs_v4" → "structured_outputs").
     """
+    if agent in BUILT_IN:
+        return agent
     known = {name: name for name in names()} | AGENT_ALIASES
     stems = [agent, *(agent.removesuffix(suffix) for suffix in AGENT_SUFFIXES if agent.endswith(suffix))]
     for stem in stems:
@@ -211,4 +214,6 @@ def _plugin(name: str) -> EntryPoint | None:
 @lru_cache(maxsize=8)
 def _plugins(search_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Registered plug-ins. Reading every installed distribution takes tens of milliseconds, and every row asks."""
+    from importlib.metadata import entry_points
+
     return tuple(entry_points(group=ENTRY_POINT_GROUP))

@@ -6,6 +6,7 @@ judge over a generator lives in the engine layer; here are the protocol and the 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -87,22 +88,12 @@ class HttpJudge:
         max_concurrency: int = 64,
         seed: int | None = None,
     ) -> None:
-        headers: dict[str, str] = {}
-        if api_key_env is not None:
-            key = os.environ.get(api_key_env)
-            if not key:
-                raise ConfigError(
-                    "the judge's API key is not set",
-                    where=f"environment variable {api_key_env}",
-                    hints=(f"export {api_key_env}=...",),
-                )
-            headers["Authorization"] = f"Bearer {key}"
         self.model = model
         self._seed = seed
         self._labels = QuestionLabels()
         self._client = JsonClient(
             base_url,
-            headers=headers,
+            headers=_authorization(api_key_env),
             timeout_s=timeout_s,
             retries=retries,
             backoff_s=backoff_s,
@@ -158,3 +149,38 @@ class HttpJudge:
             found=cause,
             hints=(f"curl {self._client.base_url}/models",),
         )
+
+
+def served_model(base_url: str, api_key_env: str | None = None) -> str:
+    """The first model that a server lists; blocks.
+
+    Raises:
+        JudgeUnavailableError: it lists none.
+    """
+    client = JsonClient(base_url, headers=_authorization(api_key_env), timeout_s=30.0, retries=1)
+    try:
+        listed = asyncio.run(client.get("/models"))
+        return str(listed["data"][0]["id"])
+    except (ServerUnreachableError, HttpStatusError, KeyError, IndexError, TypeError) as error:
+        raise JudgeUnavailableError(
+            "a judge's server lists no model",
+            where=f"{client.base_url}/models",
+            expected='{"data": [{"id": "NAME"}]}',
+            found=str(error),
+            hints=(f"curl {client.base_url}/models",),
+        ) from error
+    finally:
+        client.close()
+
+
+def _authorization(api_key_env: str | None) -> dict[str, str]:
+    if api_key_env is None:
+        return {}
+    key = os.environ.get(api_key_env)
+    if not key:
+        raise ConfigError(
+            "the judge's API key is not set",
+            where=f"environment variable {api_key_env}",
+            hints=(f"export {api_key_env}=...",),
+        )
+    return {"Authorization": f"Bearer {key}"}

@@ -118,7 +118,7 @@ class EnvironmentServer:
             return Reply(400, {"error": f"{self.environment.name} judges groups: POST /verify_group"})
         self.environment.check_row(body, "request")
         held = self._sessions.pop(cookie or "", None)
-        session = held.session if held is not None else await self.environment.seed(body)
+        session = held.session if held is not None else await self.environment.seed_recorded(body)
         try:
             (verdict,) = await self.environment.verify_group(body, [_response(body["response"])], [session])
         finally:
@@ -131,7 +131,7 @@ class EnvironmentServer:
         sessions: list[Session] = []
         try:
             for _ in body["responses"]:
-                sessions.append(await self.environment.seed(row))
+                sessions.append(await self.environment.seed_recorded(row))
             responses = [_response(item) for item in body["responses"]]
             verdicts = await self.environment.verify_group(row, responses, sessions)
         finally:

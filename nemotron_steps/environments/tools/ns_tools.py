@@ -101,6 +101,10 @@ class NsTools(MathWithJudge):
         session = await super().seed(row)
         return Session(tools=session.tools or [TOOL_SPEC], state={"cells": [], "calls": 0})
 
+    async def seed_recorded(self, row: Row) -> Session:
+        """No notebook: the calls of the response are counted."""
+        return await super().seed(row)
+
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """Run one cell."""
         state = session.state

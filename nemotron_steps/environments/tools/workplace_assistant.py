@@ -84,6 +84,10 @@ class WorkplaceAssistant(Environment):
         session.state = Workplace(self._tables())
         return session
 
+    async def seed_recorded(self, row: Row) -> Session:
+        """No databases: verify replays the response's own calls."""
+        return await super().seed(row)
+
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """Run one tool; its result as JSON."""
         return json.dumps({"output": session.state.call(name, arguments)})

@@ -1,0 +1,205 @@
+"""What there is to say of each environment: for `steps env list`, which imports none, and `steps env show`.
+
+A summary is read from the first lines of an environment's module; settings, ranges and judges come from its class.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.environments.agents import AGENTS, resolve
+from nemotron_steps.environments.registry import (
+    AGENT_ALIASES,
+    BUILT_IN,
+    ENTRY_POINT_GROUP,
+    environment_class,
+    environment_name,
+    names,
+)
+from nemotron_steps.errors import UnknownNameError, UnsupportedError
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.base import EnvironmentConfig
+
+_DOCSTRING = re.compile(r'\s*"""(.*?)(?:"""|\n\s*\n)', re.DOTALL)
+_FIRST_BYTES = 2000
+_PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An environment in a list. `origin` is `built-in`, or the entry point of who brings it."""
+
+    name: str
+    summary: str
+    origin: str
+    agents: tuple[str, ...]
+    """Names of agents that rows may have for it, besides `NAME_simple_agent`."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of `env.nemo_gym.environments.NAME`."""
+
+    name: str
+    type: str
+    default: Any
+    """None where it is required."""
+    required: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Described:
+    """An environment as rows of `asked` get it."""
+
+    asked: str
+    """The name that was asked for: of the environment, or of an agent."""
+    environment: str
+    preset: Mapping[str, Any]
+    """Settings that `asked` brings."""
+    needs: str | None
+    """Why `asked` stands for nothing without being configured."""
+    text: str
+    origin: str
+    reward_range: tuple[float, float] | None
+    """None: a setting says."""
+    required_fields: tuple[str, ...]
+    judges: tuple[str, ...]
+    judges_groups: bool
+    runs_agent: bool
+    settings: tuple[Setting, ...]
+    agents: tuple[str, ...]
+
+
+def listed() -> list[Listed]:
+    """Every environment by name, none imported."""
+    from importlib.metadata import entry_points
+
+    plugins = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    return [
+        Listed(
+            name,
+            _summary(BUILT_IN[name]) if name in BUILT_IN else "",
+            "built-in" if name in BUILT_IN else plugins[name],
+            agents_of(name),
+        )
+        for name in names()
+    ]
+
+
+def agents_of(environment: str) -> tuple[str, ...]:
+    """Names of agents that stand for an environment, besides those that follow from its name."""
+    configured = [name for name, agent in AGENTS.items() if agent.environment == environment]
+    aliases = [f"{alias}_simple_agent" for alias, name in AGENT_ALIASES.items() if name == environment]
+    return tuple(dict.fromkeys([*configured, *aliases]))
+
+
+def described(name: str) -> Described:
+    """All that can be told of what a name of an environment or of an agent stands for.
+
+    Raises:
+        UnknownNameError: it stands for nothing.
+    """
+    needs = None
+    try:
+        found = resolve(name, {})
+    except UnsupportedError:
+        needs, found = AGENTS[name].needs, (AGENTS[name].environment, {})
+    if found is None:
+        raise unknown(name)
+    environment, preset = found
+    loaded = environment_class(environment)
+    config = loaded.config_class
+    complete = not any(field.is_required() for field in config.model_fields.values())
+    built = loaded(config.model_validate(preset), {}) if complete else None
+    return Described(
+        asked=name,
+        environment=environment,
+        preset=preset,
+        needs=needs,
+        text=inspect.cleandoc(inspect.getmodule(loaded).__doc__ or loaded.__doc__ or ""),
+        origin="built-in" if environment in BUILT_IN else f"{loaded.__module__}:{loaded.__qualname__}",
+        reward_range=tuple(map(float, built.reward_range)) if built is not None else None,
+        required_fields=("responses_create_params.input", *loaded.required_fields),
+        judges=built.needed_judges() if built is not None else (),
+        judges_groups=loaded.judges_groups,
+        runs_agent=loaded.runs_agent,
+        settings=_settings(config),
+        agents=agents_of(environment),
+    )
+
+
+def unknown(name: str) -> UnknownNameError:
+    """What to say of a name that is neither an environment's nor an agent's."""
+    from difflib import get_close_matches
+
+    known = [*names(), *AGENTS]
+    close = get_close_matches(name, known, n=3, cutoff=0.4)
+    return UnknownNameError(
+        f"no environment or agent is named `{name}`",
+        expected="a name that `steps env list` shows",
+        found=name,
+        hints=tuple(f"steps env show {match}" for match in close) or ("steps env list",),
+    )
+
+
+def known(name: str) -> bool:
+    """Whether a name stands for an environment or an agent, without importing it."""
+    return name in AGENTS or environment_name(name) is not None
+
+
+def _summary(reference: str) -> str:
+    """The first sentence of a module's docstring, `name:` left out. The module is read, not imported."""
+    module = reference.partition(":")[0]
+    file = _PACKAGE_FOLDER.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    with file.open(encoding="utf-8") as source:
+        found = _DOCSTRING.match(source.read(_FIRST_BYTES))
+    text = " ".join(found[1].split()) if found else ""
+    head, colon, rest = text.partition(": ")
+    return rest if colon and " " not in head.split(" (")[0] else text
+
+
+def _settings(config: type[EnvironmentConfig]) -> tuple[Setting, ...]:
+    texts = _field_texts(config)
+    return tuple(
+        Setting(
+            name,
+            _type_name(field.annotation),
+            None if field.is_required() else field.get_default(call_default_factory=True),
+            field.is_required(),
+            texts.get(name, ""),
+        )
+        for name, field in config.model_fields.items()
+    )
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+def _field_texts(config: type[EnvironmentConfig]) -> dict[str, str]:
+    """The string below each field of a settings class and of those that it extends."""
+    texts: dict[str, str] = {}
+    for each in reversed(config.__mro__):
+        if each.__module__.startswith("pydantic") or each is object:
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                texts[field.target.id] = " ".join(str(below.value.value).split())
+    return texts
+

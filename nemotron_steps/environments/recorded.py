@@ -1,0 +1,182 @@
+"""Recorded rollouts graded again: a row of NeMo-Gym's rollout files holds the prompt's fields, `response` and `reward`.
+
+The files often lack fields of the row that only the grader saw; `RowsByPrompt` gives them back. Not for: sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.environments.responses import Response, conversation
+from nemotron_steps.errors import DataError, show_line
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.base import Environment, Verdict
+
+Placed = tuple[dict[str, Any], str]
+"""A row, and the file:line of it."""
+
+TASK_INDEX = "_ng_task_index"
+"""NeMo-Gym's key: rollouts of one prompt have one number."""
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Regraded:
+    """One recorded rollout and what it is worth here."""
+
+    where: str
+    recorded: float | None
+    """None: the recording was masked, or has no reward."""
+    verdict: Verdict
+
+    def agrees(self, tolerance: float) -> bool:
+        """Whether both rewards are there and the same, or neither is."""
+        if self.recorded is None or self.verdict.reward is None:
+            return self.recorded is self.verdict.reward
+        return abs(self.recorded - self.verdict.reward) <= tolerance
+
+
+class RowsByPrompt:
+    """Input rows, found by the conversation that they begin with.
+
+    Raises:
+        DataError: two rows with one conversation differ.
+    """
+
+    def __init__(self, rows: Iterable[Placed]) -> None:
+        self._rows: dict[str, Placed] = {}
+        for row, where in rows:
+            known = self._rows.setdefault(_prompt_key(row, where), (row, where))
+            if known[0] != row:
+                raise DataError(
+                    "two rows have one conversation and differ",
+                    where=where,
+                    expected="one row a conversation, to know which one a rollout is of",
+                    found=f"the same conversation at {known[1]}",
+                    hints=show_line(where),
+                )
+
+    def completed(self, rollout: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """A rollout with the fields of its row; its own go before them. DataError if there is no such row."""
+        known = self._rows.get(_prompt_key(rollout, where))
+        if known is None:
+            raise DataError(
+                "a rollout's conversation is that of no row",
+                where=where,
+                expected="the rows that the rollouts were sampled from",
+                hints=show_line(where),
+            )
+        return {**known[0], **rollout}
+
+
+async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> AsyncIterator[Regraded]:
+    """Grade recorded rollouts, in their order, some at once; the environment is started and closed.
+
+    An environment that judges groups gets the neighbouring rollouts of one prompt together.
+
+    Raises:
+        DataError: a rollout lacks `response`, or what the environment needs.
+    """
+    waiting: list[asyncio.Task[list[Regraded]]] = []
+    await environment.start()
+    try:
+        for group in _groups(environment, rollouts):
+            waiting.append(asyncio.ensure_future(_grade(environment, group)))
+            if len(waiting) >= _AT_ONCE:
+                for each in await waiting.pop(0):
+                    yield each
+        while waiting:
+            for each in await waiting.pop(0):
+                yield each
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await environment.close()
+
+
+async def _grade(environment: Environment, group: list[Placed]) -> list[Regraded]:
+    row = group[0][0]
+    responses = [Response.from_output(rollout["response"]["output"], truncated=_cut(rollout)) for rollout, _ in group]
+    sessions = [await environment.seed_recorded(row) for _ in group]
+    try:
+        verdicts = await environment.judge_group(row, responses, sessions)
+    finally:
+        for session in sessions:
+            await environment.release(session)
+    return [
+        Regraded(where, _recorded_reward(rollout), verdict)
+        for (rollout, where), verdict in zip(group, verdicts, strict=True)
+    ]
+
+
+def _groups(environment: Environment, rollouts: Iterable[Placed]) -> Iterator[list[Placed]]:
+    group: list[Placed] = []
+    for rollout, where in rollouts:
+        _check(rollout, where)
+        environment.check_row_with_resources(rollout, where)
+        if group and not (environment.judges_groups and _same_prompt(group[0][0], rollout, where)):
+            yield group
+            group = []
+        group.append((rollout, where))
+    if group:
+        yield group
+
+
+def _same_prompt(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> bool:
+    if TASK_INDEX in one or TASK_INDEX in other:
+        return one.get(TASK_INDEX) == other.get(TASK_INDEX)
+    return _prompt_key(one, where) == _prompt_key(other, where)
+
+
+def _check(rollout: Mapping[str, Any], where: str) -> None:
+    response = rollout.get("response")
+    output = response.get("output") if isinstance(response, Mapping) else None
+    if not isinstance(output, list) or not all(isinstance(item, Mapping) for item in output):
+        raise DataError(
+            "the row is no recorded rollout",
+            where=f"{where} field response.output",
+            expected="`response`: an OpenAI Responses object, with a list of output items",
+            found=f"fields: {', '.join(sorted(rollout)) or 'none'}",
+            hints=show_line(where),
+        )
+    reward = rollout.get("reward")
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
+        raise DataError(
+            "a recorded reward is no number",
+            where=f"{where} field reward",
+            expected="a number, or null where it could not be judged",
+            found=repr(reward)[:80],
+            hints=show_line(where),
+        )
+
+
+def _recorded_reward(rollout: Mapping[str, Any]) -> float | None:
+    instance = rollout.get("instance_config")
+    masked = rollout.get("mask_sample") or (isinstance(instance, Mapping) and instance.get("mask_sample"))
+    reward = rollout.get("reward")
+    return None if masked or reward is None else float(reward)
+
+
+def _cut(rollout: Mapping[str, Any]) -> bool:
+    return bool(rollout["response"].get("incomplete_details"))
+
+
+def _prompt_key(row: Mapping[str, Any], where: str) -> str:
+    try:
+        messages = conversation(row)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            "the row has no prompt",
+            where=f"{where} field responses_create_params.input",
+            expected="a string or a list of messages",
+            found=f"fields: {', '.join(sorted(row)) or 'none'}",
+            hints=show_line(where),
+        ) from error
+    return hashlib.sha256(json.dumps(messages, ensure_ascii=True).encode()).hexdigest()
