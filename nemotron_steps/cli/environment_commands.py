@@ -112,7 +112,14 @@ def serve_environment(arguments: argparse.Namespace) -> int:
     stopped = threading.Event()
     before = {each: signal.signal(each, lambda *_: stopped.set()) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with EnvironmentServer(environment, host=arguments.host, port=arguments.port) as server:
+        with EnvironmentServer(
+            environment,
+            host=arguments.host,
+            port=arguments.port,
+            agent=None if arguments.environment == environment.name else arguments.environment,
+            model_url=arguments.model_url,
+            group_size=arguments.group_size,
+        ) as server:
             _tell_url(server.url, environment, as_json=arguments.as_json)
             stopped.wait()
     finally:
@@ -208,9 +215,8 @@ def _print_verified(graded: Sequence[Regraded], different: Sequence[Regraded], t
         verdict = each.verdict
         here = number(verdict.reward) if verdict.reward is not None else f"not judged ({verdict.failure})"
         recorded = number(each.recorded) if each.recorded is not None else "none"
-        terminal.print(
-            f"{terminal.style('✗', 'red')} {printable(each.where)}  recorded {recorded}, here {terminal.style(here, 'bold')}"
-        )
+        where = f"{terminal.style('✗', 'red')} {printable(each.where)}"
+        terminal.print(f"{where}  recorded {recorded}, here {terminal.style(here, 'bold')}")
         for name, value in (verdict.components | verdict.details).items():
             terminal.print(f"    {terminal.style(f'{name}:', 'dim')} {_short(value)}")
     if len(different) > _SHOWN_DIFFERENCES:

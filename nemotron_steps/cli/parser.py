@@ -233,6 +233,10 @@ def _environments(add: Callable[..., Parser]) -> None:
     configured(command)
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     command.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    command.add_argument("--model-url", metavar="URL", help="model server (…/v1) that /run samples from")
+    command.add_argument(
+        "--group-size", type=int, metavar="N", help="rollouts of a prompt that an environment judges together"
+    )
 
 
 def _home(command: Parser) -> None:

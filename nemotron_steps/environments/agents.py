@@ -56,6 +56,8 @@ AGENTS: dict[str, Agent] = {
             "use_per_record_regex": False,
         },
     ),
+    "workplace_assistant_simple_agent": Agent("workplace_assistant", {"max_steps": 6}),
+    "ns_tools_simple_agent": Agent("ns_tools", {"max_steps": 50}),
     "math_formal_lean_refinement_agent": Agent("math_formal_lean", {"max_corrections": 2}),
     "xstest_eval_agent": Agent("over_refusal_detection"),
     "swe_agents_train": _SWE_AGENT,

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.responses import Response, ToolCall
@@ -71,6 +71,9 @@ class EnvironmentConfig(BaseModel):
     """Settings of one environment. Subclasses add fields; an unknown key is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_steps: int | None = Field(None, ge=1)
+    """Assistant turns of a rollout at most; None: grpo.max_rollout_turns."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def described(name: str) -> Described:
         needs=needs,
         text=inspect.cleandoc(inspect.getmodule(loaded).__doc__ or loaded.__doc__ or ""),
         origin="built-in" if environment in BUILT_IN else f"{loaded.__module__}:{loaded.__qualname__}",
-        reward_range=tuple(map(float, built.reward_range)) if built is not None else None,
+        reward_range=built.reward_range if built is not None else None,
         required_fields=("responses_create_params.input", *loaded.required_fields),
         judges=built.needed_judges() if built is not None else (),
         judges_groups=loaded.judges_groups,
@@ -202,4 +202,3 @@ def _field_texts(config: type[EnvironmentConfig]) -> dict[str, str]:
             ):
                 texts[field.target.id] = " ".join(str(below.value.value).split())
     return texts
-

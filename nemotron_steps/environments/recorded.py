@@ -52,7 +52,7 @@ class RowsByPrompt:
     def __init__(self, rows: Iterable[Placed]) -> None:
         self._rows: dict[str, Placed] = {}
         for row, where in rows:
-            known = self._rows.setdefault(_prompt_key(row, where), (row, where))
+            known = self._rows.setdefault(prompt_key(row, where), (row, where))
             if known[0] != row:
                 raise DataError(
                     "two rows have one conversation and differ",
@@ -64,7 +64,7 @@ class RowsByPrompt:
 
     def completed(self, rollout: Mapping[str, Any], where: str) -> dict[str, Any]:
         """A rollout with the fields of its row; its own go before them. DataError if there is no such row."""
-        known = self._rows.get(_prompt_key(rollout, where))
+        known = self._rows.get(prompt_key(rollout, where))
         if known is None:
             raise DataError(
                 "a rollout's conversation is that of no row",
@@ -132,7 +132,7 @@ def _groups(environment: Environment, rollouts: Iterable[Placed]) -> Iterator[li
 def _same_prompt(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> bool:
     if TASK_INDEX in one or TASK_INDEX in other:
         return one.get(TASK_INDEX) == other.get(TASK_INDEX)
-    return _prompt_key(one, where) == _prompt_key(other, where)
+    return prompt_key(one, where) == prompt_key(other, where)
 
 
 def _check(rollout: Mapping[str, Any], where: str) -> None:
@@ -168,7 +168,8 @@ def _cut(rollout: Mapping[str, Any]) -> bool:
     return bool(rollout["response"].get("incomplete_details"))
 
 
-def _prompt_key(row: Mapping[str, Any], where: str) -> str:
+def prompt_key(row: Mapping[str, Any], where: str) -> str:
+    """A name of the conversation that a row begins with. DataError if it has none."""
     try:
         messages = conversation(row)
     except (KeyError, TypeError, AttributeError) as error:

@@ -56,11 +56,17 @@ def _modules(*arguments: str) -> set[str]:
         ("--help",),
         ("run", "--help"),
         ("--version",),
+        ("env", "list"),
     ],
 )
 def test_looking_things_up_imports_nothing_heavy(workplace, arguments):
     _modules("list")  # fills the index
     assert _modules(*arguments).isdisjoint(HEAVY)
+
+
+def test_showing_an_environment_imports_what_its_settings_need_and_no_framework(workplace):
+    frameworks = set(HEAVY) - {"pydantic"}
+    assert _modules("env", "show", "math_with_judge").isdisjoint(frameworks)
 
 
 def test_a_dry_run_imports_no_framework(workplace):
@@ -103,6 +109,7 @@ def _processor_seconds(command: list[str], folder: Path) -> float:
         (0.150, ("--help",)),
         (0.150, ("list",)),
         (0.150, ("show", "toy/train")),
+        (0.150, ("env", "list")),
         (0.700, ("run", "toy/train", "-c", "tiny", "--dry-run")),
     ],
 )

@@ -28,7 +28,7 @@ class Turns:
         sampler: the policy's generator.
         chat: the policy's tokenizer and template.
         turn_format: how the policy writes reasoning and tool calls.
-        max_turns: assistant turns a rollout may take.
+        max_turns: assistant turns a rollout may take, where its environment's `max_steps` does not say.
     """
 
     def __init__(self, sampler: AsyncSampler, chat: ChatFormat, turn_format: TurnFormat, max_turns: int) -> None:
@@ -56,14 +56,15 @@ class Turns:
         """
         trajectory = Trajectory(list(prompt_ids), [0] * len(prompt_ids), [0.0] * len(prompt_ids))
         completion = await first
-        for turn in range(self._max_turns):
+        most = environment.config.max_steps or self._max_turns
+        for turn in range(most):
             trajectory.append_sampled(completion)
             text = self._chat.decode(completion.token_ids)
             trajectory.texts.append(text)
             said = parse_assistant(text, f"{member_id}/{turn}", self._turn_format, session.tools)
             trajectory.output.extend(said.output_items())
             trajectory.malformed_tool_calls += len(said.malformed_tool_calls)
-            if trajectory.truncated or turn + 1 == self._max_turns:
+            if trajectory.truncated or turn + 1 == most:
                 break
             ended = completion.token_ids[-1] in (self._chat.eos_token_id, *params.stop_token_ids)
             try:

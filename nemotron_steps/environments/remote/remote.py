@@ -160,8 +160,8 @@ class RemoteEnvironment(Environment):
         if not isinstance(instance, dict | None):
             return _refused("instance_config", instance)
         failure, reward = answer.get("failure"), answer.get("reward")
-        if failure or reward is None or (instance or {}).get("mask_sample"):
-            reason = failure or answer.get("failure_reason")
+        if failure or reward is None or answer.get("mask_sample") or (instance or {}).get("mask_sample"):
+            reason = failure or answer.get("failure_kind") or answer.get("failure_reason")
             named = reason if isinstance(reason, str) else ENVIRONMENT_REFUSED
             return Verdict.failed(named[:100], message=str(answer.get("details") or "")[:500])
         low, high = self.reward_range

@@ -1,13 +1,20 @@
-"""Serve an environment over HTTP with the NeMo-Gym endpoints: /seed_session, /{tool}, /verify, and /verify_group for
-groups. Loopback unless told otherwise. Clients are bounded in number, in time and in kind (http_bounds.py).
+"""Serve an environment over HTTP as NeMo-Gym's servers are: loopback unless told otherwise, clients bounded in number,
+in time and in kind (http_bounds.py).
 
-A session is a cookie. A rollout that could not be judged answers `"reward": null` with its failure class and
-`instance_config.mask_sample`, so that no client takes it for a zero.
+    resources server    POST /seed_session, /{tool}, /verify, /aggregate_metrics; /verify_group for a whole group
+    agent               POST /run: a rollout against a model server, graded
+    head server         GET /global_config_dict_yaml, /server_instances: where the two above are, which is here
+
+A session is a cookie, sent again with every answer, because NeMo-Gym's agents keep those of the last one only. A tool
+of a session that is named `run` or `aggregate_metrics` goes before the endpoint. A rollout that could not be judged
+answers `"reward": null` with its failure class and `mask_sample`, so that no client takes it for a zero.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -15,14 +22,24 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.recorded import prompt_key
+from nemotron_steps.environments.remote.aggregate import TASK_INDEX, aggregate
+from nemotron_steps.environments.remote.json_http import JsonClient
+from nemotron_steps.environments.remote.simple_agent import run_rollout
 from nemotron_steps.errors import DataError, StepsError
 
 COOKIE = "session"
+MAX_STEPS = 64
+"""Assistant turns of a rollout of /run, where the environment's settings do not say."""
+_OF_SESSIONS = frozenset({"seed_session", "verify", "verify_group"})
+_OF_THE_SERVER = frozenset({"run", "aggregate_metrics"})
+POLICY_MODEL = "policy_model"
+"""What NeMo-Gym's configs call the server of the model in training."""
 
 
 @dataclass
@@ -31,19 +48,44 @@ class _Held:
     used: float
 
 
+@dataclass(eq=False)
+class _Waiting:
+    """A rollout whose group is not whole."""
+
+    response: Response
+    session: Session
+    verdict: asyncio.Future[Verdict]
+
+
 class EnvironmentServer:
     """An environment on a port, from `with` to its end.
 
     Args:
         environment: started by the server, on the server's own event loop, in a thread of its own.
         host, port: where to listen; port 0 picks a free one, see `url`.
+        agent: what the head server calls the agent; default: `NAME_simple_agent`.
+        model_url: of the model server that /run samples from, up to `/v1`; a request may name another one.
+        group_size: of an environment that judges groups, a /verify waits until so many of one prompt have come.
         session_ttl_s: sessions unused for longer are released.
     """
 
     def __init__(
-        self, environment: Environment, *, host: str = "127.0.0.1", port: int = 0, session_ttl_s: float = 3600.0
+        self,
+        environment: Environment,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        agent: str | None = None,
+        model_url: str | None = None,
+        group_size: int | None = None,
+        session_ttl_s: float = 3600.0,
     ) -> None:
         self.environment = environment
+        self._agent = agent or f"{environment.name}_simple_agent"
+        self._model_url = model_url
+        self._group_size = group_size
+        self._groups: dict[str, list[_Waiting]] = {}
+        self._judging: set[asyncio.Task[None]] = set()
         self._ttl = session_ttl_s
         self._sessions: dict[str, _Held] = {}
         self._http = HttpServer(self._answer, host=host, port=port)
@@ -70,14 +112,15 @@ class EnvironmentServer:
 
     async def _close(self) -> None:
         await self._http.stop()
+        for judging in self._judging:
+            judging.cancel()
         for held in self._sessions.values():
             await self.environment.release(held.session)
         await self.environment.close()
 
     async def _answer(self, request: Request) -> Reply:
         if request.method == "GET":
-            known = request.path in ("/", "/health")
-            return Reply(200, {"environment": self.environment.name}) if known else Reply(404, {"error": "?"})
+            return self._get(request)
         if request.method != "POST":
             return Reply(405, {"error": f"{request.method} is not allowed"}, (("Allow", "GET, POST"),))
         try:
@@ -95,35 +138,111 @@ class EnvironmentServer:
         except StepsError as error:
             return Reply(503, {"error": error.to_dict()})
 
+    def _get(self, request: Request) -> Reply:
+        if request.path in ("/", "/health"):
+            return Reply(200, {"environment": self.environment.name, "status": "ok"})
+        if request.path == "/global_config_dict_yaml":
+            # JSON is YAML; the client parses a JSON string that holds it.
+            return Reply(200, json.dumps(self._global_config(request)))
+        if request.path == "/server_instances":
+            return Reply(200, self._instances(request))
+        return Reply(404, {"error": f"no {request.path} here"})
+
     async def _post(self, path: str, body: dict[str, Any], cookie: str | None) -> Reply:
         await self._expire()
+        held = self._sessions.get(cookie or "")
+        if held is not None and _is_tool(path, held.session):
+            held.used = time.monotonic()
+            output = await self.environment.call_tool(held.session, path, body)
+            return Reply(200, {"output": output}, _set_cookie(cookie))
         if path == "seed_session":
-            self.environment.check_row(body, "request")
-            session = await self.environment.seed(body)
-            key = secrets.token_urlsafe(24)
-            self._sessions[key] = _Held(session, time.monotonic())
-            return Reply(200, {"tools": session.tools}, (("Set-Cookie", f"{COOKIE}={key}; HttpOnly; SameSite=Strict"),))
+            return await self._seed(body)
         if path == "verify":
             return await self._verify(body, cookie)
         if path == "verify_group":
             return await self._verify_group(body)
-        held = self._sessions.get(cookie or "")
-        if held is None:
-            return Reply(404, {"error": f"no session for tool {path!r}; POST /seed_session first and send its cookie"})
-        held.used = time.monotonic()
-        return Reply(200, {"output": await self.environment.call_tool(held.session, path, body)})
+        if path == "run":
+            return await self._run(body)
+        if path == "aggregate_metrics":
+            return Reply(200, aggregate(body["verify_responses"]))
+        return Reply(404, {"error": f"no session for tool {path!r}; POST /seed_session first and send its cookie"})
+
+    async def _seed(self, body: dict[str, Any]) -> Reply:
+        self.environment.check_row(body, "request")
+        session = await self.environment.seed(body)
+        key = secrets.token_urlsafe(24)
+        self._sessions[key] = _Held(session, time.monotonic())
+        return Reply(200, {"tools": session.tools}, _set_cookie(key))
 
     async def _verify(self, body: dict[str, Any], cookie: str | None) -> Reply:
-        if self.environment.judges_groups:
-            return Reply(400, {"error": f"{self.environment.name} judges groups: POST /verify_group"})
         self.environment.check_row(body, "request")
+        response = _response(body["response"])
         held = self._sessions.pop(cookie or "", None)
         session = held.session if held is not None else await self.environment.seed_recorded(body)
+        return await self._graded(body, response, session)
+
+    async def _run(self, body: dict[str, Any]) -> Reply:
+        url = body.get("policy_base_url") or self._model_url
+        if url is None:
+            return Reply(400, {"error": "no model server: `policy_base_url` in the request, or --model-url"})
+        self.environment.check_row(body, "request")
+        client = JsonClient(str(url))
+        session = await self.environment.seed(body)
         try:
-            (verdict,) = await self.environment.verify_group(body, [_response(body["response"])], [session])
+            model = str(body.get("policy_model_name") or POLICY_MODEL)
+            steps = self.environment.config.max_steps or MAX_STEPS
+            answer = await run_rollout(self.environment, body, session, client, model, steps)
+        except BaseException:
+            await self.environment.release(session)
+            raise
+        finally:
+            await asyncio.to_thread(client.close)
+        return await self._graded({**body, "response": answer}, _response(answer), session)
+
+    async def _graded(self, body: dict[str, Any], response: Response, session: Session) -> Reply:
+        """The verdict of a rollout that is over; its session is released."""
+        try:
+            if not self.environment.judges_groups:
+                (verdict,) = await self.environment.verify_group(body, [response], [session])
+            elif self._group_size is None:
+                message = f"{self.environment.name} judges groups: POST /verify_group, or serve it with a group size"
+                return Reply(400, {"error": message})
+            else:
+                verdict = await self._verdict_in_group(body, response, session, self._group_size)
         finally:
             await self.environment.release(session)
         return Reply(200, {**body, **_as_json(verdict)})
+
+    async def _verdict_in_group(self, row: dict[str, Any], response: Response, session: Session, size: int) -> Verdict:
+        """Wait until the group is whole; whoever comes last has it judged."""
+        key = f"{row.get(TASK_INDEX)} {prompt_key(row, 'request')}"
+        group = self._groups.setdefault(key, [])
+        mine = _Waiting(response, session, asyncio.get_running_loop().create_future())
+        group.append(mine)
+        try:
+            if len(group) == size:
+                del self._groups[key]
+                judging = asyncio.ensure_future(self._judge(row, group))  # not the last client's, who may leave
+                self._judging.add(judging)
+                judging.add_done_callback(self._judging.discard)
+            return await mine.verdict
+        finally:
+            if mine in group and self._groups.get(key) is group:  # its client is gone
+                group.remove(mine)
+
+    async def _judge(self, row: dict[str, Any], group: list[_Waiting]) -> None:
+        try:
+            verdicts = await self.environment.verify_group(
+                row, [each.response for each in group], [each.session for each in group]
+            )
+        except Exception as error:  # each of them answers with it
+            for each in group:
+                if not each.verdict.done():
+                    each.verdict.set_exception(error)
+            return
+        for each, verdict in zip(group, verdicts, strict=True):
+            if not each.verdict.done():
+                each.verdict.set_result(verdict)
 
     async def _verify_group(self, body: dict[str, Any]) -> Reply:
         row = body["row"]
@@ -139,11 +258,56 @@ class EnvironmentServer:
                 await self.environment.release(session)
         return Reply(200, {"verdicts": [_as_json(verdict) for verdict in verdicts]})
 
+    def _global_config(self, request: Request) -> dict[str, Any]:
+        """NeMo-Gym's config of who serves what where. The address is the one that the client has reached."""
+        here = urlsplit(self.url)
+        asked = urlsplit(f"//{request.headers.get('host', here.netloc)}").hostname or here.hostname
+        address = {"host": asked, "port": here.port}
+        name = self.environment.name
+        server = {"type": "resources_servers", "name": name}
+        agent: dict[str, Any] = {**address, "entrypoint": "app.py", "resources_server": server}
+        config: dict[str, Any] = {
+            "head_server": address,
+            name: {"resources_servers": {name: {**address, "entrypoint": "app.py", "domain": "other"}}},
+            self._agent: {"responses_api_agents": {"simple_agent": agent}},
+        }
+        if self._model_url is not None:
+            model = urlsplit(self._model_url)
+            where = {"host": model.hostname, "port": model.port or (443 if model.scheme == "https" else 80)}
+            config[POLICY_MODEL] = {"responses_api_models": {"vllm_model": {**where, "entrypoint": "app.py"}}}
+            agent["model_server"] = {"type": "responses_api_models", "name": POLICY_MODEL}
+        return config
+
+    def _instances(self, request: Request) -> list[dict[str, Any]]:
+        config = self._global_config(request)
+        return [
+            {
+                "name": name,
+                "process_name": name,
+                "server_type": kind,
+                "pid": os.getpid(),
+                "host": config["head_server"]["host"],
+                "port": config["head_server"]["port"],
+                "url": f"http://{config['head_server']['host']}:{config['head_server']['port']}",
+            }
+            for name, kind in ((self.environment.name, "resources_servers"), (self._agent, "responses_api_agents"))
+        ]
+
     async def _expire(self) -> None:
         limit = time.monotonic() - self._ttl
         old = [key for key, held in self._sessions.items() if held.used < limit]
         for held in [self._sessions.pop(key) for key in old]:
             await self.environment.release(held.session)
+
+
+def _set_cookie(key: str | None) -> tuple[tuple[str, str], ...]:
+    return (("Set-Cookie", f"{COOKIE}={key}; HttpOnly; SameSite=Strict"),)
+
+
+def _is_tool(path: str, session: Session) -> bool:
+    if path in _OF_THE_SERVER:
+        return any(offered.get("name") == path for offered in session.tools)
+    return path not in _OF_SESSIONS
 
 
 def _cookie(request: Request) -> str | None:
@@ -166,6 +330,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "details": verdict.details,
     }
     if verdict.failure is not None:
-        answer["failure_reason"] = verdict.failure
+        answer["failure_kind"] = answer["failure_reason"] = verdict.failure
+        answer["mask_sample"] = True
         answer["instance_config"] = {"mask_sample": True}
     return answer

@@ -1,0 +1,225 @@
+"""`steps env`: what there is, recorded rollouts graded again, an environment behind HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.http_server import HttpServer, Reply, Request
+from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.registry import BUILT_IN
+from nemotron_steps.environments.remote.json_http import JsonClient
+from nemotron_steps.environments.responses import message_item
+
+
+def rollout(answer: str, reward: Any, **fields: Any) -> dict[str, Any]:
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": "Which letter?"}]},
+        "response": {"output": [message_item(answer)]},
+        "reward": reward,
+        **fields,
+    }
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+KEY = {"options": [{"A": "red"}, {"B": "blue"}], "expected_answer": "B"}
+
+
+def test_list_names_every_environment_with_what_it_judges(cli) -> None:
+    listed = cli("env", "list", "--json").json
+    assert {each["name"] for each in listed} >= set(BUILT_IN)
+    assert all(each["summary"] and not each["summary"].startswith(each["name"]) for each in listed)
+    text = cli("env").out
+    assert "mcqa" in text and "multiple choice" in text
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_show_tells_every_environment_as_its_class_has_it(cli, name: str) -> None:
+    from nemotron_steps.environments.registry import environment_class
+
+    shown = cli("env", "show", name, "--json").json
+    loaded = environment_class(name)
+    assert {each["name"] for each in shown["settings"]} == set(loaded.config_class.model_fields)
+    assert set(loaded.required_fields) < set(shown["required_fields"])
+    assert shown["judges_groups"] == loaded.judges_groups and shown["text"]
+    assert cli("env", "show", name).code == 0
+
+
+def test_show_of_an_agent_has_its_preset_and_what_it_needs(cli) -> None:
+    agent = "search_pivot_single_step_tool_use_with_argument_comparison_agent"
+    shown = cli("env", "show", agent, "--json").json
+    assert shown["preset"] == {"word_count_similarity_threshold": 0.3}
+    assert shown["environment"] == "single_step_tool_use_with_argument_comparison"
+    text = cli("env", "show", "mcqa").out
+    assert "grading_mode" in text and "the row's own, else" in text
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(cli) -> None:
+    for command in (("show", "mcq"), ("serve", "mcq"), ("verify", "mcq", "rollouts.jsonl")):
+        result = cli("env", *command)
+        assert result.code == 2 and "steps env show mcqa" in result.err
+
+
+def test_verify_agrees_with_recorded_rewards(cli, workplace: Path) -> None:
+    file = write(
+        workplace / "r.jsonl",
+        rollout("\\boxed{B}", 1.0, **KEY),
+        rollout("\\boxed{A}", 0.0, **KEY),
+    )
+    result = cli("env", "verify", "mcqa", file)
+    assert result.code == 0
+    assert "2 of 2" in result.out and "recorded 0.5, here 0.5" in result.out
+
+
+def test_verify_shows_every_difference_and_exits_with_1(cli, workplace: Path) -> None:
+    file = write(
+        workplace / "r.jsonl",
+        rollout("\\boxed{B}", 0.0, **KEY),
+        rollout("\\boxed{A}", 0.0, **KEY),
+        rollout("\\boxed{B}", 1.0, mask_sample=True, **KEY),
+    )
+    result = cli("env", "verify", "mcqa", file)
+    assert result.code == 1
+    assert f"{file}:1  recorded 0, here 1" in result.out and f"{file}:3  recorded none, here 1" in result.out
+    assert f"{file}:2" not in result.out
+    rewards = cli("env", "verify", "mcqa", file, "--json").json["rewards"]
+    assert [(each["recorded"], each["reward"], each["agrees"]) for each in rewards] == [
+        (0.0, 1.0, False),
+        (0.0, 0.0, True),
+        (None, 1.0, False),
+    ]
+    assert cli("env", "verify", "mcqa", file, "--tolerance", "1").code == 1, "what was masked has no reward"
+
+
+def test_verify_takes_settings_and_the_presets_of_an_agent(cli, workplace: Path) -> None:
+    file = write(workplace / "r.jsonl", rollout("Answer: B", 1.0, **KEY))
+    assert cli("env", "verify", "mcqa", file).code == 1
+    assert cli("env", "verify", "mcqa", file, "grading_mode=lenient_answer_colon").code == 0
+    wrong = cli("env", "verify", "mcqa", file, "grading_mod=lenient_boxed")
+    assert wrong.code == 2 and "grading_mode" in wrong.err
+    assert cli("env", "verify", "mcqa", file, "grading_mode").code == 2
+
+
+def test_fields_that_rollouts_lack_come_from_the_input_rows(cli, workplace: Path) -> None:
+    file = write(workplace / "r.jsonl", rollout("\\boxed{B}", 1.0))
+    lacking = cli("env", "verify", "mcqa", file)
+    assert lacking.code == 2 and "--rows" in lacking.err and f"{file}:1" in lacking.err
+    prompt = rollout("", None)["responses_create_params"]
+    rows = write(workplace / "in.jsonl", {"responses_create_params": prompt, **KEY})
+    assert cli("env", "verify", "mcqa", file, "--rows", rows).code == 0
+    other = write(workplace / "other.jsonl", {"responses_create_params": {"input": "Another."}, **KEY})
+    assert "that of no row" in cli("env", "verify", "mcqa", file, "--rows", other).err
+    twice = write(
+        workplace / "twice.jsonl",
+        {"responses_create_params": prompt, **KEY},
+        {"responses_create_params": prompt, **KEY, "expected_answer": "A"},
+    )
+    assert "two rows have one conversation" in cli("env", "verify", "mcqa", file, "--rows", twice).err
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"responses_create_params": {"input": "x"}, "reward": 1.0, **KEY},
+        {**rollout("B", "high", **KEY)},
+        {**rollout("B", True, **KEY)},
+    ],
+)
+def test_what_is_no_rollout_is_refused_by_line(cli, workplace: Path, row: dict[str, Any]) -> None:
+    file = write(workplace / "r.jsonl", rollout("\\boxed{B}", 1.0, **KEY), row)
+    result = cli("env", "verify", "mcqa", file)
+    assert result.code == 2 and f"{file}:2" in result.err
+
+
+@pytest.fixture
+def judge() -> Iterator[str]:
+    """An endpoint whose model finds `4` equal to `four` and nothing else."""
+
+    async def answer(request: Request) -> Reply:
+        if request.method == "GET":
+            return Reply(200, {"data": [{"id": "the-judge"}]})
+        body = json.loads(request.body)
+        assert body["model"] == "the-judge"
+        label = "[[A=B]]" if "four" in body["messages"][-1]["content"] else "[[A!=B]]"
+        return Reply(200, {"choices": [{"message": {"content": label}}]})
+
+    server, thread = HttpServer(answer), LoopThread("judge")
+    thread.run(server.start())
+    yield f"{server.url}/v1"
+    thread.run(server.stop())
+    thread.stop()
+
+
+def test_a_judge_is_named_by_url_and_one_that_is_missing_is_asked_for(cli, workplace: Path, judge: str) -> None:
+    file = write(
+        workplace / "r.jsonl",
+        rollout("four", 1.0, expected_answer="4", question="2+2?"),
+        rollout("five", 0.0, expected_answer="4", question="2+2?"),
+    )
+    missing = cli("env", "verify", "equivalence_llm_judge", file)
+    assert missing.code == 2 and "--judge judge_model=http" in missing.err
+    assert cli("env", "verify", "equivalence_llm_judge", file, "--judge", judge).code == 0
+    assert cli("env", "verify", "equivalence_llm_judge", file, "--judge", f"judge_model={judge}").code == 0
+    wrong = cli("env", "verify", "equivalence_llm_judge", file, "--judge", f"judge={judge}")
+    assert wrong.code == 2 and "judge_model" in wrong.err
+
+
+def test_rollouts_of_one_prompt_are_judged_together_where_an_environment_compares(cli, workplace: Path) -> None:
+    async def answer(request: Request) -> Reply:
+        if request.method == "GET":
+            return Reply(200, {"data": [{"id": "genrm"}]})
+        messages = json.loads(request.body)["messages"]
+        first = next(m["content"] for m in messages if m["role"] == "response_1")
+        scores = (5, 1, 1) if first == "good" else (1, 5, 6)
+        text = json.dumps(dict(zip(("score_1", "score_2", "ranking"), scores, strict=True)))
+        return Reply(200, {"choices": [{"message": {"content": f"```json\n{text}\n```"}}]})
+
+    server, thread = HttpServer(answer), LoopThread("genrm")
+    thread.run(server.start())
+    file = write(
+        workplace / "r.jsonl",
+        rollout("good", 5.0, _ng_task_index=0),
+        rollout("bad", 1.0, _ng_task_index=0),
+        rollout("good", 3.0, _ng_task_index=1),
+    )
+    try:
+        result = cli("env", "verify", "genrm_compare", file, "--judge", f"{server.url}/v1")
+    finally:
+        thread.run(server.stop())
+        thread.stop()
+    assert result.code == 0, result.out + result.err
+
+
+def test_serve_answers_on_loopback_until_it_is_told_to_stop(workplace: Path) -> None:
+    command = [sys.executable, "-m", "nemotron_steps.cli.main", "env", "serve", "mcqa", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    try:
+        assert process.stdout is not None
+        told = ""
+        while not told.endswith("}\n"):
+            line = process.stdout.readline()
+            assert line, "the server ended"
+            told += line
+        url = json.loads(told)["url"]
+        assert url.startswith("http://127.0.0.1:")
+        row = {**rollout("\\boxed{B}", None), **KEY}
+        graded, _ = asyncio.run(JsonClient(url, retries=0).post("/verify", row))
+        assert graded["reward"] == 1.0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
