@@ -53,6 +53,7 @@ BUILT_IN: dict[str, str] = {
     "structured_outputs": f"{_PACKAGE}.text.structured_outputs:StructuredOutputs",
     "swerl_gen": f"{_PACKAGE}.code.swerl_gen:SwerlGen",
     "workplace_assistant": f"{_PACKAGE}.tools.workplace_assistant:WorkplaceAssistant",
+    "swe_agent": f"{_PACKAGE}.swe.swe_agent:SweAgent",
     "swe_pivot": f"{_PACKAGE}.tools.swe_pivot:SwePivot",
 }
 """Environment name → module:class."""

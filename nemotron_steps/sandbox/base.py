@@ -72,7 +72,8 @@ class Sandbox(ABC):
     """A place to run programs. `start` must have succeeded before `run`; runs may be concurrent."""
 
     def __init__(self, max_concurrency: int | None = None) -> None:
-        self._slots = asyncio.Semaphore(max_concurrency or os.cpu_count() or 1)
+        self.slots = asyncio.Semaphore(max_concurrency or os.cpu_count() or 1)
+        """Held while a program runs."""
         self._started = False
         self._start_lock = asyncio.Lock()
 
@@ -127,7 +128,7 @@ class Sandbox(ABC):
         assert argv is not None
         if not _fit(laid, limits):
             return SandboxResult(Outcome.FILES_LIMIT, None, "", "", 0.0)
-        async with self._slots:
+        async with self.slots:
             return await self.execute(list(argv), encoded(stdin), laid, limits)
 
     @property

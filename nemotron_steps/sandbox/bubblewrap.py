@@ -97,6 +97,17 @@ class BubblewrapSandbox(Sandbox):
 
     async def execute(self, argv: list[str], stdin: bytes, files: Mapping[str, bytes], limits: Limits) -> SandboxResult:
         """See Sandbox.execute."""
+        return await self.execute_with(argv, stdin, files, limits)
+
+    async def execute_with(
+        self,
+        argv: list[str],
+        stdin: bytes,
+        files: Mapping[str, bytes],
+        limits: Limits,
+        kept_open: Sequence[int] = (),
+    ) -> SandboxResult:
+        """execute, for a program that is also given descriptors of this process, under the same numbers."""
         with ExitStack() as stack:
             status, descriptors = stack.enter_context(self._open(files))
             group = stack.enter_context(MemoryGroup.try_to_make(limits.memory_bytes))
@@ -106,7 +117,7 @@ class BubblewrapSandbox(Sandbox):
                 wall_s=limits.wall_s,
                 output_bytes=limits.output_bytes,
                 environment={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
-                pass_fds=descriptors.all(),
+                pass_fds=[*descriptors.all(), *kept_open],
                 watch=Watch(status, None if group else limits.memory_bytes, (WORK, TEMPORARY)),
             )
             if not ended.ready and ended.outcome is not Outcome.MEMORY_LIMIT:

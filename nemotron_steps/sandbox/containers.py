@@ -210,17 +210,13 @@ class ContainerSession:
             return ended.result(Outcome.TIMEOUT)
         return ended.result()
 
-    async def write(self, path: str, content: str) -> None:
-        """Write a file inside the container.
-
-        Raises:
-            SandboxError: it could not be written.
-        """
-        result = await self.run(
-            ["/bin/sh", "-c", 'mkdir -p "$(dirname "$1")" && cat > "$1"', "sh", path], stdin=content
-        )
-        if not result.ok:
-            raise SandboxError(f"could not write {path} in the container", found=result.stderr[-500:])
+    async def write(self, files: Mapping[str, str]) -> None:
+        """See SandboxSession.write."""
+        for path, content in files.items():
+            script = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
+            result = await self.run(["/bin/sh", "-c", script, "sh", path], stdin=content)
+            if not result.ok:
+                raise SandboxError(f"could not write {path} in the container", found=result.stderr[-500:])
 
 
 async def check_engine(engine: str) -> None:

@@ -118,7 +118,7 @@ class SwerlGen(Environment):
         for patch in (None, str(row["instance"]["patch"])):
             async with self._container(row) as container:
                 await self._setup(container, row["instance"], patch)
-                await container.write(f"{REPOSITORY}/{TEST_FILE}", blocks[-1])
+                await container.write({f"{REPOSITORY}/{TEST_FILE}": blocks[-1]})
                 script = f"source /opt/miniconda3/bin/activate && conda activate testbed && python {TEST_FILE}"
                 result = await container.run(["/bin/bash", "-c", script], cwd=REPOSITORY)
                 codes.append(result.exit_code if result.outcome is Outcome.EXITED else None)
@@ -140,7 +140,7 @@ class SwerlGen(Environment):
         if instance.get("setup_script"):
             await self._prepare(container, ["/bin/bash", "-c", str(instance["setup_script"])])
         if patch is not None:
-            await container.write("/tmp/answer.patch", patch)
+            await container.write({"/tmp/answer.patch": patch})
             applied = await self._prepare(container, ["git", "apply", "--whitespace=nowarn", "/tmp/answer.patch"])
             if not applied.ok:
                 raise CannotJudgeError(PATCH_NOT_APPLICABLE, applied.stderr[-300:])

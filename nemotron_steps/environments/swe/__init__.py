@@ -1,0 +1,1 @@
+"""Software engineering by an agent: the harness, the working copy, the grading."""

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from nemotron_steps.sandbox.base import MIB, Limits, Outcome
+from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
+from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
+from nemotron_steps.sandbox.session import SessionOverError
+
+pytestmark = pytest.mark.sandbox
+SMALL = Limits(wall_s=60.0, memory_bytes=256 * MIB, scratch_bytes=8 * MIB, output_bytes=4096, processes=32)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> BubblewrapSandbox:
+    return BubblewrapSandbox(max_concurrency=8)
+
+
+def inside(
+    sandbox: BubblewrapSandbox, work: Callable[[BubblewrapSession], Awaitable[None]], limits: Limits = SMALL
+) -> None:
+    async def body() -> None:
+        async with BubblewrapSession(sandbox, limits=limits) as session:
+            await work(session)
+
+    asyncio.run(body())
+
+
+def test_commands_see_each_others_files_and_nothing_outlives_the_session(sandbox) -> None:
+    async def work(session: BubblewrapSession) -> None:
+        await session.write({"/scratch/repo/pkg/a.txt": "één\n", "/scratch/repo/b.txt": "b"})
+        await session.run(["sh", "-c", "cat >> pkg/a.txt"], cwd="/scratch/repo", stdin="zwei\n")
+        assert (await session.run(["cat", "pkg/a.txt"], cwd="/scratch/repo")).stdout == "één\nzwei\n"
+
+    async def later(session: BubblewrapSession) -> None:
+        assert (await session.run(["ls", "-A", "/scratch"])).stdout == ""
+
+    inside(sandbox, work)
+    inside(sandbox, later)
+
+
+def test_what_a_command_leaves_running_is_killed_with_it(sandbox) -> None:
+    async def work(session: BubblewrapSession) -> None:
+        begun = time.monotonic()
+        await session.run(["sh", "-c", "setsid sleep 300 & (sleep 300 &) ; sleep 300 & echo on"])
+        assert time.monotonic() - begun < 20
+        listed = await session.run(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])
+        assert "sleep 300" not in listed.stdout.replace("cat /proc", "")
+
+    inside(sandbox, work)
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"),
+    [("sleep 60", Outcome.TIMEOUT), ("exec >&- 2>&-; sleep 60", Outcome.TIMEOUT), ("yes", Outcome.OUTPUT_LIMIT)],
+)
+def test_a_command_that_does_not_end_is_stopped_and_the_session_goes_on(sandbox, command: str, outcome) -> None:
+    async def work(session: BubblewrapSession) -> None:
+        stopped = await session.run(["sh", "-c", command], wall_s=1.0)
+        assert stopped.outcome is outcome and stopped.exit_code is None and len(stopped.stdout) <= SMALL.output_bytes
+        assert (await session.run(["echo", "still here"])).stdout == "still here\n"
+
+    inside(sandbox, work)
+
+
+def test_a_command_that_kills_its_session_loses_it_and_no_other(sandbox) -> None:
+    async def body() -> None:
+        async with BubblewrapSession(sandbox, limits=SMALL) as lost, BubblewrapSession(sandbox, limits=SMALL) as other:
+            for _ in range(2):
+                with pytest.raises(SessionOverError) as over:
+                    await lost.run(["sh", "-c", "kill -9 -1"])
+                assert over.value.outcome is Outcome.EXITED
+            assert (await other.run(["echo", "on"])).stdout == "on\n"
+
+    asyncio.run(body())
+
+
+def test_a_session_whose_server_is_stopped_is_over(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemotron_steps.sandbox.bubblewrap_session.GRACE_S", 0.5)
+
+    async def work(session: BubblewrapSession) -> None:
+        with pytest.raises(SessionOverError):
+            await session.run(["sh", "-c", "kill -STOP 2; sleep 60"], wall_s=0.5)
+
+    inside(sandbox, work)
+
+
+def test_total_time_and_memory_end_a_session_by_name(sandbox) -> None:
+    async def work_on(limits: Limits, command: list[str]) -> Outcome:
+        async with BubblewrapSession(sandbox, limits=limits) as session:
+            with pytest.raises(SessionOverError) as over:
+                await session.run(command)
+            return over.value.outcome
+
+    hog = (
+        'import os\nfor _ in range(5):\n  os.fork() or exec("import time; x = bytearray(100 << 20); time.sleep(60)")\n'
+    )
+    hog += "import time\nx = bytearray(100 << 20)\ntime.sleep(60)"
+    quick = Limits(wall_s=1.0, memory_bytes=256 * MIB, scratch_bytes=8 * MIB)
+    assert asyncio.run(work_on(quick, ["sleep", "60"])) is Outcome.TIMEOUT
+    assert asyncio.run(work_on(SMALL, ["python3", "-c", hog])) is Outcome.MEMORY_LIMIT
+
+
+def test_the_folder_is_bounded(sandbox) -> None:
+    async def work(session: BubblewrapSession) -> None:
+        full = await session.run(["sh", "-c", "head -c 20000000 /dev/urandom > big; stat -c %s big"])
+        assert int(full.stdout) <= SMALL.scratch_bytes and "No space left" in full.stderr
+
+    inside(sandbox, work)
+
+
+def test_the_channel_and_the_host_are_out_of_reach(sandbox) -> None:
+    async def work(session: BubblewrapSession) -> None:
+        listing = await session.run(["sh", "-c", "ls /proc/2/fd; ls -l /proc/self/fd"])
+        assert "Permission denied" in listing.stderr and "socket" not in listing.stdout
+        reach = await session.run(["sh", "-c", "ls /etc/passwd /root/.ssh; cat < /dev/tcp/127.0.0.1/22"])
+        assert not reach.ok and not reach.stdout
+
+    inside(sandbox, work)
+
+
+def test_a_session_that_is_cancelled_leaves_no_process(sandbox, tmp_path) -> None:
+    async def body() -> int:
+        session = BubblewrapSession(sandbox, limits=SMALL)
+        await session.__aenter__()
+        running = asyncio.ensure_future(session.run(["sleep", "300"]))
+        await asyncio.sleep(0.2)
+        running.cancel()
+        await session.__aexit__(None, None, None)
+        assert session._whole is not None
+        return session._whole.done()
+
+    assert asyncio.run(body())
