@@ -153,9 +153,9 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     """config.json and tokenizer of a model folder → attributes: what later steps must agree on.
 
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
-    intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups, shape
-    (what memory depends on, as config.json has it),
-    sequence_length, tokenizer (digest), tokenizer_size, chat_template (digest) where known.
+    intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups,
+    mtp_layers, shape (what memory depends on, as config.json has it), sequence_length, tokenizer (digest),
+    tokenizer_size, chat_template (digest) where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -204,7 +204,10 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
 def _hybrid_attributes(layers: list[Any] | str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model whose layers are of several kinds, as names or as letters."""
     kinds = set(layers)
-    found: dict[str, Any] = {"num_hidden_layers": len(layers)}
+    found: dict[str, Any] = {
+        "num_hidden_layers": len(layers),
+        "mtp_layers": config.get("num_nextn_predict_layers") or 0,
+    }
     if kinds & {"mamba", "linear_attention", "M"}:
         groups = config.get("n_groups", config.get("mamba_n_groups"))
         found |= {"mamba_num_heads": config.get("mamba_num_heads"), "mamba_groups": groups}

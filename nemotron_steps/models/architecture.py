@@ -126,6 +126,8 @@ class Architecture:
     mtp_pattern: str = ""
     mtp_layers: int = 0
     """Multi-token prediction: blocks, each with a layer for every character of `mtp_pattern`."""
+    trains_mtp: bool = False
+    """Whether those blocks are parameters; otherwise their tensors travel along unread."""
 
     @property
     def is_moe(self) -> bool:
@@ -177,6 +179,8 @@ class Architecture:
             mamba_heads=None if self.mamba is None else self.mamba.num_heads,
             mamba_groups=None if self.mamba is None else self.mamba.num_groups,
             positions=self.positions,
+            # Sizes of experts and of Mamba-2 are read where the model itself has such layers.
+            mtp_layers=self.mtp_layers if set(self.mtp_pattern) <= {*self.pattern, "*", "-"} else 0,
         )
 
     @property

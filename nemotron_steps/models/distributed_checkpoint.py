@@ -217,8 +217,11 @@ def stage_tensors(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
     return StagedSave({name: _host_copy(tensor) for name, tensor in state.items()})
 
 
-def load_tensors(state: dict[str, Any], folder: str | Path) -> None:
+def load_tensors(state: dict[str, Any], folder: str | Path, *, alone: bool = False) -> None:
     """Load into the tensors of `state`, in place and in their own sharding. Collective.
+
+    Args:
+        alone: not collective; of tensors that this rank has whole.
 
     Raises:
         ArtifactError: a tensor is missing, has another shape, or the checkpoint is damaged.
@@ -228,10 +231,11 @@ def load_tensors(state: dict[str, Any], folder: str | Path) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
 
     ensure_process_group()
+    no_dist = alone or dist.get_world_size() == 1
     try:
         with _quiet():
             checkpoint.load(  # type: ignore[attr-defined]
-                state, storage_reader=_record_reader(str(folder)), no_dist=dist.get_world_size() == 1
+                state, storage_reader=_record_reader(str(folder)), no_dist=no_dist
             )
     except (CheckpointException, RuntimeError, ValueError, KeyError, OSError, EOFError) as error:
         raise ArtifactError(

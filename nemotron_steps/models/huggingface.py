@@ -150,12 +150,14 @@ def save_hf_checkpoint(target: str | Path, weights: Iterable[tuple[str, torch.Te
     (target / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def copy_model_files(source: Path, target: Path) -> None:
+def copy_model_files(source: Path, target: Path, *, carries: bool = True) -> None:
     """Copy what a Megatron checkpoint has beside its weights: config.json, tokenizer, chat template, generation config
-    and carried tensors. ArtifactError if the first two are missing."""
+    and, unless they are among the weights, carried tensors. ArtifactError if the first two are missing."""
     from safetensors.torch import save_file
 
     _copy_files(source, target)
+    if not carries:
+        return
     if (source / CARRIED).is_file():
         shutil.copyfile(source / CARRIED, target / CARRIED)
         return
@@ -166,14 +168,19 @@ def copy_model_files(source: Path, target: Path) -> None:
 
 
 def carried_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that no policy has, in the type they were saved in: those of multi-token prediction.
+    """Tensors that a policy has only if it trains them, those of multi-token prediction, in the type they are saved in.
 
     Args:
         folder: of a Hugging Face checkpoint, where they are among the weights; or a Megatron checkpoint's `hf`, where
-            they have a file of their own.
+            they have a file of their own, unless they were trained: then they are among the weights beside it.
     """
     family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
     prefix = module_of(family.name).CARRIED if family is not None else ""
+    if prefix and folder.name == "hf" and not (folder / CARRIED).is_file():
+        from nemotron_steps.models.megatron_checkpoint import trained_mtp
+
+        yield from trained_mtp(folder.parent)
+        return
     if prefix and any(folder.glob("*.safetensors")):
         reader = WeightReader(folder)
         for name in sorted(reader.names()):

@@ -61,6 +61,7 @@ class Parameter:
     tp_dim: int | None = None
     """Dimension cut under tensor parallelism; None when every rank holds all of it."""
     layer: int | None = None
+    """Of the model; of multi-token prediction, numbers after its last layer. None for what no layer has."""
     optional: bool = False
     """Absent from checkpoints of models that were never trained with it; then all zeros."""
     parts: tuple[tuple[str, int], ...] = ()
@@ -167,10 +168,18 @@ class TensorReader(Protocol):
         """One of them."""
 
 
+def of_mtp(parameter: Parameter, architecture: Architecture) -> bool:
+    """Whether a parameter is of multi-token prediction."""
+    return parameter.layer is not None and parameter.layer >= architecture.num_layers
+
+
 def to_megatron(
-    weights: Mapping[str, torch.Tensor] | TensorReader, architecture: Architecture
+    weights: Mapping[str, torch.Tensor] | TensorReader, architecture: Architecture, *, mtp_alone: bool = False
 ) -> Iterator[tuple[Parameter, torch.Tensor]]:
     """Whole Megatron tensors of a Hugging Face checkpoint, one at a time.
+
+    Args:
+        mtp_alone: only those of multi-token prediction, of weights that have no others.
 
     Raises:
         ArtifactError: a tensor is missing, is none of the model's, or has another shape than the architecture says.
@@ -179,8 +188,9 @@ def to_megatron(
     read = weights.__getitem__ if isinstance(weights, Mapping) else weights
     names = set(weights) if isinstance(weights, Mapping) else weights.names()
     where = None if isinstance(weights, Mapping) else str(weights.folder)
-    _check_names(names, architecture, where)
-    for parameter in parameters(architecture):
+    wanted = [p for p in parameters(architecture) if not mtp_alone or of_mtp(p, architecture)]
+    _check_names(names, wanted, architecture, where)
+    for parameter in wanted:
         tensors = []
         for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
             if name not in names:
@@ -200,11 +210,11 @@ def to_megatron(
         yield parameter, merge(parameter, tensors, architecture)
 
 
-def _check_names(names: set[str], architecture: Architecture, where: str | None) -> None:
+def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Architecture, where: str | None) -> None:
     """Refuse a checkpoint without a tensor of the model, or with one that the model has no place for."""
     from nemotron_steps.models.families import module_of
 
-    needed = [name for p in parameters(architecture) if not p.optional for name in p.hf_names]
+    needed = [name for p in wanted if not p.optional for name in p.hf_names]
     missing = [name for name in needed if name not in names]
     if missing:
         raise ArtifactError(
@@ -214,10 +224,11 @@ def _check_names(names: set[str], architecture: Architecture, where: str | None)
             found=f"{len(missing)} of them missing",
             hints=("download or export the checkpoint again; if it is whole, its config.json is of another model",),
         )
-    carried = module_of(architecture.family).CARRIED
+    carried = "" if architecture.trains_mtp else module_of(architecture.family).CARRIED
+    known = {name for p in wanted for name in p.hf_names}
     extra = sorted(
         name
-        for name in names.difference(hf_names(architecture))
+        for name in names.difference(known)
         if not (carried and name.startswith(carried)) and not name.endswith(_UNUSED)
     )
     if extra:

@@ -6,16 +6,25 @@ parallel layout loads them and `convert/*` needs no model. Optimizer state is en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.models.distributed_checkpoint import load_sharded, save_sharded
+from nemotron_steps.models.distributed_checkpoint import load_sharded, load_tensors, read_metadata, save_sharded
 from nemotron_steps.models.huggingface import FiniteReader, copy_model_files, require_finite, save_hf_checkpoint
-from nemotron_steps.models.mapping import Layout, Parameter, megatron_shape, parameters, to_hf, to_megatron
+from nemotron_steps.models.mapping import (
+    Layout,
+    Parameter,
+    megatron_shape,
+    of_mtp,
+    parameters,
+    split,
+    to_hf,
+    to_megatron,
+)
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core
 
 if TYPE_CHECKING:
@@ -156,8 +165,6 @@ def load_megatron_weights(folder: str | Path, architecture: Architecture) -> dic
     """
     import torch
 
-    from nemotron_steps.models.distributed_checkpoint import read_metadata
-
     load_megatron_core()
     ensure_process_group()
     stored = read_metadata(folder).state_dict_metadata
@@ -174,6 +181,27 @@ def load_megatron_weights(folder: str | Path, architecture: Architecture) -> dic
         state[parameter.name] = sharded_tensors(parameter, empty, architecture)
     loaded = load_sharded({_PREFIX: state}, folder)[_PREFIX]
     return {p.name: join(p, loaded[p.name]) for p in parameters(architecture) if p.name in loaded}
+
+
+def trained_mtp(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Hugging Face tensors of multi-token prediction that are among the weights of a Megatron checkpoint folder, none
+    where it was not trained. Not collective."""
+    import torch
+
+    if not is_megatron_checkpoint(folder):
+        return
+    architecture = replace(Architecture.from_folder(folder), trains_mtp=True)
+    stored = read_metadata(folder / WEIGHTS).state_dict_metadata
+    for parameter in parameters(architecture):
+        if not of_mtp(parameter, architecture):
+            continue
+        key = sharded_key(parameter, architecture)
+        keys = [f"{key}.{name}" for name, _ in parameter.parts] or [key]
+        if keys[0] not in stored:
+            return
+        parts = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in keys}
+        load_tensors(parts, folder / WEIGHTS, alone=True)
+        yield from split(parameter, join(parameter, list(parts.values())), architecture)
 
 
 def convert_hf_to_megatron(source: str | Path, target: str | Path) -> None:

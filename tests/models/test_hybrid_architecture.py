@@ -11,6 +11,7 @@ import pytest
 from nemotron_steps.artifacts.checkpoints import validate_model_folder
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.mends import mends
 from nemotron_steps.config.layout.misfits import model_misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.errors import ArtifactError, UnsupportedError
@@ -188,10 +189,34 @@ def test_what_is_recorded_of_a_checkpoint_says_as_much_of_layouts_as_its_config(
     write_hybrid(name, tmp_path, old_config=old_config)
     recorded = ModelFacts.from_attributes(validate_model_folder(tmp_path))
     facts = Architecture.from_folder(tmp_path).facts
-    known = ("layers", "attention_heads", "key_value_heads", "experts", "shared_width", "mamba_heads", "mamba_groups")
+    counted = "layers attention_heads key_value_heads experts shared_width mamba_heads mamba_groups mtp_layers"
+    known = counted.split()
     assert {key: getattr(recorded, key) for key in known} == {key: getattr(facts, key) for key in known}
+    assert facts.mtp_layers == (name == "mtp")
     assert facts.is_hybrid and facts.is_moe == (name != "dense")
     assert (facts.layers, facts.mamba_heads, facts.mamba_groups) == (len(TWINS[name][0]), 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "key", "mend"),
+    [
+        ("latent", {"mtp_layers": 1}, "mtp_num_layers", "mtp_num_layers=0"),
+        ("mtp", {"mtp_layers": 2}, "mtp_num_layers", "mtp_use_repeated_layer=true"),
+        ("two", {"mtp_layers": 1}, "mtp_num_layers", "mtp_num_layers=2"),
+        ("two", {"mtp_layers": 3, "mtp_repeated": True}, "mtp_use_repeated_layer", "mtp_num_layers=2 {}=false"),
+    ],
+)
+def test_depths_of_prediction_that_the_checkpoint_has_no_blocks_for_are_refused(name, asked, key, mend, tmp_path):
+    changes = {"num_nextn_predict_layers": 2} if name == "two" else {}
+    write_hybrid("mtp" if name == "two" else name, tmp_path, **changes)
+    facts, sizes = Architecture.from_folder(tmp_path).facts, LayoutSizes(**asked)
+    (found,) = model_misfits(sizes, facts)
+    assert found.key == f"policy.megatron_cfg.{key}"
+    full = mend.format("mtp_use_repeated_layer")
+    assert mends(sizes, facts)[0] == " ".join(f"policy.megatron_cfg.{each}" for each in full.split())
+    assert not any(
+        model_misfits(LayoutSizes(mtp_layers=3, mtp_repeated=True), dataclasses.replace(facts, mtp_layers=1))
+    )
 
 
 def test_older_names_of_sizes_are_read_wherever_sizes_are(tmp_path):

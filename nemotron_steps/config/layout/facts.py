@@ -31,6 +31,7 @@ class ModelFacts:
             there are shared experts and dense MLPs.
         mamba_heads, mamba_groups: of a Mamba-2 layer; None without any.
         positions: longest sequence that its position embedding was made for, scaling included.
+        mtp_layers: blocks of multi-token prediction that can be trained.
         has_chat_template: whether its tokenizer has one.
         vocabulary: rows of its embedding.
         tokens: of its tokenizer.
@@ -47,6 +48,7 @@ class ModelFacts:
     mamba_heads: int | None = None
     mamba_groups: int | None = None
     positions: int | None = None
+    mtp_layers: int | None = None
     has_chat_template: bool | None = None
     vocabulary: int | None = None
     tokens: int | None = None
@@ -75,7 +77,8 @@ class ModelFacts:
         pattern = get("from_scratch.hybrid.pattern")
         if isinstance(pattern, str):
             return cls._of_pattern(pattern, lambda key: get(f"from_scratch.{key}"))
-        return cls(model_type, layers, heads, shared, head_dim=head, mlp_width=width, positions=positions)
+        sizes = {"head_dim": head, "mlp_width": width, "positions": positions, "mtp_layers": 0}
+        return cls(model_type, layers, heads, shared, **sizes)
 
     @classmethod
     def _of_pattern(cls, pattern: str, get: Callable[[str], Any]) -> ModelFacts | None:
@@ -98,6 +101,7 @@ class ModelFacts:
             mamba_heads=get("hybrid.mamba_num_heads") if mamba else None,
             mamba_groups=get("hybrid.n_groups") if mamba else None,
             positions=get("max_position_embeddings"),
+            mtp_layers=get("hybrid.num_nextn_predict_layers") if mixture else 0,
         )
 
     @classmethod
@@ -112,6 +116,7 @@ class ModelFacts:
             return value if type(value) is int else None
 
         experts = count("num_experts") or 0
+        hybrid = model_type in FAMILIES and FAMILIES[model_type].kind == "hybrid"
         return cls(
             model_type,
             layers=count("num_hidden_layers"),
@@ -124,6 +129,7 @@ class ModelFacts:
             mamba_heads=count("mamba_num_heads"),
             mamba_groups=count("mamba_groups"),
             positions=count("sequence_length"),
+            mtp_layers=count("mtp_layers") if hybrid else 0,
             # A tokenizer that was looked at and a template that was not found: there is none.
             has_chat_template="chat_template" in attributes if "tokenizer" in attributes else None,
             vocabulary=count("vocab_size"),

@@ -92,6 +92,12 @@ def _with_abilities(sizes: LayoutSizes, model: ModelFacts | None) -> LayoutSizes
         sizes = replace(sizes, router_bias_update_rate=0.0)
     if not model.is_moe:
         sizes = replace(sizes, router_replay=False)
+    blocks = model.mtp_layers
+    if sizes.mtp_layers and blocks is not None:
+        repeats = blocks == 1 and (sizes.mtp_repeated or sizes.mtp_layers > 1)
+        sizes = replace(sizes, mtp_layers=sizes.mtp_layers if repeats else blocks)
+        if blocks:
+            sizes = replace(sizes, mtp_repeated=repeats)
     most = model.positions
     if most is not None and sizes.length is not None and sizes.length > most:
         sizes = replace(sizes, length=most, length_end=None)

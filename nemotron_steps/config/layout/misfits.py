@@ -79,6 +79,8 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
         yield Misfit("model", KEYS["pipeline"], what, f"at most {model.layers}", str(sizes.pipeline))
     elif model.layers is not None and model.layers % sizes.pipeline and not model.is_hybrid:
         yield _undivided("pipeline", sizes, model.layers, "layers")
+    if sizes.mtp_layers and model.mtp_layers is not None:
+        yield from _mtp_misfits(sizes, model.mtp_layers)
     if model.mamba_heads is not None and model.mamba_groups is not None:
         yield from _mamba_misfits(sizes, model.mamba_heads, model.mamba_groups)
     if not model.is_moe:
@@ -120,6 +122,21 @@ def _mamba_misfits(sizes: LayoutSizes, heads: int, groups: int) -> Iterator[Misf
         yield _undivided("context", sizes, own_heads, "Mamba heads of a tensor-parallel rank")
     elif own_groups % sizes.context and sizes.context % own_groups:
         yield _undivided("context", sizes, own_groups, "Mamba groups of a tensor-parallel rank", "or multiple ")
+
+
+def _mtp_misfits(sizes: LayoutSizes, blocks: int) -> Iterator[Misfit]:
+    """A depth of multi-token prediction is one block of the checkpoint's, or all depths are one block."""
+    depths = sizes.mtp_layers
+    if not blocks:
+        what = "the model has no block of multi-token prediction that could be trained"
+        yield Misfit("model", KEYS["mtp_layers"], what, "0", str(depths))
+    elif sizes.mtp_repeated and blocks > 1:
+        what = f"one block is repeated, and the model has {blocks}"
+        yield Misfit("model", KEYS["mtp_repeated"], what, "false", "true")
+    elif not sizes.mtp_repeated and depths != blocks:
+        what = "the model has not as many blocks as depths of multi-token prediction are trained"
+        expected = f"{blocks}, or {KEYS['mtp_repeated']}=true" if blocks == 1 else str(blocks)
+        yield Misfit("model", KEYS["mtp_layers"], what, expected, str(depths))
 
 
 def _dtensor_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:

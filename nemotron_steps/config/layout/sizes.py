@@ -20,6 +20,8 @@ KEYS = {
     "expert": f"{MEGATRON}.expert_model_parallel_size",
     "sequence_parallel": f"{MEGATRON}.sequence_parallel",
     "router_bias_update_rate": f"{MEGATRON}.moe_router_bias_update_rate",
+    "mtp_layers": f"{MEGATRON}.mtp_num_layers",
+    "mtp_repeated": f"{MEGATRON}.mtp_use_repeated_layer",
     "router_replay": "policy.router_replay.enabled",
     "batch": "policy.train_global_batch_size",
     "prompts": "grpo.num_prompts_per_step",
@@ -73,6 +75,8 @@ class LayoutSizes:
     expert: int = 1
     sequence_parallel: bool = False
     router_bias_update_rate: float = 0.0
+    mtp_layers: int = 0
+    mtp_repeated: bool = False
     router_replay: bool = False
     batch: int | None = None
     prompts: int | None = None
@@ -128,6 +132,8 @@ class LayoutSizes:
             **parallel,
             sequence_parallel=not dtensor and flag("sequence_parallel", False),
             router_bias_update_rate=float(rate) if isinstance(rate, int | float) and not dtensor else 0.0,
+            mtp_layers=0 if dtensor else number("mtp_layers", 0),
+            mtp_repeated=flag("mtp_repeated", False),
             router_replay=flag("router_replay", False),
             batch=count("batch"),
             prompts=count("prompts"),

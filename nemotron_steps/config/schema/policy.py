@@ -87,6 +87,15 @@ class MegatronConfig(Section):
     activation_checkpointing: Annotated[bool, OPERATIONAL] = False
     freeze_moe_router: bool = False
     moe_router_bias_update_rate: float = Field(0.0, ge=0)
+    mtp_num_layers: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)] = Field(0, ge=0)
+    """Depths of multi-token prediction that are trained, as many as the checkpoint has blocks; 0, or null: none. See
+    docs/decisions/multi-token-prediction.md."""
+    mtp_loss_scaling_factor: float = Field(0.1, ge=0)
+    """What the mean of the depths' losses counts beside the policy's own loss."""
+    mtp_use_repeated_layer: bool = False
+    """The checkpoint's one block is gone through mtp_num_layers times."""
+    mtp_detach_heads: bool = False
+    """Multi-token prediction trains its blocks alone: the model has no gradient from it."""
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
 

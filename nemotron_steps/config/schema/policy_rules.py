@@ -9,6 +9,7 @@ from nemotron_steps.config.schema.base import Rule
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import (
         GeneratingPolicyConfig,
+        MegatronConfig,
         OptimizerConfig,
         PolicyConfig,
         SchedulerConfig,
@@ -25,6 +26,7 @@ _MEGATRON_ALONE = (
     "activation_checkpointing",
     "freeze_moe_router",
     "moe_router_bias_update_rate",
+    "mtp_num_layers",
 )
 """Keys of `megatron_cfg` that the dtensor policy does not read, besides its optimizer and scheduler."""
 _TORCH_NAMES = {"lr": "lr", "weight_decay": "weight_decay", "adam_eps": "eps"}
@@ -38,7 +40,22 @@ _SCHEDULER_KWARGS = {
 
 def policy_rules(config: PolicyConfig) -> list[Rule]:
     """Rules of `policy`."""
-    return [*_dtensor_rules(config), *_optimizer_place_rules(config), *_batching_rules(config)]
+    return [
+        *_dtensor_rules(config),
+        *_optimizer_place_rules(config),
+        *_batching_rules(config),
+        _prediction_rule(config.megatron_cfg),
+    ]
+
+
+def _prediction_rule(config: MegatronConfig) -> Rule:
+    """Published configs leave multi-token prediction out with a factor of 0 as well."""
+    return Rule(
+        config.mtp_num_layers > 0 and config.mtp_loss_scaling_factor == 0,
+        "megatron_cfg.mtp_loss_scaling_factor",
+        f"mtp_num_layers={config.mtp_num_layers} trains nothing where mtp_loss_scaling_factor is 0",
+        ("megatron_cfg.mtp_loss_scaling_factor=0.1", "megatron_cfg.mtp_num_layers=0"),
+    )
 
 
 def scheduler_rules(config: SchedulerConfig) -> list[Rule]:

@@ -36,7 +36,7 @@ class HybridLayersConfig(Section):
     moe_latent_size: PositiveInt | None = None
     routed_scaling_factor: float = Field(1.0, gt=0)
     num_nextn_predict_layers: Literal[0, 1] = 0
-    """1: with a block for multi-token prediction, attention and experts, which no step trains and none loses."""
+    """1: with a block for multi-token prediction, attention and experts; mtp_num_layers of the policy trains it."""
 
 
 class FromScratchConfig(Section):

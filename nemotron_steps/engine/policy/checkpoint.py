@@ -21,7 +21,9 @@ from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.shards import ModelShards
 from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.models.distributed_checkpoint import load_sharded, read_metadata, save_sharded, stage_sharded
-from nemotron_steps.models.megatron_checkpoint import WEIGHTS
+from nemotron_steps.models.huggingface import WeightReader
+from nemotron_steps.models.mapping import of_mtp, to_megatron
+from nemotron_steps.models.megatron_checkpoint import WEIGHTS, sharded_key
 
 _MODEL = "model"
 
@@ -29,19 +31,27 @@ _MODEL = "model"
 def save_model(shards: ModelShards, source: Path, folder: Path) -> None:
     """Weights, and config and tokenizer from `source`. Collective."""
     if shards.groups.rank == 0:
-        write_model_files(source, folder)
+        write_model_files(source, folder, carries=not shards.architecture.trains_mtp)
     shards.groups.barrier()
     save_sharded(_model_state(shards), folder / WEIGHTS)
 
 
 def load_model(shards: ModelShards, folder: Path) -> None:
-    """Weights alone, from a Megatron checkpoint written in any layout. Collective."""
+    """Weights alone, from a Megatron checkpoint written in any layout. Collective.
+
+    Multi-token prediction comes from among the carried tensors where the checkpoint was written without training it.
+    """
     stored = read_metadata(folder / WEIGHTS).state_dict_metadata
     state = _model_state(shards)
     for parameter in shards.parameters:
         tensors = state[_MODEL].get(parameter.name)
         if parameter.optional and tensors is not None and tensors[0].key not in stored:
             del state[_MODEL][parameter.name]
+    ahead = [parameter for parameter in shards.parameters if of_mtp(parameter, shards.architecture)]
+    if ahead and sharded_key(ahead[0], shards.architecture) not in stored:
+        for parameter in ahead:
+            state[_MODEL].pop(parameter.name, None)
+        shards.load(to_megatron(WeightReader(folder / "hf"), shards.architecture, mtp_alone=True))
     loaded = load_sharded(state, folder / WEIGHTS)
     shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)
 
@@ -57,7 +67,8 @@ def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: b
         "optimizer_steps": optimizer.steps,
         "torch_rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
     }
-    return PolicySnapshot(stage_sharded(state, copy=copy), position, source)
+    carries = not shards.architecture.trains_mtp
+    return PolicySnapshot(stage_sharded(state, copy=copy), position, source, carries)
 
 
 def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:

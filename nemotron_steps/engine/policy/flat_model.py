@@ -8,6 +8,7 @@ logprob.py. Built by model.py (layers of attention and MLP) and hybrid.py (layer
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.engine.policy.moe.mixture import FlatMoe
 from nemotron_steps.engine.policy.moe.router import Router
+from nemotron_steps.engine.policy.multi_token_prediction import MultiTokenPrediction
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.models.architecture import Architecture
@@ -27,7 +29,10 @@ from nemotron_steps.models.rope import cos_sin
 load_megatron_core()
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region  # noqa: E402
+from megatron.core.tensor_parallel.mappings import (  # noqa: E402
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 
 
@@ -41,6 +46,8 @@ class FlatModel(torch.nn.Module):
     embedding: Any
     decoder: Any
     output_layer: Any
+    mtp: MultiTokenPrediction | None
+    """On the last stage of a model that trains it."""
 
     def finish(
         self,
@@ -52,6 +59,8 @@ class FlatModel(torch.nn.Module):
         freeze_router: bool,
     ) -> None:
         """What the forward pass needs beside the parameters."""
+        if not hasattr(self, "mtp"):
+            self.register_module("mtp", None)
         self.architecture, self.layout, self.dtype = architecture, layout, dtype
         self.activation_checkpointing, self.freeze_router = activation_checkpointing, freeze_router
         self.context_group = parallel_state.get_context_parallel_group() if layout.context > 1 else None
@@ -84,12 +93,14 @@ class FlatModel(torch.nn.Module):
 
     def parameter_dtype(self, name: str) -> torch.dtype:
         """Type a parameter is kept in, by its name in the whole model."""
-        exact = name.endswith(EXACT) or (self.freeze_router and name.endswith(".router.weight"))
+        frozen = self.freeze_router and name.startswith("decoder.") and name.endswith(".router.weight")
+        exact = name.endswith(EXACT) or frozen
         return torch.float32 if exact else self.dtype
 
     def routers(self) -> list[Router]:
         """Routers of this rank's layers."""
-        mixtures = [getattr(layer, "mlp", None) for layer in self.decoder.layers]
+        ahead = list(self.mtp.inner_layers()) if self.mtp is not None else []
+        mixtures = [getattr(layer, "mlp", None) for layer in [*self.decoder.layers, *ahead]]
         return [mixture.router for mixture in mixtures if isinstance(mixture, FlatMoe)]
 
     def forward(self, tokens: TokenLayout, received: torch.Tensor | None = None) -> torch.Tensor:
@@ -117,10 +128,35 @@ class FlatModel(torch.nn.Module):
 
     def predictors(self, hidden: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Normed hidden states [R, hidden] of some of this rank's tokens, from the last stage's output."""
-        if self.layout.sequence_parallel:
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        normed: torch.Tensor = self.final_norm()(hidden.flatten(0, 1).index_select(0, source))
+        normed: torch.Tensor = self.final_norm()(self.select(hidden, source))
         return normed
+
+    def select(self, hidden: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """States [R, hidden] of some of this rank's tokens."""
+        return self._of_all_tokens(hidden).flatten(0, 1).index_select(0, source)
+
+    def predict_ahead(self, hidden: torch.Tensor, tokens: TokenLayout) -> Iterator[torch.Tensor]:
+        """States of each depth of multi-token prediction, from the last stage's output and like it."""
+        assert self.mtp is not None
+        # The last norm sees all tokens, as it does where the model itself predicts: its gradients there and here are
+        # then of one kind.
+        normed: torch.Tensor = self.final_norm()(self._of_all_tokens(hidden))
+        if self.layout.sequence_parallel:
+            normed = scatter_to_sequence_parallel_region(normed)
+        return self.mtp.forward(
+            normed,
+            lambda token_ids: self._embed(self.own_tokens(token_ids)),
+            tokens,
+            self.angles(tokens),
+            recompute=self.activation_checkpointing and torch.is_grad_enabled(),
+        )
+
+    def _of_all_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Without sequence parallelism."""
+        if not self.layout.sequence_parallel:
+            return hidden
+        whole: torch.Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return whole
 
     def output_weight(self) -> torch.Tensor:
         """This rank's rows of the output layer."""
@@ -135,17 +171,17 @@ class FlatModel(torch.nn.Module):
 
 
 def own_routing(
-    own: int, tokens: TokenLayout, config: TransformerConfig, mixture: int
+    own: int, tokens: TokenLayout, config: TransformerConfig, mixture: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Occurrences [own] of this rank's `own` tokens, of those that all ranks share, and the experts [own, k] that the
-    generator chose for them in a mixture of this number; None where they are not replayed."""
+    generator chose for them in a mixture of this number; None where they are not replayed, or it has no number."""
     place: int = parallel_state.get_context_parallel_rank()
     if config.sequence_parallel:
         place = place * parallel_state.get_tensor_model_parallel_world_size()
         place += parallel_state.get_tensor_model_parallel_rank()
     mine = slice(place * own, (place + 1) * own)
     routed = tokens.routed_experts
-    return tokens.occurrences[mine], None if routed is None else routed[mine, mixture]
+    return tokens.occurrences[mine], None if routed is None or mixture is None else routed[mine, mixture]
 
 
 def padded_vocabulary(architecture: Architecture, layout: ParallelDims) -> int:

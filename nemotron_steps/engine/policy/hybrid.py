@@ -20,6 +20,7 @@ from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
 from nemotron_steps.engine.policy.mamba.mixer import FlatMamba
 from nemotron_steps.engine.policy.mlp import FlatMlp
 from nemotron_steps.engine.policy.moe.mixture import FlatMoe
+from nemotron_steps.engine.policy.multi_token_prediction import MultiTokenPrediction, PredictionBlock
 from nemotron_steps.engine.policy.norm import RmsNorm
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims
 from nemotron_steps.engine.policy.token_layout import TokenLayout
@@ -160,24 +161,45 @@ class MoeLayer(HybridLayer):
         return self.mlp.forward(normed, *own_routing(normed.shape[0], layout, self.config, self.mlp.number))
 
 
+def _layer(
+    config: Any, number: int, kind: str, architecture: Architecture, layout: ParallelDims, *, freeze_router: bool
+) -> HybridLayer:
+    """The layer that a letter of the pattern stands for."""
+    match kind:
+        case "M":
+            return MambaLayer(config, number, architecture)
+        case "*":
+            return AttentionLayer(config, number)
+        case "-":
+            return MlpLayer(config, number, architecture)
+        case _:
+            return MoeLayer(config, number, architecture, layout, freeze_router)
+
+
+def _prediction(config: Any, architecture: Architecture, layout: ParallelDims, *, detach: bool) -> MultiTokenPrediction:
+    """The blocks of multi-token prediction, with numbers of layers after the model's. Nothing generates with their
+    routers, so they are trained even where the model's are frozen, as NeMo-RL has it."""
+    blocks, number = [], architecture.num_layers
+    for _ in range(architecture.mtp_layers):
+        layers = []
+        for kind in architecture.mtp_pattern:
+            number += 1
+            layers.append(_layer(config, number, kind, architecture, layout, freeze_router=False))
+        blocks.append(PredictionBlock(config, layers))
+    return MultiTokenPrediction(blocks, detach=detach)
+
+
 class HybridDecoder(torch.nn.Module):
     """This pipeline stage's layers, and the last norm on the last one."""
 
     def __init__(self, config: Any, architecture: Architecture, layout: ParallelDims, *, freeze_router: bool) -> None:
         super().__init__()
         stage = parallel_state.get_pipeline_model_parallel_rank()
-        layers: list[HybridLayer] = []
-        for layer in stage_layers(architecture.num_layers, layout.pipeline)[stage]:
-            match architecture.pattern[layer]:
-                case "M":
-                    layers.append(MambaLayer(config, layer + 1, architecture))
-                case "*":
-                    layers.append(AttentionLayer(config, layer + 1))
-                case "-":
-                    layers.append(MlpLayer(config, layer + 1, architecture))
-                case "E":
-                    layers.append(MoeLayer(config, layer + 1, architecture, layout, freeze_router))
-        self.layers = torch.nn.ModuleList(layers)
+        own = stage_layers(architecture.num_layers, layout.pipeline)[stage]
+        self.layers = torch.nn.ModuleList(
+            _layer(config, layer + 1, architecture.pattern[layer], architecture, layout, freeze_router=freeze_router)
+            for layer in own
+        )
         if parallel_state.is_pipeline_last_stage():
             self.final_norm = RmsNorm(config, config.hidden_size, config.layernorm_epsilon)
 
@@ -193,13 +215,15 @@ class HybridModel(FlatModel):
         *,
         activation_checkpointing: bool = False,
         freeze_router: bool = False,
+        detach_mtp: bool = False,
     ) -> None:
         super().__init__()
         ranks = parallel_state.get_tensor_model_parallel_group()
         rows = padded_vocabulary(architecture, layout)
         with on_available_device():
             config = transformer_config(architecture, layout, dtype)
-            if parallel_state.is_pipeline_first_stage():
+            predicts = architecture.trains_mtp and parallel_state.is_pipeline_last_stage()
+            if parallel_state.is_pipeline_first_stage() or predicts:
                 self.embedding = LanguageModelEmbedding(
                     config=config,
                     vocab_size=rows,
@@ -213,6 +237,8 @@ class HybridModel(FlatModel):
                 self.output_layer = ColumnParallelLinear(
                     config.hidden_size, rows, config=config, init_method=config.init_method, bias=False, tp_group=ranks
                 )
+            if predicts:
+                self.mtp = _prediction(config, architecture, layout, detach=detach_mtp)
         self.finish(
             architecture,
             layout,

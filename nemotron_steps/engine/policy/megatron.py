@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ import torch.nn.functional as F
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batches.batching import select_rows
-from nemotron_steps.engine.losses.loss import Loss
+from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.policy.context_parallel import sum_parts
+from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.hybrid import HybridModel
 from nemotron_steps.engine.policy.kernels.dense import row_multiple
 from nemotron_steps.engine.policy.logprob import linear_logprobs
@@ -33,6 +35,7 @@ from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.moe.replay import check_routed_experts, replay_metrics
+from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.pipeline import Pipeline
 from nemotron_steps.engine.policy.shards import ModelShards
@@ -78,7 +81,12 @@ class MegatronPolicy:
         megatron = config.megatron_cfg
         architecture = Architecture.from_folder(checkpoint_path)
         self._balanced = architecture.is_moe and megatron.moe_router_bias_update_rate > 0
-        self.architecture = dataclasses.replace(architecture, router_bias=architecture.router_bias or self._balanced)
+        self._depths = megatron.mtp_num_layers
+        self.architecture = dataclasses.replace(
+            architecture,
+            router_bias=architecture.router_bias or self._balanced,
+            trains_mtp=self._depths > 0,
+        )
         self.source_folder = hf_folder(checkpoint_path)
         self.layout = parallel.ParallelDims.from_config(megatron, self.architecture)
         parallel.initialize(self.layout)
@@ -95,13 +103,17 @@ class MegatronPolicy:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.groups = parallel.Groups.current()
-        self.model = (HybridModel if architecture.is_hybrid else PolicyModel)(
-            self.architecture,
-            self.layout,
-            getattr(torch, config.precision),
-            activation_checkpointing=megatron.activation_checkpointing,
-            freeze_router=megatron.freeze_moe_router,
-        )
+        settings: dict[str, Any] = {
+            "activation_checkpointing": megatron.activation_checkpointing,
+            "freeze_router": megatron.freeze_moe_router,
+        }
+        dtype = getattr(torch, config.precision)
+        self.model: FlatModel
+        if architecture.is_hybrid:
+            detached = megatron.mtp_detach_heads
+            self.model = HybridModel(self.architecture, self.layout, dtype, **settings, detach_mtp=detached)
+        else:
+            self.model = PolicyModel(self.architecture, self.layout, dtype, **settings)
         self.shards = ModelShards(self.model, self.groups)
         if is_megatron_checkpoint(checkpoint_path):
             checkpoint.load_model(self.shards, Path(checkpoint_path))
@@ -199,8 +211,10 @@ class MegatronPolicy:
 
     def _accumulate(self, batch: TrainBatch, normalizers: LossNormalizers) -> dict[str, float]:
         """Gradients of the global batch into the buffers; returns its metrics."""
-        use = row_use(batch, needs_advantage=self.loss_fn.gradient_needs_advantage)
+        # Multi-token prediction learns from every trained token, whatever its advantage.
+        use = row_use(batch, needs_advantage=self.loss_fn.gradient_needs_advantage and not self._depths)
         parts: list[MetricSums] = []
+        ahead = PredictionLoss(batch, self.config.megatron_cfg, self.device) if self._depths else None
 
         def run(work: _Work, number: int, received: torch.Tensor | None) -> torch.Tensor:
             layout = work.layout(number)
@@ -211,6 +225,8 @@ class MegatronPolicy:
             logprobs, entropy = (_scatter(values, layout) for values in self._token_logprobs(hidden, layout))
             loss, sums = self.loss_fn(logprobs, micro, normalizers, entropy)
             parts.append(sums)
+            if ahead is not None and torch.is_grad_enabled():
+                loss = loss + ahead(list(self._logprobs_ahead(hidden, layout)), layout, micro)
             return loss
 
         with on_available_device():
@@ -224,7 +240,10 @@ class MegatronPolicy:
         sums = merge_metric_sums(parts)
         if self.groups.data_size > 1 and self.groups.is_last_stage:
             sums = all_reduce_metric_sums(sums, self.groups.data)
-        metrics: dict[str, float] = self.groups.from_last_stage(finalize_metrics(sums, normalizers))
+        found = finalize_metrics(sums, normalizers)
+        if ahead is not None and use.gradient and self.groups.is_last_stage:
+            found |= ahead.metrics(self.groups)
+        metrics: dict[str, float] = self.groups.from_last_stage(found)
         if batch.routed_experts is None:
             return metrics
         return {**metrics, **replay_metrics(self.model.routers(), self.groups, self.device)}
@@ -232,8 +251,9 @@ class MegatronPolicy:
     # ------------------------------------------------------------------------------------------ weights and files
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face-named whole tensors, one at a time: views of the live weights where layouts allow it."""
-        return self.shards.hf_tensors()
+        """Hugging Face-named whole tensors that generate, one at a time: views of the live weights where layouts allow
+        it. Collective."""
+        return self.shards.hf_tensors(with_mtp=False)
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder (torch_dist). Collective."""
@@ -253,7 +273,7 @@ class MegatronPolicy:
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""
-        weights = self.weights()
+        weights = self.shards.hf_tensors()
         if self.groups.rank == 0:
             save_hf_checkpoint(path, weights, self.source_folder)
         else:
@@ -265,7 +285,8 @@ class MegatronPolicy:
 
     def _work(self, batch: TrainBatch, rows: Sequence[int], *, train: bool) -> _Work:
         unit = self.loss_fn.rows_per_unit if train else 1
-        plan = plan_micro_batches(batch, rows, self.config, self.groups.data_size, train=train, unit=unit)
+        ahead = self._depths if train else 0
+        plan = plan_micro_batches(batch, rows, self.config, self.groups.data_size, train=train, unit=unit, ahead=ahead)
         own = plan[self.groups.data_rank]
         # Expert-parallel ranks compute for each other, so all must go through equally many micro-batches; and every
         # rank needs one to know the loss's metrics.
@@ -275,32 +296,73 @@ class MegatronPolicy:
         varied = self.architecture.is_moe and not self.architecture.is_hybrid
         shapes = 1 if varied else row_multiple(self.device, self.model.dtype)
         multiple = math.lcm(shares, shapes, token_multiple(self.config))
-        return _Work(batch, own, count, unit, shares, multiple, self.architecture, self.device)
+        return _Work(batch, own, count, unit, shares, multiple, ahead, self.architecture, self.device)
 
     def _token_logprobs(
         self, hidden: torch.Tensor, layout: TokenLayout, *, with_entropy: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [R] logprobs and entropies of a micro-batch's trained tokens, from the last stage's output."""
+        return self._logprobs_at(
+            partial(self.model.predictors, hidden),
+            layout,
+            layout.source,
+            layout.targets,
+            weight=self.model.output_weight(),
+            with_entropy=with_entropy,
+            sampled_from=self.loss_fn.sampled_from,
+        )
+
+    def _logprobs_ahead(self, hidden: torch.Tensor, layout: TokenLayout) -> Iterator[torch.Tensor]:
+        """float32 [R] logprobs of what each depth of multi-token prediction predicts, under the model's whole
+        distribution."""
+        weight = self.model.output_weight()
+        if self.config.megatron_cfg.mtp_detach_heads:
+            weight = weight.detach()
+        for states, ahead in zip(self.model.predict_ahead(hidden, layout), layout.ahead, strict=True):
+            select = partial(self.model.select, states)
+            yield self._logprobs_at(select, layout, ahead.source, ahead.targets, weight=weight)[0]
+
+    def _logprobs_at(
+        self,
+        select: Callable[[torch.Tensor], torch.Tensor],
+        layout: TokenLayout,
+        source: torch.Tensor,
+        targets: torch.Tensor,
+        **settings: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [R] logprobs and entropies of targets [R].
+
+        Args:
+            select: positions among this rank's tokens → the states there, for the output layer.
+            source: flat token of all ranks whose state predicts each target.
+            settings: of `_logprobs_of`.
+        """
         if self.layout.context == 1:
-            return self._logprobs_of(hidden, layout.source, layout.targets, with_entropy)
+            return self._logprobs_of(select, source, targets, **settings)
         share = (layout.token_ids.shape[0]) // self.layout.context
         first = self.groups.context_rank * share
-        mine = torch.nonzero((layout.source >= first) & (layout.source < first + share)).flatten()
-        parts = self._logprobs_of(hidden, layout.source[mine] - first, layout.targets[mine], with_entropy)
-        empty = torch.zeros(layout.source.shape[0], dtype=torch.float32, device=self.device)
+        mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
+        parts = self._logprobs_of(select, source[mine] - first, targets[mine], **settings)
+        empty = torch.zeros(source.shape[0], dtype=torch.float32, device=self.device)
         logprobs, entropy = (sum_parts(empty.index_copy(0, mine, part), self.groups.context) for part in parts)
         return logprobs, entropy.detach()
 
     def _logprobs_of(
-        self, hidden: torch.Tensor, source: torch.Tensor, targets: torch.Tensor, with_entropy: bool
+        self,
+        select: Callable[[torch.Tensor], torch.Tensor],
+        source: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        weight: torch.Tensor,
+        with_entropy: bool = True,
+        sampled_from: SampledFrom = SampledFrom(),  # noqa: B008  (frozen)
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        weight = self.model.output_weight()
         rows = source.shape[0]
         extra = -rows % row_multiple(self.device, self.model.dtype)
         if extra:
             source, targets = F.pad(source, (0, extra)), F.pad(targets, (0, extra))
         logprobs, entropy = linear_logprobs(
-            self.model.predictors(hidden, source),
+            select(source),
             weight,
             targets,
             chunk=self.config.logprob_chunk_size,
@@ -308,7 +370,7 @@ class MegatronPolicy:
             vocab_start=self.groups.tensor_rank * weight.shape[0],
             group=self.groups.tensor,
             with_entropy=with_entropy,
-            sampled_from=self.loss_fn.sampled_from,
+            sampled_from=sampled_from,
         )
         return logprobs[:rows], entropy[:rows]
 
@@ -350,12 +412,13 @@ class _Work:
         unit: int,
         shares: int,
         divisible_by: int,
+        ahead: int,
         architecture: Architecture,
         device: torch.device,
     ) -> None:
         self.count = count
         self._batch, self._own, self._idle_rows = batch, own, list(range(unit))
-        self._shares, self._divisible_by = shares, divisible_by
+        self._shares, self._divisible_by, self._ahead = shares, divisible_by, ahead
         self._architecture, self._device = architecture, device
         self._layouts: dict[int, TokenLayout] = {}
 
@@ -374,7 +437,8 @@ class _Work:
 
     def layout(self, number: int) -> TokenLayout:
         if number not in self._layouts:
-            layout = build_layout(self._batch, self.rows(number), divisible_by=self._divisible_by)
+            rows = self.rows(number)
+            layout = build_layout(self._batch, rows, divisible_by=self._divisible_by, ahead=self._ahead)
             layout.idle = self.is_idle(number)
             if layout.routed_experts is not None:
                 check_routed_experts(layout.routed_experts, self._architecture)

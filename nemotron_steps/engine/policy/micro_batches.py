@@ -52,6 +52,7 @@ def plan_micro_batches(
     train: bool,
     unit: int = 1,
     padded: bool = False,
+    ahead: int = 0,
 ) -> list[list[list[int]]]:
     """Row indices of each micro-batch of each data-parallel rank.
 
@@ -68,6 +69,7 @@ def plan_micro_batches(
         unit: consecutive rows that the loss reads together (2 for the pairs of DPO).
         padded: the policy pads rows to the longest of their micro-batch, so that is what the budget must bound, with
             widths rounded up to `sequence_length_round`.
+        ahead: last tokens of a prompt that are not shared (token_layout.build_layout).
 
     Without a budget of its own, a micro-batch holds as many tokens as its number of longest rows would: those of the
     last step, where `max_total_sequence_length_end` raises the length.
@@ -91,7 +93,7 @@ def plan_micro_batches(
         rounding = budgeted.sequence_length_round
         bins = token_budget_micro_batches(lengths, budget, length_multiple=rounding, unit=unit, key=key)
     else:
-        families = _families(batch, rows, lengths, budget, unit)
+        families = _families(batch, rows, lengths, budget, unit, ahead)
         sizes = [family.tokens for family in families]
         if max(sizes) > budget:
             raise ConfigError(
@@ -125,7 +127,9 @@ class _Family:
     """Flat tokens: the prompt once, and every rest."""
 
 
-def _families(batch: TrainBatch, rows: Sequence[int], lengths: list[int], budget: int, unit: int) -> list[_Family]:
+def _families(
+    batch: TrainBatch, rows: Sequence[int], lengths: list[int], budget: int, unit: int, ahead: int
+) -> list[_Family]:
     prompts = torch.where(
         (batch.token_mask > 0).any(dim=1), (batch.token_mask > 0).float().argmax(dim=1), batch.lengths
     ).tolist()
@@ -136,7 +140,7 @@ def _families(batch: TrainBatch, rows: Sequence[int], lengths: list[int], budget
         tokens = sum(lengths[position] for position in positions)
         prompt = int(prompts[rows[start]])
         content = batch.input_ids[rows[start], :prompt].numpy().tobytes()
-        shared = tokens - prompt * unit
+        shared = tokens - max(prompt - ahead, 0) * unit
         if content == before and families[-1].tokens + shared <= budget:
             families[-1].positions.extend(positions)
             families[-1].tokens += shared

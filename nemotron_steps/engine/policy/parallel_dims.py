@@ -39,6 +39,8 @@ class ParallelDims:
             context=config.context_parallel_size,
             expert=config.expert_model_parallel_size,
             sequence_parallel=config.sequence_parallel,
+            mtp_layers=config.mtp_num_layers,
+            mtp_repeated=config.mtp_use_repeated_layer,
         )
         refuse(sizes, architecture.facts)
         return cls(

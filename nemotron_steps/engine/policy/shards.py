@@ -12,7 +12,7 @@ from nemotron_steps.config.layout.stages import stage_layers
 from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decayed
 from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.parallel_dims import Groups, device
-from nemotron_steps.models.mapping import Parameter, megatron_shape, parameters, shard, split, unshard
+from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
 
 _EMBEDDING = "embedding.word_embeddings.weight"
@@ -31,6 +31,7 @@ class ModelShards:
         self.model, self.groups = model, groups
         self.architecture, self.layout = model.architecture, model.layout
         self.parameters = parameters(self.architecture)
+        self._of_the_model = [each for each in self.parameters if not of_mtp(each, self.architecture)]
         layers = [layer.layer_number - 1 for layer in model.decoder.layers]
         self.local: dict[str, torch.nn.Parameter] = {}
         for name, tensor in model.named_parameters():
@@ -38,8 +39,12 @@ class ModelShards:
             if parts[:2] == ["decoder", "layers"]:
                 parts[2] = str(layers[int(parts[2])])
             self.local[".".join(parts)] = tensor
-        self.has_embedding_copy = self.architecture.tied_embeddings and groups.is_last_stage and groups.stages > 1
-        if self.has_embedding_copy:
+        self.shares_embedding = groups.stages > 1 and (
+            self.architecture.tied_embeddings or self.architecture.trains_mtp
+        )
+        """Whether the first and the last stage both hold the embedding."""
+        self.has_embedding_copy = self.shares_embedding and groups.is_last_stage
+        if self.has_embedding_copy and self.architecture.tied_embeddings:
             self.local[_EMBEDDING] = self.local.pop(_OUTPUT)
 
     def make_buffers(self, *, sharded: bool) -> list[ParameterBuffer]:
@@ -72,9 +77,9 @@ class ModelShards:
         return found
 
     def reduce_embedding_gradient(self, buffer: ParameterBuffer) -> None:
-        """Add up the gradient of a tied embedding over the first and last stage, which both hold it. Collective."""
+        """Add up the gradient of an embedding that the first and the last stage both hold. Collective."""
         at_an_end = self.groups.is_first_stage or self.groups.is_last_stage
-        if self.groups.stages == 1 or not self.architecture.tied_embeddings or not at_an_end or buffer.of_experts:
+        if not self.shares_embedding or not at_an_end or buffer.of_experts:
             return
         for slot in buffer.slots:
             if slot.parameter.name == _EMBEDDING:
@@ -94,10 +99,14 @@ class ModelShards:
                     part = shard(parameter, padded, self.groups.tensor_rank, self.layout.tensor)
                 target.copy_(part)
 
-    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def hf_tensors(self, *, with_mtp: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face-named whole tensors, one at a time; views of live weights where the layouts allow it.
-        Collective: every rank gets all of them."""
-        for parameter in self.parameters:
+        Collective: every rank gets all of them.
+
+        Args:
+            with_mtp: those of multi-token prediction too, where it is trained.
+        """
+        for parameter in self.parameters if with_mtp else self._of_the_model:
             yield from split(parameter, self._whole(parameter), self.architecture)
 
     def sharded_state(
@@ -170,7 +179,7 @@ class ModelShards:
         stages = self.groups.stages
         if parameter.layer is not None:
             layers = stage_layers(self.architecture.num_layers, stages)
-            owner = next(stage for stage, own in enumerate(layers) if parameter.layer in own)
+            owner = next((stage for stage, own in enumerate(layers) if parameter.layer in own), stages - 1)
         else:
             owner = 0 if parameter.name == _EMBEDDING else stages - 1
         if owner != self.groups.stage or tensor is None:

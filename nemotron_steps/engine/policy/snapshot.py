@@ -29,6 +29,8 @@ class PolicySnapshot:
     """JSON-able: optimizer steps and random generator state."""
     source: Path
     """Folder of config.json and tokenizer."""
+    carries: bool = True
+    """Whether tensors that are no weights of this policy travel along."""
 
     def write(self, path: str) -> None:
         """Write `hf/`, `policy.json` and `weights/`. Collective; returns once every rank is done.
@@ -39,16 +41,16 @@ class PolicySnapshot:
         folder = Path(path)
 
         def beside() -> None:
-            write_model_files(self.source, folder)
+            write_model_files(self.source, folder, carries=self.carries)
             (folder / STATE_FILE).write_text(json.dumps(self.position), encoding="utf-8")
 
         self.tensors.write(folder / WEIGHTS, beside)
 
 
-def write_model_files(source: Path, folder: Path) -> None:
-    """Config and tokenizer of `source` as `folder`/hf."""
+def write_model_files(source: Path, folder: Path, *, carries: bool = True) -> None:
+    """Config and tokenizer of `source` as `folder`/hf, and the tensors that it carries."""
     (folder / "hf").mkdir(parents=True, exist_ok=True)
-    copy_model_files(source, folder / "hf")
+    copy_model_files(source, folder / "hf", carries=carries)
 
 
 def unreadable(folder: Path, error: Exception) -> ArtifactError:

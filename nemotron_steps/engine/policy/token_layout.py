@@ -87,6 +87,26 @@ class RowSpans:
 
 
 @dataclass
+class Ahead:
+    """What one depth of multi-token prediction reads and predicts, `depth` tokens further on than the model itself."""
+
+    token_ids: torch.Tensor
+    """int64 [T], the token that many places after each; 0 past the end of a sequence, where nothing is predicted"""
+    source: torch.Tensor
+    """int64 [R], flat token whose state predicts each trained token that has enough tokens before it."""
+    targets: torch.Tensor
+    """int64 [R], those tokens."""
+    cells: torch.Tensor
+    """int64 [R], their index in the flattened [n, W] batch."""
+
+    def to(self, device: torch.device) -> Ahead:
+        """The same on another device."""
+        return Ahead(
+            *(t.to(device, non_blocking=True) for t in (self.token_ids, self.source, self.targets, self.cells))
+        )
+
+
+@dataclass
 class TokenLayout:
     """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens."""
 
@@ -114,6 +134,8 @@ class TokenLayout:
     spans: RowSpans
     routed_experts: torch.Tensor | None = None
     """int16 [T, mixtures, k], the generator's choices, all -1 where there is none; None: not replayed."""
+    ahead: tuple[Ahead, ...] = ()
+    """Of each depth of multi-token prediction, from 1."""
     idle: bool = False
     """Its rows are another micro-batch's, computed again only to keep step with other ranks."""
     runs: Runs | None = field(default=None, repr=False)
@@ -180,12 +202,13 @@ class TokenLayout:
             shape=self.shape,
             spans=self.spans.to(device),
             routed_experts=None if self.routed_experts is None else move(self.routed_experts),
+            ahead=tuple(each.to(device) for each in self.ahead),
             idle=self.idle,
         )
 
 
 def build_layout(
-    batch: TrainBatch, rows: Sequence[int], *, share_prompts: bool = True, divisible_by: int = 1
+    batch: TrainBatch, rows: Sequence[int], *, share_prompts: bool = True, divisible_by: int = 1, ahead: int = 0
 ) -> TokenLayout:
     """Flatten some rows of a batch, on CPU.
 
@@ -195,6 +218,8 @@ def build_layout(
         share_prompts: compute a prompt that several of the rows begin with only once. A prompt is what precedes the
             first trained token.
         divisible_by: pad T to a multiple of this (sequence parallelism cuts the tokens evenly).
+        ahead: depths of multi-token prediction. What is computed for a token then depends on as many tokens after it,
+            so the last ones of a shared prompt are each sequence's own.
     """
     index = np.asarray(rows, dtype=np.int64)
     ids = batch.input_ids.numpy()[index]
@@ -208,16 +233,18 @@ def build_layout(
     lengths = np.where(trained.any(axis=1), width - 1 - trained[:, ::-1].argmax(axis=1), 1)
 
     prompt = np.where(trained.any(axis=1), trained.argmax(axis=1), lengths)
-    parents, parent_of, carrier = _shared_prompts(ids, prompt, lengths, trained) if share_prompts else ([], {}, {})
+    shared = np.maximum(prompt - ahead, 0)
+    sharing = _shared_prompts(ids, prompt, shared, lengths, trained) if share_prompts else ([], {}, {})
+    parents, parent_of, carrier = sharing
     alone = [row for row in range(len(index)) if row not in parent_of and row not in carrier]
     # Whole rows: each shared prompt once (from its first rollout), then every unshared sequence.
     whole_rows = np.asarray([*parents, *alone], dtype=np.int64)
-    whole_lengths = np.concatenate([prompt[whole_rows[: len(parents)]], lengths[whole_rows[len(parents) :]]])
+    whole_lengths = np.concatenate([shared[whole_rows[: len(parents)]], lengths[whole_rows[len(parents) :]]])
     whole_starts = _starts(whole_lengths)
     total_whole = int(whole_lengths.sum())
     suffix_rows = np.asarray(sorted(parent_of, key=lambda row: (parent_of[row], row)), dtype=np.int64)
     suffix_parents = np.asarray([parent_of[row] for row in suffix_rows], dtype=np.int64)
-    suffix_lengths = lengths[suffix_rows] - prompt[suffix_rows]
+    suffix_lengths = lengths[suffix_rows] - shared[suffix_rows]
     suffix_starts = total_whole + _starts(suffix_lengths)
     total = total_whole + int(suffix_lengths.sum())
 
@@ -226,21 +253,35 @@ def build_layout(
     head[alone] = whole_starts[len(parents) :]
     if len(suffix_rows):
         head[suffix_rows] = whole_starts[suffix_parents]
-        split[suffix_rows] = prompt[suffix_rows]
-        tail[suffix_rows] = suffix_starts - prompt[suffix_rows]
+        split[suffix_rows] = shared[suffix_rows]
+        tail[suffix_rows] = suffix_starts - shared[suffix_rows]
     for row, carried_by in carrier.items():
         head[row] = head[carried_by]
 
     row_of, column = np.nonzero(trained)
-    before = column - 1
-    source = np.where(before < split[row_of], head[row_of], tail[row_of]) + before
+
+    def flat(row: Ints, column: Ints) -> Ints:
+        """Flat token of a column of a row."""
+        return np.where(column < split[row], head[row], tail[row]) + column
+
+    source = flat(row_of, column - 1)
 
     cell_row = np.repeat(np.concatenate([whole_rows, suffix_rows]), np.concatenate([whole_lengths, suffix_lengths]))
     positions = np.concatenate(
-        [_ramp(whole_lengths), _ramp(suffix_lengths) + np.repeat(prompt[suffix_rows], suffix_lengths)]
+        [_ramp(whole_lengths), _ramp(suffix_lengths) + np.repeat(shared[suffix_rows], suffix_lengths)]
     )
     padding = -total % divisible_by
     flat_ids = np.pad(ids[cell_row, positions], (0, padding))
+    depths = []
+    for depth in range(1, ahead + 1):
+        place = positions + depth
+        inside = place <= lengths[cell_row]  # at `lengths` is the last trained token
+        following = np.where(inside, ids[cell_row, np.minimum(place, width - 1)], 0)
+        far = column > depth
+        rows_far, at = row_of[far], column[far]
+        reading = flat(rows_far, at - depth - 1)
+        tensors = (np.pad(following, (0, padding)), reading, ids[rows_far, at], rows_far * width + at)
+        depths.append(Ahead(*map(torch.from_numpy, tensors)))
     routed = None
     if batch.routed_experts is not None:
         chosen = batch.routed_experts[torch.from_numpy(index[cell_row]), torch.from_numpy(positions)]
@@ -272,13 +313,17 @@ def build_layout(
             lengths=torch.from_numpy(np.concatenate([whole_lengths, suffix_lengths])),
         ),
         routed_experts=routed,
+        ahead=tuple(depths),
     )
 
 
 def _shared_prompts(
-    ids: Ints, prompt: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
+    ids: Ints, prompt: Ints, shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
 ) -> tuple[list[int], dict[int, int], dict[int, int]]:
     """Who computes what of the prompts that several rows begin with.
+
+    Args:
+        prompt: [n], tokens of each row's prompt, and `shared` how many of them are computed once.
 
     Returns:
         (rows each shared prompt is taken from; row with a suffix → number of its prompt; row carried → row that carries
@@ -287,13 +332,13 @@ def _shared_prompts(
     """
     by_prompt: dict[bytes, list[int]] = {}
     for row in range(len(ids)):
-        if prompt[row] > 0 and trained[row].any():
+        if shared[row] > 0 and trained[row].any():
             by_prompt.setdefault(ids[row, : prompt[row]].tobytes(), []).append(row)
     parents: list[int] = []
     parent_of: dict[int, int] = {}
     carrier: dict[int, int] = {}
     for sharing in by_prompt.values():
-        longer = [row for row in sharing if lengths[row] > prompt[row]]
+        longer = [row for row in sharing if lengths[row] > shared[row]]
         if len(longer) > 1:
             parent_of.update(dict.fromkeys(longer, len(parents)))
             parents.append(longer[0])

@@ -42,8 +42,8 @@ class FlatMoe(torch.nn.Module):
         shared = architecture.shared_ffn_hidden_size
         self.shared_experts = FlatMlp(config, architecture.activation, shared) if shared else None
         self.ranks = layout.expert
-        self.number = 0
-        """Of the whole model's mixtures, from 0; the model counts them."""
+        self.number: int | None = None
+        """Of the whole model's mixtures, from 0; the model counts them. None in multi-token prediction."""
 
     def forward(
         self, hidden: torch.Tensor, occurrences: torch.Tensor, replayed: torch.Tensor | None = None

@@ -1,0 +1,158 @@
+"""Multi-token prediction: blocks after the last layer that predict tokens further on (DeepSeek-V3, arXiv 2412.19437).
+
+Depth k = 1, 2, … continues depth k − 1, whose first input are the model's own last states, after the last norm:
+
+    h_i^k    = block(eh_proj · [enorm(embedding of t_{i+k}), hnorm(h_i^{k−1})])
+    loss_k   = − mean over trained tokens of log p(t_{i+k+1} | output_layer · h_i^k)
+    gradient of    mtp_loss_scaling_factor / depths · Σ_k loss_k    is added to that of the policy's own loss
+
+Embedding and output layer are the model's. The means are over the whole batch, so that they do not depend on how it is
+cut into micro-batches. Which token is i + k, and that it is of the same sequence, is token_layout.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from nemotron_steps.engine.losses.reduction import loss_mask
+from nemotron_steps.engine.policy.kernels.dense import linear
+from nemotron_steps.engine.policy.norm import RmsNorm
+from nemotron_steps.engine.policy.parallel_dims import Groups, device
+from nemotron_steps.engine.types import TrainBatch
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.schema.policy import MegatronConfig
+    from nemotron_steps.engine.policy.token_layout import TokenLayout
+
+
+class PredictionBlock(torch.nn.Module):
+    """One block, under megatron-core's names.
+
+    Args:
+        config: megatron-core's.
+        layers: of the hybrid pattern.
+    """
+
+    def __init__(self, config: Any, layers: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layernorm_epsilon
+        self.enorm, self.hnorm = RmsNorm(config, width, eps), RmsNorm(config, width, eps)
+        # Every tensor-parallel rank has all of it: next to the layers it is little.
+        self.eh_proj = torch.nn.Linear(2 * width, width, bias=False, device=device(), dtype=config.params_dtype)
+        self.mtp_model_layer = torch.nn.Module()
+        self.mtp_model_layer.layers = torch.nn.ModuleList(layers)
+        self.final_layernorm = RmsNorm(config, width, eps)
+
+    def forward(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, layout: TokenLayout, angles: torch.Tensor
+    ) -> torch.Tensor:
+        """States of the depth before and embeddings of the tokens ahead, [T, 1, hidden] each → states of this depth."""
+        states = linear(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1), self.eh_proj.weight)
+        added: torch.Tensor | None = None
+        for layer in self.inner_layers():
+            states, added = layer(states, added, layout, angles)
+        if added is None:
+            normed: torch.Tensor = self.final_layernorm(states)
+            return normed
+        return self.final_layernorm.after_adding(states, added)[1]
+
+    def inner_layers(self) -> Iterator[Any]:
+        """Its layers of the hybrid pattern."""
+        yield from self.mtp_model_layer.layers  # type: ignore[misc]
+
+
+class MultiTokenPrediction(torch.nn.Module):
+    """The blocks of a model: one for each depth that a layout is made for, or one for all of them.
+
+    Args:
+        blocks: in the order of the depths.
+        detach: whether the model itself gets no gradient from here: neither layers nor embedding nor output layer.
+    """
+
+    def __init__(self, blocks: Sequence[PredictionBlock], *, detach: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(blocks)
+        self.detach = detach
+
+    def inner_layers(self) -> Iterator[Any]:
+        """The layers of all blocks."""
+        for block in self.layers:
+            assert isinstance(block, PredictionBlock)
+            yield from block.inner_layers()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        layout: TokenLayout,
+        angles: torch.Tensor,
+        *,
+        recompute: bool,
+    ) -> Iterator[torch.Tensor]:
+        """States [T, 1, hidden] of each depth, ready for the output layer.
+
+        Args:
+            hidden: [T, 1, hidden], the model's, after its last norm.
+            embed: token ids [T] of the whole layout → embeddings [T, 1, hidden] of this rank's share of them.
+            recompute: whether a block is computed again in the backward pass.
+        """
+        if self.detach:
+            hidden = hidden.detach()
+        for depth, ahead in enumerate(layout.ahead):
+            embedded = embed(ahead.token_ids)
+            if self.detach:
+                embedded = embedded.detach()
+            block = self.layers[depth % len(self.layers)]
+            run = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False) if recompute else block
+            hidden = run(hidden, embedded, layout, angles)
+            yield hidden
+
+
+class PredictionLoss:
+    """The loss of every depth over one global batch, summed over micro-batches.
+
+    Args:
+        batch: the global batch.
+        config: `policy.megatron_cfg`.
+        on: device of the logprobs.
+    """
+
+    def __init__(self, batch: TrainBatch, config: MegatronConfig, on: torch.device) -> None:
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        depths = range(1, config.mtp_num_layers + 1)
+        self._counts = [float(mask[:, depth + 1 :].sum(dtype=torch.float64)) for depth in depths]
+        self._scale = config.mtp_loss_scaling_factor / len(self._counts)
+        self._sums = torch.zeros(len(self._counts), dtype=torch.float64, device=on)
+
+    def __call__(self, logprobs: Sequence[torch.Tensor], layout: TokenLayout, micro: TrainBatch) -> torch.Tensor:
+        """This micro-batch's share of what is added to the policy's loss, a scalar.
+
+        Args:
+            logprobs: float32 [R] of each depth's targets.
+            layout: of the micro-batch.
+            micro: its rows.
+        """
+        mask = loss_mask(micro.token_mask, micro.sample_mask).flatten()
+        losses = []
+        for values, ahead, count in zip(logprobs, layout.ahead, self._counts, strict=True):
+            weights = mask[ahead.cells]
+            losses.append(-torch.where(weights > 0, values * weights, 0.0).sum() / max(count, 1.0))
+        by_depth = torch.stack(losses)
+        self._sums += by_depth.detach()
+        return self._scale * by_depth.sum()
+
+    def metrics(self, groups: Groups) -> dict[str, float]:
+        """`mtp_1_loss`, `mtp_2_loss`, …: mean negative log likelihood of the tokens that a depth predicts, nats.
+
+        Collective over the data-parallel ranks of the last pipeline stage; of no depth that predicted nothing.
+        """
+        if groups.data_size > 1:
+            dist.all_reduce(self._sums, group=groups.data)
+        means = zip(self._sums.tolist(), self._counts, strict=True)
+        return {f"mtp_{depth}_loss": mean for depth, (mean, count) in enumerate(means, start=1) if count}

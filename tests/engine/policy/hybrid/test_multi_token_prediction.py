@@ -1,0 +1,221 @@
+"""Training of multi-token prediction, against transformers' layers put together here as DeepSeek-V3 describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.models.huggingface import load_hf_weights
+from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
+from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
+from tests.engine.policy.hybrid.test_against_transformers import gradients, hf_gradients
+from tests.models.hybrid_twins import hybrid_model, write_hybrid
+
+SCALE = 0.3
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Blocks → a checkpoint that has as many."""
+    root = tmp_path_factory.mktemp("mtp")
+    for blocks in (1, 2):
+        write_hybrid("mtp", root / str(blocks), initializer_range=0.1, num_nextn_predict_layers=blocks)
+    return {blocks: root / str(blocks) for blocks in (1, 2)}
+
+
+def policy_of(folder, loss=None, *, lr=1e-2, **megatron):
+    megatron = {"mtp_num_layers": 1, "mtp_loss_scaling_factor": SCALE, "optimizer": {"lr": lr}, **megatron}
+    return MegatronPolicy(policy_config(max_grad_norm=1e9, megatron_cfg=megatron), folder, loss or rl_loss())
+
+
+class Reference:
+    """A model and its blocks of multi-token prediction, each row by itself and unpadded."""
+
+    def __init__(self, folder, blocks, *, detach):
+        self.model = hybrid_model("mtp", initializer_range=0.1, num_nextn_predict_layers=blocks)
+        self.detach = detach
+        weights = load_hf_weights(folder)
+        self.blocks, self.beside = [], {}
+        for block in range(blocks):
+            layers = hybrid_model("mtp", pattern="*E", initializer_range=0.1)
+            state = layers.model.state_dict()
+            for name in state:
+                stem, _, kind = name.rpartition(".")
+                if name.startswith("layers."):
+                    number, rest = name.removeprefix("layers.").split(".", 1)
+                    theirs = f"mtp.layers.{2 * block + int(number)}.{rest}"
+                    if stem.endswith(".experts"):
+                        prefix = theirs.rpartition(".")[0]
+                        state[name] = torch.stack([weights[f"{prefix}.{e}.{kind}.weight"] for e in range(8)])
+                    else:
+                        state[name] = weights[theirs]
+            state["norm_f.weight"] = weights[f"mtp.layers.{2 * block + 1}.final_layernorm.weight"]
+            layers.model.load_state_dict(state)
+            self.blocks.append(layers.model)
+            for name in ("enorm", "hnorm", "eh_proj"):
+                key = f"mtp.layers.{2 * block}.{name}.weight"
+                self.beside[key] = weights[key].requires_grad_()
+
+    def losses(self, batch, depths):
+        """Of every depth: mean over the trained tokens that it predicts."""
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        sums, counts = [0.0] * depths, [0.0] * depths
+        for row in range(len(batch)):
+            ids = batch.input_ids[row, : int(batch.lengths[row])]
+            hidden = self.model.model(ids[None]).last_hidden_state[0]
+            table, head = self.model.model.embeddings.weight, self.model.lm_head.weight
+            if self.detach:
+                hidden, table, head = hidden.detach(), table.detach(), head.detach()
+            for depth in range(1, depths + 1):
+                block = (depth - 1) % len(self.blocks)
+                ahead = table[pad(ids[depth:], (0, min(depth, len(ids))))]
+                both = (self._norm(block, "enorm", ahead), self._norm(block, "hnorm", hidden))
+                into = torch.cat(both, -1) @ self.beside[f"mtp.layers.{2 * block}.eh_proj.weight"].T
+                hidden = self.blocks[block](inputs_embeds=into[None]).last_hidden_state[0]
+                for place in range(depth + 1, len(ids)):
+                    logprobs = (head @ hidden[place - depth - 1]).log_softmax(-1)
+                    sums[depth - 1] -= logprobs[ids[place]] * mask[row, place]
+                    counts[depth - 1] += float(mask[row, place])
+        return [total / count for total, count in zip(sums, counts, strict=True)]
+
+    def gradients(self):
+        """By names of the hub."""
+        yield from hf_gradients(self.model)
+        for number, block in enumerate(self.blocks):
+            for name, gradient in hf_gradients(block):
+                if name == "norm_f.weight":
+                    yield f"mtp.layers.{2 * number + 1}.final_layernorm.weight", gradient
+                elif name.startswith("layers."):
+                    layer, rest = name.removeprefix("layers.").split(".", 1)
+                    yield f"mtp.layers.{2 * number + int(layer)}.{rest}", gradient
+        for name, tensor in self.beside.items():
+            yield name, tensor.grad
+
+    def _norm(self, block, name, states):
+        weight = self.beside[f"mtp.layers.{2 * block}.{name}.weight"]
+        return weight * states * torch.rsqrt(states.square().mean(-1, keepdim=True) + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "depths", "detach", "loss"),
+    [
+        (1, 1, False, NegativeLogLikelihood()),
+        (2, 2, False, rl_loss()),
+        (1, 2, True, rl_loss()),
+        (1, 3, False, NegativeLogLikelihood()),
+    ],
+    ids=["one", "two blocks", "repeated, detached", "repeated"],
+)
+def test_losses_and_every_gradient_equal_a_plain_reference(blocks, depths, detach, loss, folders, batch):
+    reference = Reference(folders[blocks], blocks, detach=detach)
+    own, _ = loss(hf_token_logprobs(reference.model, batch), batch, count_normalizers(batch))
+    ahead = reference.losses(batch, depths)
+    (own + SCALE / depths * sum(ahead)).backward()
+
+    repeated = depths > blocks
+    policy = policy_of(
+        folders[blocks], loss, mtp_num_layers=depths, mtp_use_repeated_layer=repeated, mtp_detach_heads=detach
+    )
+    metrics = policy.train_step(batch)
+    assert metrics["loss"] == pytest.approx(float(own.detach()), abs=1e-5)  # the policy's own
+    for depth, value in enumerate(ahead, start=1):
+        assert metrics[f"mtp_{depth}_loss"] == pytest.approx(float(value.detach()), rel=1e-5)
+    theirs, ours = dict(reference.gradients()), dict(gradients(policy))
+    assert set(ours) == set(theirs)
+    assert sum(name.startswith("mtp.") for name in ours) == 31 * blocks  # all but the router's bias
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, atol=1e-4 * float(gradient.abs().max()), rtol=1e-4, msg=name)
+
+
+def test_trained_blocks_are_weights_of_checkpoints_and_exports(folders, batch, tmp_path):
+    """Bit for bit: resumed, converted, exported, and carried on by a policy that does not train them."""
+    policy = policy_of(folders[1])
+    policy.train_step(batch)
+    live = {name: tensor.clone() for name, tensor in policy.shards.hf_tensors()}
+    assert not any(name.startswith("mtp.") for name, _ in policy.weights())  # no generator loads them
+    stored = load_hf_weights(folders[1])
+    moved = {name for name, tensor in live.items() if name.startswith("mtp.") and not torch.equal(tensor, stored[name])}
+    assert len(moved) > 20 and set(live) == set(stored)  # not every expert was chosen
+
+    policy.save_hf(tmp_path / "hub")
+    policy.save_model(tmp_path / "model")
+    policy.save_checkpoint(str(tmp_path / "step"))
+    assert not (tmp_path / "model" / "hf" / "carried.safetensors").exists()
+    resumed = policy_of(folders[1])
+    resumed.load_checkpoint(str(tmp_path / "step"))
+    again = policy_of(tmp_path / "model")
+    untrained = policy_of(tmp_path / "model", mtp_num_layers=0)
+    untrained.save_model(tmp_path / "carried")
+    untrained.save_hf(tmp_path / "hub of untrained")
+    for folder in ("model", "step", "carried"):
+        convert_megatron_to_hf(tmp_path / folder, tmp_path / f"{folder} on the hub")
+    assert (tmp_path / "carried" / "hf" / "carried.safetensors").is_file()
+    for name in ("hub", "hub of untrained", "model on the hub", "step on the hub", "carried on the hub"):
+        assert_equal(load_hf_weights(tmp_path / name), live)
+    for other in (resumed, again, policy_of(tmp_path / "carried")):
+        assert_equal(dict(other.shards.hf_tensors()), live)
+    assert resumed.train_step(grouped_batch(1)) == policy.train_step(grouped_batch(1))
+
+
+def assert_equal(found, expected):
+    assert set(found) == set(expected)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_a_packed_row_predicts_nothing_of_its_neighbours(folders):
+    """The last tokens of a row, and the prompt that others share, read ahead only within their own sequence."""
+    batch = grouped_batch()
+    losses = []
+    for neighbour in (0, 7):
+        changed = batch.input_ids.clone()
+        changed[8:] = grouped_batch(neighbour).input_ids[8:]
+        masked = dataclasses.replace(batch, input_ids=changed, token_mask=batch.token_mask.clone())
+        masked.token_mask[8:] *= torch.zeros(1)
+        masked.token_mask[8:, 30] = 1e-6  # computed, and next to nothing in the loss
+        metrics = policy_of(folders[1], NegativeLogLikelihood(), mtp_num_layers=2, mtp_use_repeated_layer=True)
+        losses.append(metrics.train_step(masked))
+    for name in ("mtp_1_loss", "mtp_2_loss", "grad_norm"):
+        assert losses[0][name] == pytest.approx(losses[1][name], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_micro_batch_size": 1},
+        {"train_micro_batch_size": 5, "make_sequence_length_divisible_by": 96},
+        {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}},
+    ],
+    ids=str,
+)
+def test_losses_do_not_depend_on_how_the_batch_is_cut(change, folders):
+    megatron = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True, "moe_router_bias_update_rate": 1e-3}
+    found = []
+    for changes in ({}, change):
+        checkpointing = {"activation_checkpointing": bool(changes)}
+        config = policy_config(megatron_cfg={**megatron, **checkpointing, "optimizer": {"lr": 1e-3}}, **changes)
+        policy = MegatronPolicy(config, folders[1], rl_loss())
+        found.append([policy.train_step(grouped_batch(seed)) for seed in range(2)])
+        biases = [router.expert_bias.clone() for router in policy.model.routers()]
+        assert len(biases) == 3  # the block's own is balanced like the others
+        found[-1].append(biases)
+    for whole, cut in zip(found[0][:2], found[1][:2], strict=True):
+        for name in ("loss", "mtp_1_loss", "mtp_2_loss", "grad_norm"):
+            assert cut[name] == pytest.approx(whole[name], rel=5e-5, abs=1e-6), name
+    assert all(torch.equal(one, other) for one, other in zip(found[0][2], found[1][2], strict=True))
+
+
+def test_rows_without_advantage_are_learned_from(folders, batch):
+    """Their answers are sampled as any other; only the policy's own loss has nothing of them."""
+    batch = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
+    policy = policy_of(folders[1], mtp_detach_heads=True)
+    before = {name: tensor.clone() for name, tensor in policy.shards.hf_tensors()}
+    losses = [policy.train_step(batch)["mtp_1_loss"] for _ in range(3)]
+    assert losses[2] < losses[0] - 0.1
+    after = dict(policy.shards.hf_tensors())
+    assert all(torch.equal(after[name], before[name]) for name in after if not name.startswith("mtp."))
