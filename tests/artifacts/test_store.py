@@ -68,6 +68,21 @@ def test_unknown_names_and_versions_are_answered_with_what_there_is(store: Artif
     assert caught.value.expected == "v1"
 
 
+def test_the_beginning_of_a_digest_finds_an_artifact_of_the_home_or_one_used_in_place(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    added = store.add(rows(tmp_path / "t.jsonl", 1), name="prompts")
+    used = store.reference(write_hf(tmp_path / "model"))
+    for artifact in (added, used):
+        assert store.find(artifact.digest[:8]) == store.find(artifact.digest) == store.find(artifact.ref)
+    with pytest.raises(UnknownNameError):
+        store.find("0" * 12)
+    with pytest.raises(UnknownNameError, match="digest"):
+        store.by_digest("0" * 64)
+    with pytest.raises(ArtifactError, match="nothing at this path"):
+        store.reference(tmp_path / "elsewhere")
+
+
 @pytest.mark.parametrize("text", ["../x", "a:b", "a:v0", "", "/etc", "a//b", "a/../b"])
 def test_bad_references_are_refused(text: str) -> None:
     with pytest.raises(ArtifactError):

@@ -135,6 +135,75 @@ def test_pickled_weights_are_not_accepted(tmp_path: Path) -> None:
         validate("checkpoint_hf", folder)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ([("a", "F32", [2], 0, 8), ("b", "F32", [1], 12, 16)], 16),  # a hole
+        ([("a", "F32", [2], 0, 8), ("b", "F32", [1], 4, 8)], 8),  # one over the other
+        ([("a", "F32", [2], 0, 4)], 4),  # fewer bytes than values
+        ([("a", "F32", [2], 0, 8)], 12),  # more bytes than tensors
+        ([("a", "F32", [2], "0", "8")], 8),
+    ],
+)
+def test_tensors_that_do_not_fill_their_file_are_refused(tmp_path: Path, shapes: list, size: int) -> None:
+    header = json.dumps(
+        {name: {"dtype": dtype, "shape": shape, "data_offsets": [*offsets]} for name, dtype, shape, *offsets in shapes}
+    ).encode()
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * size)
+    with pytest.raises(ArtifactError, match="broken or cut off"):
+        read_safetensors_header(path)
+
+
+def test_a_file_of_fewer_bytes_than_a_header_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(b"\0" * 7)
+    with pytest.raises(ArtifactError) as caught:
+        read_safetensors_header(path)
+    assert (caught.value.expected, caught.value.found) == ("at least 8 bytes", "7 bytes")
+
+
+def test_a_megatron_checkpoint_with_missing_empty_or_broken_weights_is_refused(tmp_path: Path) -> None:
+    folder = write_megatron(tmp_path / "mg")
+    weights = folder / "weights"
+    for name, content in (("__1_0.distcp", b""), ("t.safetensors", b"\0" * 7), ("more.json", b'{"cut')):
+        (weights / name).write_bytes(content)
+        with pytest.raises(ArtifactError) as caught:
+            validate("checkpoint_megatron", folder)
+        assert str(caught.value.where).startswith(str(weights / name))
+        (weights / name).unlink()
+    assert validate("checkpoint_megatron", folder)
+    for file in weights.iterdir():
+        file.unlink()
+    with pytest.raises(ArtifactError, match="has no weights"):
+        validate("checkpoint_megatron", folder)
+
+
+def test_a_file_of_the_checkpoint_that_is_not_json_is_named_with_its_line(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path / "m")
+    (folder / "config.json").write_text('{\n"model_type": \n}')
+    with pytest.raises(ArtifactError) as caught:
+        validate("checkpoint_hf", folder)
+    assert caught.value.where == f"{folder / 'config.json'}:3"
+
+
+def test_an_index_that_leads_to_no_files_is_refused(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path / "m")
+    for weight_map in ({"a": 1}, ["model.safetensors"], {}, {"a": "../m/model.safetensors"}):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(ArtifactError):
+            validate("checkpoint_hf", folder)
+
+
+def test_any_kind_of_tokenizer_will_do_and_a_chat_template_need_not_be_there(tmp_path: Path) -> None:
+    folder = write_hf(tmp_path / "m")
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    (folder / "tokenizer_config.json").write_text("{}")
+    attributes = validate("checkpoint_hf", folder)
+    assert attributes["tokenizer"].startswith("sha256:")
+    assert attributes.get("tokenizer_size") is None and attributes.get("chat_template") is None
+
+
 def test_hf_folder_given_as_megatron_suggests_the_converter(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
         validate("checkpoint_megatron", write_hf(tmp_path / "m"))
@@ -151,6 +220,14 @@ def test_hf_folder_given_as_megatron_suggests_the_converter(tmp_path: Path) -> N
         ("sft_chats", CHAT, {"messages": [{"content": "hi"}]}),
         ("preference_pairs", PAIR, {"prompt": "2+2?", "chosen": "4"}),
         ("preference_pairs", PAIR, {"prompt": "2+2?", "chosen": "4", "rejected": "4"}),
+        ("rl_prompts", {"responses_create_params": {"input": "2+2?"}}, {"responses_create_params": {"input": " "}}),
+        ("rl_prompts", PROMPT, {"responses_create_params": {"input": ["2+2?"]}}),
+        ("sft_chats", CHAT, {"messages": "hi"}),
+        ("sft_chats", CHAT, {"messages": []}),
+        ("sft_chats", CHAT, {"messages": [{"role": "assistant", "content": None}]}),
+        ("preference_pairs", {**PAIR, "prompt": CHAT["messages"]}, {**PAIR, "prompt": [{"content": "hi"}]}),
+        ("preference_pairs", {"context": "2+2?", "chosen": "4", "rejected": "5"}, {"chosen": "4", "rejected": "5"}),
+        ("preference_pairs", PAIR, {**PAIR, "chosen": ""}),
         ("training_jsonl", {"x": 1}, [1, 2]),
     ],
 )
@@ -202,6 +279,14 @@ def test_eval_report_needs_numeric_metrics(tmp_path: Path, report: str) -> None:
     assert validate("eval_report", tmp_path) == {"metrics": {"reward": 0.5}}
 
 
+def test_an_evaluation_without_a_report_or_with_metrics_of_another_shape_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"no report\.json"):
+        validate("eval_report", tmp_path)
+    (tmp_path / "report.json").write_text('{"metrics": [0.5]}')
+    with pytest.raises(ArtifactError, match="not an object"):
+        validate("eval_report", tmp_path)
+
+
 def test_unknown_type_uses_its_nearest_supertype_then_needs_a_file(tmp_path: Path) -> None:
     jsonl(tmp_path / "d" / "train.jsonl", {"x": 1})
     with pytest.raises(DataError):
@@ -219,6 +304,7 @@ def test_sniffing_tells_every_built_in_type(tmp_path: Path) -> None:
     assert sniff_type(jsonl(tmp_path / "c" / "train.jsonl", CHAT).parent) == "sft_chats"
     assert sniff_type(jsonl(tmp_path / "r.jsonl", PAIR)) == "preference_pairs"
     assert sniff_type(jsonl(tmp_path / "t.jsonl", {"x": 1})) == "training_jsonl"
+    assert sniff_type(jsonl(tmp_path / "h.jsonl", {"chosen": "4", **CHAT})) == "sft_chats"  # half of a pair is none
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "report.json").write_text("{}")
     assert sniff_type(tmp_path / "e") == "eval_report"
