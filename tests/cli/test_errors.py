@@ -28,6 +28,12 @@ def test_an_error_has_code_place_expectation_and_hints():
     )
 
 
+def test_what_takes_several_lines_is_aligned_and_a_chain_is_drawn():
+    error = ConfigError("bad", expected="a\nb")
+    error.chain = ("x", "y")
+    assert _rendered(error) == "error[E200]: bad\n  chain:    x → y\n  expected: a\n            b\n"
+
+
 def test_one_problem_is_shown_alone_and_several_are_counted():
     one = PlanError("cannot plan: 1 problem", problems=(UnknownNameError("no step 'x'"),))
     assert _rendered(one) == "error[E110]: no step 'x'\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from nemotron_steps.cli.launching import JOB_VARIABLE
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.executors import base
 from tests.cli.conftest import Cli
@@ -41,6 +43,53 @@ def test_a_refused_submission_is_a_failed_run_that_nothing_waits_for(cli: Cli, c
     assert cancelled.code == 2 and "is not running" in cancelled.err
     shown = cli("status", "latest")
     assert shown.code == 0 and "the queue is closed" in shown.err + shown.out
+
+
+class OpenQueue(ClosedQueue):
+    taken: ClassVar[list[base.Launch]] = []
+
+    def submit(self, launch: base.Launch) -> str:
+        self.taken.append(launch)
+        return f"job-{len(self.taken)}"
+
+    def status(self, job: str) -> base.JobStatus:
+        return base.JobStatus(base.JobState.TIMED_OUT, "after 4 hours")
+
+
+@pytest.fixture
+def queue(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> list[base.Launch]:
+    """What has been handed to the executor of profile `there`."""
+    monkeypatch.setattr(OpenQueue, "taken", [])
+    point = EntryPoint("open", f"{__name__}:OpenQueue", base.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == base.ENTRY_POINT_GROUP else [])
+    (workplace / "env.toml").write_text('[there]\nexecutor = "open"\n')
+    return OpenQueue.taken
+
+
+def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: Cli, queue: list[base.Launch]) -> None:
+    said = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--force")
+    assert said.code == 0 and "open job job-1" in said.out
+    (launch,) = queue
+    assert f"steps logs {launch.run_id} -f" in said.out and f"steps cancel {launch.run_id}" in said.out
+    assert {"--force", "--resume", launch.run_id} <= set(launch.arguments)
+    assert launch.environment == {JOB_VARIABLE: launch.run_id} and not launch.attached and not launch.force_squash
+    again = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", launch.run_id, "--json").json
+    assert again == {"run": launch.run_id, "executor": "open", "job": "job-2"}
+    assert "--force" not in queue[1].arguments
+    shown = cli("status", launch.run_id)
+    assert "open job job-2: timed out (after 4 hours)" in shown.out
+
+
+def test_a_job_that_somebody_waits_for_is_followed_to_its_end(cli: Cli, queue: list[base.Launch]) -> None:
+    ended = cli("run", "toy/train", "-c", "tiny", "-r", "there")
+    assert ended.code != 0 and [launch.attached for launch in queue] == [True]
+    assert f"steps run --resume {queue[0].run_id}" in ended.err
+
+
+def test_a_secret_of_the_command_line_is_not_handed_to_a_job(cli: Cli, queue: list[base.Launch]) -> None:
+    refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", "judge.api_key=hunter2hunter2")
+    assert refused.code == 2 and "a secret on the command line" in refused.err and "hunter2" not in refused.err
+    assert queue == [] and cli("runs", "--json").json == []
 
 
 def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Path) -> None:

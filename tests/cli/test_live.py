@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.cli.live import LineDisplay, bar_line, headline
+from nemotron_steps.cli.live import BarDisplay, LineDisplay, bar_line, headline
 from nemotron_steps.cli.terminal import Terminal, visible_width
 
 
@@ -74,6 +75,62 @@ def test_the_bar_is_as_full_as_the_step_is_done():
     assert [len(text) for text, style in pieces if text.startswith("━")] == [12, 12]
     unknown = bar_line(100, "toy", None, "", "reading", "0:00:01")
     assert [len(text) for text, style in unknown if "━" in text] == [24]
+
+
+def test_a_reader_who_follows_the_lines_sees_each_at_once():
+    class Pipe(io.StringIO):
+        seen = ""
+
+        def flush(self):
+            self.seen = self.getvalue()
+
+    stream = Pipe()
+    LineDisplay(Terminal(stream, color=False, width=None))({"kind": "warning", "text": "slow", "step": "", "time": 0.0})
+    assert stream.seen.endswith("slow\n")
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_above_the_bars_stands_what_became_of_each_step(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = Screen()
+    plan = SimpleNamespace(steps=[SimpleNamespace(key="toy/make"), SimpleNamespace(key="toy/train")])
+    display = BarDisplay(Terminal(stream, color=False, width=120), plan)
+    signal = {"kind": "signal", "step": "toy/train", "name": "kl_spike", "numbers": {"step": 6, "message": "KL is 2"}}
+    for record in (
+        {"kind": "step_waiting", "step": "toy/make", "holder": {"run": "r7", "pid": 12}},
+        {"kind": "step_waiting", "step": "toy/make", "holder": {"pid": 12}},
+        {"kind": "step_cached", "step": "toy/make", "reason": "cached"},
+        {"kind": "step_cached", "step": "toy/make", "reason": "done before"},
+        {"kind": "step_started", "step": "toy/train", "resumed": True},
+        {"kind": "progress", "step": "toy/train", "description": "reading", "completed": 3, "total": 1200},
+        {"kind": "metrics", "step": "toy/train", "index": 1, "values": {"loss": 0.5}},
+        signal,
+        signal,  # said once
+        {"kind": "step_finished", "step": "toy/train", "seconds": 2.0},
+        {"kind": "step_failed", "step": "toy/make"},
+    ):
+        display(record)
+        display._progress.refresh()
+    display.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    said = [" ".join(line.split()) for line in lines if not re.match("[⠀-⣿]", line)]
+    assert said == [
+        "waiting for run r7, which makes the same artifact",
+        "waiting for process 12, which makes the same artifact",
+        "✓ toy/make reused done before",
+        "▲ toy/train kl_spike at step 6: KL is 2",
+        "✓ toy/train 2.0 s loss 0.5",
+        "✗ toy/make failed",
+    ]
+    bars = [" ".join(line.split()[1:]) for line in lines if re.match("[⠀-⣿]", line)]
+    assert any("continues" in bar for bar in bars) and any("3/1,200 reading" in bar for bar in bars)
+    assert any("loss 0.5" in bar and "3/1,200" in bar for bar in bars)
 
 
 def test_a_terminal_gets_bars_and_is_left_tidy(workplace):

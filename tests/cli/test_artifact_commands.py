@@ -1,0 +1,62 @@
+"""`steps artifacts`: what each command prints, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Cli
+
+
+def test_a_home_without_artifacts_says_so_and_how_to_add_one(cli: Cli) -> None:
+    empty = cli("artifacts", "list").out
+    assert "no artifacts yet" in empty and "steps artifacts add PATH" in empty
+    assert "no artifacts of this kind" in cli("artifacts", "list", "--type", "toy_data").out
+    assert cli("artifacts", "verify").out == "no artifacts yet\n"
+
+
+def test_what_is_added_is_said_shown_and_listed_with_where_it_came_from(cli: Cli, workplace: Path) -> None:
+    data = workplace / "data"
+    data.mkdir()
+    for number in range(23):
+        (data / f"{number:02d}.jsonl").write_text('{"x": 1}\n')
+    added = cli("artifacts", "add", str(data), "--name", "mine")
+    assert added.code == 0 and "--input PORT=mine:v1" in added.out
+    again = cli("artifacts", "add", str(data), "--name", "mine", "--json").json
+    assert (again["ref"], len(again["files"])) == ("mine:v1", 23)
+    shown = cli("artifacts", "show", "mine").out
+    assert f"added from {data}" in shown and again["digest"] in shown
+    assert "19.jsonl" in shown and "20.jsonl" not in shown and "… 3 more" in shown
+    assert cli("artifacts", "show", "mine", "--json").json == again
+    (listed,) = cli("artifacts", "list", "--json").json
+    assert listed == again
+    assert "added from" in cli("artifacts", "list").out
+
+
+def test_only_the_named_artifacts_are_verified(cli: Cli, workplace: Path) -> None:
+    refs = []
+    for name in ("good", "bad"):
+        file = workplace / f"{name}.jsonl"
+        file.write_text(json.dumps({"name": name}) + "\n")
+        refs.append(cli("artifacts", "add", str(file), "--name", name, "--json").json)
+    stored = workplace / "home" / "artifacts" / "objects" / refs[1]["digest"] / refs[1]["files"][0]["path"]
+    stored.chmod(0o644)
+    stored.write_text('{"name": "baf"}\n')
+    good = cli("artifacts", "verify", "good")
+    assert (good.code, good.out) == (0, "✓ good:v1\n")
+    bad = cli("artifacts", "verify", "bad", "good", "--json")
+    assert bad.code == 2
+    assert [(each["ref"], each["digest"], len(each["problems"])) for each in bad.json] == [
+        ("bad:v1", refs[1]["digest"], 1),
+        ("good:v1", refs[0]["digest"], 0),
+    ]
+
+
+def test_lineage_as_json_has_every_link_and_those_made_from_it_are_listed(cli: Cli) -> None:
+    cli("run", "toy/train", "toy/score", "-c", "tiny")
+    above = cli("artifacts", "lineage", "toy/score/score", "--json").json
+    assert above["artifact"] == "toy/score/score:v1" and above["descendants"] == []
+    assert {"toy/make/rows:v1", "toy/train/model:v1"} <= {link["parent"] for link in above["ancestors"]}
+    drawn = cli("artifacts", "lineage", "toy/make/rows").out.splitlines()
+    below = drawn[drawn.index("used by") + 1 :]
+    assert [line.split()[-1] for line in below if line] == ["toy/train/model:v1"]
