@@ -26,6 +26,15 @@ _SPLIT_NAMES = {"validation": ("validation", "val"), "heldout": ("heldout", "tes
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
+def split_file(folder: Path, split: str) -> Path | None:
+    """The JSON Lines file of one split in a folder, under the names that `Artifact.jsonl` tells."""
+    for name in _SPLIT_NAMES.get(split, (split,)):
+        for pattern in (f"{name}.jsonl", f"{name}-split.jsonl", f"{name}/data.jsonl"):
+            if (folder / pattern).is_file():
+                return folder / pattern
+    return None
+
+
 @dataclass(frozen=True)
 class FileRecord:
     """One file of an artifact: path relative to its folder (posix), size in bytes, sha256 in hex."""
@@ -97,10 +106,9 @@ class Artifact:
         `val/data.jsonl`); for `train` also the only JSON Lines file of the folder, so that a single file a user
         supplies is a training set. None when the artifact has no such split.
         """
-        for name in _SPLIT_NAMES.get(split, (split,)):
-            for pattern in (f"{name}.jsonl", f"{name}-split.jsonl", f"{name}/data.jsonl"):
-                if (self.path / pattern).is_file():
-                    return self.path / pattern
+        found = split_file(self.path, split)
+        if found is not None:
+            return found
         candidates = sorted(self.path.glob("*.jsonl"))
         return candidates[0] if split == "train" and len(candidates) == 1 else None
 

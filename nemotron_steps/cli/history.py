@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.live import headline
 from nemotron_steps.cli.request import Workbench
-from nemotron_steps.cli.summary import shown_path, summary_rows
+from nemotron_steps.cli.summary import show_values, shown_path
 from nemotron_steps.cli.terminal import Terminal, duration, printable
 from nemotron_steps.errors import RequestError, StepsError, WorkerLostError
 
@@ -107,7 +107,7 @@ def status(arguments: argparse.Namespace) -> int:
     for key, values in summaries.items():
         terminal.print()
         terminal.print(f"  {terminal.style(key, 'bold')}")
-        terminal.table(summary_rows(values, terminal), indent=4)
+        show_values(values, terminal)
     never_started = False
     if info.job and info.status in ("running", "submitted"):
         try:

@@ -139,6 +139,10 @@ def _request(command: Parser) -> None:
         default=[],
         help="supply an input: a path, NAME:VERSION, or a model name; repeat for more",
     )
+    command.add_argument(
+        "--from", dest="first", metavar="STAGE", help="begin a pipeline here: earlier results must be there"
+    )
+    command.add_argument("--until", metavar="STAGE", help="end a pipeline after this stage")
     command.add_argument("--force", action="store_true", help="the named steps run even if their results are cached")
     _home(command)
 

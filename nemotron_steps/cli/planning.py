@@ -35,7 +35,7 @@ def dry_run(bench: Workbench, asked: Asked, profile: Profile | None, *, force: b
 
     All of it redacted. Inputs that are not given, or not here, are no mistake yet.
     """
-    found = with_cached(bench, bench.plan(asked, allow_unfilled=True), force=force)
+    found = with_cached(bench, bench.plan(asked, allow_unfilled=True), force=force, allow_unfilled=True)
     if as_json:
         fields = plan_fields(found)
         fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}
@@ -68,16 +68,21 @@ def _show_unfilled(found: Plan, terminal: Terminal) -> None:
             terminal.print(f"      {terminal.style(printable(redact_text(hint)), 'cyan')}")
 
 
-def with_cached(bench: Workbench, found: Plan, *, force: bool = False) -> Plan:
+def with_cached(bench: Workbench, found: Plan, *, force: bool = False, allow_unfilled: bool = False) -> Plan:
     """The plan with what is already there filled in; a home that does not exist yet holds nothing.
 
     Args:
         force: the steps asked for run whatever is there, so what reads their outputs cannot be known to be cached.
+        allow_unfilled: what an earlier stage did not leave is the plan's `unfilled` instead of an error.
     """
+    from nemotron_steps.resolver.earlier import without_absent
     from nemotron_steps.resolver.plan import StepOutput
     from nemotron_steps.runs.cache import with_cached as look_up
 
-    found = look_up(found, bench.store)
+    looked_up = look_up(found, bench.store)
+    found = without_absent(looked_up, allow_unfilled=allow_unfilled)
+    if found is not looked_up:
+        found = look_up(found, bench.store)
     if not force:
         return found
     run: set[str] = set()

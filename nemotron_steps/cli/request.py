@@ -45,6 +45,10 @@ class Asked:
     inputs: Mapping[str, str] = field(default_factory=dict)
     profile: str | None = None
     passthrough: tuple[str, ...] = ()
+    first: str | None = None
+    """`--from`: the pipeline's stage to begin with."""
+    until: str | None = None
+    """`--until`: the last one."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
@@ -55,6 +59,8 @@ class Asked:
             "inputs": dict(self.inputs),
             "profile": self.profile,
             "passthrough": list(self.passthrough),
+            "from": self.first,
+            "until": self.until,
         }
 
     @staticmethod
@@ -78,7 +84,16 @@ class Asked:
             raise ValueError("`inputs` is no object of strings")
         if not (targets := texts("targets")):
             raise ValueError("`targets` names no step")
-        return Asked(targets, texts("overrides"), text("config"), dict(inputs), text("profile"), texts("passthrough"))
+        return Asked(
+            targets,
+            texts("overrides"),
+            text("config"),
+            dict(inputs),
+            text("profile"),
+            texts("passthrough"),
+            text("from"),
+            text("until"),
+        )
 
     def redacted(self) -> Asked:
         """The same without secrets, for files and print."""
@@ -96,7 +111,9 @@ class Asked:
         """The request as one would type it after `steps run`."""
         import shlex
 
-        words = [*self.targets, *(["-c", self.config] if self.config is not None else [])]
+        words = [*self.targets]
+        for flag, value in (("-c", self.config), ("--from", self.first), ("--until", self.until)):
+            words += [flag, value] if value is not None else []
         words += [part for port, ref in self.inputs.items() for part in ("--input", f"{port}={ref}")]
         words += self.overrides
         words += ["--", *self.passthrough] if self.passthrough else []
@@ -130,7 +147,9 @@ def asked_from(arguments: argparse.Namespace) -> Asked:
             where=f"-r {arguments.run} -b {batch}",
             hints=(f"-r {arguments.run}", f"-b {batch}"),
         )
-    return Asked(targets, overrides, arguments.config, inputs, arguments.run or batch, passthrough)
+    profile = arguments.run or batch
+    first, until = arguments.first, arguments.until
+    return Asked(targets, overrides, arguments.config, inputs, profile, passthrough, first, until)
 
 
 class Workbench:
@@ -227,7 +246,11 @@ class Workbench:
 
         pipeline = self._pipeline(asked)
         if pipeline is not None:
-            return self._pipeline_request(asked, pipeline)
+            from nemotron_steps.cli.pipelines import pipeline_request
+
+            return pipeline_request(asked, pipeline)
+        if asked.first is not None or asked.until is not None:
+            raise UsageError("--from and --until name stages of a pipeline", found=" ".join(asked.targets))
         own = [list[str]() for _ in asked.targets]
         for text in asked.overrides:
             position, override = _addressee(text, asked.targets)
@@ -416,40 +439,6 @@ class Workbench:
         if not file.is_file():
             raise RequestError("no such pipeline file", where=named[0], hints=("steps list",))
         return load_pipeline_file(file)
-
-    def _pipeline_request(self, asked: Asked, pipeline: PipelineManifest) -> Request:
-        """A pipeline's stages; `STAGE.key=value` overrides a stage's config, `-c` names one for all of them."""
-        from nemotron_steps.resolver.request import request_for_pipeline
-
-        if asked.passthrough:
-            raise UsageError("a pipeline takes nothing after `--`", found=" ".join(asked.passthrough))
-        names = [stage.name for stage in pipeline.stages]
-        extra: dict[str, list[str]] = {}
-        for text in asked.overrides:
-            mark = re.match(r"[+~]*", text)
-            prefix = mark[0] if mark else ""
-            stage, dot, rest = text[len(prefix) :].partition(".")
-            if not dot or stage not in names:
-                from nemotron_steps.config.redaction import shown_override
-
-                shown = shown_override(text)
-                raise UsageError(
-                    "an override of a pipeline names its stage",
-                    where=f"override '{shown}'",
-                    expected=f"STAGE.key=value with STAGE one of {', '.join(names)}",
-                    hints=(f"{prefix}{names[-1]}.{shown[len(prefix) :]}",),
-                )
-            extra.setdefault(stage, []).append(prefix + rest)
-        request = request_for_pipeline(pipeline, inputs=dict(asked.inputs))
-        goals = tuple(
-            replace(
-                goal,
-                config_name=asked.config or goal.config_name,
-                overrides=(*goal.overrides, *extra.get(goal.name or "", ())),
-            )
-            for goal in request.goals
-        )
-        return replace(request, goals=goals)
 
 
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:

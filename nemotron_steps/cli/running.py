@@ -211,7 +211,7 @@ def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
             found=asked.command,
             hints=(f"steps run {asked.command} --resume {info.id}   # with the secret again",),
         )
-    if arguments.config or arguments.input:
+    if arguments.config or arguments.input or arguments.first or arguments.until:
         raise UsageError("--resume RUN alone goes on with what that run was asked for; name the steps to change it")
     return asked
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
+from nemotron_steps.runs.lines import columns_of, is_table
 
 if TYPE_CHECKING:
     from nemotron_steps.manifest.registry import Registry
@@ -38,8 +39,19 @@ def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Ter
     _show_next(result, goals[-1], registry, terminal)
 
 
-def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str]]:
-    """One row per value of a step's summary: name, value or before → after, and the change."""
+def show_values(values: Mapping[str, Any], terminal: Terminal) -> None:
+    """A step's summary: its tables each below the rest."""
+    terminal.table(_rows({name: value for name, value in values.items() if not is_table(value)}, terminal), indent=4)
+    for name, table in values.items():
+        if is_table(table):
+            columns = columns_of(table)
+            head = [f"{name.replace('_', ' ')}", *columns]
+            body = [[row, *(number(cells[c]) if c in cells else "" for c in columns)] for row, cells in table.items()]
+            terminal.table([[terminal.style(printable(text), "dim") for text in head], *body], indent=4, flexible=0)
+
+
+def _rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str]]:
+    """One row per value of a summary: name, value or before → after, and the change."""
     rows = []
     for name, value in values.items():
         label = terminal.style(printable(str(name)).replace("_", " "), "dim")
@@ -71,7 +83,7 @@ def _show_summary(step: StepResult, terminal: Terminal) -> None:
         return
     terminal.print()
     terminal.print(f"  {terminal.style(step.key, 'bold')}")
-    terminal.table(summary_rows(step.summary, terminal), indent=4)
+    show_values(step.summary, terminal)
 
 
 def _show_hints(result: RunResult, terminal: Terminal) -> None:

@@ -7,7 +7,7 @@ table are refused; unknown tables beside them are kept in `extra`. Reading files
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -91,6 +91,8 @@ class Consumes(_Table):
     """Default: the type."""
     description: StrictStr = ""
     required: StrictBool = True
+    many: StrictBool = False
+    """Takes several artifacts, each under a name: `PORT.NAME`. `bind` is then one config key, which gets NAME → path."""
     bind: StrictStr | dict[StrictStr, StrictStr] | None = None
     """Config key that receives the artifact's path, or {config key = path inside the artifact}. The key of a split
     other than train, or of a path that ends in '?', stays as it is when the artifact lacks it."""
@@ -117,6 +119,17 @@ class Consumes(_Table):
         return {
             name: TABLES.get(value, value) if isinstance(value, str) else value for name, value in attributes.items()
         }
+
+    @model_validator(mode="after")
+    def _many_have_one_key(self) -> Self:
+        if self.many and not isinstance(self.bind, str):
+            raise ValueError(f"{self.name}: many = true needs one config key at bind, which gets NAME → path")
+        return self
+
+    def named(self, name: str) -> Consumes:
+        """The port of one of the artifacts of a port that takes many."""
+        fields = {**dict(self), "name": f"{self.name}.{name}", "bind": f"{self.bind}.{name}", "many": False}
+        return Consumes(**fields)
 
     @cached_property
     def bindings(self) -> Mapping[str, str]:
@@ -316,9 +329,14 @@ class StepManifest(_Table):
         line = self.source.line(path) if self.source is not None else 1
         return f"{self.file}:{line}"
 
-    def where_input(self, name: str) -> str:
-        """`file:line` of an input port."""
-        return self.where("consumes", next(i for i, port in enumerate(self.consumes) if port.name == name))
+    def where_input(self, name: str, *path: str) -> str:
+        """`file:line` of an input port, or of a key of it."""
+        in_file = list(dict.fromkeys(port.name.partition(".")[0] for port in self.consumes))
+        return self.where("consumes", in_file.index(name.partition(".")[0]), *path)
+
+    def with_ports(self, consumes: Sequence[Consumes]) -> StepManifest:
+        """The same step with other input ports."""
+        return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, "consumes": consumes})
 
 
 class TypeManifest(_Table):
@@ -366,6 +384,7 @@ class Stage(_Table):
     """Config name; None for `default`, which a step may lack."""
     overrides: OneOrMore = ()
     inputs: dict[StrictStr, StageSource] = Field(default_factory=dict)
+    """Port → source. A port that takes many has a table of them, NAME → source, and is `PORT.NAME` here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -373,6 +392,19 @@ class Stage(_Table):
         if isinstance(data, dict) and not data.get("name") and isinstance(data.get("step"), str):
             return {**data, "name": data["step"].rpartition(":")[2].rsplit("/", 1)[-1]}
         return data
+
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _many_are_named(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        flat: dict[str, Any] = {}
+        for port, source in data.items():
+            if isinstance(source, dict) and not source.keys() <= StageSource.model_fields.keys():
+                flat.update({f"{port}.{name}": each for name, each in source.items()})
+            else:
+                flat[port] = source
+        return flat
 
 
 class PipelineTable(_Table):
@@ -388,6 +420,8 @@ class PipelineManifest(_Table):
 
     pipeline: PipelineTable
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    configs: dict[StrictStr, dict[StrictStr, StrictStr]] = Field(default_factory=dict)
+    """What `-c NAME` means for this pipeline: stage → config, for every stage."""
     pack: str = Field(default="", exclude=True)
     file: Path = Field(default=Path(), exclude=True)
     source: SourceText | None = Field(default=None, exclude=True, repr=False)
@@ -408,6 +442,11 @@ class PipelineManifest(_Table):
                         f"stages: {stage.name}.{port} reads stage {source.stage!r}, which is not before it"
                     )
             seen.add(stage.name)
+        for name, table in self.configs.items():
+            for stage_name in table.keys() - seen:
+                raise ValueError(f"configs.{name}: there is no stage {stage_name!r}")
+            if missing := [stage.name for stage in self.stages if stage.name not in table]:
+                raise ValueError(f"configs.{name}: names no config for stage {missing[0]!r}; it names one for each")
         return self
 
     @property

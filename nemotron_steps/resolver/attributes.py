@@ -30,7 +30,7 @@ def check_attributes(
     key = key or manifest.id
     sources = sources or {}
     problems = []
-    for index, port in enumerate(manifest.consumes):
+    for port in manifest.consumes:
         have = known.get(port.name, {})
         for name, wanted in port.attributes.items():
             allowed = wanted if isinstance(wanted, list) else [wanted]
@@ -39,7 +39,7 @@ def check_attributes(
                     AttributeConflict(
                         f"'{port.name}' of {key} needs another {name}",
                         chain=_chain(sources, port.name, key),
-                        where=manifest.where("consumes", index, "attributes", name),
+                        where=manifest.where_input(port.name, "attributes", name),
                         expected=" or ".join(str(value) for value in allowed),
                         found=str(have[name]),
                     )

@@ -33,6 +33,7 @@ class Node:
     config: StepConfig | None
     because: str
     inserted: bool = False
+    earlier: bool = False
     inputs: dict[str, InputSource] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     """Input ports that an error was already reported for."""
@@ -59,6 +60,7 @@ class Node:
             produces={port.name: port.type for port in self.manifest.produces},
             inserted=self.inserted,
             because=self.because,
+            earlier=self.earlier,
             memory=memory,
         )
 

@@ -72,6 +72,7 @@ class PlannedStep:
         inserted: whether the resolver put it there (a converter) rather than the request.
         because: one phrase saying why it is in the plan.
         cached: output port → artifact reference when nothing needs to run; None until a runner has looked.
+        earlier: whether it is a stage before the first one asked for, which is not run: its result must be there.
         memory: what it takes of each device, and how its batch is cut; None where nothing is trained.
     """
 
@@ -86,6 +87,7 @@ class PlannedStep:
     inserted: bool = False
     because: str = ""
     cached: Mapping[str, str] | None = None
+    earlier: bool = False
     memory: StepMemory | None = None
 
     def to_dict(self, *, with_config: bool = False) -> dict[str, Any]:

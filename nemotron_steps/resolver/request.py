@@ -23,6 +23,7 @@ class Goal:
         name: a pipeline's stage name; the plan's key for it.
         wired: port → earlier stage or reference, from a pipeline file.
         where: port → file:line of that wiring; '' → file:line of the stage.
+        earlier: whether it is a stage before the first one asked for: it is not run, what it left is read.
     """
 
     step_id: str
@@ -31,6 +32,7 @@ class Goal:
     name: str | None = None
     wired: Mapping[str, StageSource] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
+    earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def request_for_pipeline(pipeline: PipelineManifest, *, inputs: Mapping[str, str
     """A pipeline file's stages, wired as the file says."""
     goals = []
     for index, stage in enumerate(pipeline.stages):
-        where = {port: pipeline.where("stages", index, "inputs", port) for port in stage.inputs}
+        where = {port: pipeline.where("stages", index, "inputs", *port.split(".")) for port in stage.inputs}
         goals.append(
             Goal(
                 stage.step,

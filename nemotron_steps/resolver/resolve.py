@@ -18,6 +18,7 @@ from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
 from nemotron_steps.resolver.graph import Graph, Node
+from nemotron_steps.resolver.many import with_named_ports
 from nemotron_steps.resolver.memory import memory_of, trains
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
@@ -56,14 +57,15 @@ def resolve(
     problems: list[StepsError] = [problem for error in known for problem in getattr(error, "problems", ()) or (error,)]
     graph = Graph(registry, compose, problems)
     goals = _goal_nodes(request, graph)
-    sources = Sources(request, graph, describe_input, goals, assign_bare_inputs(request, graph, goals))
+    bare = assign_bare_inputs(request, graph, goals)
+    sources = Sources(request, graph, describe_input, goals, bare)
     for goal, node in goals:
         sources.feed(node, goal)
         if request.chained:
             sources.extend_chain(node)
     while sources.pending:
-        sources.feed(sources.pending.popleft(), None)
-    report_unused(request.inputs, sources.used, graph)
+        sources.feed(*sources.pending.popleft())
+    report_unused(request.inputs, sources.used | {port for _, port in bare}, graph)
     nodes = [node for _, node in goals]
     order = graph.in_order(nodes)
     artifacts, conflicts = _check_inputs(order, graph)
@@ -96,9 +98,10 @@ def _goal_nodes(request: Request, graph: Graph) -> list[tuple[Goal, Node]]:
     goals = []
     because = f"stage of {request.name}" if request.name else "asked for"
     for goal in request.goals:
-        manifest = graph.find_step(goal.step_id, goal.where.get(""))
+        manifest = None if goal.earlier else graph.find_step(goal.step_id, goal.where.get(""))
         if manifest is not None:
             key = goal.name or manifest.id
+            manifest = with_named_ports(manifest, key, goal, request)
             goals.append((goal, graph.add(key, manifest, goal.config_name, goal.overrides, because)))
     return goals
 

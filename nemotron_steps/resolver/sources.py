@@ -22,6 +22,7 @@ from nemotron_steps.resolver.advice import missing_input_hints, missing_stage_in
 from nemotron_steps.resolver.chain import Chain
 from nemotron_steps.resolver.config_checks import is_placeholder
 from nemotron_steps.resolver.graph import DEFAULT, Graph, Identity, Node
+from nemotron_steps.resolver.many import with_named_ports
 from nemotron_steps.resolver.plan import InputSource, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import UnknownPort
 from nemotron_steps.resolver.request import DescribeInput, Goal, Request
@@ -52,10 +53,10 @@ class Sources:
         self.supplied = supplied
         self.used: set[str] = set()
         """`--input STEP.PORT` targets that a step took."""
-        self.pending: deque[Node] = deque()
-        """Steps that configs asked for, whose own ports are still to be fed."""
+        self.pending: deque[tuple[Node, Goal | None]] = deque()
+        """Steps that configs asked for and earlier stages that are read, whose own ports are still to be fed."""
+        self._earlier = {goal.name: goal for goal in request.goals if goal.earlier}
         self._converters = {step for t in graph.types.types.values() for step in (t.convert_to or {}).values()}
-        self._named_steps = {target.rpartition(".")[0] for target in request.inputs if "." in target}
         self._shared: dict[Identity, Node] = {}
         self._describe_input = describe_input
         self._described: dict[tuple[str, str], SuppliedInput | None] = {}
@@ -116,7 +117,7 @@ class Sources:
 
     def _supplied(self, node: Node, port: str) -> str | None:
         for step in (node.key, node.manifest.id):
-            if step in self._named_steps and f"{step}.{port}" in self.request.inputs:
+            if f"{step}.{port}" in self.request.inputs:
                 self.used.add(f"{step}.{port}")
                 return self.request.inputs[f"{step}.{port}"]
         return self.supplied.get((node.key, port))
@@ -138,7 +139,7 @@ class Sources:
     def _from_stage(self, node: Node, port: Consumes, wired: StageSource, where: str | None) -> InputSource | None:
         if wired.ref is not None:
             return self._from_reference(node, port, wired.ref, where)
-        producer = self.stages.get(wired.stage or "")
+        producer = self.stages.get(wired.stage or "") or self._earlier_stage(wired.stage or "")
         if producer is None:  # its step is unknown, which was reported
             node.failed.add(port.name)
             return None
@@ -186,8 +187,22 @@ class Sources:
                 return None
             because = f"source of {node.at(port.name)}"
             known = self._shared[identity] = self.graph.add(manifest.id, manifest, config_name, overrides, because)
-            self.pending.append(known)
+            self.pending.append((known, None))
         return known
+
+    def _earlier_stage(self, name: str) -> Node | None:
+        """A stage before the first one asked for, once something reads what it left."""
+        goal = self._earlier.get(name)
+        manifest = self.graph.find_step(goal.step_id, goal.where.get("")) if goal is not None else None
+        if goal is None or manifest is None:
+            return None
+        manifest = with_named_ports(manifest, name, goal, self.request)
+        because = f"an earlier stage of {self.request.name}"
+        node = self.stages[name] = self.graph.add(name, manifest, goal.config_name, goal.overrides, because)
+        node.earlier = True
+        self.wired[name] = frozenset(goal.wired)
+        self.pending.append((node, goal))
+        return node
 
     def _from_step(
         self, node: Node, port: Consumes, producer: Node, output: str | None, where: str | None
@@ -298,7 +313,7 @@ class Sources:
         command, target = self._command(), self._target(node, port.name)
         if goal is None or self.request.chained:
             return missing_input_hints(self.graph.registry, command, target, port, node.manifest.id)
-        before = {stage.key: stage.manifest for stage in self.goals[: self.positions[node.key]]}
+        before = {stage.key: stage.manifest for stage in self.goals[: self.positions.get(node.key, 0)]}
         return missing_stage_input_hints(self.types, command, target, port, node.key, before)
 
     def _command(self, *, without_port: str = "", without_key: str = "") -> str:

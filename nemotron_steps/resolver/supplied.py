@@ -17,7 +17,7 @@ def assign_bare_inputs(request: Request, graph: Graph, goals: GoalNodes) -> dict
     """(node key, port) → reference, for every `--input` without a step; what fits nowhere is reported."""
     assigned = {}
     for port, reference in request.inputs.items():
-        if "." not in port:
+        if "." not in port or any(port in node.manifest.inputs for _, node in goals):
             for node in _owners(request, graph, port, reference, goals):
                 assigned[node.key, port] = reference
     return assigned
@@ -70,7 +70,8 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
     if request.chained:
         unfed = [n for _, n in having if not any(_feeds(graph, b, n, port) for b in nodes[: nodes.index(n)])]
     else:
-        unfed = [node for goal, node in having if port not in goal.wired]
+        earlier = {goal.name for goal in request.goals if goal.earlier}
+        unfed = [n for goal, n in having if port not in goal.wired or goal.wired[port].stage in earlier]
     if not unfed:
         graph.report(
             AmbiguousSource(

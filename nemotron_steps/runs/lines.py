@@ -84,8 +84,20 @@ def number(value: Any) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def is_table(value: Any) -> bool:
+    """Whether a value of a summary is a table: row → column → number."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(row, Mapping) for row in value.values())
+
+
+def columns_of(table: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Every column of a table, in the order of its first mention."""
+    return list(dict.fromkeys(column for row in table.values() for column in row))
+
+
 def change(value: Any) -> str:
-    """One value of a summary: `0.31 → 0.62 (+0.31)` for a before and after, else the value."""
+    """One value of a summary: `0.31 → 0.62 (+0.31)` for a before and after, a table's size, else the value."""
+    if is_table(value):
+        return f"{len(value)} × {len(columns_of(value))}"
     if isinstance(value, Mapping) and {"before", "after"} <= value.keys():
         before, after = value["before"], value["after"]
         text = f"{number(before)} → {number(after)}"

@@ -17,7 +17,7 @@ from typing import Any
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.lines import number, seconds
+from nemotron_steps.runs.lines import columns_of, is_table, number, seconds
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report_svg import Node, bars, curve, plan_graph
 
@@ -127,7 +127,7 @@ def _summary(summary: Mapping[str, Any]) -> str:
     facts = " · ".join(
         f"{escape(name.replace('_', ' '))} <b>{_value(value)}</b>"
         for name, value in summary.items()
-        if name not in changes
+        if name not in changes and not is_table(value)
     )
     table = ""
     if changes:
@@ -136,7 +136,22 @@ def _summary(summary: Mapping[str, Any]) -> str:
             '<table class="results"><thead><tr><th>measure</th><th>before</th><th>after</th><th>change</th></tr>'
             f"</thead><tbody>{rows}</tbody></table>"
         )
-    return table + (f'<p class="facts">{facts}</p>' if facts else "")
+    tables = "".join(_table(name, value) for name, value in summary.items() if is_table(value))
+    return table + tables + (f'<p class="facts">{facts}</p>' if facts else "")
+
+
+def _table(name: str, table: Mapping[str, Mapping[str, Any]]) -> str:
+    """Row → column → number."""
+    columns = columns_of(table)
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        f"<tr><td>{escape(row)}</td>"
+        + "".join(f'<td class="value">{_value(cells[c]) if c in cells else ""}</td>' for c in columns)
+        + "</tr>"
+        for row, cells in table.items()
+    )
+    title = escape(name.replace("_", " "))
+    return f"<table><thead><tr><th>{title}</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _is_change(value: Any) -> bool:

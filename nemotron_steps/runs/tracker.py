@@ -105,7 +105,7 @@ class Tracker:
         """What the step achieved, shown at the end of the run and in the report.
 
         A value is a number or a text, or {"before": x, "after": y} for what the step changed; a third key
-        "better" ("higher" or "lower") says which direction is an improvement.
+        "better" ("higher" or "lower") says which direction is an improvement. Or a table: row → column → number.
         """
         self._emit("summary", {"values": dict(values)})
 

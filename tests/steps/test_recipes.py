@@ -17,7 +17,7 @@ CONFIGS = sorted(
     (file.parent.name, file.stem)
     for step in ("rlvr", "swe", "rlhf")
     for file in Path(builtin_pack_root(), "configs", "rl", "nemo_rl", step).glob("*.yaml")
-    if file.stem not in ("tiny", "tiny_hybrid")
+    if not file.stem.startswith("tiny")
 )
 
 

@@ -9,6 +9,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
 
 
+QuestionForm = Literal["plain", "instructed", "structured"]
+"""Plain; with an instruction about the reply (graded by instruction_following); in JSON (structured_outputs)."""
+
+
 class ReasoningGymTask(Section):
     """One procedural data set of the reasoning-gym library."""
 
@@ -18,6 +22,8 @@ class ReasoningGymTask(Section):
     """Share of the rows, relative to the other tasks."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The data set's own options (min_word_len, ...); an unknown one is refused."""
+    form: QuestionForm = "plain"
+    """How its questions are asked, which says what grades the replies."""
 
 
 class ReasoningGymSource(Section):
@@ -128,6 +134,8 @@ class DemonstrationConfig(Section):
     styles: tuple[AnswerStyle, ...] = Field((AnswerStyle(template="<answer>{answer}</answer>"),), min_length=1)
     slip_rate: float = Field(0.0, ge=0, le=1)
     """Share of demonstrations with a wrong answer: letters swapped, dropped, doubled, replaced or shuffled."""
+    follow_rate: float = Field(0.5, ge=0, le=1)
+    """Share of replies to questions of another form than plain that are as asked; the others are in any style."""
 
 
 class ComparisonConfig(Section):

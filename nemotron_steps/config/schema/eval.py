@@ -1,6 +1,8 @@
-"""Config of `eval/model_eval`."""
+"""Configs of the evaluation steps."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field, PositiveInt
 
@@ -17,15 +19,42 @@ class EvaluationConfig(Section):
     max_prompts: PositiveInt | None = None
     samples_per_prompt: PositiveInt = 1
     max_total_sequence_length: PositiveInt = 4096
+    max_turns: PositiveInt = 1
+    """Turns of a conversation with tools, as `grpo.max_rollout_turns`."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights that generate."""
     seed: int = Field(0, ge=0)
 
 
-class EvalConfig(Section):
+class GradingConfig(Section):
+    """What every evaluation has."""
+
+    evaluation: EvaluationConfig = EvaluationConfig()
+    generation: GenerationConfig = GenerationConfig()
+    env: EnvConfig = EnvConfig()
+
+
+class EvalConfig(GradingConfig):
     """The whole config of a model evaluation."""
 
     model: str | None = None
     """Hugging Face folder; the `model` port is written here."""
     data: DataFileConfig = DataFileConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    generation: GenerationConfig = GenerationConfig()
-    env: EnvConfig = EnvConfig()
+
+
+class StagesEvaluationConfig(EvaluationConfig):
+    """`evaluation.*` of several sets of prompts."""
+
+    environments: dict[str, str] = Field(default_factory=dict)
+    """Set → what grades every row of it; a set that is not here is graded as the others are."""
+
+
+class StagesEvalConfig(GradingConfig):
+    """The whole config of an evaluation of several models on several sets of prompts."""
+
+    evaluation: StagesEvaluationConfig = StagesEvaluationConfig()
+
+    models: dict[str, str] = Field(default_factory=dict)
+    """Name → Hugging Face folder, in the order of the table's rows; the `models` port is written here."""
+    prompts: dict[str, str] = Field(default_factory=dict)
+    """Name → folder of prompts, in the order of its columns; the `prompts` port is written here."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from nemotron_steps.config.schema.data_prep import ReasoningGymSource, ReasoningGymTask, SplitRows
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
+from nemotron_steps.steps.data_prep.forms import Asked, ask
 
 Split = Literal["train", "validation", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "heldout")
@@ -30,15 +31,18 @@ class Question:
     text: str
     answer: str
     metadata: Mapping[str, Any]
+    asked: Asked = Asked()
+    """The form it has in `text`."""
 
     @property
     def fields(self) -> dict[str, Any]:
         """The verifier fields of a row."""
-        return {"question": self.text, "answer": self.answer, "metadata": dict(self.metadata)}
+        own = {"question": self.text, "answer": self.answer, "metadata": dict(self.metadata)}
+        return {**own, **self.asked.fields}
 
 
 def split_of(text: str, source: ReasoningGymSource) -> Split:
-    """The split a question belongs to."""
+    """The split a question belongs to, by its text without what its form adds: the same in every form."""
     place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
     if place < source.heldout_fraction:
         return "heldout"
@@ -83,7 +87,8 @@ def _draw_task(
         seen.add(text)
         split = split_of(text, source)
         if len(found[split]) < quotas[split]:
-            found[split].append(Question(text, entry["answer"], entry["metadata"]))
+            asked = ask(task.form, text, entry["answer"])
+            found[split].append(Question(text + asked.suffix, entry["answer"], entry["metadata"], asked))
             missing -= 1
     if missing == 0:
         return found

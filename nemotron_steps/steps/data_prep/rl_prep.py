@@ -37,9 +37,8 @@ def run(context: StepContext[RlPrepConfig]) -> None:
 
 def gym_rows(config: RlPrepConfig, source: ReasoningGymSource) -> dict[Split, list[Row]]:
     """Rows of reasoning-gym questions."""
-    agent = config.agent or GYM_AGENT
     return {
-        split: [question_row(question, agent) for question in questions]
+        split: [question_row(q, config.agent or q.asked.agent or GYM_AGENT) for q in questions]
         for split, questions in draw_questions(source, config.rows).items()
     }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from nemotron_steps.artifacts.checkpoints import tokenizer_digest
 from nemotron_steps.artifacts.rows import chat_row
 from nemotron_steps.config.schema.data_prep import (
+    AnswerStyle,
     DemonstrationConfig,
     JsonlSource,
     ReasoningGymSource,
@@ -89,10 +90,13 @@ def _questions_for(rows: SplitRows, repeats: int) -> SplitRows:
 def demonstration(question: Question, config: DemonstrationConfig, rng: random.Random) -> Row:
     """One question and an answer to imitate, not always a right one."""
     answer = slip(question.answer, rng) if rng.random() < config.slip_rate else question.answer
+    styles = config.styles
+    if question.asked.reply is not None and rng.random() < config.follow_rate:
+        styles = (AnswerStyle(template=question.asked.reply),)
     return {
         "messages": [
             {"role": "user", "content": question.text},
-            {"role": "assistant", "content": write_answer(answer, config.styles, rng)},
+            {"role": "assistant", "content": write_answer(answer, styles, rng)},
         ]
     }
 

@@ -1,0 +1,84 @@
+"""What `--from STAGE` leaves out: earlier stages are not run, so what they left has to be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
+from nemotron_steps.resolver.problems import MissingInput, raise_all
+
+
+def without_absent(plan: Plan, *, allow_unfilled: bool = False) -> Plan:
+    """The plan, its steps looked up in the cache, without ports of many that only an absent earlier stage would feed.
+
+    Args:
+        allow_unfilled: a port that needs an absent stage is one of the plan's `unfilled` instead of an error.
+
+    Raises:
+        PlanError: a step needs what an earlier stage would have left, and it is not there.
+    """
+    absent = _absent(plan)
+    if not absent:
+        return plan
+    steps, problems, notes = {}, [], list(plan.warnings)
+    for step in plan.steps:
+        lacking = {p: s.step_key for p, s in step.inputs.items() if isinstance(s, StepOutput) and s.step_key in absent}
+        if step.key in absent or not lacking:
+            steps[step.key] = step
+            continue
+        optional = {port: key for port, key in lacking.items() if _one_of_several(port, step, lacking)}
+        if optional:
+            names = ", ".join(optional)
+            notes.append(f"{step.key} goes without {names}: nothing here was made by these stages as they are planned")
+        problems += [_missing(plan, step, port, absent[key]) for port, key in lacking.items() if port not in optional]
+        ports = tuple(port for port in step.manifest.consumes if port.name not in optional)
+        inputs = {port: source for port, source in step.inputs.items() if port not in optional}
+        steps[step.key] = replace(step, manifest=step.manifest.with_ports(ports), inputs=inputs)
+    if not allow_unfilled:
+        raise_all(problems, f"cannot plan '{plan.name}'")
+    needed = set(_needed(plan.goals, steps))
+    kept = tuple(steps[step.key] for step in plan.steps if step.key in needed)
+    return replace(plan, steps=kept, warnings=tuple(notes), unfilled=(*plan.unfilled, *problems))
+
+
+def _absent(plan: Plan) -> dict[str, str]:
+    """Keys of earlier stages that would have to run and of converters of theirs → the stage."""
+    absent: dict[str, str] = {}
+    for step in plan.steps:
+        if step.cached is not None:
+            continue
+        if step.earlier:
+            absent[step.key] = step.key
+        elif step.inserted:
+            sources = [s.step_key for s in step.inputs.values() if isinstance(s, StepOutput)]
+            absent.update({step.key: absent[key] for key in sources if key in absent})
+    return absent
+
+
+def _one_of_several(port: str, step: PlannedStep, lacking: dict[str, str]) -> bool:
+    """Whether a port is one of those of a port that takes many, and others of them are fed."""
+    kind, dot, _ = port.partition(".")
+    return bool(dot) and any(other.startswith(f"{kind}.") and other not in lacking for other in step.inputs)
+
+
+def _missing(plan: Plan, step: PlannedStep, port: str, stage: str) -> MissingInput:
+    return MissingInput(
+        f"'{port}' of {step.key} is what {stage} leaves, a stage before the first one asked for, and it is not here",
+        chain=(stage, f"{step.key}.{port}"),
+        expected=f"a result of {stage} as it is planned now, or another one given for it",
+        found="none in this home",
+        hints=(f"--input {step.key}.{port}=PATH", f"steps run {plan.name} --until {stage}"),
+    )
+
+
+def _needed(goals: tuple[str, ...], steps: dict[str, PlannedStep]) -> Iterator[str]:
+    """Keys of the goals and of everything they read from."""
+    seen: set[str] = set()
+    left = list(goals)
+    while left:
+        key = left.pop()
+        if key not in seen:
+            seen.add(key)
+            yield key
+            left += [source.step_key for source in steps[key].inputs.values() if isinstance(source, StepOutput)]
