@@ -92,7 +92,7 @@ class Consumes(_Table):
     description: StrictStr = ""
     required: StrictBool = True
     many: StrictBool = False
-    """Takes several artifacts, each under a name: `PORT.NAME`. `bind` is then one config key, which gets NAME → path."""
+    """Takes several artifacts, each under a name: `PORT.NAME`. `bind` is then a config key that gets NAME → path."""
     bind: StrictStr | dict[StrictStr, StrictStr] | None = None
     """Config key that receives the artifact's path, or {config key = path inside the artifact}. The key of a split
     other than train, or of a path that ends in '?', stays as it is when the artifact lacks it."""

@@ -52,7 +52,9 @@ def _absent(plan: Plan) -> dict[str, str]:
             absent[step.key] = step.key
         elif step.inserted:
             sources = [s.step_key for s in step.inputs.values() if isinstance(s, StepOutput)]
-            absent.update({step.key: absent[key] for key in sources if key in absent})
+            stage = next((absent[key] for key in sources if key in absent), None)
+            if stage is not None:
+                absent[step.key] = stage
     return absent
 
 

@@ -84,6 +84,17 @@ def unknown_input(node: Node, name: str, where: str | None) -> UnknownPort:
     )
 
 
+def unnamed(node: Node, port: Consumes, reference: str) -> UnknownPort:
+    """An artifact is given to a port that takes many, each under a name, without one."""
+    return UnknownPort(
+        f"'{port.name}' of {node.key} takes several artifacts, each under a name",
+        chain=(node.at(port.name),),
+        where=f"--input {port.name}={reference}",
+        expected=f"--input {port.name}.NAME={reference}",
+        found="no name",
+    )
+
+
 def ambiguous(
     node: Node, port: Consumes, sources: Sequence[str], where: str | None, hints: Sequence[str]
 ) -> AmbiguousSource:

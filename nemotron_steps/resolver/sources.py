@@ -86,6 +86,10 @@ class Sources:
         reference = self._supplied(node, port.name)
         bound = self._bound_value(node, port)
         overridden = bound is not None and self._is_override(node, bound[0])
+        if reference is not None and port.many:
+            node.failed.add(port.name)
+            self.graph.report(reports.unnamed(node, port, reference))
+            return None
         if reference is not None:
             if bound is not None and overridden:
                 node.failed.add(port.name)
@@ -310,7 +314,7 @@ class Sources:
             self.graph.report(reports.missing(node, port, self._missing_hints(node, port, goal)))
 
     def _missing_hints(self, node: Node, port: Consumes, goal: Goal | None) -> tuple[str, ...]:
-        command, target = self._command(), self._target(node, port.name)
+        command, target = self._command(), self._target(node, port.name) + (".NAME" if port.many else "")
         if goal is None or self.request.chained:
             return missing_input_hints(self.graph.registry, command, target, port, node.manifest.id)
         before = {stage.key: stage.manifest for stage in self.goals[: self.positions.get(node.key, 0)]}

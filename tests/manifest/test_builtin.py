@@ -111,7 +111,10 @@ def test_public_face_of_rlhf() -> None:
 def test_pipeline_stages_name_steps_and_ports_that_exist() -> None:
     for pipeline in REGISTRY.pipelines.values():
         for stage in pipeline.stages:
-            assert set(stage.inputs) <= set(REGISTRY.step(stage.step).inputs)
+            ports = REGISTRY.step(stage.step).inputs
+            for name in stage.inputs:
+                port, dot, _ = name.partition(".")
+                assert port in ports and ports[port].many == bool(dot), (pipeline.name, stage.name, name)
 
 
 def test_manifests_name_no_path_of_a_machine() -> None:
@@ -133,6 +136,6 @@ def test_ports_that_name_model_families_name_the_table() -> None:
         for port in step.consumes
         if "model_type" in port.attributes
     }
-    assert len(named) == 6 and all(families == [*FAMILIES] for families in named.values())
+    assert len(named) == 7 and all(families == [*FAMILIES] for families in named.values())
     for file in Path(builtin_pack_root(), "manifests").rglob("*.toml"):
         assert not re.search(r'model_type = (?!"@families"|"model family)', file.read_text()), file

@@ -231,12 +231,20 @@ def test_the_chain_to_dpo_type_checks(tmp_path, monkeypatch, capsys):
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
 
 
-def test_the_nano3_pipeline_plans_over_own_rows(tmp_path, monkeypatch, capsys):
+def test_the_end_of_the_nano3_pipeline_plans_over_own_rows_and_policy(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
     rows = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(4)])
     policy = tmp_path / "policy"
     write_checkpoint("qwen3", policy, max_position_embeddings=8192)
-    assert steps(["plan", "nano3_dpo", "--input", f"source={rows}", "--input", f"policy={policy}", "--json"]) == 0
+    given = ("--input", f"source={rows}", "--input", f"policy={policy}")
+    # The config's layout is that of Nano3, not of a model for tests.
+    sizes = [f"{kind}_model_parallel_size=1" for kind in ("tensor", "pipeline", "expert")]
+    sizes += ["context_parallel_size=1", "sequence_parallel=false", "freeze_moe_router=false"]
+    sizes += ["moe_router_bias_update_rate=0"]
+    smaller = ["dpo.policy.model_type=qwen3", "dpo.policy.max_total_sequence_length=8192"]
+    smaller += [f"dpo.policy.megatron_cfg.{size}" for size in sizes]
+    stages = ("--from", "prep_dpo", "--until", "dpo")
+    assert steps(["plan", "nano3_rl", *stages, *given, *smaller, "--json"]) == 0
     planned = [step["step"] for step in json.loads(capsys.readouterr().out)["steps"]]
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
     assert "convert/hf_to_megatron" in planned

@@ -8,7 +8,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
 
-
 QuestionForm = Literal["plain", "instructed", "structured"]
 """Plain; with an instruction about the reply (graded by instruction_following); in JSON (structured_outputs)."""
 

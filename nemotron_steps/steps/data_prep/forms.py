@@ -32,6 +32,8 @@ class Asked:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+PLAIN = Asked()
+
 _INSTRUCTIONS: tuple[tuple[str, dict[str, Any] | None, str, str], ...] = (
     ("detectable_format:title", None, "Put it in angular brackets, like <<this>>.", "<<{answer}>>"),
     ("startend:quotation", None, "Wrap your whole reply in quotation marks.", '"{answer}"'),
@@ -63,4 +65,4 @@ def ask(form: QuestionForm, text: str, answer: str) -> Asked:
         fields = {"schema_str": json.dumps(schema), "schema_type": "json"}
         said = ' Reply in JSON, like {"answer": "this"}.'
         return Asked(said, '{"answer": "{answer}"}', "structured_outputs_simple_agent", fields)
-    return Asked()
+    return PLAIN

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from nemotron_steps.config.schema.data_prep import ReasoningGymSource, ReasoningGymTask, SplitRows
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
-from nemotron_steps.steps.data_prep.forms import Asked, ask
+from nemotron_steps.steps.data_prep.forms import PLAIN, Asked, ask
 
 Split = Literal["train", "validation", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "heldout")
@@ -31,7 +31,7 @@ class Question:
     text: str
     answer: str
     metadata: Mapping[str, Any]
-    asked: Asked = Asked()
+    asked: Asked = PLAIN
     """The form it has in `text`."""
 
     @property

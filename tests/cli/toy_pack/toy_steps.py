@@ -110,3 +110,14 @@ def score(context: StepContext[dict[str, Any]]) -> None:
     model = json.loads((context.inputs["export"].path / "export.json").read_text())
     (context.outputs["score"].path / "report.json").write_text(json.dumps({"metrics": {"rows": model["rows"]}}))
     context.tracker.summary({"rows": model["rows"]})
+
+
+def compare(context: StepContext[dict[str, Any]]) -> None:
+    """For a port that takes many: a table of how long each model's file is, in the order of the models."""
+    table = {
+        port.removeprefix("models."): {"files": len(list(artifact.path.iterdir()))}
+        for port, artifact in context.inputs.items()
+    }
+    assert context.config["models"] == {port.removeprefix("models."): str(a.path) for port, a in context.inputs.items()}
+    (context.outputs["score"].path / "score.json").write_text(json.dumps(table))
+    context.tracker.summary({"sizes": table})
