@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from nemotron_steps.cli.parser import Parser, UsageError, build, refuse_flags_first, split_passthrough
+from nemotron_steps.cli.parser import UsageError, build, refuse_flags_first, split_passthrough
 
 if TYPE_CHECKING:
     import argparse
@@ -30,21 +30,12 @@ def steps(argv: Sequence[str] | None = None) -> int:
 
 
 def nemotron(argv: Sequence[str] | None = None) -> int:
-    """`nemotron ...`: `nemotron steps ...` is `steps ...`. Returns the exit code."""
+    """`nemotron ...`: `nemotron steps ...` is `steps ...`, the rest the recipes' commands. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    run = _program if argv is None else _main
     if arguments[:1] == ["steps"]:
-        run = _program if argv is None else _main
         return run(arguments[1:], "nemotron steps")
-    return _guarded(lambda: _nemotron_help(arguments), as_json=False)
-
-
-def _nemotron_help(arguments: list[str]) -> int:
-    parser = Parser(prog="nemotron", description="Post-training recipes as steps.")
-    groups = parser.add_subparsers(dest="group", metavar="COMMAND", parser_class=Parser)
-    groups.add_parser("steps", help="list, check and run steps; the same as `steps`")
-    parser.parse_args(arguments)
-    parser.print_help()
-    return 0
+    return run(arguments, "nemotron")
 
 
 def _program(arguments: Sequence[str], prog: str) -> int:
@@ -53,7 +44,8 @@ def _program(arguments: Sequence[str], prog: str) -> int:
 
     open_standard_streams()
     before, _ = split_passthrough(arguments)
-    if before[:1] != ["run"] or {"-d", "--dry-run", "-h", "--help"} & set(before):
+    works = before[:1] == ["run"] or prog == "nemotron"
+    if not works or {"-d", "--dry-run", "-h", "--help"} & set(before):
         return _main(arguments, prog)
     from nemotron_steps.cli.supervise import supervise
 
@@ -67,6 +59,15 @@ def _main(arguments: Sequence[str], prog: str) -> int:
 
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
+    if prog == "nemotron":
+        from nemotron_steps.cli import recipes
+
+        recipe, unknown, prog = recipes.parsed(arguments)
+        if recipe is None:
+            return 0
+        if unknown:
+            raise _unknown_flag(unknown[0], recipe, prog)
+        return _handle(recipe, passthrough, prog)
     parser = build(prog)
     refuse_flags_first(parser, arguments)
     namespace, unknown = parser.parse_known_args(arguments)
@@ -86,6 +87,10 @@ def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
         return 0
     if passthrough and namespace.command != "run":
         raise UsageError(f"`{prog} {namespace.command}` takes nothing after `--`", found=" ".join(passthrough))
+    return _handle(namespace, passthrough, prog)
+
+
+def _handle(namespace: argparse.Namespace, passthrough: list[str], prog: str) -> int:
     namespace.passthrough = passthrough
     namespace.prog = prog
     return _load(namespace.handler)(namespace)

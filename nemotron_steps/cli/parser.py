@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError
 
-_HANDLERS = "nemotron_steps.cli."
+HANDLERS = "nemotron_steps.cli."
+"""Where the modules of commands are."""
 
 
 class UsageError(RequestError, ValueError):
@@ -51,7 +52,7 @@ def build(prog: str) -> Parser:
 
     def add(name: str, handler: str, summary: str, **options: Any) -> Parser:
         command: Parser = commands.add_parser(name, help=summary, description=summary, **options)
-        command.set_defaults(handler=_HANDLERS + handler)
+        command.set_defaults(handler=HANDLERS + handler)
         return command
 
     _catalog(add)
@@ -111,7 +112,12 @@ def _planning(add: Callable[..., Parser]) -> None:
     command.add_argument("-r", "--run", metavar="PROFILE", help="also check against this env.toml profile")
     _json(command)
     command = add("run", "running:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG)
-    _request(command)
+    run_flags(command)
+
+
+def run_flags(command: Parser, **words: str) -> None:
+    """What `steps run` takes. `words`: as `_request`."""
+    _request(command, **words)
     where = command.add_argument_group("where it runs")
     where.add_argument(
         "-r", "--run", metavar="PROFILE", help="run on this env.toml profile, attached: logs are streamed"
@@ -124,13 +130,12 @@ def _planning(add: Callable[..., Parser]) -> None:
     _json(command)
 
 
-def _request(command: Parser) -> None:
-    command.add_argument(
-        "words",
-        metavar="STEP|PIPELINE|key=value",
-        nargs="*",
-        help="step ids or a pipeline, then overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b",
-    )
+def _request(
+    command: Parser,
+    words: str = "STEP|PIPELINE|key=value",
+    help_words: str = "step ids or a pipeline, then overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b",
+) -> None:
+    command.add_argument("words", metavar=words, nargs="*", help=help_words)
     command.add_argument("-c", "--config", metavar="CONFIG|PATH", help="config name or yaml file (default: default)")
     command.add_argument(
         "--input",
@@ -179,7 +184,7 @@ def _artifacts(add: Callable[..., Parser]) -> None:
 
     def sub(name: str, summary: str) -> Parser:
         command: Parser = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(handler=f"{_HANDLERS}artifact_commands:{name}_artifacts")
+        command.set_defaults(handler=f"{HANDLERS}artifact_commands:{name}_artifacts")
         _home(command)
         _json(command)
         return command
@@ -206,7 +211,7 @@ def _environments(add: Callable[..., Parser]) -> None:
 
     def sub(name: str, handler: str, summary: str) -> Parser:
         command: Parser = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(handler=f"{_HANDLERS}environment_commands:{handler}")
+        command.set_defaults(handler=f"{HANDLERS}environment_commands:{handler}")
         _json(command)
         return command
 

@@ -19,7 +19,13 @@ import tempfile
 import time
 from pathlib import Path
 
-LIMITS_MS = {"steps --help": 150, "steps list": 150, "steps show": 150, "steps run --dry-run": 700}
+LIMITS_MS = {
+    "steps --help": 150,
+    "steps list": 150,
+    "steps show": 150,
+    "steps run --dry-run": 700,
+    "the largest --dry-run": 1000,
+}
 
 COMMANDS: dict[str, list[str]] = {
     "python -c pass": ["-c", "pass"],
@@ -40,6 +46,7 @@ COMMANDS: dict[str, list[str]] = {
         "--dry-run",
         "grpo.seed={count}",
     ],
+    "the largest --dry-run": ["-m", "nemotron_steps.cli.main", "run", "super3_rl", "--dry-run"],
 }
 
 

@@ -111,6 +111,7 @@ def _processor_seconds(command: list[str], folder: Path) -> float:
         (0.150, ("show", "toy/train")),
         (0.150, ("env", "list")),
         (0.700, ("run", "toy/train", "-c", "tiny", "--dry-run")),
+        (1.000, ("run", "super3_rl", "--dry-run")),
     ],
 )
 def test_answers_in_time(workplace, tmp_path, limit, arguments):

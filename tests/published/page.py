@@ -13,8 +13,8 @@ from tests.published.tables import PREPARATIONS, TABLES, lines, published
 
 HEAD = """# Published keys
 
-Every key that the published Super3 and Nano3 RL configs set, and what becomes of it here. A config file or an override
-may use these names as they are.
+Every key that the published Super3 and Nano3 RL configs and pages set, and what becomes of it here. A config file or an
+override may use these names as they are.
 
 - *same*: the key means the same here.
 - *renamed*: it is taken as the key beside it, which it goes before.

@@ -67,6 +67,7 @@ OURS_ALONE = {
 NOT_COMPARED = {
     "nano3_data_prep": "names its input alone",
     "super3_data_prep": "compared below",
+    "nano3_page": "has other names of keys that nano3_rl has, compared there",
     "super3_rlvr2": "changes its inputs alone",
     "super3_rlvr3": "changes its inputs alone",
     "super3_rlvr_test": "a script of its own; `test` has its sizes",

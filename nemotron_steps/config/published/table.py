@@ -15,7 +15,7 @@ class Published:
         pattern: dotted; `*` is any one part, a last `**` any further ones.
         ours: the key here that means the same, with {0}, {1}, … for what each `*` stands for; None if there is none.
         values: value there → value here, where values have other names.
-        also: further keys here, with the values that the key implies.
+        also: further keys here, with the values that the key implies; `=` is the key's own.
         holds: values that are always so here, so that saying them changes nothing. A text `=KEY` is the value of KEY.
         why: why it is always so, or why the key is refused.
     """
@@ -111,6 +111,13 @@ TABLE: tuple[Published, ...] = (
         "grpo.dynamic_sampling_oversample_ratio",
         1.0,
         why="dynamic sampling asks for batch_multiplier times the prompts of a step",
+    ),
+    # The Nano3 page's own names, which its config does not have.
+    Published("grpo.num_iterations", "grpo.max_num_steps"),
+    Published(
+        "grpo.learning_rate",
+        "policy.megatron_cfg.optimizer.lr",
+        also={"policy.megatron_cfg.optimizer.min_lr": "="},
     ),
     Published("effort_levels.low_string", "grpo.low_effort.instruction", also={"grpo.low_effort.enabled": True}),
     Published("effort_levels.low_weight", "grpo.low_effort.weight"),

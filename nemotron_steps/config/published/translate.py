@@ -56,7 +56,9 @@ def translate(
         if row.ours is not None or row.values:
             target = (row.ours or row.pattern).format(*parts)
             moved.append((path, tuple(target.split(".")), _value(row, path, value, values)))
-            moved += [(path, tuple(key.split(".")), given) for key, given in row.also.items()]
+            moved += [
+                (path, tuple(key.split(".")), value if given == "=" else given) for key, given in row.also.items()
+            ]
         else:
             pending.append((path, value, row))
     for path, renamed, value in moved:

@@ -1,0 +1,146 @@
+"""`nemotron super3 ...`, `nemotron nano3 ...`: what each command becomes, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.cli.main import nemotron, steps
+from nemotron_steps.cli.recipes import COMMANDS
+from nemotron_steps.manifest.registry import load_registry
+from tests.cli.conftest import Cli, Result
+
+ENV = """\
+[YOUR-CLUSTER]
+executor = "slurm"
+account = "research"
+partition = "batch"
+nodes = 32
+gpus_per_node = 8
+"""
+
+
+@pytest.fixture
+def nemo(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run `nemotron ARGUMENTS` in this process."""
+
+    def run(*arguments: str) -> Result:
+        capsys.readouterr()
+        code = nemotron(arguments)
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return run
+
+
+def step_of(plan: Any, step_id: str) -> Any:
+    return next(step for step in plan["steps"] if step["step"] == step_id)
+
+
+def test_every_command_has_its_step_and_every_name_its_config() -> None:
+    registry = load_registry()
+    for path, recipe in COMMANDS.items():
+        step = registry.find_step(recipe.target)
+        if step is None:
+            assert registry.find_pipeline(recipe.target) is not None, path
+            assert recipe.config is None and not recipe.configs
+            continue
+        assert {recipe.config, *recipe.configs.values()} <= set(step.config_names), path
+        assert {recipe.configs.get(name, name) for name in recipe.only} <= set(step.config_names), path
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("super3 data prep rl", "super3_data_prep"),
+        ("super3 data prep rl rlvr", "data_prep/rl_prep -c super3_rlvr1"),
+        ("super3 data prep rl rlvr -c rlvr3", "data_prep/rl_prep -c super3_rlvr3"),
+        ("super3 data prep rl swe2", "data_prep/rl_prep -c super3_swe2"),
+        ("super3 rl rlvr", "rl/nemo_rl/rlvr -c rlvr1"),
+        ("super3 rl rlvr -c rlvr2 grpo.seed=7", "rl/nemo_rl/rlvr -c rlvr2 grpo.seed=7"),
+        ("super3 rl rlvr -c small", "rl/nemo_rl/rlvr -c small"),
+        ("super3 rl rlvr -c test", "rl/nemo_rl/rlvr -c test"),
+        ("super3 rl swe1", "rl/nemo_rl/swe -c swe1"),
+        ("super3 rl swe2", "rl/nemo_rl/swe -c swe2"),
+        ("super3 rl rlhf -c default", "rl/nemo_rl/rlhf -c super3"),
+        ("nano3 data prep rl", "data_prep/rl_prep -c nano3"),
+        ("nano3 rl", "rl/nemo_rl/rlvr -c nano3"),
+        ("nano3 rl -c default -r YOUR-CLUSTER", "rl/nemo_rl/rlvr -c nano3 -r YOUR-CLUSTER"),
+        ("nano3 rl --batch YOUR-CLUSTER --force-squash", "rl/nemo_rl/rlvr -c nano3 -b YOUR-CLUSTER --force-squash"),
+    ],
+)
+def test_a_recipes_command_is_a_step_with_its_config(nemo: Cli, cli: Cli, command: str, meant: str) -> None:
+    Path("env.toml").write_text(ENV)
+    ours = nemo(*command.split(), "--dry-run", "--json")
+    assert ours.code == 0, ours.err
+    assert ours.json == cli("run", *meant.split(), "-d", "--json").json
+
+
+def test_the_pages_own_names_of_keys_are_taken(nemo: Cli) -> None:
+    found = nemo("nano3", "rl", "grpo.num_iterations=7", "grpo.learning_rate=5e-7", "-d", "--json")
+    assert found.code == 0, found.err
+    config = found.json["configs"]["rl/nemo_rl/rlvr"]
+    assert config["grpo"]["max_num_steps"] == 7
+    optimizer = config["policy"]["megatron_cfg"]["optimizer"]
+    assert (optimizer["lr"], optimizer["min_lr"]) == (5e-7, 5e-7)
+
+
+def test_sample_limits_the_rows_of_every_data_set(nemo: Cli) -> None:
+    configs = nemo("super3", "data", "prep", "rl", "--sample", "50", "-d", "--json").json["configs"]
+    assert {name: config["sample"] for name, config in configs.items()} == dict.fromkeys(
+        ("rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"), 50
+    )
+    one = nemo("nano3", "data", "prep", "rl", "sample=5", "force=true", "-d", "--json")
+    assert one.json["configs"]["data_prep/rl_prep"]["sample"] == 5
+
+
+def test_a_data_preparation_runs_and_forces(nemo: Cli, workplace: Path) -> None:
+    command = ("nano3", "data", "prep", "rl", "-c", "tiny", "rows.train=8", "rows.heldout=4", "--json")
+    first = nemo(*command)
+    assert first.code == 0, first.err
+    assert [step["state"] for step in first.json["steps"]] == ["ran"]
+    assert [step["state"] for step in nemo(*command).json["steps"]] == ["cached"]
+    assert [step["state"] for step in nemo(*command[:-1], "force=true", "--json").json["steps"]] == ["ran"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("super3 rl rvlr", ["'rvlr' is not a command", "rlvr, swe1, swe2, rlhf", "nemotron super3 rl rlvr"]),
+        ("supr3 rl rlvr", ["'supr3' is not a command", "nemotron super3"]),
+        ("super3 -r X rl rlvr", ["'-r' stands before the command"]),
+        ("nano3 rl rlvr", ["takes overrides, key=value", "rlvr"]),
+        ("super3 data prep rl -d rlvr", ["takes overrides", "nemotron super3 data prep rl rlvr ..."]),
+        ("super3 rl swe2 -c small", ["has no config 'small'", "default, swe2"]),
+        ("nano3 rl --dryrun", ["has no flag '--dryrun'", "--dry-run"]),
+        ("nano3 rl -r a -b b", ["-r runs attached and -b detached"]),
+        ("nano3 rl --force-squash -d", ["--force-squash rebuilds the container of a profile"]),
+        ("nano3 rl -r nowhere -d", ["no profile 'nowhere'"]),
+        ("nano3 rl grpo.num_iteration=3 -d", ["grpo.num_iteration"]),
+        ("nano3 rl -- --fast", ["takes nothing after `--`"]),
+    ],
+)
+def test_what_a_recipe_refuses(nemo: Cli, command: str, said: list[str]) -> None:
+    refused = nemo(*command.split())
+    assert refused.code == 2
+    for text in said:
+        assert text in refused.err, refused.err
+
+
+def test_help_says_what_a_command_means_and_what_is_below(nemo: Cli) -> None:
+    assert "steps run rl/nemo_rl/rlvr -c rlvr1" in nemo("super3", "rl", "rlvr", "--help").out
+    group = nemo("super3", "rl")
+    assert group.code == 0 and all(name in group.out for name in ("rlvr", "swe1", "swe2", "rlhf"))
+    assert "super3" in nemo().out and "nano3" in nemo("--help").out
+
+
+def test_a_run_is_resumed_under_its_recipes_command(
+    nemo: Cli, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = nemo("nano3", "data", "prep", "rl", "-c", "tiny", "rows.train=8", "rows.heldout=4", "--json").json
+    again = nemo("nano3", "data", "prep", "rl", "--resume", done["run"], "--json")
+    assert again.code == 0 and again.json["run"] == done["run"]
+    capsys.readouterr()
+    assert steps(["status", done["run"], "--json"]) == 0
