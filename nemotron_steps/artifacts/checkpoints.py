@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.confinement import require_relative
+from nemotron_steps.config.hybrid_layers import pattern_of
 from nemotron_steps.errors import ArtifactError
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -182,11 +183,11 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     ):
         if isinstance(text.get(key), int):
             attributes[key] = text[key]
-    layers = text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    if isinstance(layers, list | str):
-        attributes.update(_hybrid_attributes(layers, text))
+    pattern = pattern_of(text)
+    if pattern:
+        attributes.update(_hybrid_attributes(pattern, text))
     experts = next((text[key] for key in _EXPERTS if isinstance(text.get(key), int)), None)
-    if experts is not None and (not isinstance(layers, list | str) or "moe" in layers or "E" in layers):
+    if experts is not None and (not pattern or "E" in pattern):
         attributes["num_experts"] = experts
     attributes["shape"] = {key: text[key] for key in _SHAPE if isinstance(text.get(key), int | str | list)}
     if isinstance(text.get("max_position_embeddings"), int):
@@ -201,20 +202,19 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     return attributes
 
 
-def _hybrid_attributes(layers: list[Any] | str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a model whose layers are of several kinds, as names or as letters."""
-    kinds = set(layers)
+def _hybrid_attributes(pattern: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a model whose layers are of several kinds, a letter each."""
     found: dict[str, Any] = {
-        "num_hidden_layers": len(layers),
+        "num_hidden_layers": len(pattern),
         "mtp_layers": config.get("num_nextn_predict_layers") or 0,
     }
-    if kinds & {"mamba", "linear_attention", "M"}:
+    if "M" in pattern:
         groups = config.get("n_groups", config.get("mamba_n_groups"))
         found |= {"mamba_num_heads": config.get("mamba_num_heads"), "mamba_groups": groups}
-    if kinds & {"moe", "E"}:
+    if "E" in pattern:
         shared, dense = config.get("moe_shared_expert_intermediate_size"), config.get("intermediate_size")
         if isinstance(shared, int) and isinstance(dense, int):
-            found["shared_expert_width"] = math.gcd(shared, dense) if kinds & {"mlp", "-"} else shared
+            found["shared_expert_width"] = math.gcd(shared, dense) if "-" in pattern else shared
     return {name: value for name, value in found.items() if isinstance(value, int)}
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.config.hybrid_layers import NAMES
 from nemotron_steps.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-
-
-_BLOCK_TYPES = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -90,7 +88,7 @@ def _settings(shape: FromScratchConfig) -> dict[str, Any]:
     for key in ("num_hidden_layers", "rope_theta"):
         del own[key]
     hybrid = shape.hybrid.model_dump()
-    layers = [_BLOCK_TYPES[letter] for letter in hybrid.pop("pattern")]
+    layers = [NAMES[letter][0] for letter in hybrid.pop("pattern")]
     return {**own, **hybrid, "tie_word_embeddings": False, "layers_block_type": layers}
 
 

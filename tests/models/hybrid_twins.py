@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from nemotron_steps.config.hybrid_layers import NAMES
 from tests.models.checkpoints import write_tokenizer
 
 SIZES = {
@@ -48,7 +49,6 @@ TWINS = {
     "latent": ("ME*-ME", {"moe_latent_size": 32}),
     "mtp": ("ME*-ME", {"moe_latent_size": 32, "num_nextn_predict_layers": 1}),
 }
-BLOCK_TYPES = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 
 
 def hybrid_model(name: str, seed: int = 0, pattern: str | None = None, **changes):
@@ -57,7 +57,7 @@ def hybrid_model(name: str, seed: int = 0, pattern: str | None = None, **changes
     from transformers import AutoConfig, AutoModelForCausalLM
 
     own_pattern, own = TWINS[name]
-    layers = [BLOCK_TYPES[letter] for letter in pattern or own_pattern]
+    layers = [NAMES[letter][0] for letter in pattern or own_pattern]
     settings = {**SIZES, **own, "layers_block_type": layers, **changes}
     config = AutoConfig.for_model("nemotron_h", bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings)
     with torch.random.fork_rng(devices=[]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.hybrid_layers import NAMES
 from tests.models.checkpoints import write_tokenizer
 
 WIDTHS = {"hidden_size": 64, "intermediate_size": 16, "vocab_size": 64, "head_dim": 2}
@@ -23,7 +24,6 @@ def _shape(layers: int, heads: int, shared: int, positions: int = 40_960, **more
 
 
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
-KINDS = {"M": "mamba", "E": "moe", "*": "attention"}
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-0.6B": ("qwen3", _shape(28, 16, 8, tie_word_embeddings=True)),
     "Qwen3-8B": ("qwen3", _shape(36, 32, 8)),
@@ -36,7 +36,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
         "nemotron_h",
         {
             **_shape(len(NANO), 32, 2, 262_144),
-            "layers_block_type": [KINDS[kind] for kind in NANO],
+            "layers_block_type": [NAMES[kind][-1] for kind in NANO],
             "mamba_num_heads": 64,
             "mamba_head_dim": 1,
             "ssm_state_size": 8,

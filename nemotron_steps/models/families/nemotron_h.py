@@ -11,21 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.mapping import Layout, Parameter
 
 CARRIED = "mtp."
 """Multi-token prediction: transformers does not have it, a policy only if it trains it, and no conversion loses it."""
-KINDS = {"M": "Mamba-2", "E": "experts", "*": "attention", "-": "MLP"}
-_BLOCK_TYPES = {
-    "linear_attention": "M",
-    "mamba": "M",
-    "moe": "E",
-    "full_attention": "*",
-    "attention": "*",
-    "mlp": "-",
-}
 _BIASES = ("use_bias", "mamba_proj_bias", "mlp_bias", "attention_bias")
 
 
@@ -222,26 +214,24 @@ _LAYERS = {"M": _mamba_layer, "*": _attention_layer, "-": _mlp_layer, "E": _expe
 
 def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, where: str) -> str:
     """One letter a layer, from whichever of the two keys there is; empty where neither is."""
-    names = config.get(as_list)
-    if names is not None:
-        unknown = sorted({str(name) for name in names if name not in _BLOCK_TYPES})
-        if unknown:
-            known = " | ".join(_BLOCK_TYPES)
-            raise ArtifactError(
-                f"{as_list} names layers that do not exist", where=where, expected=known, found=", ".join(unknown)
-            )
-        return "".join(_BLOCK_TYPES[name] for name in names)
-    pattern = str(config.get(as_string) or "")
-    letters = sorted(set(pattern) - set(KINDS))
-    if letters:
-        known = ", ".join(f"{letter} {kind}" for letter, kind in KINDS.items())
+    pattern = pattern_of(config, as_list, as_string)
+    if UNKNOWN not in pattern:
+        return pattern
+    if config.get(as_list) is not None:
+        unknown = sorted({str(name) for name in config[as_list] if str(name) not in LETTERS})
         raise ArtifactError(
-            f"{as_string} has letters that stand for no layer",
+            f"{as_list} names layers that do not exist",
             where=where,
-            expected=known,
-            found=f"{' '.join(letters)} in {pattern}",
+            expected=" | ".join(LETTERS),
+            found=", ".join(unknown),
         )
-    return pattern
+    letters = sorted(set(config[as_string]) - set(KINDS))
+    raise ArtifactError(
+        f"{as_string} has letters that stand for no layer",
+        where=where,
+        expected=", ".join(f"{letter} {kind}" for letter, kind in KINDS.items()),
+        found=f"{' '.join(letters)} in {config[as_string]}",
+    )
 
 
 def _mamba(config: Mapping[str, Any], where: str) -> Mamba2:

@@ -8,19 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.hybrid_layers import UNKNOWN, pattern_of
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.layout.stages import stage_layers
 
 ATTENTION, MLP, EXPERTS, MAMBA = "*", "-", "E", "M"
-_KINDS = {
-    "attention": ATTENTION,
-    "full_attention": ATTENTION,
-    "mlp": MLP,
-    "moe": EXPERTS,
-    "mamba": MAMBA,
-    "linear_attention": MAMBA,
-}
-"""What newer config files of hybrids call the letters of the older ones' pattern."""
 _QK_NORM = ("qwen3", "qwen3_moe")
 _QKV_BIAS = ("qwen2",)
 FLOAT32 = 4
@@ -132,7 +124,9 @@ class ModelShape:
             experts = number("n_routed_experts", "num_local_experts", "num_experts", default=0)
             mamba = None
             if hybrid:
-                layers = _pattern(config)
+                layers = tuple(pattern_of(config))
+                if not layers or UNKNOWN in layers:
+                    return None
                 if any(MAMBA in layer for layer in layers):
                     mamba = MambaShape(
                         number("mamba_num_heads"),
@@ -244,15 +238,6 @@ def _of_mixer(shape: ModelShape, mixer: str, sizes: LayoutSizes, *, frozen_route
 
 def _mlp(shape: ModelShape, outer: int, inner: int) -> int:
     return (3 if shape.gated else 2) * outer * inner
-
-
-def _pattern(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The layers of a hybrid, as its config says them."""
-    stated = config.get("hybrid_override_pattern")
-    if isinstance(stated, str):
-        return tuple(stated)
-    kinds = config["layers_block_type"]
-    return tuple(_KINDS[kind] for kind in kinds)
 
 
 def _shared_width(config: Mapping[str, Any]) -> int:
