@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.confinement import require_relative
-from nemotron_steps.config.hybrid_layers import pattern_of
+from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
 from nemotron_steps.errors import ArtifactError
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -155,8 +155,8 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
 
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
     intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups,
-    mtp_layers, shape (what memory depends on, as config.json has it), sequence_length, tokenizer (digest),
-    tokenizer_size, chat_template (digest) where known.
+    bounded_time_steps, mtp_layers, shape (what memory depends on, as config.json has it), sequence_length, tokenizer
+    (digest), tokenizer_size, chat_template (digest) where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -211,11 +211,20 @@ def _hybrid_attributes(pattern: str, config: Mapping[str, Any]) -> dict[str, Any
     if "M" in pattern:
         groups = config.get("n_groups", config.get("mamba_n_groups"))
         found |= {"mamba_num_heads": config.get("mamba_num_heads"), "mamba_groups": groups}
+        found |= {"bounded_time_steps": True} if _bounds_time_steps(config) else {}
     if "E" in pattern:
         shared, dense = config.get("moe_shared_expert_intermediate_size"), config.get("intermediate_size")
         if isinstance(shared, int) and isinstance(dense, int):
             found["shared_expert_width"] = math.gcd(shared, dense) if "-" in pattern else shared
     return {name: value for name, value in found.items() if isinstance(value, int)}
+
+
+def _bounds_time_steps(config: Mapping[str, Any]) -> bool:
+    """False also where the file says something else than two numbers, which whoever loads it reports."""
+    try:
+        return bounds_time_steps(time_step_limit(config))
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _positions(config: Mapping[str, Any]) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.hybrid_layers import bounds_time_steps
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 
@@ -178,6 +179,7 @@ class Architecture:
             shared_width=self._shared_width,
             mamba_heads=None if self.mamba is None else self.mamba.num_heads,
             mamba_groups=None if self.mamba is None else self.mamba.num_groups,
+            bounds_time_steps=self.mamba is not None and bounds_time_steps(self.mamba.time_step_limit),
             positions=self.positions,
             # Sizes of experts and of Mamba-2 are read where the model itself has such layers.
             mtp_layers=self.mtp_layers if set(self.mtp_pattern) <= {*self.pattern, "*", "-"} else 0,

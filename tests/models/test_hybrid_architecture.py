@@ -17,6 +17,7 @@ from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.mapping import hf_shapes
+from tests.models.checkpoints import write_tokenizer
 from tests.models.hybrid_twins import TWINS, hybrid_model, write_hybrid
 
 NANO = {
@@ -266,6 +267,30 @@ def test_vllm_repeats_a_single_group_of_mamba_heads_and_never_one_of_several():
 
     assert refused(8, 8) == refused(8, 1) == refused(2, 4) == []
     assert refused(8, 4) == ["a divisor of 4"]
+
+
+def test_vllm_is_refused_where_time_steps_are_bounded_and_the_embedded_generator_is_the_mend():
+    sizes = LayoutSizes(samples=True, uses_vllm=True, generator_width=2)
+    facts = dataclasses.replace(Architecture.from_config(NANO).facts, bounds_time_steps=True)
+    assert not any(model_misfits(sizes, Architecture.from_config(NANO).facts))
+    (misfit,) = model_misfits(sizes, facts)
+    assert misfit.key == "policy.generation.backend" and misfit.expected == "embedded"
+    assert mends(sizes, facts)[0] == "policy.generation.backend=embedded"
+    assert not any(model_misfits(dataclasses.replace(sizes, uses_vllm=False), facts))
+
+
+@pytest.mark.parametrize(
+    ("limit", "bounded"),
+    [([0.0, math.inf], False), ([0.0, {"__float__": "Infinity"}], False), ([0.001, math.inf], True), ([0, 0.5], True)],
+)
+def test_whether_time_steps_are_bounded_is_recorded_of_a_checkpoint(limit, bounded, tmp_path):
+    """So that a plan says so, which has no more than what is recorded."""
+    config = {**NANO, "time_step_limit": limit}
+    write_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    attributes = validate_model_folder(tmp_path)
+    assert ModelFacts.from_attributes(attributes).bounds_time_steps is bounded
+    assert Architecture.from_config(config).facts.bounds_time_steps is bounded
 
 
 @pytest.mark.parametrize("config", [NANO, NANO_4B])

@@ -30,6 +30,7 @@ class ModelFacts:
         shared_width: of a mixture, inner size of what every token goes through: the greatest common divisor, where
             there are shared experts and dense MLPs.
         mamba_heads, mamba_groups: of a Mamba-2 layer; None without any.
+        bounds_time_steps: whether time_step_limit bounds those of its Mamba-2 layers.
         positions: longest sequence that its position embedding was made for, scaling included.
         mtp_layers: blocks of multi-token prediction that can be trained.
         has_chat_template: whether its tokenizer has one.
@@ -47,6 +48,7 @@ class ModelFacts:
     shared_width: int | None = None
     mamba_heads: int | None = None
     mamba_groups: int | None = None
+    bounds_time_steps: bool = False
     positions: int | None = None
     mtp_layers: int | None = None
     has_chat_template: bool | None = None
@@ -128,6 +130,7 @@ class ModelFacts:
             shared_width=count("shared_expert_width"),
             mamba_heads=count("mamba_num_heads"),
             mamba_groups=count("mamba_groups"),
+            bounds_time_steps=attributes.get("bounded_time_steps") is True,
             positions=count("sequence_length"),
             mtp_layers=count("mtp_layers") if hybrid else 0,
             # A tokenizer that was looked at and a template that was not found: there is none.

@@ -63,8 +63,15 @@ def refuse(sizes: LayoutSizes, model: ModelFacts | None = None, *, found: Sequen
 
 def overrides(before: LayoutSizes, after: LayoutSizes) -> str:
     """What turns one into the other."""
-    changed = [field.name for field in fields(after) if getattr(after, field.name) != getattr(before, field.name)]
-    return " ".join(f"{key_of(name, after.dtensor)}={_text(getattr(after, name))}" for name in changed)
+    changed = {
+        field.name: getattr(after, field.name)
+        for field in fields(after)
+        if getattr(after, field.name) != getattr(before, field.name)
+    }
+    if "uses_vllm" in changed:  # and with it whatever is vLLM's own
+        changed = {name: value for name, value in changed.items() if not name.startswith("generator_")}
+        changed["uses_vllm"] = "vllm" if after.uses_vllm else "embedded"
+    return " ".join(f"{key_of(name, after.dtensor)}={_text(value)}" for name, value in changed.items())
 
 
 def _layouts(sizes: LayoutSizes, model: ModelFacts | None) -> Iterator[LayoutSizes]:
@@ -98,6 +105,8 @@ def _with_abilities(sizes: LayoutSizes, model: ModelFacts | None) -> LayoutSizes
         sizes = replace(sizes, mtp_layers=sizes.mtp_layers if repeats else blocks)
         if blocks:
             sizes = replace(sizes, mtp_repeated=repeats)
+    if sizes.uses_vllm and model.bounds_time_steps:
+        sizes = replace(sizes, uses_vllm=False, generator_width=1, generator_experts=1)
     most = model.positions
     if most is not None and sizes.length is not None and sizes.length > most:
         sizes = replace(sizes, length=most, length_end=None)

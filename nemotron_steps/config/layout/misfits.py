@@ -157,6 +157,9 @@ def _dtensor_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
 def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
     """vLLM cuts attention by heads; it repeats key-value heads where there are more ranks than those,
     but of Mamba-2's groups only a single one."""
+    if model.bounds_time_steps:
+        what = "vLLM leaves out the time_step_limit that bounds the time steps of this model"
+        yield Misfit("model", KEYS["uses_vllm"], what, "embedded", "vllm")
     width, heads, shared = sizes.generator_width, model.attention_heads, model.key_value_heads
     if heads is not None and heads % width:
         yield _undivided("generator_width", sizes, heads, "attention heads (vLLM)")

@@ -34,6 +34,7 @@ KEYS = {
     "judge_nodes": f"{JUDGES}.num_gpu_nodes",
     "colocated": f"{COLOCATED}.enabled",
     "generation_devices": f"{COLOCATED}.generation_devices",
+    "uses_vllm": "policy.generation.backend",
     "generator_width": f"{VLLM}.tensor_parallel_size",
     "generator_experts": f"{VLLM}.expert_parallel_size",
     "model_type": "policy.model_type",
@@ -123,7 +124,7 @@ class LayoutSizes:
         dtensor = False
         dtensor = flag("dtensor", False)
         rate, backend, model_type = (get(KEYS[name]) for name in ("router_bias_update_rate", "backend", "model_type"))
-        generation = get("policy.generation.backend")
+        generation = get(KEYS["uses_vllm"])
         vllm = generation == "vllm"
         parallel = {name: 1 if dtensor else number(name, 1) for name in ("pipeline", "context", "expert")}
         return cls(

@@ -6,12 +6,11 @@ those of transformers 5 as a list of names (`layers_block_type`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of
+from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of, time_step_limit
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.mapping import Layout, Parameter
@@ -235,8 +234,6 @@ def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, where: str
 
 
 def _mamba(config: Mapping[str, Any], where: str) -> Mamba2:
-    limit = config.get("mamba_dt_limit") or config.get("time_step_limit") or (0.0, math.inf)
-    least, most = (_bound(value) for value in limit)
     return Mamba2(
         num_heads=_count(config, "mamba_num_heads"),
         head_dim=_count(config, "mamba_head_dim"),
@@ -244,7 +241,7 @@ def _mamba(config: Mapping[str, Any], where: str) -> Mamba2:
         num_groups=_count(config, "n_groups", "mamba_n_groups"),
         conv_kernel=_count(config, "conv_kernel", "mamba_d_conv"),
         chunk_size=_count(config, "chunk_size", "mamba_chunk_size"),
-        time_step_limit=(least, most),
+        time_step_limit=time_step_limit(config),
         conv_bias=bool(config.get("mamba_conv_bias", config.get("use_conv_bias", True))),
     )
 
@@ -257,11 +254,6 @@ def _count(config: Mapping[str, Any], *names: str) -> int:
     if int(config[name]) < 1:
         raise ValueError(f"{name} is {config[name]}, not at least 1")
     return int(config[name])
-
-
-def _bound(value: Any) -> float:
-    """A number; transformers 5 writes infinity as {"__float__": "Infinity"}, JSON having none."""
-    return float(value["__float__"] if isinstance(value, Mapping) else value)
 
 
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:

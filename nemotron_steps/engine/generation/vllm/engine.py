@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.hybrid_layers import bounds_time_steps
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
@@ -121,6 +122,7 @@ def start_engine(
 
     _check_heads(hf_folder)
     _check_experts(config, hf_folder)
+    _check_time_steps(hf_folder)
     if record_routed_experts:
         check_recording(EngineArgs)
     parallel = config.tensor_parallel_size > 1
@@ -295,6 +297,21 @@ def _check_experts(config: VllmConfig, hf_folder: Path) -> None:
             expected="1: tensor parallelism cuts every expert instead",
             found=str(config.expert_parallel_size),
             hints=["policy.generation.vllm_cfg.expert_parallel_size=1"],
+        )
+
+
+def _check_time_steps(hf_folder: Path) -> None:
+    """UnsupportedError for a model whose time steps are bounded: vLLM bounds none, and would sample from another."""
+    if not _is_hybrid(hf_folder):
+        return
+    mamba = Architecture.from_folder(hf_folder).mamba
+    if mamba is not None and bounds_time_steps(mamba.time_step_limit):
+        raise UnsupportedError(
+            "vLLM leaves out the time_step_limit that bounds the time steps of this model",
+            where=str(hf_folder / "config.json"),
+            expected="0 to infinity",
+            found=" to ".join(f"{bound:g}" for bound in mamba.time_step_limit),
+            hints=["policy.generation.backend=embedded"],
         )
 
 

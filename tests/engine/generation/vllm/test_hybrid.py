@@ -5,6 +5,8 @@ One engine in this process, as on any CPU, for all tests but that of bfloat16.
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams, TrainBatch
+from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
 from tests.engine.generation.vllm.test_generator import sample
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
@@ -132,6 +135,27 @@ def test_sampling_logprobs_are_the_policys_after_1_5_and_20_updates(generator, f
             assert {v for c in completions for v in c.weight_versions} == {version}
             assert token_mult_prob_error(policy, completions) < 1.0001
     assert token_mult_prob_error(policy, stale) > 1.01
+
+
+def test_time_steps_below_the_published_least_one_are_the_policys(generator, folder, tmp_path):
+    """0.001 is what weights are drawn for, and no bound."""
+    weights = load_hf_weights(folder)
+    for name, tensor in weights.items():
+        if name.endswith("dt_bias"):
+            tensor.fill_(-9.0)
+    save_hf_checkpoint(tmp_path / "trained", weights.items(), folder)
+    policy = policy_of(tmp_path / "trained")
+    generator.update_weights(policy.weights(), 29)
+    assert token_mult_prob_error(policy, sample(generator, PROMPTS, "short steps")) < 1.0001
+
+
+def test_bounded_time_steps_are_refused_before_vllm_starts(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "bounded")
+    path = tmp_path / "bounded" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time_step_limit": [0.001, 0.1]}))
+    with pytest.raises(UnsupportedError, match="time_step_limit") as caught:
+        generator_of(tmp_path / "bounded", "float32")
+    assert caught.value.found == "0.001 to 0.1" and caught.value.hints == ("policy.generation.backend=embedded",)
 
 
 @pytest.mark.parametrize("kind", KINDS)
