@@ -23,7 +23,7 @@ def move(values: Any, name: str, key: str, kind: Any) -> Any:
         value = TypeAdapter(kind).validate_python(given)
     except ValidationError:
         return values
-    return _with(_with(values, name.split("."), None), key.split("."), value)
+    return put(put(values, name, None), key, value)
 
 
 def get(values: Any, key: str) -> Any:
@@ -32,6 +32,11 @@ def get(values: Any, key: str) -> Any:
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
     return node
+
+
+def put(values: Any, key: str, value: Any) -> Any:
+    """A copy of raw values with `value` at a dotted key."""
+    return _with(values, key.split("."), value)
 
 
 def _with(values: Any, path: list[str], value: Any) -> Any:

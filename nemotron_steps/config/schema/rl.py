@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from nemotron_steps.config.schema import other_names, rl_rules
+from nemotron_steps.config.schema import reward as own_reward
 from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
 from nemotron_steps.config.schema.policy import GeneratingPolicyConfig
 
@@ -388,6 +389,9 @@ class HeldoutConfig(Section):
 class RlConfig(Section):
     """The whole config of a GRPO step."""
 
+    reward: own_reward.Reward = None
+    """Functions of the user's own that grade every row: `FILE.py:NAME`, or a list of {function, weight}. Stands for
+    `env.environment=reward_function` with its settings, and is null afterwards."""
     grpo: GrpoConfig = GrpoConfig()
     loss_fn: LossFnConfig = LossFnConfig()
     reward_penalties: RewardPenaltiesConfig = RewardPenaltiesConfig()
@@ -404,6 +408,11 @@ class RlConfig(Section):
         dtensor = other_names.get(values, "policy.dtensor_cfg.enabled") is True
         target = "policy.optimizer.kwargs.lr" if dtensor else "policy.megatron_cfg.optimizer.lr"
         return other_names.move(values, "grpo.learning_rate", target, PositiveFloat)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_reward(cls, values: Any) -> Any:
+        return own_reward.move(values)
 
     @model_validator(mode="before")
     @classmethod

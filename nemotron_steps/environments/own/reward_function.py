@@ -1,0 +1,251 @@
+"""reward_function: the weighted sum of what functions of the user's own give.
+
+A function is called with all rollouts of a prompt at once and named by `FILE.py:NAME` or `MODULE:NAME`. Two signatures
+are known, by the names of the parameters:
+
+- TRL's: `f(prompts, completions, **columns)`, a list in, a list of numbers out, None where it has nothing to say.
+  `prompts` and `completions` are texts where the row's prompt is a text, else lists of messages. `columns` are the
+  row's other fields, each as a list as long as `completions`.
+- verl's: `f(data_source, solution_str, ground_truth, extra_info)`, one number (or a dict with `score`) for one answer.
+
+Either may be asynchronous. Functions run in helper processes, so that a slow one does not keep the rollouts waiting.
+They are the user's own code and not sandboxed: one that runs what the model wrote has to see to that itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from nemotron_steps.environments.base import (
+    CannotJudgeError,
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    Session,
+    Verdict,
+)
+from nemotron_steps.environments.grading_pool import GradingPool
+from nemotron_steps.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.judged.judges import Judge
+
+_VERL = frozenset({"solution_str", "ground_truth"})
+
+
+class RewardFunction(BaseModel):
+    """One function and its share of the reward."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    function: str = Field(pattern=r"^[^:]+:[A-Za-z_][\w.]*$")
+    """`FILE.py:NAME`, or `MODULE:NAME` of what is installed."""
+    weight: float = 1.0
+    sha256: str | None = None
+    """Of the file as it was when the run was planned; another one is refused."""
+
+
+class RewardFunctionConfig(EnvironmentConfig):
+    """Settings."""
+
+    functions: tuple[RewardFunction, ...] = Field(min_length=1)
+    timeout_s: PositiveFloat = 60.0
+    """Of one call of one function, for all rollouts of a prompt."""
+    workers: PositiveInt = 2
+    """Helper processes."""
+
+
+class RewardFunctionEnvironment(Environment):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "reward_function"
+    reward_range = (-math.inf, math.inf)
+    config_class = RewardFunctionConfig
+    config: RewardFunctionConfig
+
+    def __init__(self, config: RewardFunctionConfig, judges: Mapping[str, Judge]) -> None:
+        super().__init__(config, judges)
+        self._pool = GradingPool(call, size=config.workers, timeout_s=config.timeout_s)
+
+    async def start(self) -> None:
+        """Load every function here, so that a wrong name is told before the first rollout."""
+        for each in self.config.functions:
+            path = _file_of(each.function)
+            if path is not None and each.sha256 is not None and _sha256(path) != each.sha256:
+                raise ConfigError(
+                    "the reward function's file is not the one that the run was planned with",
+                    where=str(path),
+                    expected=f"sha256 {each.sha256[:12]}",
+                    found=_sha256(path)[:12],
+                    hints=("run the same command again without --resume: the change makes it another run",),
+                )
+            load(each.function)
+
+    async def close(self) -> None:
+        """End the helper processes."""
+        await self._pool.close()
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        """One answer, as a group of its own."""
+        (verdict,) = await self.verify_group(row, [response], [session])
+        return verdict
+
+    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+        """Every function on all answers; the weighted sum of what each gives an answer."""
+        texts = [response.text for response in responses]
+        columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
+        prompt = columns.pop("prompt", None) or row["responses_create_params"]["input"]
+        try:
+            given = await asyncio.gather(
+                *(self._pool.call(each.function, prompt, texts, columns) for each in self.config.functions)
+            )
+        except CannotJudgeError as error:
+            return [Verdict.failed(error.failure, message=error.message) for _ in responses]
+        return [self._verdict(rewards) for rewards in zip(*given, strict=True)]
+
+    def _verdict(self, rewards: tuple[float | None, ...]) -> Verdict:
+        """Of one answer."""
+        pairs = [(each, reward) for each, reward in zip(self.config.functions, rewards, strict=True)]
+        told = {each.function.rpartition(":")[2]: reward for each, reward in pairs if reward is not None}
+        if not told:
+            return Verdict.failed("no_reward", message="every reward function gave None")
+        return Verdict(sum(each.weight * reward for each, reward in pairs if reward is not None), told)
+
+
+def call(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> list[float | None]:
+    """Call one function on all answers to a prompt (in a helper process).
+
+    Args:
+        prompt: a text, or a list of messages.
+        completions: texts of the answers.
+        columns: the row's other fields.
+
+    Raises:
+        TypeError: it gave something else than a number or None for each answer.
+    """
+    loaded = load(function)
+    if set(inspect.signature(loaded).parameters) >= _VERL:
+        given = [_awaited(loaded(**_verl_arguments(loaded, text, columns))) for text in completions]
+        rewards: Any = [each.get("score") if isinstance(each, Mapping) else each for each in given]
+    else:
+        count = len(completions)
+        chat = not isinstance(prompt, str)
+        answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
+        repeated = {key: [value] * count for key, value in columns.items()}
+        rewards = _awaited(loaded(prompts=[prompt] * count, completions=answers, **_taken(loaded, repeated)))
+    rewards = list(rewards) if isinstance(rewards, Sequence) or hasattr(rewards, "tolist") else [rewards]
+    if len(rewards) != len(completions):
+        raise TypeError(f"{function} gave {len(rewards)} rewards for {len(completions)} completions")
+    return [None if reward is None else _number(reward, function) for reward in rewards]
+
+
+def _taken(function: Callable[..., Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns that a function has parameters for: all, where it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return columns
+    return {key: value for key, value in columns.items() if key in parameters}
+
+
+def _verl_arguments(function: Callable[..., Any], text: str, columns: dict[str, Any]) -> dict[str, Any]:
+    model = columns.get("reward_model")
+    known = {
+        "data_source": columns.get("data_source"),
+        "solution_str": text,
+        "ground_truth": model.get("ground_truth") if isinstance(model, Mapping) else columns.get("ground_truth"),
+        "extra_info": columns.get("extra_info"),
+    }
+    return _taken(function, known)
+
+
+def _awaited(value: Any) -> Any:
+    """The result of a call, awaited where the function is asynchronous."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait())
+
+
+def _number(reward: Any, function: str) -> float:
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        raise TypeError(f"{function} gave {reward!r}, which is no number and not None") from None
+
+
+@lru_cache(maxsize=64)
+def load(function: str) -> Callable[..., Any]:
+    """The function of a name.
+
+    Raises:
+        ConfigError: there is no such file, module or function, or the module does not load.
+    """
+    place, _, name = function.rpartition(":")
+    path = _file_of(function)
+    try:
+        found: Any = _module_of(path) if path is not None else importlib.import_module(place)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ConfigError(
+            f"the reward function's {'file' if path is not None else 'module'} does not load",
+            where=place,
+            found=f"{type(error).__name__}: {error}",
+            hints=("reward=FILE.py:FUNCTION",),
+        ) from error
+    except AttributeError as error:
+        there = path is not None and [each for each, value in vars(_module_of(path)).items() if _is_public(each, value)]
+        raise ConfigError(
+            f"there is no function '{name}'",
+            where=place,
+            expected=", ".join(there or ()) or "a function of that name",
+            found=name,
+            hints=tuple(f"reward={place}:{each}" for each in (there or ())[:3]),
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"'{name}' is not a function", where=place, found=type(found).__name__)
+    return found  # type: ignore[no-any-return]
+
+
+def _is_public(name: str, value: Any) -> bool:
+    return inspect.isfunction(value) and not name.startswith("_")
+
+
+def _file_of(function: str) -> Path | None:
+    place = function.rpartition(":")[0]
+    return Path(place) if place.endswith(".py") else None
+
+
+@lru_cache(maxsize=64)
+def _module_of(path: Path) -> Any:
+    """The module of a file, loaded under a name of its own; what is beside the file can be imported."""
+    name = f"reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    import sys
+
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.append(str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,55 @@
+"""`reward=FILE.py:NAME`: one key makes functions of the user's own grade every row."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from nemotron_steps.config.schema.rl import RlConfig
+
+
+@pytest.fixture
+def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "rewards.py"
+    path.write_text("def score(completions, **columns):\n    return [0.0] * len(completions)\n")
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def functions(config: RlConfig) -> list[dict[str, Any]]:
+    assert config.env.only_environment == "reward_function"
+    assert config.reward is None
+    return config.env.nemo_gym.environments["reward_function"]["functions"]  # type: ignore[no-any-return]
+
+
+def test_one_key_routes_every_row_to_the_function(rewards: Path) -> None:
+    (function,) = functions(RlConfig.model_validate({"reward": "rewards.py:score"}))
+    assert function["function"] == f"{rewards}:score"
+    assert function["sha256"] == hashlib.sha256(rewards.read_bytes()).hexdigest()
+
+
+def test_a_changed_file_is_another_config(rewards: Path) -> None:
+    before = RlConfig.model_validate({"reward": "rewards.py:score"})
+    rewards.write_text(rewards.read_text().replace("0.0", "1.0"))
+    assert RlConfig.model_validate({"reward": "rewards.py:score"}) != before
+    again = RlConfig.model_validate(before.model_dump())
+    assert functions(again) == functions(before)
+
+
+def test_several_functions_have_weights(rewards: Path) -> None:
+    given = ["rewards.py:score", {"function": "json:dumps", "weight": 0.5}]
+    first, second = functions(RlConfig.model_validate({"reward": given}))
+    assert (first["weight"], second) == (1.0, {"function": "json:dumps", "weight": 0.5})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [3, "rewards.py", "nothing.py:score", [{"function": "rewards.py:score", "wieght": 2}], ["rewards.py:score", 1]],
+)
+def test_what_names_no_function_is_refused(rewards: Path, given: Any) -> None:
+    with pytest.raises(ValidationError):
+        RlConfig.model_validate({"reward": given})

@@ -1,0 +1,51 @@
+"""Reward functions as users write them, for the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+
+def length(completions, **kwargs):
+    """TRL's smallest: any columns, one list."""
+    return [float(len(text)) for text in completions]
+
+
+def matches(prompts, completions, answer):
+    """TRL's with a column of the data; a chat's completions are lists of messages."""
+    texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
+    print("what a function prints is nobody's answer")
+    return [1.0 if text.strip() == key else 0.0 for text, key in zip(texts, answer, strict=True)]
+
+
+async def slow_matches(prompts, completions, answer):
+    await asyncio.sleep(0.001)
+    return matches(prompts, completions, answer)
+
+
+def sometimes(completions, **kwargs):
+    return [None if text == "?" else 2.0 for text in completions]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """verl's."""
+    return {"score": float(data_source == "sums" and solution_str == ground_truth), "extra": extra_info}
+
+
+def too_few(completions, **kwargs):
+    return [1.0]
+
+
+def a_text(completions, **kwargs):
+    return ["good"] * len(completions)
+
+
+def raises(completions, **kwargs):
+    raise RuntimeError("no such key: gold")
+
+
+def hangs(completions, **kwargs):
+    time.sleep(60)
+
+
+LIMIT = 3

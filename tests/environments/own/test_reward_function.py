@@ -1,0 +1,104 @@
+"""Functions of the user's own as rewards: TRL's and verl's signatures, weights, and every way they can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import Session, Verdict
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.responses import Response
+from nemotron_steps.errors import ConfigError
+
+FILE = Path(__file__).parent / "own_rewards.py"
+CHAT = {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "answer": "2"}
+TEXT = {**CHAT, "prompt": "1 + 1?"}
+
+
+def graded(functions: Any, answers: list[str], row: dict[str, Any] | None = None, **settings: Any) -> list[Verdict]:
+    names = [functions] if isinstance(functions, str) else functions
+    entries = [{"function": f"{FILE}:{each}"} if isinstance(each, str) else each for each in names]
+
+    async def judge() -> list[Verdict]:
+        environment = create("reward_function", {"functions": entries, "workers": 1, **settings})
+        try:
+            await environment.start()
+            sessions = [Session() for _ in answers]
+            return await environment.judge_group(row or CHAT, [Response.from_text(text) for text in answers], sessions)
+        finally:
+            await environment.close()
+
+    return asyncio.run(judge())
+
+
+@pytest.mark.parametrize("function", ["matches", "slow_matches"])
+@pytest.mark.parametrize("row", [CHAT, TEXT])
+def test_a_function_of_trls_signature_gets_columns_and_answers(function: str, row: dict[str, Any]) -> None:
+    verdicts = graded(function, ["2", "3"], row)
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0]
+    assert verdicts[0].components == {function: 1.0}
+
+
+def test_verls_signature_gets_the_ground_truth() -> None:
+    row = {**CHAT, "data_source": "sums", "reward_model": {"ground_truth": "2"}, "extra_info": {"index": 1}}
+    assert [verdict.reward for verdict in graded("compute_score", ["2", "22"], row)] == [1.0, 0.0]
+
+
+def test_rewards_are_weighted_and_none_has_no_say() -> None:
+    functions = [{"function": f"{FILE}:matches", "weight": 0.5}, {"function": f"{FILE}:sometimes", "weight": -1.0}]
+    verdicts = graded(functions, ["2", "?"], TEXT)
+    assert [verdict.reward for verdict in verdicts] == [0.5 - 2.0, 0.0]
+    assert verdicts[1].components == {"matches": 0.0}
+
+
+def test_an_answer_that_no_function_judges_has_no_reward() -> None:
+    first, second = graded("sometimes", ["2", "?"], TEXT)
+    assert (first.reward, second.reward, second.failure) == (2.0, None, "no_reward")
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("too_few", "gave 1 rewards for 2 completions"),
+        ("a_text", "gave 'good', which is no number and not None"),
+        ("raises", "no such key: gold"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_told_and_is_no_reward(function: str, told: str) -> None:
+    for verdict in graded(function, ["2", "3"]):
+        assert verdict.reward is None and verdict.failure == "verifier_crashed"
+        assert told in verdict.details["message"]
+
+
+def test_a_function_that_hangs_is_cut_off() -> None:
+    (verdict,) = graded("hangs", ["2"], timeout_s=3)
+    assert verdict.failure == "verifier_timeout"
+
+
+def test_a_missing_column_is_named() -> None:
+    row = {key: value for key, value in CHAT.items() if key != "answer"}
+    (verdict,) = graded("matches", ["2"], row)
+    assert "answer" in verdict.details["message"]
+
+
+@pytest.mark.parametrize(
+    ("function", "told", "hint"),
+    [
+        (f"{FILE}:match", "there is no function 'match'", f"reward={FILE}:matches"),
+        (f"{FILE}:LIMIT", "'LIMIT' is not a function", ""),
+        ("nothing_there:score", "the reward function's module does not load", "reward=FILE.py:FUNCTION"),
+    ],
+)
+def test_a_function_that_is_not_there_is_told_before_the_first_rollout(function: str, told: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        graded([{"function": function}], ["2"])
+    assert told in raised.value.what
+    assert not hint or any(hint in each for each in (*raised.value.hints, raised.value.expected or ""))
+
+
+def test_a_file_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not the one that the run was planned with"):
+        graded([{"function": f"{FILE}:matches", "sha256": "0" * 64}], ["2"])
