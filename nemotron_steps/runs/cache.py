@@ -1,19 +1,20 @@
 """Which steps need not run: cache keys, and what was committed under them.
 
 A key is a digest of everything a step's outputs are a function of: the step's id and version, its code (see
-code_digest), its config without the keys that only carry input paths or only say how it runs (OPERATIONAL), and the
-content of its inputs. Two runs with the same key produce the same artifacts, but for rounding where they were placed
-differently, so the second is a no-op; the work folder of a step is named by its key, so a repeated command finds the
-checkpoints of the one that was killed.
+code_digest), its config without the keys that only carry input paths or only say how it runs (OPERATIONAL), what
+identifies the data files that the config names, and the content of its inputs. Two runs with the same key produce the
+same artifacts, but for rounding where they were placed differently, so the second is a no-op; the work folder of a step
+is named by its key, so a repeated command finds the checkpoints of the one that was killed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -220,8 +221,21 @@ def _config_that_matters(planned: PlannedStep, inputs: Mapping[str, Artifact]) -
             if key not in filled and isinstance(value, str):
                 path = Path(value).expanduser()
                 values[f"file:{key}"] = sha256_file(path) if path.is_file() else value
+    fingerprint = _data_fingerprint(planned.manifest.step.config_schema)
+    if fingerprint is not None:
+        values["data files"] = fingerprint(values)
     # Which credentials fetched something does not change it.
     return _without_secrets(values)
+
+
+def _data_fingerprint(schema: str | None) -> Callable[[Mapping[str, Any]], Any] | None:
+    """What a config model gives as `data_fingerprint`, `module:function`: identifies files that the config names."""
+    if schema is None:
+        return None
+    from nemotron_steps.config.validation import load_schema
+
+    module, _, name = getattr(load_schema(schema), "data_fingerprint", "").partition(":")
+    return getattr(importlib.import_module(module), name) if module else None
 
 
 def _operational_keys(schema: str | None) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def test_data_preparation_takes_its_published_names(bench):
     values = bench.compose(
         "data_prep/rl_prep", "super3_rlvr1", ("input_path=rows.jsonl", "val_holdout=7", "force=false")
     )
-    assert (values.flat["jsonl.path"], values.flat["rows.validation"]) == ("rows.jsonl", 7)
+    assert (values.flat["input_path"], values.flat["rows.validation"]) == ("rows.jsonl", 7)
 
 
 def test_overrides_may_use_published_names(bench, tmp_path):

@@ -91,9 +91,7 @@ TABLE: tuple[Published, ...] = (
         "metrics, samples and report are in the run's folder; [wandb] and [tensorboard] of env.toml mirror them",
     ),
     # -- data preparation
-    Published("input_path", "jsonl.path"),
     Published("val_holdout", "rows.validation"),
-    _refused("blend_path", "a blend's file names files of its own: give those, as jsonl.path=FILE or FOLDER"),
     _refused("output_dir", "what a step makes is an artifact of the home"),
     _always("force", False, why="`steps run --force` makes anew what is there"),
     # -- checkpoints

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -66,14 +67,33 @@ class SplitRows(Section):
     heldout: int = Field(0, ge=0)
 
 
-def source_rules(name: str, made_up: bool, own_rows: bool, train: int | None, sample: int | None) -> list[Rule]:
-    """Rules of a preparation's two sources, made-up rows (`name`) and the user's own (`jsonl`)."""
+def source_rules(
+    name: str,
+    made_up: bool,
+    own: Mapping[str, bool],
+    train: int | None,
+    sample: int | None,
+) -> list[Rule]:
+    """Rules of a preparation's sources: made-up rows (`name`), or one of the user's `own` (key → whether given)."""
+    given = [key for key, is_given in own.items() if is_given]
     return [
         Rule(
-            made_up == own_rows,
+            not made_up and not given,
             "jsonl",
-            f"exactly one of {name} and jsonl must be given",
-            (f"jsonl.path=FILE {name}=null", "jsonl=null") if made_up else ("jsonl.path=FILE",),
+            f"exactly one of {name} and {', '.join(own)} must be given",
+            tuple("jsonl.path=FILE" if key == "jsonl" else f"{key}=PATH" for key in own),
+        ),
+        Rule(
+            made_up and bool(given),
+            given[0] if given else "jsonl",
+            f"exactly one of {name} and {', '.join(own)} must be given",
+            (f"{name}=null", " ".join(f"{key}=null" for key in given)),
+        ),
+        Rule(
+            not made_up and len(given) > 1,
+            given[0] if given else "jsonl",
+            f"exactly one of {', '.join(given)} must be given",
+            tuple(" ".join(f"{other}=null" for other in given if other != key) for key in given),
         ),
         Rule(
             made_up and train is None,
@@ -84,20 +104,35 @@ def source_rules(name: str, made_up: bool, own_rows: bool, train: int | None, sa
         Rule(
             made_up and sample is not None,
             "sample",
-            f"sample limits the rows of jsonl files; for {name} use rows.train",
+            f"sample limits the rows of the user's own; for {name} use rows.train",
             (f"sample=null rows.train={sample}",),
         ),
     ]
 
 
 class DataPrepConfig(Section):
-    """What both preparations share: exactly one source, and the sizes of the splits."""
+    """What the preparations share: exactly one source, and the sizes of the splits.
+
+    A source is a file or folder of JSON Lines (also .gz), Parquet files, or a folder that `datasets` saved; an
+    address that fsspec opens (s3://, gs://, https://, ...); or a data set of the Hugging Face hub: ORG/NAME,
+    hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.
+    """
+
+    data_fingerprint: ClassVar[str] = "nemotron_steps.steps.data_prep.blends.fingerprint:of_config"
+    """What the cache key has of the files that the config names."""
 
     reasoning_gym: ReasoningGymSource | None = None
     jsonl: JsonlSource | None = None
+    input_path: str | None = None
+    """One source."""
+    blend_path: str | None = None
+    """A blend file: JSON, `{"datasets": [{"name", "path", "split", "subset", "weight"}, ...]}`. A weight of 1 takes
+    every row once, one below 1 that share of them, one above 1 repeats rows in training."""
+    mirror: str | None = None
+    """A folder with copies of hub data sets, MIRROR/ORG/NAME: they are read there, and nothing is fetched."""
     rows: SplitRows = SplitRows()
     sample: PositiveInt | None = None
-    """Rows read of each source at most (jsonl only)."""
+    """Rows read of each source at most (the user's own only)."""
     max_refused_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
     num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
@@ -105,9 +140,31 @@ class DataPrepConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> DataPrepConfig:
-        made_up = self.reasoning_gym is not None
-        refuse(source_rules("reasoning_gym", made_up, self.jsonl is not None, self.rows.train, self.sample))
+        own = {
+            "jsonl": self.jsonl is not None,
+            "input_path": self.input_path is not None,
+            "blend_path": self.blend_path is not None,
+        }
+        refuse(source_rules("reasoning_gym", self.reasoning_gym is not None, own, self.rows.train, self.sample))
         return self
+
+
+class PlaceholderSources(Section):
+    """`placeholders.*`: where the questions are that public blends only point to. Sources, as `input_path`."""
+
+    dapo: str = "hf://BytedTsinghua-SIA/DAPO-Math-17k"
+    """For rows whose `dataset` has "dapo" in its name."""
+    skywork: str = "hf://Skywork/Skywork-OR1-RL-Data"
+    """For rows whose `dataset` has "skywork" in its name: the split `math`."""
+
+
+class PromptLengthConfig(Section):
+    """`prompt_length.*`: prompts too long for a policy are left out."""
+
+    tokenizer: str
+    """A folder with the policy's tokenizer and chat template."""
+    max_tokens: PositiveInt
+    """Tokens of a prompt as the policy reads it, tools included."""
 
 
 class RlPrepConfig(DataPrepConfig):
@@ -117,6 +174,10 @@ class RlPrepConfig(DataPrepConfig):
     """agent_ref of rows that have none. Default for reasoning_gym: reasoning_gym_simple_agent."""
     check_environments: bool = True
     """Refuse rows that their environment could not score."""
+    placeholders: PlaceholderSources = PlaceholderSources()
+    prompt_length: PromptLengthConfig | None = None
+    layout: Literal["files", "tree"] = "files"
+    """files: train-split.jsonl, val-split.jsonl, heldout.jsonl. tree: {train,val,test}/data.jsonl and manifest.json."""
 
 
 class AnswerStyle(Section):

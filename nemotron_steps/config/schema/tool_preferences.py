@@ -44,5 +44,5 @@ class ToolPreferencePrepConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> ToolPreferencePrepConfig:
         made_up = self.tool_tasks is not None
-        refuse(source_rules("tool_tasks", made_up, self.jsonl is not None, self.rows.train, self.sample))
+        refuse(source_rules("tool_tasks", made_up, {"jsonl": self.jsonl is not None}, self.rows.train, self.sample))
         return self

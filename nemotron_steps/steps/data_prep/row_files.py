@@ -122,6 +122,7 @@ def write_splits(folder: Path, names: Mapping[Split, str], splits: Mapping[Split
     counts: dict[str, int] = {}
     for split in SPLITS:
         if splits[split]:
+            (folder / names[split]).parent.mkdir(exist_ok=True)
             with (folder / names[split]).open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split])
             counts[split] = len(splits[split])

@@ -17,7 +17,7 @@ class Accounts:
     Attributes:
         read: rows of the sources that were looked at.
         refused: rows that cannot be used, by reason.
-        left_out: rows that a weight below 1 leaves out.
+        left_out: rows that could be used and are not wanted, by reason.
         added: rows beyond one for each that was kept: several made of one, or repeated by a weight above 1.
         unused: usable rows between those of `rows.train` and the held-out ones.
         written: rows of the split files.
@@ -25,26 +25,28 @@ class Accounts:
 
     read: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    left_out: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
     added: int = 0
     unused: int = 0
     written: int = 0
 
     def refuse(self, reason: str) -> None:
         """Count a refusal. Reasons are sentences; a source with very many different ones has the rest in one."""
-        known = reason in self.refused or len(self.refused) < _DISTINCT
-        self.refused[reason if known else _OTHER] += 1
+        _count(self.refused, reason, 1)
+
+    def leave_out(self, reason: str) -> None:
+        """Count a row that is not wanted."""
+        _count(self.left_out, reason, 1)
 
     def add(self, other: Accounts) -> None:
         """Add the counts of another part."""
         self.read += other.read
-        self.left_out += other.left_out
         self.added += other.added
         self.unused += other.unused
         self.written += other.written
-        for reason, count in other.refused.items():
-            known = reason in self.refused or len(self.refused) < _DISTINCT
-            self.refused[reason if known else _OTHER] += count
+        for mine, others in ((self.refused, other.refused), (self.left_out, other.left_out)):
+            for reason, count in others.items():
+                _count(mine, reason, count)
 
     @property
     def num_refused(self) -> int:
@@ -52,13 +54,13 @@ class Accounts:
         return self.refused.total()
 
     @property
-    def kept(self) -> int:
-        """Rows that passed: what is written, but for repetitions and unused rows."""
-        return self.read - self.num_refused - self.left_out
+    def num_left_out(self) -> int:
+        """Rows that are not wanted."""
+        return self.left_out.total()
 
     def balance(self) -> int:
         """Rows that went nowhere: 0, or there is an error in the program."""
-        return self.read + self.added - self.written - self.num_refused - self.left_out - self.unused
+        return self.read + self.added - self.written - self.num_refused - self.num_left_out - self.unused
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -67,9 +69,10 @@ class Accounts:
             "added": self.added,
             "written": self.written,
             "refused": self.num_refused,
-            "left_out": self.left_out,
+            "left_out": self.num_left_out,
             "unused": self.unused,
             "refused_by_reason": dict(self.refused.most_common()),
+            "left_out_by_reason": dict(self.left_out.most_common()),
         }
 
     @classmethod
@@ -78,8 +81,13 @@ class Accounts:
         return cls(
             read=data["read"],
             refused=Counter(data["refused_by_reason"]),
-            left_out=data["left_out"],
+            left_out=Counter(data["left_out_by_reason"]),
             added=data["added"],
             unused=data["unused"],
             written=data["written"],
         )
+
+
+def _count(counts: Counter[str], reason: str, count: int) -> None:
+    known = reason in counts or len(counts) < _DISTINCT
+    counts[reason if known else _OTHER] += count

@@ -9,18 +9,20 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
 import msgspec
 
 from nemotron_steps.artifacts.rows import LONGEST_LINE, Row
-from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep.blends.sources import DataFile
+from nemotron_steps.errors import DataError, StepsError, UnsupportedError
+from nemotron_steps.steps.data_prep.blends.sources import DataFile, unreachable
 
 PART_BYTES = 32 << 20
 """Bytes of a JSON Lines file that one worker reads at a time."""
+_BATCH = 256
+"""Rows of a columnar file that are in memory as Python objects."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -28,52 +30,121 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a file: the lines that begin in the bytes [start, end)."""
+    """A part of a file.
+
+    Attributes:
+        start, end: the lines that begin in these bytes; of a Parquet file its row groups; else the whole file.
+        size: bytes of the file that it has to do with, for progress.
+    """
 
     file: DataFile
     start: int
     end: int
+    size: int
 
 
 def parts_of(file: DataFile) -> list[Part]:
-    """The parts of a file. A compressed one can only be read as a whole."""
-    if file.kind == "gzip":
-        return [Part(file, 0, file.size)]
-    return [Part(file, start, min(start + PART_BYTES, file.size)) for start in range(0, max(file.size, 1), PART_BYTES)]
+    """The parts of a file. A compressed one can only be read as a whole.
+
+    Raises:
+        DataError: it is not what its name says. UnsupportedError: it needs a package that is not here.
+    """
+    if file.kind == "parquet":
+        with _opened(file) as opened, columnar_errors(file):
+            groups = _pyarrow().parquet.ParquetFile(opened).metadata
+            sizes = [groups.row_group(i).total_byte_size for i in range(groups.num_row_groups)]
+        share = file.size / max(sum(sizes), 1)
+        return [Part(file, i, i + 1, round(size * share)) for i, size in enumerate(sizes)]
+    if file.kind in ("gzip", "arrow"):
+        return [Part(file, 0, file.size, file.size)]
+    starts = range(0, max(file.size, 1), PART_BYTES)
+    ends = [min(start + PART_BYTES, file.size) for start in starts]
+    return [Part(file, start, end, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
 def lines_of(part: Part) -> Iterator[tuple[int, bytes]]:
-    """(line number within the part, from 1; text) of every line, blank ones too.
+    """(number within the part, from 1; text) of every line, blank ones too. Rows of columnar files are made lines.
 
     Raises:
-        DataError: a line is longer than any row, or a compressed file is damaged.
+        DataError: a line is longer than any row, or the file is damaged.
+        RetryableError: a server does not answer.
     """
-    where = part.file.path
+    file = part.file
+    with _opened(file) as opened:
+        if file.kind in ("parquet", "arrow"):
+            yield from enumerate(_columnar_lines(part, opened), start=1)
+            return
+        try:
+            yield from enumerate(_text_lines(part, opened), start=1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                "the compressed file is damaged or cut off",
+                where=file.path,
+                found=str(error),
+                hints=(f"gzip -t {file.path}",),
+            ) from error
+
+
+def _text_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
+    position = part.start
+    if position:
+        # The line that begins before the part is the part's before.
+        file.seek(position - 1)
+        position += len(file.readline(LONGEST_LINE + 1)) - 1
+    while part.file.kind == "gzip" or position < part.end:
+        line = file.readline(LONGEST_LINE + 1)
+        if not line:
+            break
+        if len(line) > LONGEST_LINE:
+            raise DataError(
+                "the line is too long for a row",
+                where=f"{part.file.path}, byte {position}",
+                expected=f"at most {LONGEST_LINE >> 20} MiB a line, one JSON object each",
+            )
+        position += len(line)
+        yield line
+
+
+def _columnar_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
+    with columnar_errors(part.file):
+        pyarrow = _pyarrow()
+        if part.file.kind == "parquet":
+            groups = range(part.start, part.end)
+            batches = pyarrow.parquet.ParquetFile(file).iter_batches(_BATCH, row_groups=groups)
+        else:
+            batches = pyarrow.ipc.open_stream(file)
+        for batch in batches:
+            for start in range(0, batch.num_rows, _BATCH):
+                for row in batch.slice(start, _BATCH).to_pylist():
+                    yield _encode(row) + b"\n"
+
+
+@contextmanager
+def columnar_errors(file: DataFile) -> Iterator[None]:
+    """Turn what pyarrow says of a damaged file into a DataError."""
+    arrow_error = _pyarrow().ArrowException
     try:
-        with _opened(part.file) as file:
-            position = part.start
-            if position:
-                # The line that begins before the part is the part's before.
-                file.seek(position - 1)
-                position += len(file.readline(LONGEST_LINE + 1)) - 1
-            number = 0
-            while part.file.kind == "gzip" or position < part.end:
-                line = file.readline(LONGEST_LINE + 1)
-                if not line:
-                    break
-                number += 1
-                position += len(line)
-                if len(line) > LONGEST_LINE:
-                    raise DataError(
-                        "the line is too long for a row",
-                        where=f"{where}, byte {position - len(line)}",
-                        expected=f"at most {LONGEST_LINE >> 20} MiB a line, one JSON object each",
-                    )
-                yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        yield
+    except arrow_error as error:
         raise DataError(
-            "the compressed file is damaged or cut off", where=where, found=str(error), hints=(f"gzip -t {where}",)
+            f"the {file.kind.capitalize()} file is damaged, or is none",
+            where=file.path,
+            found=(str(error).splitlines() or [type(error).__name__])[0],
         ) from error
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UnsupportedError(
+            "Parquet files, and folders that `datasets` saved, need pyarrow",
+            expected="pyarrow",
+            found="not installed",
+            hints=("pip install 'nemotron-steps[data]'",),
+        ) from error
+    return pyarrow
 
 
 def parse(line: bytes, where: str) -> tuple[Row, bool]:
@@ -116,9 +187,24 @@ def _excerpt(line: bytes) -> str:
 
 @contextmanager
 def _opened(file: DataFile) -> Iterator[IO[bytes]]:
-    if file.kind == "gzip":
-        with gzip.open(file.path, "rb") as unpacked:
-            yield unpacked  # type: ignore[misc]
-    else:
-        with open(file.path, "rb", buffering=1 << 20) as plain:
-            yield plain
+    with ExitStack() as stack:
+        if "://" in file.path:
+            opened: Any = stack.enter_context(_remote(file))
+        else:
+            opened = stack.enter_context(open(file.path, "rb", buffering=1 << 20))
+        yield stack.enter_context(gzip.open(opened, "rb")) if file.kind == "gzip" else opened
+
+
+@contextmanager
+def _remote(file: DataFile) -> Iterator[Any]:
+    import fsspec
+
+    try:
+        with fsspec.open(file.path, "rb") as opened:
+            yield opened
+    except (StepsError, EOFError, zlib.error, gzip.BadGzipFile):
+        raise
+    except FileNotFoundError as error:
+        raise DataError("the file is gone", where=file.path) from error
+    except Exception as error:  # every file system has errors of its own
+        raise unreachable(file.path, "", error) from error

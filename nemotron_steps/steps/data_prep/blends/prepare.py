@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
-from nemotron_steps.config.schema.data_prep import SplitRows
+from nemotron_steps.config.schema.data_prep import DataPrepConfig
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
+from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
 from nemotron_steps.steps.data_prep.blends.row_work import RowWork
 from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask
-from nemotron_steps.steps.data_prep.blends.sources import DataFile
+from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files
 from nemotron_steps.steps.data_prep.blends.splits import DataSet, write_split_files
 from nemotron_steps.steps.data_prep.blends.workers import Rate, make_sample, make_shards, processors
 from nemotron_steps.steps.data_prep.gym_tasks import Split
@@ -50,26 +51,38 @@ class Source:
     weight: float = 1.0
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """How sources become splits.
+def sources_of(config: DataPrepConfig) -> list[Source]:
+    """The sources that a config names.
 
-    Attributes:
-        sample: rows of each source at most; None for all.
-        max_refused_share: above it nothing is written.
-        num_workers: processes; None for the machine's processors.
+    Raises:
+        DataError: there is nothing where one should be. RetryableError: a server does not answer.
     """
-
-    rows: SplitRows
-    sample: int | None
-    max_refused_share: float
-    num_workers: int | None
+    if config.blend_path is not None:
+        return [
+            Source(
+                entry.name,
+                data_files(
+                    entry.path,
+                    key=f"{config.blend_path}, data set {entry.name}",
+                    split=entry.split,
+                    subset=entry.subset,
+                    mirror=config.mirror,
+                ),
+                entry.weight,
+            )
+            for entry in read_blend(config.blend_path)
+        ]
+    if config.input_path is not None:
+        name = config.input_path.rstrip("/").rpartition("/")[2]
+        return [Source(name, data_files(config.input_path, key="input_path", mirror=config.mirror))]
+    assert config.jsonl is not None  # the config has exactly one source
+    return [Source("jsonl", data_files(config.jsonl.path, key="jsonl.path"))]
 
 
 def prepare(
     sources: Sequence[Source],
     work: RowWork,
-    preparation: Preparation,
+    preparation: DataPrepConfig,
     *,
     folder: Path,
     files: Mapping[Split, str],
@@ -79,6 +92,7 @@ def prepare(
     """Write the split files and the accounts. Returns split → rows.
 
     Args:
+        preparation: its rows, sample, max_refused_share and num_workers.
         folder: gets the files.
         files: split → file in it.
         staging: where shards are kept until everything is written.
@@ -111,7 +125,7 @@ def prepare(
         {
             "rows_read": everything.read,
             **({"rows_refused": everything.num_refused} if everything.num_refused else {}),
-            **({"rows_left_out": everything.left_out} if everything.left_out else {}),
+            **({"rows_left_out": everything.num_left_out} if everything.left_out else {}),
             **({"rows_added": everything.added} if everything.added else {}),
             **({"rows_unused": everything.unused} if everything.unused else {}),
         }
@@ -121,7 +135,7 @@ def prepare(
 
 
 def _shards(
-    sources: Sequence[Source], work: RowWork, preparation: Preparation, staging: Path, tracker: Tracker
+    sources: Sequence[Source], work: RowWork, preparation: DataPrepConfig, staging: Path, tracker: Tracker
 ) -> list[DataSet]:
     tasks = [
         [
@@ -130,7 +144,7 @@ def _shards(
         ]
         for number, source in enumerate(sources)
     ]
-    total = sum(file.size for source in sources for file in source.files)
+    total = sum(task.part.size for each in tasks for task in each)
     rate = Rate(total)
 
     def done(shard: Shard, made_now: bool) -> None:
@@ -181,7 +195,7 @@ def _offsets(shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
 
 
 def _refuse_too_many(data_sets: Sequence[DataSet], accounts: Accounts, max_refused_share: float) -> None:
-    refused, total = accounts.num_refused, accounts.read - accounts.left_out
+    refused, total = accounts.num_refused, accounts.read - accounts.num_left_out
     if refused <= max_refused_share * total:
         return
     first = _first_refusal(data_sets)

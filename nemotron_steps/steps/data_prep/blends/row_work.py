@@ -8,7 +8,13 @@ from typing import Protocol
 from nemotron_steps.artifacts.rows import Row
 
 RowFunction = Callable[[str, Row], Sequence[Row] | None]
-"""(`file:line`, row) → rows to write in its place, or None: the row as it is, byte for byte. DataError refuses it."""
+"""(`file:line`, row) → rows to write in its place, or None: the row as it is, byte for byte.
+
+DataError refuses the row, RowLeftOut leaves it out."""
+
+
+class RowLeftOut(Exception):
+    """Raised by a row function for a row that can be used and is not wanted. Its text is the reason."""
 
 
 class RowWork(Protocol):

@@ -18,7 +18,7 @@ from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
 from nemotron_steps.steps.data_prep.blends.formats import Part, lines_of, parse, to_line
-from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
+from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
 
 _FORMAT = 1
 
@@ -121,7 +121,7 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
                 break
             accounts.read += 1
             if task.share < 1 and _place(task, number) >= task.share:
-                accounts.left_out += 1
+                accounts.leave_out("the weight of the data set is below 1")
                 continue
             where = f"{path}:{number}"
             try:
@@ -133,6 +133,9 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
                 if refused is None:
                     refused = stack.enter_context(shard.refusals.open("wb"))
                 refused.write(json.dumps(refusal_record(error, task.part.file.name, number, where)).encode() + b"\n")
+                continue
+            except RowLeftOut as reason:
+                accounts.leave_out(str(reason))
                 continue
             if made is None:
                 out.write(line if line.endswith(b"\n") else line + b"\n")

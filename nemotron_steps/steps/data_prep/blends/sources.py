@@ -1,21 +1,34 @@
-"""What a source stands for: data files. A local file or folder, or any URL that fsspec opens.
+"""What a source stands for: data files, on this machine, at an address that fsspec opens, or on the hub.
 
 Not for their rows: see `formats`.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, RetryableError, StepsError
+from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_folder, hub_name
 
-Kind = Literal["jsonl", "gzip"]
+Kind = Literal["jsonl", "gzip", "parquet", "arrow"]
 
-_SUFFIXES: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonl.gz": "gzip", ".ndjson.gz": "gzip"}
-_MAGIC: dict[bytes, Kind] = {b"\x1f\x8b": "gzip"}
+SUFFIXES: dict[str, Kind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "gzip",
+    ".ndjson.gz": "gzip",
+    ".json.gz": "gzip",
+    ".parquet": "parquet",
+}
+_MAGIC: dict[bytes, Kind] = {b"\x1f\x8b": "gzip", b"PAR1": "parquet"}
+_SPLIT_NAMES = re.compile(r"train|training|validation|valid|val|dev|test|testing|eval|evaluation", re.IGNORECASE)
+_WORD = re.compile(r"[/._-]")
 
 
 @dataclass(frozen=True)
@@ -37,34 +50,168 @@ class DataFile:
     stamp: str
 
 
-def data_files(path: str, *, key: str) -> list[DataFile]:
+def data_files(
+    path: str, *, key: str, split: str | None = None, subset: str | None = None, mirror: str | None = None
+) -> list[DataFile]:
     """The files of a source in name order.
 
     Args:
-        path: a file of any name, or a folder whose data files are known by their suffixes.
-        key: the config key that names the source, for errors.
+        path: a file of any name; a folder, whose data files are known by their suffixes; a folder that `datasets`
+            saved; an address; the name of a hub data set.
+        key: the config key (or file) that names the source, for errors.
+        split: of a folder with files of several splits, those with this word in their names.
+        subset: likewise, for the configurations of a hub data set.
+        mirror: a folder with copies of hub data sets.
 
     Raises:
-        DataError: there is nothing, or nothing of a known kind.
+        DataError: there is nothing, or nothing of a known kind, or no such split.
+        RetryableError: the hub, or whoever serves the address, does not answer.
     """
-    root = Path(path).expanduser()
+    local = Path(path).expanduser()
+    name = hub_name(path) if not local.exists() else None
+    if name is not None:
+        files = _below(_hub_root(name, key, mirror, split, subset), key)
+    elif "://" in path:
+        files = _remote(path, key)
+    else:
+        files = _below(local, key)
+    return _of_split(_of_subset(files, subset, key), split, key, path)
+
+
+def _hub_root(name: HubName, key: str, mirror: str | None, split: str | None, subset: str | None) -> Path:
+    if mirror is None:
+        return hub_folder(name, key, tuple(SUFFIXES))
+    root = Path(mirror).expanduser() / name.repository / name.file
+    if not root.exists():
+        raise DataError(
+            f"the mirror has no copy of the data set {name.repository}",
+            where=key,
+            expected=str(root),
+            found="nothing there",
+            hints=(f"hf download {name.repository} --repo-type dataset --local-dir {root}", "mirror=null"),
+        )
+    return root
+
+
+def _below(root: Path, key: str) -> list[DataFile]:
+    """The data files of a local file or folder."""
     if root.is_file():
         return [_local(root, root.name, _kind_of_file(root))]
     files = []
     if root.is_dir():
+        saved = list(_saved(root))
+        if saved:
+            return [_local(file, file.relative_to(root).as_posix(), "arrow") for file in saved]
         for file in sorted(root.rglob("*")):
             kind = _kind_of_name(file.name)
             if kind is not None and file.is_file():
                 files.append(_local(file, file.relative_to(root).as_posix(), kind))
     if not files:
-        raise DataError(
-            "there is no JSON Lines data at the given path",
-            where=key,
-            expected="a *.jsonl file, or a folder with some",
-            found=path,
-            hints=(f"{key}=FILE.jsonl", "--input source=FILE.jsonl") if key == "jsonl.path" else (f"{key}=FILE.jsonl",),
-        )
+        raise _nothing(str(root), key)
     return files
+
+
+def _saved(root: Path) -> Iterator[Path]:
+    """The files of a folder that `datasets` saved: one data set, or one in a folder for each split."""
+    splits = root / "dataset_dict.json"
+    if splits.is_file():
+        for split in json.loads(splits.read_text())["splits"]:
+            yield from _saved(root / split)
+    elif (root / "state.json").is_file() and (root / "dataset_info.json").is_file():
+        for file in json.loads((root / "state.json").read_text())["_data_files"]:
+            yield root / file["filename"]
+
+
+def _remote(url: str, key: str) -> list[DataFile]:
+    """The data files at an address that fsspec opens."""
+    import fsspec
+
+    try:
+        file_system, root = fsspec.core.url_to_fs(url)
+        found: Mapping[str, Mapping[str, object]] = file_system.find(root, detail=True)
+        if not found and file_system.exists(root):  # a server without folders
+            found = {root: file_system.info(root)}
+        files = []
+        for path, info in sorted(found.items()):
+            name = PurePosixPath(path).relative_to(root).as_posix() if path != root else PurePosixPath(path).name
+            kind = _kind_of_name(path) or ("jsonl" if path == root else None)
+            if kind is not None:
+                size = int(str(info["size"]))
+                address = file_system.unstrip_protocol(path)
+                files.append(DataFile(address, name, kind, size, f"{size}-{file_system.ukey(path)}"))
+    except (ImportError, ValueError) as error:
+        raise DataError(
+            "the address cannot be opened", where=key, expected="an address that fsspec knows", found=str(error)
+        ) from error
+    except FileNotFoundError:
+        files = []
+    except Exception as error:  # every file system has errors of its own
+        raise unreachable(url, key, error) from error
+    if not files:
+        raise _nothing(url, key)
+    return files
+
+
+def unreachable(path: str, key: str, error: Exception) -> StepsError:
+    """The error for a server that does not answer, or refuses."""
+    return RetryableError(
+        "the data could not be fetched",
+        where=f"{key} = {path}" if key else path,
+        expected="a server that answers, or a copy on this machine",
+        found=f"{type(error).__name__}: {(str(error).splitlines() or ['no answer'])[0]}",
+        hints=("run the same command again: finished shards are kept",),
+    )
+
+
+def _of_subset(files: Sequence[DataFile], subset: str | None, key: str) -> list[DataFile]:
+    if subset is None:
+        return list(files)
+    chosen = [file for file in files if _has_words(file.name, subset)]
+    if not chosen:
+        raise _none_of("subset", subset, files, key)
+    return chosen
+
+
+def _of_split(files: Sequence[DataFile], split: str | None, key: str, path: str) -> list[DataFile]:
+    """Files with the split's name in theirs. Where no file's name tells a split, all of them are `train`."""
+    if split is None:
+        return list(files)
+    chosen = [file for file in files if _has_words(file.name, split)]
+    if not chosen and split == "train" and not any(_tells_split(file.name) for file in files):
+        return list(files)
+    if not chosen and len(files) == 1 and Path(path).name == files[0].name:
+        return list(files)  # the file itself was named
+    if not chosen:
+        raise _none_of("split", split, files, key)
+    return chosen
+
+
+def _has_words(name: str, words: str) -> bool:
+    """Whether the words stand whole in a file's name: `math` in data/math-00000-of-00001.parquet."""
+    return re.search(rf"(^|[/._-]){re.escape(words)}($|[/._-])", name) is not None
+
+
+def _tells_split(name: str) -> bool:
+    return any(_SPLIT_NAMES.fullmatch(word) for word in _WORD.split(name))
+
+
+def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> DataError:
+    return DataError(
+        f"the source has no {what} '{wanted}'",
+        where=key,
+        expected=f"files with '{wanted}' in their names",
+        found=", ".join(file.name for file in files[:8]) + (" ..." if len(files) > 8 else ""),
+    )
+
+
+def _nothing(path: str, key: str) -> DataError:
+    return DataError(
+        "there is no JSON Lines data at the given path",
+        where=key,
+        expected="a file or folder of *.jsonl, *.jsonl.gz or *.parquet, or a folder that `datasets` saved",
+        found=path,
+        hints=(f"{key}=FILE.jsonl", *(("--input source=FILE.jsonl",) if key == "jsonl.path" else ())),
+    )
 
 
 def _local(path: Path, name: str, kind: Kind) -> DataFile:
@@ -73,7 +220,7 @@ def _local(path: Path, name: str, kind: Kind) -> DataFile:
 
 
 def _kind_of_name(name: str) -> Kind | None:
-    return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
+    return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
 
 
 def _kind_of_file(path: Path) -> Kind:

@@ -78,7 +78,7 @@ def _pooled(tasks: Sequence[ShardTask], work: RowWork, num_workers: int) -> Iter
         # Not forked: threads of this process may hold locks.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,
-        initargs=(work,),
+        initargs=(work, os.getpid()),
     )
     waiting = iter(tasks)
     running: set[Future[Shard]] = set()
@@ -103,9 +103,11 @@ def _pooled(tasks: Sequence[ShardTask], work: RowWork, num_workers: int) -> Iter
 _function: RowFunction | None = None
 
 
-def _begin(work: RowWork) -> None:
+def _begin(work: RowWork, parent: int) -> None:
     global _function
     end_with_parent()
+    if os.getppid() != parent:  # killed while this process was starting
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
     _function = work.function()
 
@@ -128,7 +130,7 @@ class Rate:
 
     def add(self, shard: Shard, made_now: bool) -> None:
         """A shard is there."""
-        size = shard.task.part.end - shard.task.part.start
+        size = shard.task.part.size
         self.done += size
         if made_now:
             self._made += size

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.data_prep import SplitRows
+from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.data_prep.blends import formats
-from nemotron_steps.steps.data_prep.blends.prepare import Preparation, Source, prepare
+from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowWork
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 
@@ -79,7 +79,13 @@ def run_prepare(
     counts = prepare(
         [p if isinstance(p, Source) else Source(p.stem, data_files(str(p), key="jsonl.path")) for p in paths],
         work or Marked(),
-        Preparation(rows or SplitRows(validation=0), sample, max_refused_share, num_workers),
+        DataPrepConfig(
+            input_path="the sources are given",
+            rows=rows or SplitRows(validation=0),
+            sample=sample,
+            max_refused_share=max_refused_share,
+            num_workers=num_workers,
+        ),
         folder=out,
         files=FILES,
         staging=folder / "staging",

@@ -33,12 +33,12 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
-    sources=st.lists(st.lists(LINES, max_size=30), min_size=1, max_size=3),
+    sources=st.lists(st.lists(LINES, max_size=20), min_size=1, max_size=3),
     weights=st.lists(st.sampled_from([0.3, 1.0, 2.0, 2.5]), min_size=3, max_size=3),
     sizes=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    part=st.integers(1, 200),
+    part=st.integers(30, 300),
 )
 def test_rows_in_are_rows_out_and_refusals_for_any_mixture(sources, weights, sizes, part):
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,124 @@
+"""What becomes of a prompt row: filled in, checked, named an agent, left out where it is too long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nemotron_steps.artifacts.rows import Row, prompt_row
+from nemotron_steps.config.schema.data_prep import PromptLengthConfig
+from nemotron_steps.environments.agents import agent_of, resolve
+from nemotron_steps.environments.registry import environment_class, settings_of, unknown_agent
+from nemotron_steps.errors import ConfigError, DataError, UnsupportedError, show_line
+from nemotron_steps.steps.data_prep.blends.placeholders import PLACEHOLDER, PlaceholderFiller, Placeholders
+from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
+
+if TYPE_CHECKING:
+    from nemotron_steps.environments.base import Environment
+
+
+def agent_ref(name: str) -> dict[str, str]:
+    """The reference to a NeMo-Gym agent."""
+    return {"type": "responses_api_agents", "name": name}
+
+
+@dataclass(frozen=True)
+class PromptWork:
+    """See RowWork.
+
+    Attributes:
+        agent: of rows that name none.
+        check_environments: whether rows are refused that their environment could not score.
+        placeholders: where the questions are that rows point to.
+        length: prompts longer than that are left out.
+    """
+
+    agent: str | None
+    check_environments: bool
+    placeholders: Placeholders
+    length: PromptLengthConfig | None
+
+    def function(self) -> RowFunction:
+        """See RowWork."""
+        check_environment = EnvironmentChecks() if self.check_environments else None
+        check_length = LengthCheck(self.length) if self.length is not None else None
+        filler = PlaceholderFiller(self.placeholders)
+
+        def become(where: str, row: Row) -> list[Row] | None:
+            changed = PLACEHOLDER in row
+            if changed:
+                row = filler.fill(row, where)
+            problem = prompt_row(row)
+            if problem is not None:
+                fields = "fields " + (", ".join(sorted(row)[:12]) or "none")
+                raise DataError(problem, where=where, found=fields, hints=show_line(where))
+            if self.agent is not None and row.get("agent_ref") is None:
+                row["agent_ref"] = agent_ref(self.agent)
+                changed = True
+            if check_environment is not None:
+                check_environment(where, row)
+            if check_length is not None:
+                check_length(where, row)
+            return [row] if changed else None
+
+        return become
+
+
+class LengthCheck:
+    """Leaves out prompts that have more tokens than a policy may read."""
+
+    def __init__(self, config: PromptLengthConfig) -> None:
+        from nemotron_steps.models.chat import ChatFormat
+
+        self._chat = ChatFormat.from_folder(config.tokenizer)
+        self._max_tokens = config.max_tokens
+
+    def __call__(self, where: str, row: Row) -> None:
+        """RowLeftOut for a prompt that is too long."""
+        from nemotron_steps.engine.rollouts.conversation import messages_of
+
+        tools = row["responses_create_params"].get("tools") or ()
+        if len(self._chat.render(messages_of(row, where), tools)) > self._max_tokens:
+            raise RowLeftOut(f"the prompt has more than {self._max_tokens} tokens")
+
+
+class EnvironmentChecks:
+    """Asks each row's environment whether it could score the row. No judge is needed for that.
+
+    Where an environment is nothing without the run's own settings (a server's address), a row is only checked for
+    naming an agent that exists.
+    """
+
+    def __init__(self) -> None:
+        self._environments: dict[str, Environment | None] = {}
+
+    def __call__(self, where: str, row: Row) -> None:
+        """DataError naming file, line and field of an unusable row."""
+        reference = row.get("agent_ref")
+        if not isinstance(reference, dict) or reference.get("name") is None:
+            raise DataError(
+                "the row names no agent, so nothing says which environment grades it",
+                where=f"{where} field agent_ref.name",
+                expected='"agent_ref": {"type": "responses_api_agents", "name": ...}',
+                found="no agent_ref",
+                hints=("agent=reasoning_gym_simple_agent", "check_environments=false"),
+            )
+        agent = agent_of(row, where)
+        if agent not in self._environments:
+            self._environments[agent] = _unset_environment(agent, where)
+        environment = self._environments[agent]
+        if environment is not None:
+            environment.check_row(row, where)
+
+
+def _unset_environment(agent: str, where: str) -> Environment | None:
+    """The environment of an agent without a run's settings; None where it cannot be without them."""
+    try:
+        found = resolve(agent, {})
+        if found is None:
+            # Only a training step has settings that say what a new agent stands for.
+            raise unknown_agent(agent, where, hints=("check_environments=false",))
+        name, settings = found
+        return environment_class(name)(settings_of(name, settings), {})
+    except (ConfigError, UnsupportedError):
+        return None

@@ -1,0 +1,110 @@
+"""Blend files: what they name, what their weights do, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
+from nemotron_steps.errors import DataError
+from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
+from nemotron_steps.steps.data_prep.blends.fingerprint import of_config
+from nemotron_steps.steps.data_prep.blends.prepare import sources_of
+from tests.steps.data_prep.blends.conftest import Prepared, Run, write_lines
+
+
+def blend(folder: Path, *data_sets: dict[str, Any]) -> Path:
+    path = folder / "blend.json"
+    path.write_text(json.dumps({"datasets": list(data_sets)}))
+    return path
+
+
+def prepared(run: Run, path: Path, **settings: Any) -> Prepared:
+    return run(*sources_of(DataPrepConfig(blend_path=str(path))), **settings)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A folder with 300 rows of a and 100 of b."""
+    write_lines(tmp_path / "a.jsonl", [{"of": "a", "n": n} for n in range(300)])
+    write_lines(tmp_path / "b.jsonl", [{"of": "b", "n": n} for n in range(100)])
+    return tmp_path
+
+
+def test_weights_take_a_share_of_the_rows_or_repeat_them_in_training(run: Run, two: Path):
+    path = blend(
+        two, {"name": "a", "path": "a.jsonl", "weight": 0.5}, {"name": "b", "path": "./b.jsonl", "weight": 2.5}
+    )
+    done = prepared(run, path, rows=SplitRows(validation=20, heldout=0))
+    a = [row["n"] for row in done.rows() + done.rows("validation") if row["of"] == "a"]
+    assert 120 < len(a) < 180 and len(set(a)) == len(a)
+    assert done.accounting["left_out"] == 300 - len(a)
+    repeats = Counter(row["n"] for row in done.rows() if row["of"] == "b")
+    assert set(repeats.values()) == {2, 3} and 2.3 < sum(repeats.values()) / len(repeats) < 2.7
+    held_out = {row["n"] for row in done.rows("validation") if row["of"] == "b"}
+    assert held_out and not held_out & set(repeats)  # what is repeated in training is never held out
+    assert prepared(run, path, rows=SplitRows(validation=20, heldout=0), name="again").lines() == done.lines()
+
+
+def test_held_out_rows_are_a_sample_of_every_data_set(run: Run, two: Path):
+    path = blend(two, {"name": "a", "path": "a.jsonl"}, {"name": "b", "path": "b.jsonl"})
+    done = prepared(run, path, rows=SplitRows(validation=40, heldout=0))
+    assert Counter(row["of"] for row in done.rows("validation")) == {"a": 30, "b": 10}
+    assert [row["n"] for row in done.rows() if row["of"] == "a"] == list(range(270))
+
+
+def test_published_blend_files_are_read(tmp_path: Path):
+    path = blend(
+        tmp_path,
+        {
+            "name": "math",
+            "path": "hf://nvidia/Data",
+            "split": "math",
+            "subset": "v1",
+            "text_field": "messages",
+            "weight": 1.0,
+        },
+        {"name": "other", "path": "org/name"},
+    )
+    assert [entry.path for entry in read_blend(str(path))] == ["hf://nvidia/Data", "org/name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "found"),
+    [
+        ("{oops", "", "Invalid JSON"),
+        ('{"datasets": []}', " key datasets", "at least 1 item"),
+        ('{"datasets": [{"name": "a"}]}', " key datasets.0.path", "Field required"),
+        ('{"datasets": [{"name": "a", "path": "x", "weight": 0}]}', " key datasets.0.weight", "greater than 0"),
+        ('{"datasets": [{"name": "a", "path": "x", "wieght": 2}]}', " key datasets.0.wieght", "Extra inputs"),
+        ('{"train": []}', " key datasets", "Field required"),
+    ],
+)
+def test_a_file_that_is_no_blend_names_the_key(tmp_path: Path, text: str, where: str, found: str):
+    path = tmp_path / "blend.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match="not a blend file") as caught:
+        read_blend(str(path))
+    assert caught.value.where == f"{path}{where}" and found in str(caught.value.found)
+
+
+def test_two_data_sets_of_one_name_are_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="two data sets of the blend have one name"):
+        read_blend(str(blend(tmp_path, {"name": "a", "path": "x"}, {"name": "a", "path": "y"})))
+
+
+def test_the_fingerprint_of_a_config_follows_the_files_it_names(two: Path):
+    path = blend(two, {"name": "a", "path": "a.jsonl"}, {"name": "hub", "path": "org/name"})
+    values = {"blend_path": str(path), "input_path": None}
+    before = of_config(values)
+    assert of_config(values) == before
+    write_lines(two / "a.jsonl", [{"n": 1}])
+    changed = of_config(values)
+    assert changed != before
+    blend(two, {"name": "a", "path": "a.jsonl", "weight": 2})
+    assert of_config(values) != changed
+    assert of_config({"input_path": str(two / "b.jsonl")}) != of_config({"input_path": str(two / "a.jsonl")})

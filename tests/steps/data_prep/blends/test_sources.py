@@ -1,0 +1,231 @@
+"""One data set in every form it may have: the same rows come out, and what is wrong with one is told once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from nemotron_steps.errors import DataError, RetryableError
+from nemotron_steps.steps.data_prep.blends import formats
+from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_name
+from nemotron_steps.steps.data_prep.blends.prepare import Source
+from nemotron_steps.steps.data_prep.blends.sources import data_files
+from tests.steps.data_prep.blends.conftest import Run, write_lines
+
+ROWS = [{"n": i, "text": "é" * (i % 3), "list": [{"a": i}], "none": None, "real": i / 7} for i in range(50)]
+
+
+def files(path: str, **choices: Any) -> Source:
+    return Source("it", data_files(path, key="input_path", **choices))
+
+
+def as_gzip(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
+def as_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=16)
+
+
+def as_saved(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """The layout of `Dataset.save_to_disk`: Arrow streams, named in order by state.json."""
+    pyarrow = pytest.importorskip("pyarrow")
+    folder.mkdir()
+    names = ["data-00001-of-00002.arrow", "data-00000-of-00002.arrow"]
+    for name, some in zip(names, (rows[:20], rows[20:]), strict=True):
+        table = pyarrow.Table.from_pylist(some)
+        with pyarrow.ipc.new_stream(folder / name, table.schema) as out:
+            out.write_table(table)
+    (folder / "dataset_info.json").write_text("{}")
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+
+
+@pytest.mark.parametrize("write", [write_lines, as_gzip, as_parquet, as_saved])
+def test_every_format_gives_the_same_rows(write: Callable[..., Any], run: Run, tmp_path: Path):
+    write(tmp_path / "given", ROWS)
+    done = run(files(str(tmp_path / "given")), num_workers=2)
+    assert done.rows() == ROWS
+
+
+def test_a_folder_of_mixed_files_is_read_in_name_order(run: Run, tmp_path: Path):
+    folder = tmp_path / "in"
+    write_lines(folder / "b" / "rows.jsonl", ROWS[10:20])
+    as_gzip(folder / "a.jsonl.gz", ROWS[:10])
+    as_parquet(folder / "c.parquet", ROWS[20:])
+    (folder / "README.md").write_text("not rows")
+    assert run(files(str(folder))).rows() == ROWS
+
+
+@pytest.mark.parametrize("address", ["file://{folder}/rows.jsonl", "file://{folder}", "memory://prep/rows.jsonl"])
+def test_any_address_that_fsspec_opens_is_a_source(address: str, run: Run, tmp_path: Path, monkeypatch):
+    import fsspec
+
+    monkeypatch.setattr(formats, "PART_BYTES", 64)
+    folder = tmp_path / "in"
+    text = write_lines(folder / "rows.jsonl", ROWS).read_bytes()
+    with fsspec.open("memory://prep/rows.jsonl", "wb") as file:
+        file.write(text)
+    assert run(files(address.format(folder=folder))).rows() == ROWS
+
+
+class TestSplits:
+    def test_a_split_is_the_files_with_its_name(self, tmp_path: Path):
+        for name in ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/test-00000.jsonl"):
+            write_lines(tmp_path / name, ROWS[:1])
+        names = [file.name for file in files(str(tmp_path), split="train").files]
+        assert names == ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"]
+        with pytest.raises(DataError, match="no split 'math'") as caught:
+            files(str(tmp_path), split="math")
+        assert "data/test-00000.jsonl" in str(caught.value.found)
+
+    def test_files_whose_names_tell_no_split_are_train(self, tmp_path: Path):
+        write_lines(tmp_path / "rlvr1.jsonl", ROWS[:1])
+        assert len(files(str(tmp_path), split="train").files) == 1
+        with pytest.raises(DataError, match="no split 'test'"):
+            files(str(tmp_path), split="test")
+
+    def test_a_subset_is_a_folder_or_a_prefix(self, tmp_path: Path):
+        for name in ("math/train.jsonl", "code/train.jsonl"):
+            write_lines(tmp_path / name, ROWS[:1])
+        assert [file.name for file in files(str(tmp_path), subset="code", split="train").files] == ["code/train.jsonl"]
+
+
+class TestDamage:
+    def test_a_cut_off_gzip_file_names_it(self, run: Run, tmp_path: Path):
+        path = tmp_path / "rows.jsonl.gz"
+        as_gzip(path, ROWS)
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(DataError, match="damaged or cut off") as caught:
+            run(files(str(path)))
+        assert caught.value.where == str(path)
+
+    def test_a_parquet_file_that_is_none_names_it(self, run: Run, tmp_path: Path):
+        pytest.importorskip("pyarrow")
+        path = tmp_path / "rows.parquet"
+        path.write_bytes(b"PAR1 but no more")
+        with pytest.raises(DataError, match="damaged, or is none") as caught:
+            run(files(str(path)))
+        assert caught.value.where == str(path)
+
+    def test_a_folder_without_data_says_what_is_read(self, tmp_path: Path):
+        (tmp_path / "notes.md").write_text("x")
+        with pytest.raises(DataError, match="no JSON Lines data") as caught:
+            files(str(tmp_path))
+        assert "parquet" in str(caught.value.expected)
+
+
+class TestHub:
+    @pytest.mark.parametrize(
+        ("path", "name"),
+        [
+            ("hf://nvidia/Blend", HubName("nvidia/Blend")),
+            ("hf://datasets/nvidia/Blend/rlvr1.jsonl", HubName("nvidia/Blend", None, "rlvr1.jsonl")),
+            ("hf://nvidia/Blend@v1/data/a.parquet", HubName("nvidia/Blend", "v1", "data/a.parquet")),
+            ("nvidia/Blend", HubName("nvidia/Blend")),
+            ("data/rows.jsonl", None),
+            ("./nvidia/Blend", None),
+            ("s3://bucket/rows.jsonl", None),
+            ("/a/b", None),
+            ("a/b/c", None),
+        ],
+    )
+    def test_names(self, path: str, name: HubName | None):
+        assert hub_name(path) == name
+
+    def test_a_mirror_goes_before_the_hub(self, run: Run, tmp_path: Path):
+        write_lines(tmp_path / "mirror" / "nvidia" / "Blend" / "train.jsonl", ROWS)
+        assert run(files("hf://nvidia/Blend", split="train", mirror=str(tmp_path / "mirror"))).rows() == ROWS
+        with pytest.raises(DataError, match="the mirror has no copy of the data set nvidia/Other") as caught:
+            files("hf://nvidia/Other", mirror=str(tmp_path / "mirror"))
+        assert "hf download nvidia/Other --repo-type dataset" in caught.value.hints[0]
+
+    def test_a_hub_that_does_not_answer_may_be_tried_again(self, tmp_path: Path):
+        told = from_hub("http://127.0.0.1:9", tmp_path, "hf://nvidia/Blend")
+        assert told["code"] == RetryableError.code
+        assert "the hub does not answer" in told["what"] and told["where"] == "input_path = nvidia/Blend"
+        assert told["hints"][0].startswith("mirror=FOLDER")
+
+    def test_data_files_are_fetched_by_name(self, hub: str, tmp_path: Path):
+        told = from_hub(hub, tmp_path, "hf://nvidia/Blend/rlvr1.jsonl")
+        assert told["files"] == ["rlvr1.jsonl"] and told["rows"] == len(ROWS)
+
+    def test_a_name_that_the_hub_has_not_is_wrong(self, hub: str, tmp_path: Path):
+        told = from_hub(hub, tmp_path, "nvidia/Nothing")
+        assert told["code"] == DataError.code and "the hub has no such data set" in told["what"]
+
+
+def from_hub(endpoint: str, folder: Path, path: str) -> dict[str, Any]:
+    """What becomes of a hub name, in a process of its own: the library reads its settings once."""
+    program = (
+        "import json, sys\n"
+        "from nemotron_steps.errors import StepsError\n"
+        "from nemotron_steps.steps.data_prep.blends.sources import data_files\n"
+        "try:\n"
+        "    files = data_files(sys.argv[1], key='input_path')\n"
+        "    rows = sum(len(open(file.path).readlines()) for file in files)\n"
+        "    told = {'files': [file.name for file in files], 'rows': rows}\n"
+        "except StepsError as error:\n"
+        "    told = {'code': error.code, 'what': error.what, 'where': error.where, 'hints': error.hints}\n"
+        "print(json.dumps(told))\n"
+    )
+    environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "hf"), "PATH": "/usr/bin", "HOME": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    """A hub with one data set, which has two files of rows and a readme."""
+    text = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    names = ("README.md", "rlvr1.jsonl", "rlvr2.jsonl")
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path.startswith("/api/datasets/nvidia/Blend/revision/"):
+                siblings = [{"rfilename": name, "size": len(text)} for name in names]
+                body = json.dumps({"_id": "1", "id": "nvidia/Blend", "sha": commit, "siblings": siblings}).encode()
+            elif path.startswith("/api/datasets/nvidia/Blend/tree/"):
+                body = json.dumps([{"type": "file", "path": n, "size": len(text), "oid": n} for n in names]).encode()
+            elif path.startswith("/datasets/nvidia/Blend/resolve/") and path.endswith("rlvr1.jsonl"):
+                body = text
+            else:
+                self.send_response(404)
+                self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", '"0123"')
+            self.send_header("X-Repo-Commit", commit)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
