@@ -39,7 +39,8 @@ def pipeline_request(asked: Asked, pipeline: PipelineManifest) -> Request:
     goals = tuple(
         replace(
             goal,
-            config_name=table.get(name) or asked.config or goal.config_name,
+            step_id=(table[name].step if name in table else None) or goal.step_id,
+            config_name=table[name].config if name in table else asked.config or goal.config_name,
             overrides=(*goal.overrides, *overrides.get(name, ())),
             earlier=position < begin,
         )

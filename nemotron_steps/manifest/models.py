@@ -128,8 +128,8 @@ class Consumes(_Table):
 
     def named(self, name: str) -> Consumes:
         """The port of one of the artifacts of a port that takes many."""
-        fields = {**dict(self), "name": f"{self.name}.{name}", "bind": f"{self.bind}.{name}", "many": False}
-        return Consumes(**fields)
+        own = {field: getattr(self, field) for field in type(self).model_fields}
+        return Consumes(**{**own, "name": f"{self.name}.{name}", "bind": f"{self.bind}.{name}", "many": False})
 
     @cached_property
     def bindings(self) -> Mapping[str, str]:
@@ -407,6 +407,18 @@ class Stage(_Table):
         return flat
 
 
+class StageVariant(_Table):
+    """What a stage is under a `-c` name: a config, of the stage's own step or of another one that makes the same."""
+
+    config: StrictStr
+    step: StrictStr | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        return {"config": data} if isinstance(data, str) else data
+
+
 class PipelineTable(_Table):
     """`[pipeline]`."""
 
@@ -420,8 +432,9 @@ class PipelineManifest(_Table):
 
     pipeline: PipelineTable
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
-    configs: dict[StrictStr, dict[StrictStr, StrictStr]] = Field(default_factory=dict)
-    """What `-c NAME` means for this pipeline: stage → config, for every stage."""
+    configs: dict[StrictStr, dict[StrictStr, StageVariant]] = Field(default_factory=dict)
+    """What `-c NAME` means for this pipeline, for every stage: `STAGE = "CONFIG"`, or
+    `STAGE = { step = "STEP", config = "CONFIG" }` where another step takes its place."""
     pack: str = Field(default="", exclude=True)
     file: Path = Field(default=Path(), exclude=True)
     source: SourceText | None = Field(default=None, exclude=True, repr=False)

@@ -74,6 +74,17 @@ def test_the_pipelines_own_table_says_what_a_config_name_means_for_each_stage(cl
     assert configs == {"make": "default", "first": "tiny", "second": "tiny", "compare": "default"}
 
 
+def test_another_step_may_take_a_stages_place_under_a_config_name(cli, curriculum):
+    other = STAGES.replace('make = "default"', 'make = { step = "toy/other", config = "default" }')
+    (curriculum / "manifests" / "curriculum.toml").write_text(other)
+    step = '[step]\nid = "toy/other"\nentry = "toy_steps:make"\n[[produces]]\nname = "rows"\ntype = "toy_rows"\n'
+    (curriculum / "manifests" / "other.toml").write_text(step)
+    (curriculum / "configs" / "toy" / "other").mkdir()
+    (curriculum / "configs" / "toy" / "other" / "default.yaml").write_text("count: 1\n")
+    steps = {flag: cli("plan", "curriculum", *flag, "--json").json["steps"][0]["step"] for flag in ((), ("-c", "tiny"))}
+    assert steps == {(): "toy/make", ("-c", "tiny"): "toy/other"}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -10,6 +10,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
 from nemotron_steps.environments.agents import AGENTS
 from nemotron_steps.environments.registry import environment_class
+from nemotron_steps.resolver.request import StepConfig
 from tests.published.page import status
 from tests.published.tables import TABLES, flat, nested, published, resolved
 
@@ -108,6 +109,12 @@ def test_a_stage_has_the_published_values(table, config, bench, monkeypatch):
     alone = {key for key, value in composed.items() if value != usual.get(key)} - theirs(table).keys()
     assert alone <= OURS_ALONE.keys()
     assert set(reasons) <= set(different), "a reason for what does not differ"
+
+
+def ours(planned):
+    """Dotted key → value of a planned step's config."""
+    values = StepConfig(planned.config).flat
+    return lambda key: _ours(values, key)
 
 
 def _ours(values, key):

@@ -1,0 +1,89 @@
+"""Each stage of the recipes' pipelines compiles, on any machine, to the values that are published for it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from nemotron_steps.cli.request import Asked, Workbench
+from tests.published.tables import published
+from tests.published.test_values import EVERYWHERE, STAGES, ours, theirs
+
+PIPELINES = {
+    "super3_rl": {
+        "rlvr1": "super3_rlvr",
+        "rlvr2": "super3_rlvr",
+        "rlvr3": "super3_rlvr",
+        "swe1": "super3_swe1",
+        "swe2": "super3_swe2",
+        "rlhf": "super3_rlhf",
+    },
+    "nano3_rl": {"rlvr": "nano3_rl"},
+}
+"""Pipeline → stage → the published config that it compiles to."""
+NOT_PUBLISHED = {
+    "prep_sft": "chats are the user's",
+    "sft": "the published RL configs begin with a fine-tuned checkpoint; the layout is that of the RL stage",
+    "prep_genrm": "the same as prep_rlvr",
+    "rlvr_genrm": "told by the model card in words; its layout is the published one",
+    "prep_dpo": "told in words",
+    "dpo": "told in words; its layout is that of the RL stage",
+    "eval": "ours",
+}
+"""Stages that no published config is of, and what they follow."""
+LAYOUT = [f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert")] + ["context_parallel_size"]
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RL_REWARD_MODEL", "GENRM_URL", "JUDGE_URL", "SAFETY_URL", "SWE_AGENT_URL"):
+            patch.delenv(name, raising=False)
+        bench = Workbench(home=str(tmp_path_factory.mktemp("home")))
+        return {name: bench.plan(Asked((name,)), allow_unfilled=True) for name in PIPELINES}
+
+
+@pytest.mark.parametrize(("pipeline", "stage"), [(p, stage) for p, stages in PIPELINES.items() for stage in stages])
+def test_a_stage_compiles_to_the_published_values(pipeline, stage, plans):
+    table = PIPELINES[pipeline][stage]
+    reasons = STAGES[table][2]
+    composed = ours(plans[pipeline].step(stage))
+    different = {key for key, value in theirs(table).items() if composed(key) != value}
+    assert different <= EVERYWHERE.keys() | reasons.keys()
+    assert reasons.keys() <= different
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_every_stage_is_compared_or_no_config_of_it_is_published(pipeline, plans):
+    prepared = {f"prep_{stage}" for stage in PIPELINES[pipeline]}
+    assert set(plans[pipeline].goals) <= PIPELINES[pipeline].keys() | prepared | NOT_PUBLISHED.keys()
+    for stage in prepared:
+        config = plans[pipeline].step(stage).config
+        if pipeline == "super3_rl":
+            assert config["rows"]["validation"] == published("super3_data_prep")["val_holdout"]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "stage", "table"),
+    [
+        ("super3_rl", "sft", "super3_rlvr"),
+        ("nano3_rl", "sft", "nano3_rl"),
+        ("nano3_rl", "rlvr_genrm", "nano3_rl"),
+        ("nano3_rl", "dpo", "nano3_rl"),
+    ],
+)
+def test_stages_without_a_published_config_are_cut_as_those_that_have_one(pipeline, stage, table, plans):
+    composed, wanted = ours(plans[pipeline].step(stage)), theirs(table)
+    keys = [f"policy.megatron_cfg.{key}" for key in LAYOUT]
+    assert [composed(key) for key in keys] == [wanted[key] for key in keys]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_checkpoints_go_from_stage_to_stage_and_all_to_the_evaluation(pipeline, plans):
+    plan = plans[pipeline]
+    trained = [key for key in plan.goals if "policy" in plan.step(key).config]
+    for before, after in itertools.pairwise(trained):
+        assert plan.step(after).inputs["policy"].step_key == before
+    graded = [port.removeprefix("models.") for port in plan.step("eval").inputs if port.startswith("models.")]
+    assert graded == trained
