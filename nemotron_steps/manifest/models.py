@@ -149,6 +149,8 @@ class Produces(_Table):
     required: StrictBool = True
     inherits: StrictStr | None = None
     """Input port whose architecture and tokenizer attributes this output keeps, for checks at plan time."""
+    attributes: dict[StrictStr, Any] = Field(default_factory=dict)
+    """Attributes that every artifact of this output has, for checks at plan time."""
 
     @model_validator(mode="before")
     @classmethod

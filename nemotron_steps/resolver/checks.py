@@ -18,7 +18,13 @@ from nemotron_steps.config.layout.misfits import Misfit, misfits, told
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.memory import memory_fits
-from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, ModelLimitProblem, PlanProblem
+from nemotron_steps.resolver.problems import (
+    AttributeConflict,
+    BatchSizeProblem,
+    LayoutProblem,
+    ModelLimitProblem,
+    PlanProblem,
+)
 from nemotron_steps.resolver.request import StepConfig
 
 ONE_NODE, ONE_GPU = "one_node", "one_gpu"
@@ -139,5 +145,28 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
         )
 
 
-CHECKS: tuple[Check, ...] = (layout_fits, model_limits, profile_size, memory_fits)
+def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """Data that was sorted on purpose is not shuffled."""
+    if subject.config.flat.get("data.shuffle") is not True:
+        return
+    for port in subject.manifest.consumes:
+        order = subject.artifacts.get(port.name, {}).get("order")
+        if order is not None:
+            yield AttributeConflict(
+                f"'{port.name}' of {subject.key} is sorted by {order}, and would be shuffled",
+                chain=(f"{subject.key}.{port.name}",),
+                where=subject.where("data.shuffle"),
+                expected="data.shuffle=false",
+                found="data.shuffle=true",
+                hints=("data.shuffle=false",),
+            )
+
+
+CHECKS: tuple[Check, ...] = (
+    layout_fits,
+    model_limits,
+    profile_size,
+    memory_fits,
+    sorted_data_is_served_in_order,
+)
 """What every plan is checked with unless told otherwise."""

@@ -160,6 +160,9 @@ def _check_inputs(
                 at_port[port] = source.attributes
             else:
                 at_port[port] = known.get((source.step_key, source.port), {})
+        for output in node.manifest.produces:
+            if output.attributes:
+                known[node.key, output.name] = output.attributes
         if any(at_port.values()):
             labels = {port: graph.label(source) for port, source in node.inputs.items()}
             problems = check_attributes(node.manifest, at_port, key=node.key, sources=labels)
@@ -169,7 +172,8 @@ def _check_inputs(
                     declared = graph.types.types.get(output.type)
                     names = declared.attributes if declared is not None else {}
                     inherited = at_port.get(output.inherits, {})
-                    known[node.key, output.name] = {n: v for n, v in inherited.items() if n in names}
+                    kept = {n: v for n, v in inherited.items() if n in names}
+                    known[node.key, output.name] = {**kept, **output.attributes}
     return found, conflicts
 
 

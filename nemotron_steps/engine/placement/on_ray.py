@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.misfits import device_misfits
 from nemotron_steps.config.layout.sizes import JudgeSizes, judge_copies, sizes_of
-from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
+from nemotron_steps.config.schema.rl import NemoGymConfig, RlConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, JudgesBehindHttp, PlacedEnvironmentSet
@@ -137,8 +137,17 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         )
         resources.callback(generator.close)
         generator.update_weights(policy.weights(), 0)
-        judges = _place_judges(config, local, judge_options(plan, cluster, generator.workers), plan.judges, resources)
-        environments = _place_environments(config, chosen, judges, cluster, resources)
+        options = judge_options(plan, cluster, generator.workers)
+        judges = place_judges(local, options, plan.judges, resources, seed=config.grpo.seed)
+        environments = place_environments(
+            config.env.nemo_gym,
+            chosen,
+            judges,
+            cluster,
+            resources,
+            seed=config.grpo.seed,
+            only=config.env.only_environment,
+        )
         workers = [*policy.workers, *generator.workers, environments.worker]
         workers += [worker for judge in judges.values() for worker in judge.workers]
         return Parts(
@@ -202,32 +211,36 @@ def judge_options(plan: DevicePlan, cluster: RayCluster, generators: Sequence[Wo
     return found
 
 
-def _place_judges(
-    config: RlConfig,
+def place_judges(
     local: Mapping[str, VllmModelConfig],
     options: Sequence[Mapping[str, Any]],
     copies: Mapping[str, int],
     resources: ExitStack,
+    *,
+    seed: int,
 ) -> dict[str, PlacedJudge]:
+    """Start every local judge, by role; `options` are of every copy, role by role."""
     judges, remaining = {}, iter(options)
     for role, judge in local.items():
         own = [next(remaining) for _ in range(copies[role])]
-        judges[role] = start_judge(role, judge, own, seed=config.grpo.seed)
+        judges[role] = start_judge(role, judge, own, seed=seed)
         resources.callback(stop_workers, judges[role].workers)
     return judges
 
 
-def _place_environments(
-    config: RlConfig,
-    chosen: dict[str, VllmModelConfig],
-    placed: dict[str, PlacedJudge],
+def place_environments(
+    gym: NemoGymConfig,
+    chosen: Mapping[str, VllmModelConfig],
+    placed: Mapping[str, PlacedJudge],
     cluster: RayCluster,
     resources: ExitStack,
+    *,
+    seed: int,
+    only: str | None,
 ) -> PlacedEnvironmentSet:
-    gym = config.env.nemo_gym
+    """The environments in an actor beside the driver; judges behind HTTP, chosen but not placed, are asked from it."""
     travelling: dict[str, PlacedJudge | HttpJudgeRecipe] = {
-        role: placed[role] if role in placed else HttpJudgeRecipe(role, judge, config.grpo.seed)
-        for role, judge in chosen.items()
+        role: placed[role] if role in placed else HttpJudgeRecipe(role, judge, seed) for role, judge in chosen.items()
     }
     here: dict[str, Judge] = {
         role: judge.build() if isinstance(judge, HttpJudgeRecipe) else judge for role, judge in travelling.items()
@@ -237,6 +250,6 @@ def _place_environments(
         options = [cluster.beside_driver()]
         return start_workers(EnvironmentWorker, ["environments"], options, [travelling], device=False)[0]
 
-    environments = PlacedEnvironmentSet(gym.environments, here, start(), start, only=config.env.only_environment)
+    environments = PlacedEnvironmentSet(gym.environments, here, start(), start, only=only)
     resources.callback(environments.stop)
     return environments
