@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
-from nemotron_steps.resolver.checks import CHECKS, CheckSubject
+from nemotron_steps.resolver.checks import CHECKS, CheckSubject, sorted_data_is_served_in_order
 from nemotron_steps.resolver.request import StepConfig
 
 MANIFEST = StepManifest(
@@ -353,3 +353,23 @@ def test_a_refused_layout_has_a_hint_that_mends_it(
     assert hints or not problems
     for hint in hints:
         assert found(pasted(values, hint), model=model) == []
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "attributes", "refused"),
+    [
+        (True, {"order": "pass_rate"}, True),
+        (False, {"order": "pass_rate"}, False),
+        (True, {}, False),
+    ],
+)
+def test_data_that_was_sorted_is_not_shuffled(shuffle: bool, attributes: dict[str, Any], refused: bool) -> None:
+    manifest = StepManifest(
+        step=StepTable(id="rl"),
+        consumes=(Consumes(type="rl_prompts", name="prompts", bind="data.train.data_path"),),
+    )
+    subject = CheckSubject("rl", manifest, StepConfig({"data": {"shuffle": shuffle}}), {}, {"prompts": attributes})
+    problems = list(sorted_data_is_served_in_order(subject))
+    assert [(p.code, p.hints, p.chain) for p in problems] == (
+        [("E304", ("data.shuffle=false",), ("rl.prompts",))] if refused else []
+    )

@@ -1,0 +1,200 @@
+"""data_prep/difficulty: pass rates of a real (random) policy, what is dropped, the order, and going on after a kill."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.config.schema.difficulty import DifficultyConfig, DifficultySettings
+from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty
+from nemotron_steps.environments import registry
+from nemotron_steps.errors import DataError, JudgeUnavailableError
+from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps.data_prep.difficulty import FIELD, outcome_of, run
+from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
+from tests.engine.grpo.grpo_runs import ENVIRONMENTS
+
+PROMPTS = 24
+
+
+@pytest.fixture(autouse=True)
+def environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for environment in ENVIRONMENTS:
+        monkeypatch.setitem(registry.BUILT_IN, environment.name, f"{environment.__module__}:{environment.__name__}")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("difficulty")
+    make_checkpoint(folder)
+    write_rows(folder / "train.jsonl", prompts(PROMPTS))
+    write_rows(folder / "held.jsonl", prompts(3))
+    return folder
+
+
+def config_of(task: Path, *, environment: str = "any_vowel", cluster: dict[str, Any] | None = None, **settings: Any):
+    return DifficultyConfig.model_validate(
+        {
+            "model": str(task),
+            "data": {
+                "train": {"data_path": str(task / "train.jsonl")},
+                "heldout": {"data_path": str(task / "held.jsonl")},
+            },
+            "difficulty": {"samples_per_prompt": 4, "max_total_sequence_length": 96, "prompts_at_once": 3, **settings},
+            "generation": {"max_new_tokens": 48, "max_sequences": 8},
+            "env": {"should_use_nemo_gym": False, "environment": environment},
+            "cluster": cluster or {},
+        }
+    )
+
+
+def prepared(config: DifficultyConfig, folder: Path) -> Path:
+    context = plain_context(config, folder, outputs={"curriculum": "rl_prompts"})
+    run(context)
+    assert context.outputs["curriculum"].attributes == {"order": "pass_rate"}
+    return context.outputs["curriculum"].path
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def table_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "pass_rates.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def curriculum(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        for each in ENVIRONMENTS:
+            patch.setitem(registry.BUILT_IN, each.name, f"{each.__module__}:{each.__name__}")
+        return prepared(config_of(task), tmp_path_factory.mktemp("curriculum"))
+
+
+def test_prompts_come_easiest_first_without_those_that_are_always_solved(task: Path, curriculum: Path) -> None:
+    table = table_of(curriculum)
+    assert len(table) == PROMPTS and all(int(row["graded"]) == 4 for row in table)
+    solved = [row["line"] for row in table if row["passed"] == "4"]
+    kept = rows_of(curriculum / "train-split.jsonl")
+    rates = [row[FIELD]["pass_rate"] for row in kept]
+    assert rates == sorted(rates, reverse=True) and len(set(rates)) > 2, "some are harder than others"
+    assert solved and len(kept) == PROMPTS - len(solved)
+    assert {row["outcome"] for row in table if row["line"] in solved} == {"always_solved"}
+    assert 1.0 not in rates
+    source = rows_of(task / "train.jsonl")
+    for row in kept:  # every field survives
+        rate = row.pop(FIELD)
+        line = source.index(row) + 1
+        assert float(table[line - 1]["pass_rate"]) == rate["pass_rate"] == rate["mean_reward"]
+    assert (curriculum / "heldout.jsonl").read_bytes() == (task / "held.jsonl").read_bytes()
+    assert validate("rl_prompts", curriculum)["rows"] == {"train-split": len(kept), "heldout": 3}
+
+
+def test_hard_prompts_first_and_never_solved_ones_dropped(task: Path, curriculum: Path, tmp_path: Path) -> None:
+    other = prepared(config_of(task, order="hard_first", drop_never_solved=True, drop_always_solved=False), tmp_path)
+    rates = [row[FIELD]["pass_rate"] for row in rows_of(other / "train-split.jsonl")]
+    assert rates == sorted(rates) and rates[0] > 0 and rates[-1] == 1.0
+    assert [row["pass_rate"] for row in table_of(other)] == [row["pass_rate"] for row in table_of(curriculum)]
+
+
+def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(task: Path, curriculum: Path, tmp_path: Path) -> None:
+    class KilledError(BaseException):
+        pass
+
+    journal = tmp_path / "work" / "pass_rates.jsonl"
+
+    keep = RateJournal.add
+
+    def add(self: RateJournal, rate: PassRate) -> None:
+        if len(self.rates) == 10:
+            raise KilledError
+        keep(self, rate)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(RateJournal, "add", add)
+        prepared(config_of(task), tmp_path)
+    known = journal.read_text().splitlines()
+    assert len(known) == 10
+    journal.write_text("\n".join(known) + '\n{"index": 3, "gra')  # cut off while it was written
+    rated: list[int] = []
+
+    def noted(self: RateJournal, rate: PassRate) -> None:
+        rated.append(rate.index)
+        keep(self, rate)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RateJournal, "add", noted)
+        again = prepared(config_of(task), tmp_path)
+    assert sorted(rated + [json.loads(line)["index"] for line in known]) == list(range(PROMPTS))
+    for file in ("train-split.jsonl", "pass_rates.csv", "heldout.jsonl"):
+        assert (again / file).read_bytes() == (curriculum / file).read_bytes(), file
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_generators_on_ray_find_the_same_rates(task: Path, curriculum: Path, tmp_path: Path) -> None:
+    placed = prepared(config_of(task, cluster={"backend": "ray", "policy_workers": 2}), tmp_path)
+    assert (placed / "train-split.jsonl").read_bytes() == (curriculum / "train-split.jsonl").read_bytes()
+
+
+def test_where_every_prompt_is_dropped_the_step_fails_with_what_to_change(task: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no prompt is left") as caught:
+        prepared(config_of(task, environment="indifferent"), tmp_path)
+    assert caught.value.found == f"{PROMPTS} always solved"
+    assert "difficulty.drop_always_solved=false" in caught.value.hints
+
+
+def test_a_judge_that_does_not_answer_makes_no_pass_rate(task: Path, tmp_path: Path) -> None:
+    with pytest.raises(JudgeUnavailableError):
+        prepared(config_of(task, environment="silent"), tmp_path)
+    assert not list(tmp_path.rglob("train-split.jsonl"))
+
+
+def test_ungraded_samples_have_no_part_in_a_rate(task: Path, tmp_path: Path) -> None:
+    found = table_of(prepared(config_of(task, environment="unreliable", drop_always_solved=False), tmp_path))
+    assert {int(row["graded"]) for row in found} - {4}, "some samples were not graded"
+    assert all(row["passed"] == row["graded"] for row in found), "each verdict it gives is above the pass mark"
+    unrated = [row for row in found if row["graded"] == "0"]
+    assert all(row["pass_rate"] == "" and row["outcome"] == "unrated" for row in unrated)
+
+
+def rate(index: int, passed: int, graded: int = 4, mean: float | None = None) -> PassRate:
+    return PassRate(index, graded, passed, mean if graded else None, 1.0)
+
+
+def test_what_has_no_rate_is_spread_among_the_rest_in_its_order() -> None:
+    rates = {i: rate(i, passed, mean=passed / 4) for i, passed in enumerate([0, 3, 1, 2])}
+    rates |= {i: rate(i, 0, graded=0) for i in (4, 5)}
+    assert by_difficulty(rates, range(6), easy_first=True) == [1, 4, 3, 2, 5, 0]
+    assert by_difficulty(rates, range(6), easy_first=False) == [0, 4, 2, 3, 5, 1]
+    assert by_difficulty(rates, [5, 4], easy_first=True) == [5, 4]
+
+
+def test_equal_rates_are_told_apart_by_mean_reward_then_by_place() -> None:
+    rates = {0: rate(0, 1, mean=0.3), 1: rate(1, 1, mean=0.5), 2: rate(2, 1, mean=0.3)}
+    assert by_difficulty(rates, range(3), easy_first=True) == [1, 0, 2]
+    assert by_difficulty(rates, range(3), easy_first=False) == [0, 2, 1]
+
+
+def test_outcomes_follow_the_settings() -> None:
+    both = DifficultySettings(drop_never_solved=True)
+    assert [outcome_of(rate(0, passed), both) for passed in (0, 2, 4)] == ["never_solved", "kept", "always_solved"]
+    neither = DifficultySettings(drop_always_solved=False)
+    assert {outcome_of(rate(0, passed), neither) for passed in (0, 2, 4)} == {"kept"}
+    assert outcome_of(rate(0, 0, graded=0), both) == "unrated"
+
+
+def test_a_plan_refuses_to_shuffle_the_curriculum_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    from nemotron_steps.cli.main import steps
+
+    chain = ("plan", "data_prep/difficulty", "rl/nemo_rl/rlvr", "-c", "tiny")
+    assert steps(chain) == 2
+    told = capsys.readouterr().err
+    assert "sorted by pass_rate" in told and "hint: data.shuffle=false" in told
+    assert steps((*chain, "data.shuffle=false")) == 0
