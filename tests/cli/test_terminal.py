@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from nemotron_steps.cli.terminal import (
     Terminal,
+    clock,
     duration,
     first_sentence,
     number,
     printable,
     shorten,
     size,
+    tail,
     visible_width,
 )
 
@@ -41,6 +43,18 @@ def test_shortening_never_breaks_an_escape(pieces, width):
     cut = shorten("".join(pieces), width)
     assert "\x1b" not in cut.replace("\x1b[31m", "").replace("\x1b[0m", "")
     assert visible_width(cut) <= width
+
+
+def test_wide_letters_take_two_columns_and_escapes_none():
+    assert (visible_width("漢字"), visible_width("\x1b[31mab\x1b[0m"), visible_width("é")) == (4, 2, 1)
+    assert (shorten("漢字漢字", 6), tail("漢字漢字", 6)) == ("漢字…", "…漢字")
+    assert shorten("\x1b[31mabcdef\x1b[0m", 4) == "\x1b[31mabc…\x1b[0m"  # what follows is not red
+
+
+def test_what_is_too_wide_for_its_column_goes_below_where_that_is_asked_for():
+    terminal = _terminal(40)
+    terminal.table([["a", "short"], ["b", "word " * 8]], below=4)
+    assert _text(terminal).splitlines() == ["a  short", "b", "    " + ("word " * 8)]
 
 
 def test_a_table_fits_the_terminal_and_a_pipe_gets_everything():
@@ -87,4 +101,6 @@ def test_numbers_and_durations():
         "x",
         "0",
     ]
+    assert size(5.25e12) == "5.2 TB"
+    assert [clock(s) for s in (None, 59.9, 3725)] == ["0:00:00", "0:00:59", "1:02:05"]
     assert first_sentence("Makes rows. They\nare numbers.") == "Makes rows"

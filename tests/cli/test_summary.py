@@ -1,0 +1,43 @@
+"""What the end of a run says of its numbers."""
+
+from __future__ import annotations
+
+import io
+
+from nemotron_steps.cli.summary import summary_rows
+from nemotron_steps.cli.terminal import Terminal
+
+GREEN, RED, DIM = "\x1b[32m", "\x1b[31m", "\x1b[2m"
+
+
+def test_a_change_is_green_where_it_is_for_the_better() -> None:
+    values = {
+        "reward": {"before": 0.25, "after": 0.75},
+        "validation_loss": {"before": 1.0, "after": 1.5},
+        "kl": {"before": 0.5, "after": 0.25},
+        "accuracy": {"before": 0.5, "after": 0.25},
+        "best_of_4": {"before": 1, "after": 1},
+    }
+    rows = summary_rows(values, Terminal(io.StringIO(), color=True, width=None))
+    assert [row[-1].removesuffix("\x1b[0m") for row in rows] == [
+        f"{GREEN}+0.5",
+        f"{RED}+0.5",
+        f"{GREEN}−0.25",
+        f"{RED}−0.25",
+        f"{DIM}no change",
+    ]
+
+
+def test_values_that_cannot_be_compared_and_several_at_once_are_shown_as_they_are() -> None:
+    values = {
+        "verdict": {"before": None, "after": 0.5},
+        "by_environment": {"math": 0.5, "code": 1},
+        "curve": [1, 0.25],
+        "num_rows": 1234,
+    }
+    assert summary_rows(values, Terminal(io.StringIO(), color=False, width=None)) == [
+        ["verdict", "None → 0.5"],
+        ["by environment", "math 0.5  code 1"],
+        ["curve", "1, 0.25"],
+        ["num rows", "1,234"],
+    ]
