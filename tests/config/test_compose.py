@@ -132,6 +132,8 @@ def test_a_key_only_the_schema_knows_can_be_set_without_plus(configs):
 
 
 def test_a_step_may_have_no_default_config_but_a_named_one_must_exist(configs):
+    for nothing in (None, "default"):
+        assert compose(nothing, search=configs({})).values == {}
     search = configs({"rl/toy/tiny.yaml": "steps: 2\n"})
     assert compose(None, search=search).values == {}
     with pytest.raises(ConfigError) as caught:

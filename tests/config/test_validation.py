@@ -7,7 +7,7 @@ from nemotron_steps.config.compose import compose
 from nemotron_steps.config.validation import has_key, known_keys, load_schema, nearest_keys
 from nemotron_steps.errors import ConfigError
 
-from .toy_schema import Toy
+from .toy_schema import Section, Toy
 
 MISTAKES = """\
 steps: many
@@ -59,6 +59,23 @@ def test_every_mistake_is_reported_at_once_with_key_line_and_nearest_name(config
     assert found["'either' has a wrong value", "default.yaml:14"].expected == "integer or string"
     assert "unknown key 'max_steps'" in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+def test_what_must_be_given_is_named_whole_with_an_override_to_fill_in(configs):
+    class Data(Section):
+        path: str
+
+    class Asking(Section):
+        data: Data
+        seed: int
+
+    search = configs({"rl/toy/default.yaml": "data: {}\n"})
+    with pytest.raises(ConfigError) as caught:
+        compose(None, search=search, schema=Asking).model(Asking)
+    assert {(p.what, p.hints) for p in caught.value.problems} == {
+        ("'data.path' must be given a value", ("data.path=VALUE",)),
+        ("'seed' must be given a value", ("seed=VALUE",)),
+    }
 
 
 def test_a_rule_over_several_keys_says_so(configs):

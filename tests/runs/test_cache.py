@@ -75,3 +75,15 @@ def test_an_artifact_that_is_gone_is_made_again(store: ArtifactStore) -> None:
     digest = json.loads(entry_of(store, "model").read_bytes())["outputs"]["model"]["digest"]
     (store.backend.scratch / f"artifacts/objects/{digest}/artifact.json").unlink()
     assert recall(store, entry_of(store, "model").stem) is None
+    assert list(verify_entries(store)) == []  # gone is not corrupt
+
+
+def test_a_file_that_is_no_record_is_found_among_the_records(store: ArtifactStore) -> None:
+    run(store)
+    folder = entries(store)[0].parent
+    for name in ("notes.txt", "short.json"):
+        (folder / name).write_bytes(entries(store)[0].read_bytes())
+    assert sorted(found.ref for found in verify_entries(store)) == [
+        "artifacts/steps/notes.txt",
+        "artifacts/steps/short.json",
+    ]

@@ -40,6 +40,9 @@ def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
     with pytest.raises(ConfigError, match=f"{key} asks for validation") as caught:
         preflight.check(config, {})
     assert caught.value.hints[1] == (f"{key}=-1" if key.endswith("period") else f"{key}=false")
+    data = config.data.model_copy(update={"validation": config.data.train})
+    with pytest.raises(DataError):  # of these rows, which are no prompts, and no more of their absence
+        preflight.check(config.model_copy(update={"data": data}), {})
 
 
 def test_low_effort_for_an_environment_that_does_not_exist_is_refused():

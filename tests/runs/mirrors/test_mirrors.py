@@ -1,0 +1,33 @@
+"""Which mirrors a run has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.mirrors import MirrorSettings, TensorBoardSettings, WandbSettings
+from nemotron_steps.runs.mirrors import mirrors
+from nemotron_steps.runs.run_folder import RunFolder
+
+BOARD, WANDB = TensorBoardSettings(), WandbSettings(project="toy", mode="offline")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        (MirrorSettings(), []),
+        (MirrorSettings(wandb=WANDB), ["WandbMirror"]),
+        (MirrorSettings(tensorboard=BOARD), ["TensorBoardMirror"]),
+        (MirrorSettings(wandb=WANDB, tensorboard=BOARD), ["WandbMirror", "TensorBoardMirror"]),
+    ],
+)
+def test_a_run_is_mirrored_to_all_that_is_asked_for(
+    settings: MirrorSettings, kinds: list[str], store: ArtifactStore
+) -> None:
+    pytest.importorskip("wandb")
+    pytest.importorskip("tensorboardX")
+    unused: Any = None
+    made = mirrors(settings, RunFolder(store, "r1"), unused, store, unused)
+    assert [type(mirror).__name__ for mirror in made] == kinds
