@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from nemotron_steps.artifacts.models import Edge, Producer
+from nemotron_steps.artifacts.store import ArtifactStore
 from tests.cli.conftest import Cli
 
 
@@ -60,3 +62,22 @@ def test_lineage_as_json_has_every_link_and_those_made_from_it_are_listed(cli: C
     drawn = cli("artifacts", "lineage", "toy/make/rows").out.splitlines()
     below = drawn[drawn.index("used by") + 1 :]
     assert [line.split()[-1] for line in below if line] == ["toy/train/model:v1"]
+
+
+def test_what_two_branches_come_from_is_drawn_below_the_first_of_them(cli: Cli, workplace: Path) -> None:
+    store = ArtifactStore(workplace / "home")
+    for name, parents in (("root", ""), ("a", ["root"]), ("b", ["a"]), ("c", ["a", "root"]), ("d", ["b", "c"])):
+        with store.staging() as folder:
+            (folder / "tree").mkdir()
+            (folder / "tree" / "train.jsonl").write_text(json.dumps({"name": name}) + "\n")
+            edges = [Edge("in", store.find(parent).digest, store.find(parent).ref) for parent in parents]
+            made_by = Producer(name, "out", "r")
+            store.commit(folder / "tree", "training_jsonl", name=name, inputs=edges, producer=made_by)
+    assert cli("artifacts", "lineage", "d").out.splitlines()[1:] == [
+        "├── b:v1  in of d",
+        "│   └── a:v1  in of b",
+        "│       └── root:v1  in of a",
+        "└── c:v1  in of d",
+        "    ├── a:v1  in of c, see above",
+        "    └── root:v1  in of c",
+    ]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -309,6 +310,27 @@ def test_a_policy_learns_the_preference_starting_from_ln_2(checkpoint: Path, tmp
     assert summary["validation_accuracy"] == 1.0
     assert summary["validation_loss"] < 0.4
     assert record.steps[-1]["rewards_margin"] > 0.5
+
+
+def test_validation_comes_every_so_many_steps_and_each_part_of_a_step_has_its_own_time(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dpo_config(4)
+    config = config.model_copy(update={"dpo": config.dpo.model_copy(update={"val_period": 2})})
+    reference = MegatronPolicy.reference_logprobs
+
+    def slow(self: MegatronPolicy, batch: Any) -> Any:
+        time.sleep(0.2)
+        return reference(self, batch)
+
+    monkeypatch.setattr(MegatronPolicy, "reference_logprobs", slow)
+    _, record = run(config, checkpoint, tmp_path)
+    assert ["validation/loss" in step for step in record.steps] == [False, True, False, True]
+    for step in record.steps:
+        whole = step["timing/reference_logprobs_s"] + step["timing/train_s"]
+        assert step["timing/reference_logprobs_s"] >= 0.2
+        tokens = step["train_tokens_per_s"] * whole
+        assert tokens == pytest.approx(round(tokens), abs=1e-6)  # a whole number, of the whole time
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.supervised.sft import finetune
+from nemotron_steps.engine.supervised.chat_data import encode_chat
+from nemotron_steps.engine.supervised.sft import finetune, read_chats
+from nemotron_steps.errors import DataError
+from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.models.tokenizers import train_tokenizer
 from nemotron_steps.runs.tracker import Tracker
 from tests.engine.supervised.test_dpo import random_pairs
 from tests.models.checkpoints import write_checkpoint
@@ -24,11 +29,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(steps: int, checkpoint: Path, work: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run(steps: int, checkpoint: Path, work: Path, **sft: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary, and each trained step's metrics."""
     config = SftConfig.model_validate(
         {
-            "sft": {"max_num_steps": steps, "max_num_epochs": 5},
+            "sft": {"max_num_steps": steps, "max_num_epochs": 5, **sft},
             "policy": {
                 "precision": "float32",
                 "train_global_batch_size": 4,
@@ -61,3 +66,37 @@ def test_a_run_resumed_after_its_last_step_still_says_what_the_training_loss_was
     first, _ = run(2, checkpoint, tmp_path)
     again, trained = run(2, checkpoint, tmp_path)
     assert trained == [] and again == first
+
+
+def test_validation_comes_every_so_many_steps_over_so_many_batches(checkpoint: Path, tmp_path: Path) -> None:
+    whole, metrics = run(3, checkpoint, tmp_path / "a", val_period=2)
+    assert ["validation_loss" in step for step in metrics] == [False, True, False]
+    assert metrics[1]["validation_loss"] < whole["validation_loss_before"]
+    never, metrics = run(3, checkpoint, tmp_path / "b", val_period=-1)
+    assert not any("validation_loss" in step for step in metrics)
+    assert never["validation_loss"] == whole["validation_loss"]
+
+
+def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["hi there"] * 3)
+    chat, file = ChatFormat(tokenizer), tmp_path / "train.jsonl"
+
+    def read(*texts: str | None, most: int = 40) -> tuple[int, int]:
+        chats = [
+            {"messages": text and [{"role": "user", "content": text}, {"role": "assistant", "content": "hi"}]}
+            for text in texts
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in chats))
+        sequences, too_long = read_chats(file, chat, most)
+        return len(sequences), too_long
+
+    exact = len(
+        encode_chat(chat, [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}], "").token_ids
+    )
+    assert read("hi", "hi " * 40, "hi", most=exact) == (2, 1)
+    with pytest.raises(DataError, match="all 2 chats are longer") as caught:
+        read("hi", "hi", most=exact - 1)
+    assert caught.value.hints == (f"policy.max_total_sequence_length={exact}",)
+    with pytest.raises(DataError, match="no messages") as caught:
+        read("hi", None)
+    assert caught.value.where == f"{file}:2 field messages"
