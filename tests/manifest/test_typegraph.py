@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +102,13 @@ def test_own_conversions_replace_inherited_ones() -> None:
     assert graph.path("judge", "dist") is None
     assert graph.path("student", "dist") == (Conversion("hf", "dist", "c"),)
     assert graph.is_a("judge", "hf")
+
+
+@pytest.mark.timeout(30)
+def test_types_that_are_each_others_parents_end_no_search() -> None:
+    """The registry reports them and goes on with the rest."""
+    graph = TypeGraph([ArtifactType("a", is_a=("b",)), ArtifactType("b", is_a=("a",))])
+    assert graph.conversions("a") == () and graph.path("a", "c") is None and graph.path("a", "b") == ()
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), max_size=3), max_size=6))

@@ -103,6 +103,12 @@ def test_xml_values_take_their_types_from_the_offered_tool():
     assert wrong == {"count": "many"}  # the environment says what is wrong with it; the parser does not guess
 
 
+def test_a_value_nested_too_deep_to_be_read_stays_text():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}}}}
+    deep = "[" * 100_000
+    assert read("qwen3_coder", coder_text([("f", {"a": deep})]), [tool])[0] == [("f", {"a": deep})]
+
+
 MALFORMED = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'),
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),

@@ -69,7 +69,7 @@ def tool_agent(row: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def agent_server(run: Callable[[dict[str, Any]], Any]):
-    """An agent server: POST /run."""
+    """An agent server: POST /run, and nothing else."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -78,7 +78,7 @@ def agent_server(run: Callable[[dict[str, Any]], Any]):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
-                self._reply(200, run(body))
+                self._reply(200, run(body)) if self.path == "/run" else self._reply(404, {})
             except ValueError as error:
                 self._reply(422, {"error": str(error)})
 
