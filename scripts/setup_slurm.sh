@@ -1,7 +1,7 @@
 #!/bin/sh
-# A Slurm of one node on this machine, as root: munged, slurmctld and slurmd with everything in one folder.
+# A Slurm on this machine, as root: munged, slurmctld and a slurmd for each node, with everything in one folder.
 #
-#   scripts/setup_slurm.sh start [FOLDER]     prints the SLURM_CONF to export
+#   scripts/setup_slurm.sh start [FOLDER]     prints the SLURM_CONF to export; SLURM_NODES=2 for two nodes
 #   scripts/setup_slurm.sh stop  [FOLDER]
 #
 # For trying the slurm executor and for its tests; not a way to set up a cluster. Daemons listen on loopback.
@@ -9,18 +9,20 @@ set -eu
 action=${1:-start}
 folder=${2:-/var/lib/nemotron-steps-slurm}
 port=${SLURM_PORT:-26817}
+nodes=${SLURM_NODES:-1}
 conf=$folder/slurm.conf
 
 stop() {
-    for name in slurmd slurmctld munged; do
-        [ -f "$folder/$name.pid" ] || continue
-        pid=$(cat "$folder/$name.pid")
-        if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$name" ]; then
+    for file in "$folder"/slurmd-*.pid "$folder/slurmctld.pid" "$folder/munged.pid"; do
+        [ -f "$file" ] || continue
+        pid=$(cat "$file")
+        name=$(basename "$file" .pid)
+        if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "${name%%-*}" ]; then
             kill "$pid"
             for _ in 1 2 3 4 5 6 7 8 9 10; do [ -d "/proc/$pid" ] || break; sleep 0.3; done
             [ ! -d "/proc/$pid" ] || kill -9 "$pid"
         fi
-        rm -f "$folder/$name.pid"
+        rm -f "$file"
     done
 }
 
@@ -41,7 +43,6 @@ start() {
 ClusterName=steps
 SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=$port
-SlurmdPort=$((port + 1))
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -56,26 +57,29 @@ AccountingStorageType=accounting_storage/none
 MpiDefault=none
 ReturnToService=2
 StateSaveLocation=$folder/state
-SlurmdSpoolDir=$folder/spool
+SlurmdSpoolDir=$folder/spool/%n
 SlurmctldPidFile=$folder/slurmctld.pid
-SlurmdPidFile=$folder/slurmd.pid
+SlurmdPidFile=$folder/slurmd-%n.pid
 SlurmctldLogFile=$folder/slurmctld.log
-SlurmdLogFile=$folder/slurmd.log
+SlurmdLogFile=$folder/slurmd-%n.log
 SchedulerParameters=sched_interval=1
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 KillWait=10
 MinJobAge=3600
-NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory State=UNKNOWN
-PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+NodeName=node[1-$nodes] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((port + 1))-$((port + nodes))] CPUs=$cpus RealMemory=$memory State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 CONF
     export SLURM_CONF="$conf"
     slurmctld -c
-    slurmd -N "$host" 2>/dev/null || slurmd
+    for number in $(seq "$nodes"); do
+        mkdir -p "$folder/spool/node$number"
+        slurmd -N "node$number"
+    done
     for _ in $(seq 60); do
-        sinfo -h -o %t 2>/dev/null | grep -qE 'idle|mix|alloc' && { echo "$conf"; return 0; }
+        [ "$(sinfo -h -N -o %t 2>/dev/null | grep -cE 'idle|mix|alloc')" -ge "$nodes" ] && { echo "$conf"; return 0; }
         sleep 0.5
     done
-    echo "no node became ready; see $folder/slurmctld.log and $folder/slurmd.log" >&2
+    echo "nodes did not become ready; see $folder/slurmctld.log and $folder/slurmd-node*.log" >&2
     return 1
 }
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.run_folder import RunInfo
 
 _POLL_SECONDS = 0.25
+_FETCH_SECONDS = 5.0
+"""How often the folder of a run that works elsewhere is fetched while its log is followed."""
 _CANCEL_SECONDS = 20.0
 """How long a cancelled run may take to save and end."""
 
@@ -79,10 +81,10 @@ def runs(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """`steps status RUN`."""
     from nemotron_steps.runs.launch import error_of
-    from nemotron_steps.runs.run_folder import get_run, read_events
+    from nemotron_steps.runs.run_folder import read_events
 
     store = Workbench(arguments.home).store
-    info = get_run(store, arguments.run)
+    info = _found(store, arguments.run)
     metrics = {record["step"]: record for record in read_events(store, info.id, "metrics")}
     if arguments.as_json:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
@@ -134,7 +136,7 @@ def logs(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.run_folder import get_run, run_file
 
     store = Workbench(arguments.home).store
-    info = get_run(store, arguments.run)
+    info = _found(store, arguments.run)
     folder = store.backend.scratch / "runs" / info.id
     first, *others = ("events.jsonl", "metrics.jsonl") if arguments.as_json else ("log.txt",)
     write = _write_records if arguments.as_json else _write_lines
@@ -148,9 +150,13 @@ def logs(arguments: argparse.Namespace) -> int:
             _fetch(store, info.id, name)
         write([line for tail in tails for line in tail.rest()])
         return 0
+    fetched = time.monotonic()
     try:
         while True:
             never_started = _never_started(info)
+            if time.monotonic() - fetched > _FETCH_SECONDS:
+                _found(store, info.id)
+                fetched = time.monotonic()
             # Read after the job's end was seen: it may have begun and ended meanwhile.
             now = get_run(store, info.id)
             write([line for tail in tails for line in tail.new()])
@@ -225,10 +231,10 @@ def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunIn
 def report(arguments: argparse.Namespace) -> int:
     """`steps report RUN`: write report.html anew from what the run recorded."""
     from nemotron_steps.runs.report import write_report
-    from nemotron_steps.runs.run_folder import get_run, run_file
+    from nemotron_steps.runs.run_folder import run_file
 
     store = Workbench(arguments.home).store
-    info = get_run(store, arguments.run)
+    info = _found(store, arguments.run)
     folder = run_file(store, info.id, "run.json").parent
     for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
         _fetch(store, info.id, name)
@@ -238,6 +244,21 @@ def report(arguments: argparse.Namespace) -> int:
     else:
         Terminal.of().print(shown_path(path))
     return 0
+
+
+def _found(store: ArtifactStore, run: str) -> RunInfo:
+    """A run, with what its job wrote elsewhere brought here."""
+    from nemotron_steps.runs.run_folder import get_run
+
+    info = get_run(store, run)
+    if not info.job:
+        return info
+    from nemotron_steps.runs.launch import refresh
+
+    try:
+        return refresh(store, info)
+    except StepsError:  # its executor is not here or does not answer: what was fetched before is still worth showing
+        return info
 
 
 def _job_says(info: RunInfo) -> str:

@@ -60,7 +60,7 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
         profile,
         run_id=run_id,
         arguments=["--force"] if arguments.force else [],
-        environment={JOB_VARIABLE: run_id},
+        environment={JOB_VARIABLE: run_id, **_profiles_file()},
         request=redacted.to_dict(),
         attached=arguments.batch is None,
         force_squash=arguments.force_squash,
@@ -71,6 +71,14 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
     if arguments.batch is not None:
         return _submitted(arguments, info, terminal)
     return _followed(arguments, bench, info, terminal)
+
+
+def _profiles_file() -> dict[str, str]:
+    """The variable that names this directory's env.toml to the job, which may see it under this path alone."""
+    from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
+
+    file = environment_files()[0]
+    return {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
 
 
 def _submitted(arguments: argparse.Namespace, info: RunInfo, terminal: Terminal) -> int:

@@ -157,10 +157,13 @@ class Workbench:
 
     Args:
         home: `--home`; None for STEPS_HOME or `.steps`.
+        in_job: this process is what a profile started: the profile was looked at where it was submitted, and its file
+            may not be here.
     """
 
-    def __init__(self, home: str | None = None) -> None:
+    def __init__(self, home: str | None = None, *, in_job: bool = False) -> None:
         self._home = home
+        self._in_job = in_job
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], StepConfig] = {}
 
     @cached_property
@@ -356,8 +359,8 @@ class Workbench:
         return SuppliedInput(ref, type_name)
 
     def profile(self, name: str | None) -> Profile | None:
-        """An env.toml profile by name, as its executor reads it; None for no name."""
-        if name is None:
+        """An env.toml profile by name, as its executor reads it; None for no name, and in a job."""
+        if name is None or self._in_job:
             return None
         from nemotron_steps.config.profiles import load_environment
         from nemotron_steps.runs.executors.base import profile_model

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """`steps run`."""
-    bench = Workbench(arguments.home)
+    from nemotron_steps.cli.launching import inside_job, launch
+
+    in_job = inside_job(arguments.resume)
+    bench = Workbench(arguments.home, in_job=in_job)
     asked = bench.settled(_asked(arguments, bench))
     try:
         profile = bench.profile(asked.profile)
@@ -41,10 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return dry_run(bench, asked, profile, force=arguments.force, as_json=arguments.as_json)
     if profile is not None:
-        from nemotron_steps.cli.launching import inside_job, launch
-
         here = profile.executor == "local" and arguments.batch is None and not profile.setup_lines
-        if not here and not inside_job(arguments.resume):
+        if not here:
             return launch(arguments, bench, asked, profile)
     return _attached(arguments, bench, asked)
 

@@ -40,6 +40,8 @@ from nemotron_steps.runs.run_folder import (
 )
 
 _POLL_S = 0.5
+_FETCH_S = 5.0
+"""How often the folder of a run that works elsewhere is fetched."""
 _LAG_S = 20.0
 """How long after a job's end its run folder may take to show it (shared file systems)."""
 
@@ -138,6 +140,15 @@ def _refuse_submitting(run_id: str, holder: Mapping[str, Any]) -> None:
     )
 
 
+def refresh(store: ArtifactStore, info: RunInfo) -> RunInfo:
+    """Bring here what a job wrote into its run's folder elsewhere, for executors whose jobs do; what the run is now."""
+    fetch = getattr(find_executor(info.executor), "fetch", None) if info.job else None
+    if fetch is None:
+        return info
+    fetch(info.job, RunFolder(store, info.id).path)
+    return get_run(store, info.id)
+
+
 def job_status(info: RunInfo) -> JobStatus | None:
     """What the executor says about a submitted run's job; None for a run that no executor started."""
     return find_executor(info.executor).status(info.job) if info.job else None
@@ -165,9 +176,12 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
     if its node died or it reached its time limit, InterruptedRunError if it was cancelled.
     """
     log = store.backend.scratch / "runs" / run_id / "log.txt"
-    offset, ended = 0, 0.0
+    offset, ended, fetched = 0, 0.0, 0.0
+    queued_again = -1  # attempts there were when the job went back into its queue
     while True:
         info = get_run(store, run_id)
+        if time.monotonic() - fetched > _FETCH_S:
+            info, fetched = refresh(store, info), time.monotonic()
         if log.is_file():
             with log.open("rb") as file:
                 file.seek(offset)
@@ -175,17 +189,25 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
             offset += len(text)
             if text:
                 write(text.decode(errors="replace"))
+        failure = error_of(info)
         # A killed run could not say why: that is the executor's to tell.
-        if info.status not in (SUBMITTED, RUNNING, KILLED):
-            failure = error_of(info)
-            if failure is not None:
-                raise failure
+        said = info.status not in (SUBMITTED, RUNNING, KILLED)
+        if said and failure is None:
             return info
         status = job_status(info)
-        if status is not None and status.state.over:
+        if said and failure is not None:
+            ended = ended or time.monotonic()
+            if status is not None and status.state is JobState.PENDING:
+                queued_again, ended = info.attempts, 0.0
+            over = status is None or status.state.over
+            if over or (time.monotonic() - ended > _LAG_S and queued_again != info.attempts):
+                raise failure
+        elif status is not None and status.state.over:
             ended = ended or time.monotonic()
             if time.monotonic() - ended > _LAG_S or status.state not in (JobState.DONE, JobState.FAILED):
                 raise _job_error(info, status)
+        else:
+            ended = 0.0
         time.sleep(_POLL_S)
 
 

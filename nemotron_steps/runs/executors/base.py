@@ -75,7 +75,7 @@ class Launch:
     force_squash: bool = False
 
     def command(self, *, in_container: bool = False) -> list[str]:
-        """The whole command: this Python for a plain process, the image's `steps` in a container."""
+        """The whole command: this Python for a plain process, the image's own `steps` in a container."""
         if in_container:
             return ["steps", "run", *self.arguments]
         return [sys.executable, "-m", "nemotron_steps.cli.main", "run", *self.arguments]
@@ -84,7 +84,9 @@ class Launch:
 class Executor(Protocol):
     """Starts jobs and answers for them. A job is named by the string `submit` returns.
 
-    An attribute `profile_model` may name the model of its profiles; without one any key is passed on (OpenProfile).
+    One whose jobs write the run's folder where this machine cannot see it has a further method, `fetch(job, folder)`,
+    that brings here what is there. An attribute `profile_model` may name the model of its profiles; without one any
+    key is passed on (OpenProfile).
     """
 
     def submit(self, launch: Launch) -> str:
