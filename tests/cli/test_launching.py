@@ -72,7 +72,9 @@ def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: C
     (launch,) = queue
     assert f"steps logs {launch.run_id} -f" in said.out and f"steps cancel {launch.run_id}" in said.out
     assert {"--force", "--resume", launch.run_id} <= set(launch.arguments)
-    assert launch.environment == {JOB_VARIABLE: launch.run_id} and not launch.attached and not launch.force_squash
+    profiles = str(Path("env.toml").absolute())
+    assert launch.environment == {JOB_VARIABLE: launch.run_id, "NEMOTRON_ENV_FILE": profiles}
+    assert not launch.attached and not launch.force_squash
     again = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", launch.run_id, "--json").json
     assert again == {"run": launch.run_id, "executor": "open", "job": "job-2"}
     assert "--force" not in queue[1].arguments

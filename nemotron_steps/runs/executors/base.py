@@ -140,10 +140,11 @@ def profile_model(executor: str) -> type[Profile]:
 
 def _built_in() -> dict[str, Any]:
     from nemotron_steps.runs.executors.detached import DetachedExecutor
+    from nemotron_steps.runs.executors.docker import DockerExecutor
     from nemotron_steps.runs.executors.ray_jobs import RayExecutor
     from nemotron_steps.runs.executors.slurm import SlurmExecutor
 
-    return {"local": DetachedExecutor, "ray": RayExecutor, "slurm": SlurmExecutor}
+    return {"docker": DockerExecutor, "local": DetachedExecutor, "ray": RayExecutor, "slurm": SlurmExecutor}
 
 
 def _loaded(point: EntryPoint) -> Executor:

@@ -275,7 +275,7 @@ def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: 
     [
         (
             'executor = "slurm"\nproject_name = "p"',
-            "unknown key 'project_name' in .a., whose executor is slurm: it is a key of executor dgxcloud",
+            "unknown key 'project_name' in .a., whose executor is slurm: it is DGX Cloud's",
         ),
         ('tunnel = "ssh"', "unknown key 'tunnel' .* it is a key of executor slurm"),
         ('executor = "slurm"\npackager = "git"', "unknown key 'packager' .* nothing is packed"),

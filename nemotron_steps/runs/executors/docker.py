@@ -1,0 +1,123 @@
+"""The Docker executor: a run in a container of an image, on this machine, with Docker or Podman.
+
+The home and the working folder are mounted at their own paths. Values of variables are handed to the engine's command
+in its own environment, not in its arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import subprocess
+from typing import Literal
+
+from pydantic import StrictStr
+
+from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE
+from nemotron_steps.config.profiles import Profile
+from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
+from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
+
+_PULL_SECONDS = 3600
+_ANSWER_SECONDS = 60
+_MEMORY_KILL = 137
+
+
+class DockerProfile(Profile):
+    """Keys of `executor = "docker"`."""
+
+    nodes: Literal[1] = 1
+    container_image: StrictStr
+    """An image here or of a registry."""
+    engine: Literal["docker", "podman"] = "docker"
+    mounts: tuple[StrictStr, ...] = ()
+    """HOST:CONTAINER pairs. The home and the working folder are mounted anyway."""
+    shm_size: StrictStr = "16g"
+    """Shared memory, which workers exchange tensors through."""
+
+
+class DockerExecutor:
+    """Jobs are `ENGINE/CONTAINER`."""
+
+    profile_model = DockerProfile
+
+    def submit(self, launch: Launch) -> str:
+        """See Executor."""
+        name = f"steps-{launch.run_id}-{secrets.token_hex(4)}"
+        command = run_command(launch, name)
+        variables = {**os.environ, **launch.profile.env_vars, **launch.environment}
+        _call(command, _PULL_SECONDS, variables)
+        return f"{command[0]}/{name}"
+
+    def status(self, job: str) -> JobStatus:
+        """See Executor."""
+        engine, name = _parts(job)
+        template = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
+        try:
+            said = _call([engine, "inspect", "--type", "container", "--format", template, name]).split()
+        except RequestError:
+            return JobStatus(JobState.LOST, "the container is gone")
+        state, code, out_of_memory = said
+        if state in ("created", "initialized"):
+            return JobStatus(JobState.PENDING)
+        if state not in ("exited", "stopped", "dead"):
+            return JobStatus(JobState.RUNNING, state)
+        if out_of_memory == "true":
+            return JobStatus(JobState.OUT_OF_MEMORY, f"exit code {code}")
+        over = JobState.DONE if code == "0" else JobState.LOST if code == str(_MEMORY_KILL) else JobState.FAILED
+        return JobStatus(over, f"exit code {code}")
+
+    def cancel(self, job: str) -> None:
+        """See Executor."""
+        engine, name = _parts(job)
+        if not self.status(job).state.over:
+            _call([engine, "kill", "--signal", "TERM", name])
+
+
+def run_command(launch: Launch, name: str) -> list[str]:
+    """The engine's command that starts a container of this name in the background."""
+    profile = launch.profile
+    assert isinstance(profile, DockerProfile)  # profile_model is what the profile was read with
+    variables = {**profile.env_vars, **launch.environment}
+    own = [launch.folder.parent.parent, launch.working_dir]
+    mounts = [*profile.mounts, *(f"{path}:{path}" for path in own)]
+    if ENVIRONMENT_VARIABLE in variables:
+        mounts.append(f"{variables[ENVIRONMENT_VARIABLE]}:{variables[ENVIRONMENT_VARIABLE]}:ro")
+    words = [profile.engine, "run", "--detach", "--init", "--name", name, "--network", "host"]
+    words += ["--shm-size", profile.shm_size, "--workdir", str(launch.working_dir)]
+    words += ["--pull", "always" if launch.force_squash else "missing"]
+    if profile.gpus_per_node:
+        every = {"docker": ["--gpus", str(profile.gpus_per_node)], "podman": ["--device", "nvidia.com/gpu=all"]}
+        words += every[profile.engine]
+    words += [word for mount in dict.fromkeys(mounts) for word in ("--volume", mount)]
+    words += [word for variable in variables for word in ("--env", variable)]
+    script = "\n".join([*profile.setup_lines, "exec " + shlex.join(launch.command(in_container=True))])
+    return [*words, profile.container_image, "bash", "-c", script]
+
+
+def _parts(job: str) -> tuple[str, str]:
+    engine, _, name = job.partition("/")
+    if engine not in ("docker", "podman") or not name.startswith("steps-"):
+        raise RequestError("this is no container of a run", found=job, expected="docker/steps-... or podman/steps-...")
+    return engine, name
+
+
+def _call(command: list[str], seconds: int = _ANSWER_SECONDS, environment: dict[str, str] | None = None) -> str:
+    engine = command[0]
+    try:
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    except FileNotFoundError as error:
+        raise UnsupportedError(
+            f"the docker executor needs {engine}, which is not on this machine's PATH",
+            hints=("https://docs.docker.com/engine/install", 'engine = "podman" in the profile'),
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise RetryableError(f"{engine} did not answer within {seconds} s", hints=(f"{engine} info",)) from error
+    if result.returncode == 0:
+        return result.stdout
+    message = (result.stderr or result.stdout).strip()
+    last = message.splitlines()[-1] if message else "no reason given"
+    if "Cannot connect to the Docker daemon" in message:
+        raise RetryableError(f"no {engine} daemon answers", found=last, hints=(f"{engine} info",))
+    raise RequestError(f"{engine} refused: {last}", where=" ".join(command[:2]), hints=(f"{engine} images",))

