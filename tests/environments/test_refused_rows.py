@@ -1,0 +1,69 @@
+"""A row that an environment could not judge is refused before training, by file, line and field; as it is, it passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nemotron_steps.errors import DataError
+from tests.environments.cases import CASES, build
+
+WITHOUT_TEXT = {"responses_create_params": {"input": [{"role": "user", "content": " "}]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "field"),
+    [
+        ("calendar", {"exp_cal_state": [1]}, "exp_cal_state"),
+        ("code_gen", {"verifier_metadata": {"unit_tests": {"inputs": ["1", "2"], "outputs": ["1"]}}}, "unit_tests"),
+        ("equivalence_llm_judge", {"expected_answer": " "}, "expected_answer"),
+        ("equivalence_llm_judge", {"template_metadata": {"output_regex": "("}}, "template_metadata.output_regex"),
+        ("genrm_compare", WITHOUT_TEXT, "responses_create_params.input"),
+        ("genrm_compare", {"principle": 3}, "principle"),
+        ("inverse_if", {"rubric": []}, "rubric"),
+        ("inverse_if", {"rubric": [{"id": "1"}]}, "rubric[0].criteria"),
+        ("inverse_if", {"rubric": [{"id": "1", "criteria": "c", "weight": -1}]}, "rubric"),
+        ("inverse_if", {"rubric": [{"id": "1", "criteria": "c", "weight": 0}]}, "rubric"),
+        ("jailbreak_detection", {"adversarial_prompt": "", **WITHOUT_TEXT}, "adversarial_prompt"),
+        ("jailbreak_detection", {"response_policy_mapped": "of nobody"}, "response_policy_mapped"),
+        ("lc_niah", {"expected_answer": '{"a": 1}'}, "expected_answer"),
+        ("math_formal_lean", {"formal_statement": "theorem t : a = a"}, "formal_statement"),
+        ("multichallenge", {"rubric": [{"question": "q", "pass_criteria": "MAYBE"}]}, "rubric[0].pass_criteria"),
+        ("over_refusal_detection", {"safe_prompt": "", **WITHOUT_TEXT}, "safe_prompt"),
+        ("single_step_tool_use_with_argument_comparison", {"expected_action": {"type": "x"}}, "expected_action.type"),
+        (
+            "single_step_tool_use_with_argument_comparison",
+            {"expected_action": {"type": "function_call_batch", "calls": []}},
+            "expected_action.calls",
+        ),
+        (
+            "single_step_tool_use_with_argument_comparison",
+            {"expected_action": {"type": "function_call", "name": "f", "arguments": "[1]"}},
+            "expected_action",
+        ),
+        ("structured_outputs/json", {"schema_type": "ini"}, "schema_type"),
+        ("structured_outputs/json", {"schema_str": "{"}, "schema_str"),
+        ("structured_outputs/json", {"schema_str": "[1]"}, "schema_str"),
+        ("structured_outputs/json", {"schema_str": '{"type": "nothing"}'}, "schema_str"),
+        ("structured_outputs/tool_call", {"tool_name": ""}, "tool_name"),
+        (
+            "swe_pivot",
+            {"expected_action": {"type": "function_call", "name": "f", "arguments": "no object"}},
+            "expected_action.arguments",
+        ),
+        ("swerl_gen", {"mode": "guess"}, "mode"),
+        ("terminus_judge", {"metadata": {"harness": "mine"}}, "metadata.harness"),
+        ("terminus_judge", {"expected_answer": "ls"}, "expected_answer"),
+        ("terminus_judge", {"expected_answer": '{"no": "step"}'}, "expected_answer"),
+        ("terminus_judge", {"threshold": "high"}, "threshold"),
+    ],
+)
+def test_a_row_that_cannot_be_judged_is_refused_by_its_field(name: str, change: dict[str, Any], field: str) -> None:
+    (case,) = [each for each in CASES if each.name == name]
+    environment = build(case)
+    environment.check_row(case.row, "f.jsonl:7")
+    with pytest.raises(DataError) as caught:
+        environment.check_row({**case.row, **change}, "f.jsonl:7")
+    where = str(caught.value.where)
+    assert where.startswith("f.jsonl:7 field ") and where.endswith(field)
