@@ -1,4 +1,4 @@
-"""A row that an environment could not judge is refused before training, by file, line and field; as it is, it passes."""
+"""A row that an environment could not judge is refused before training, by file, line and field; as it is it passes."""
 
 from __future__ import annotations
 

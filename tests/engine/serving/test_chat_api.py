@@ -15,6 +15,7 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.models.chat import ChatFormat
 from tests.engine.serving.taught_model import CALL, GREETING, MAX_LENGTH, QUESTION, REPLY, RESULT, TOOL, embedded
 
 CALLED = {"type": "function", "function": {"name": "add", "arguments": {"by": 2}}}
@@ -252,6 +253,43 @@ def test_a_generator_that_is_lost_is_an_error_of_the_request_and_no_silence(endp
     monkeypatch.setattr(endpoint.generator, "submit", lost)
     status, answer = call(endpoint, "/v1/chat/completions", {"messages": [QUESTION]})
     assert status == 500 and "the generator is lost" in answer["error"]["message"]
+
+
+def test_what_the_generator_refuses_is_a_bad_request_and_what_breaks_here_is_no_silence(endpoint, monkeypatch):
+    def refuses(request):
+        raise ValueError("too hot")
+
+    body = {"messages": [QUESTION]}
+    with monkeypatch.context() as patch:
+        patch.setattr(endpoint.generator, "submit", refuses)
+        status, answer = call(endpoint, "/v1/chat/completions", body)
+        assert (status, answer["error"]["code"], answer["error"]["message"]) == (400, "refused_by_generator", "too hot")
+
+    def breaks(error):
+        def render(*_):
+            raise error
+
+        return render
+
+    for error, expected in (
+        (TypeError("no such role"), (400, "invalid_value")),
+        (OSError("x"), (500, "internal_error")),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(ChatFormat, "render", breaks(error))
+            status, answer = call(endpoint, "/v1/chat/completions", body)
+            assert (status, answer["error"]["code"]) == expected
+            assert str(error) in answer["error"]["message"]
+    assert complete(endpoint, [GREETING])["choices"][0]["message"]["content"] == "Hi."
+
+
+def test_before_anything_can_be_generated_the_answer_is_to_come_again(taught, chat):
+    generator = embedded(taught, chat)
+    unbound = AsyncSampler(generator, name="served")
+    with Endpoint(unbound, chat, name="tiny", max_total_length=MAX_LENGTH, defaults=SamplingParams(8)) as endpoint:
+        status, answer = call(endpoint, "/v1/chat/completions", {"messages": [GREETING]})
+    generator.close()
+    assert (status, answer["error"]["code"]) == (503, "not_ready")
 
 
 @pytest.mark.parametrize("stream", [False, True])
