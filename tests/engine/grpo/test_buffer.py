@@ -61,6 +61,16 @@ def outstanding(buffer: GroupBuffer) -> set[int]:
     return {saved[0] for saved in [*state["interrupted"], *state["ready"]]} | set(state["retry"])
 
 
+@pytest.mark.parametrize("num_positions", [None, 20])
+def test_what_failed_is_tried_again_before_anything_new(num_positions: int | None) -> None:
+    buffer = GroupBuffer(4, 1, num_positions=num_positions)
+    first, second = buffer.issue(0, 0.0), buffer.issue(0, 0.0)
+    buffer.withdraw(second.group_id, "straggler")
+    buffer.withdraw(first.group_id, "straggler")
+    issued = [buffer.issue(0, 1.0) for _ in range(3)]
+    assert [(ticket.position, ticket.attempt) for ticket in issued] == [(1, 1), (0, 1), (2, 0)]
+
+
 def test_groups_wait_until_a_step_is_full_and_go_in_data_order() -> None:
     buffer = GroupBuffer(3, 1)
     tickets = [buffer.issue(0, 0.0) for _ in range(3)]

@@ -200,6 +200,11 @@ def test_tokenize_and_tokens_as_ids_as_nemo_gym_asks(endpoint):
             "messages.0",
         ),
         (
+            {"messages": [{"role": "assistant", "prompt_token_ids": [1], "generation_token_ids": [True]}, GREETING]},
+            400,
+            "messages.0",
+        ),
+        (
             {
                 "messages": [
                     {"role": "assistant", "prompt_token_ids": [1], "generation_token_ids": [10**6]},

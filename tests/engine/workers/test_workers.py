@@ -63,6 +63,8 @@ def test_errors_arrive_as_what_they_are(worker):
     with pytest.raises(WorkerLostError, match="`sleeper` is lost") as gone:
         result_of(worker.call("leave"), worker)
     assert "leaving" in gone.value.found  # its last log line
+    with pytest.raises(WorkerLostError):  # for good: another in its place would know nothing of what this one did
+        result_of(worker.call("ping"), worker)
 
 
 def test_a_busy_worker_is_waited_for_and_a_stopped_one_is_not(worker):
