@@ -330,6 +330,16 @@ class TestDemonstrations:
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
         assert len(tokenizer.encode(text, add_special_tokens=False)) < 30
 
+    @pytest.mark.parametrize(("extra", "tokens"), [({"question": "a zebra crossing"}, 1), ({}, 16)])
+    def test_the_question_of_a_comparison_is_known_to_its_tokenizer(self, extra, tokens: int, tmp_path: Path):
+        from transformers import AutoTokenizer
+
+        asked = {"role": "user", "content": "compare these"}, {"role": "assistant", "content": "the first"}
+        rows = [{"messages": list(asked), **extra} for _ in range(20)]
+        sft_prep.write_tokenizer(rows, TokenizerTrainingConfig(), tmp_path)
+        tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
+        assert len(tokenizer.encode("a zebra crossing", add_special_tokens=False)) == tokens
+
     def test_a_users_chats_keep_every_field(self, tmp_path: Path):
         rows = [
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "id": i, "é": [1]}
