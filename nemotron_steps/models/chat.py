@@ -60,6 +60,12 @@ class ChatFormat:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         return cls(tokenizer, str(folder), template_kwargs)
 
+    def with_template_kwargs(self, template_kwargs: Mapping[str, Any] | None) -> ChatFormat:
+        """The same format with these variables of the template on top: a row's own `chat_template_kwargs`."""
+        if not template_kwargs:
+            return self
+        return ChatFormat(self.tokenizer, template_kwargs={**self._template_kwargs, **template_kwargs})
+
     @property
     def eos_token_id(self) -> int:
         """The token that ends an assistant turn."""

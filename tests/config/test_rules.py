@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from nemotron_steps.config.compose import ComposedConfig
-from nemotron_steps.config.schema.data_prep import RlPrepConfig
+from nemotron_steps.config.schema.data_prep import PreferencePrepConfig, RlPrepConfig, SftPrepConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import LossFnConfig, RlConfig
@@ -218,6 +218,15 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         (RlPrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9, "jsonl.path": "x"}),
         (RlPrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9, "sample": 9}),
         (RlPrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9, "reasoning_gym.heldout_fraction": 0.9}),
+        (RlPrepConfig, {"jsonl.path": "x", "input_path": "y"}),
+        (RlPrepConfig, {"input_path": "x", "blend_path": "y"}),
+        (
+            RlPrepConfig,
+            {"reasoning_gym.tasks": TASKS, "rows.train": 9, "prompt_length": {"tokenizer": "x", "max_tokens": 9}},
+        ),
+        (SftPrepConfig, {"input_path": "x", "kind": "comparisons", "reasoning.strip_share": 0.1}),
+        (SftPrepConfig, {"input_path": "x", "reasoning.strip_share": 0.9, "reasoning.truncate_share": 0.2}),
+        (PreferencePrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9}),
         (ToolPreferencePrepConfig, {"tool_tasks.offered": 3}),
         (SftConfig, {"from_scratch.architecture": "nemotron_h"}),
         (SftConfig, {"from_scratch.hybrid.pattern": "M*"}),

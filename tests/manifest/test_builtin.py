@@ -35,6 +35,7 @@ def test_required_steps_and_pipelines_are_there() -> None:
     assert set(REGISTRY.steps) >= {
         "data_prep/rl_prep",
         "data_prep/sft_prep",
+        "data_prep/preference_prep",
         "data_prep/tool_preference_prep",
         "sft/megatron_bridge",
         "reward_model/genrm",

@@ -179,6 +179,17 @@ class RlPrepConfig(DataPrepConfig):
     layout: Literal["files", "tree"] = "files"
     """files: train-split.jsonl, val-split.jsonl, heldout.jsonl. tree: {train,val,test}/data.jsonl and manifest.json."""
 
+    @model_validator(mode="after")
+    def _own_prompts(self) -> RlPrepConfig:
+        made_up = Rule(
+            self.reasoning_gym is not None and self.prompt_length is not None,
+            "prompt_length",
+            "prompt_length leaves out prompts of the user's own: made-up ones are as long as their options say",
+            ("prompt_length=null",),
+        )
+        refuse([made_up])
+        return self
+
 
 class AnswerStyle(Section):
     """One way of writing an answer down."""
@@ -211,6 +222,36 @@ class ComparisonConfig(Section):
     max_attack_chars: PositiveInt = 1000
     """Longer attacks are left out: a model with a short context could not read them."""
     layout: Literal["plain", "roles"] = "plain"
+    principle: str | None = None
+    """What the judge is told to judge by, where a row of the user's own has no `principle`. None: nothing."""
+
+
+class ReasoningControlConfig(Section):
+    """`reasoning.*`: chats that teach a model to answer without thinking, and to answer when its thinking is cut.
+
+    Which chats follows from their text and the seed.
+    """
+
+    strip_share: float = Field(0.0, ge=0, le=1)
+    """Share of chats whose reasoning goes; `enable_thinking: false` is added to their chat_template_kwargs."""
+    truncate_share: float = Field(0.0, ge=0, le=1)
+    """Share of chats whose last reasoning is cut to one of the budgets, drawn evenly."""
+    budgets: tuple[PositiveInt, ...] = Field((256, 512, 1024, 2048, 4096), min_length=1)
+    """Tokens of the tokenizer, or words where there is none."""
+    tokenizer: str | None = None
+    """A folder with the tokenizer that counts budgets."""
+    seed: int = 42
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> ReasoningControlConfig:
+        too_much = Rule(
+            self.strip_share + self.truncate_share > 1,
+            "strip_share",
+            "strip_share + truncate_share must be at most 1",
+            ("strip_share=0.1 truncate_share=0.03",),
+        )
+        refuse([too_much])
+        return self
 
 
 class TokenizerTrainingConfig(Section):
@@ -232,5 +273,38 @@ class SftPrepConfig(DataPrepConfig):
     """Different chats made of one question, for tasks with few questions; rows.* count chats."""
     demonstrations: DemonstrationConfig = DemonstrationConfig()
     comparisons: ComparisonConfig = ComparisonConfig()
+    reasoning: ReasoningControlConfig = ReasoningControlConfig()
+    low_effort_instruction: str = "{reasoning effort: low}"
+    """Added to the last user message of the user's own chats with `"reasoning_effort": "low"`."""
     tokenizer: TokenizerTrainingConfig | None = None
     """Written to tokenizer/ beside the chats. None: the model to be trained brings its own."""
+
+    @model_validator(mode="after")
+    def _reasoning_to_control(self) -> SftPrepConfig:
+        controlled = self.reasoning.strip_share + self.reasoning.truncate_share > 0
+        refuse(
+            [
+                Rule(
+                    controlled and (self.reasoning_gym is not None or self.kind == "comparisons"),
+                    "reasoning.strip_share",
+                    "reasoning.* is of the user's own chats: made-up ones and comparisons are not changed",
+                    ("reasoning.strip_share=0 reasoning.truncate_share=0",),
+                )
+            ]
+        )
+        return self
+
+
+class PreferencePrepConfig(DataPrepConfig):
+    """Config of `data_prep/preference_prep`."""
+
+    @model_validator(mode="after")
+    def _own_pairs(self) -> PreferencePrepConfig:
+        made_up = Rule(
+            self.reasoning_gym is not None,
+            "reasoning_gym",
+            "reasoning_gym makes no preference pairs",
+            ("reasoning_gym=null input_path=PATH",),
+        )
+        refuse([made_up])
+        return self

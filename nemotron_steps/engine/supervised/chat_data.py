@@ -1,6 +1,7 @@
 """Chats as training sequences: which tokens an assistant wrote, and padded batches of them.
 
-A row is {"messages": [{"role", "content"}, ...]} as JSON Lines; every assistant turn is trained, nothing else.
+A row is {"messages": [{"role", "content"}, ...]} as JSON Lines; every assistant turn is trained, nothing else. `tools`
+and `chat_template_kwargs` (`{"enable_thinking": false}`) of a row are given to the chat template.
 """
 
 from __future__ import annotations
@@ -28,14 +29,28 @@ class ChatSequence:
 
 
 def encode_chat(
-    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, tools: Sequence[dict[str, Any]] = ()
+    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
 ) -> ChatSequence:
     """Tokens of one chat. Each assistant turn is tokenised apart from what precedes it, exactly as a generator that
     continues the prompt would have produced it.
 
+    Args:
+        row: the chat's row, for its tools and chat_template_kwargs.
+
     Raises:
-        DataError: no assistant turn, or a template that rewrites earlier turns.
+        DataError: no assistant turn, a template that rewrites earlier turns, or chat_template_kwargs that are none.
     """
+    tools = row.get("tools") or ()
+    template_kwargs = row.get("chat_template_kwargs")
+    if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
+        raise DataError(
+            "chat_template_kwargs must be an object",
+            where=f"{where} field chat_template_kwargs",
+            expected='{"enable_thinking": false}',
+            found=type(template_kwargs).__name__,
+            hints=show_line(where),
+        )
+    chat = chat.with_template_kwargs(template_kwargs)
     token_ids: list[int] = []
     token_mask: list[int] = []
     rendered = ""

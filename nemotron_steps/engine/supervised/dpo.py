@@ -98,7 +98,7 @@ def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> Prefere
                 expected="a text, a message or messages",
                 hints=show_line(where),
             )
-        sequence = encode_chat(chat, [*turns, *answer], where, row.get("tools") or ())
+        sequence = encode_chat(chat, [*turns, *answer], where, row)
         spoken = sum(message.get("role") == "assistant" for message in answer)
         sides.append(ChatSequence(sequence.token_ids, _last_turns(sequence.token_mask, spoken)))
     if sides[0].token_ids == sides[1].token_ids:

@@ -34,7 +34,7 @@ def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
                 expected="a list of turns",
                 hints=show_line(row.where),
             )
-        sequence = encode_chat(chat, messages, row.where, row.row.get("tools") or ())
+        sequence = encode_chat(chat, messages, row.where, row.row)
         if len(sequence.token_ids) > max_length:
             too_long += 1
             longest = max(longest, len(sequence.token_ids))

@@ -1,4 +1,4 @@
-"""Rows in and out of data preparation: a user's JSON Lines split by position, unusable rows counted, files written."""
+"""Rows of preparations that hold all of them at once: a user's JSON Lines, unusable rows counted, files written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.rows import read_rows
-from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Split
 
@@ -90,31 +89,6 @@ def keep_usable(
     if refused:
         tracker.summary({"rows_refused": len(refused)})
     return kept
-
-
-def split_by_position(rows: Sequence[Row], sizes: SplitRows) -> dict[Split, list[Row]]:
-    """Train, then validation, then held-out rows, the last two cut from the end, as published blends are split.
-
-    Raises:
-        DataError: too few rows to leave one for training, or fewer training rows than asked for.
-    """
-    kept = sizes.validation + sizes.heldout
-    room = len(rows) - kept
-    train = room if sizes.train is None else sizes.train
-    if room < max(1, train):
-        raise DataError(
-            f"{len(rows)} rows are too few for the splits",
-            where="rows",
-            expected=f"{train if train > 0 else 1} for training + {sizes.validation} + {sizes.heldout}",
-            found=str(len(rows)),
-            hints=("rows.validation=0 rows.heldout=0",),
-        )
-    end = len(rows) - sizes.heldout
-    return {
-        "train": list(rows[:train]),
-        "validation": list(rows[room:end]),
-        "heldout": list(rows[end:]),
-    }
 
 
 def write_splits(folder: Path, names: Mapping[Split, str], splits: Mapping[Split, Sequence[Row]]) -> dict[str, int]:

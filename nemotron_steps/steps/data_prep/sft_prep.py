@@ -7,34 +7,29 @@ written beside them (tokenizer/), for models that start from nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from nemotron_steps.artifacts.checkpoints import tokenizer_digest
-from nemotron_steps.artifacts.rows import chat_row
+from nemotron_steps.artifacts.rows import read_rows
 from nemotron_steps.config.schema.data_prep import (
     AnswerStyle,
     DemonstrationConfig,
-    JsonlSource,
     ReasoningGymSource,
     SftPrepConfig,
     SplitRows,
     TokenizerTrainingConfig,
 )
 from nemotron_steps.environments.responses import content_text
-from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.answers import slip, write_answer
+from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
+from nemotron_steps.steps.data_prep.chat_work import ChatWork
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker
 from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Question, Split, draw_questions
-from nemotron_steps.steps.data_prep.row_files import (
-    Row,
-    keep_usable,
-    read_source,
-    split_by_position,
-    write_splits,
-)
+from nemotron_steps.steps.data_prep.judged_pairs import ComparisonWork
+from nemotron_steps.steps.data_prep.row_files import Row, write_splits
 
 FILES: dict[Split, str] = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
 TOKENIZER_FOLDER = "tokenizer"
@@ -43,17 +38,15 @@ TOKENIZER_FOLDER = "tokenizer"
 def run(context: StepContext[SftPrepConfig]) -> None:
     """Write the `chats` output."""
     config = context.config
-    if config.reasoning_gym is not None:
-        splits = gym_chats(config, config.reasoning_gym)
-    else:
-        assert config.jsonl is not None  # the config has exactly one source
-        splits = own_chats(context, config.jsonl)
     slot = context.outputs["chats"]
-    counts = write_splits(slot.path, FILES, splits)
+    if config.reasoning_gym is not None:
+        counts = write_splits(slot.path, FILES, gym_chats(config, config.reasoning_gym))
+    else:
+        counts = prepare_own(context)
     summary: dict[str, int] = {f"{split}_chats": count for split, count in counts.items()}
     if config.tokenizer is not None:
         folder = slot.path / TOKENIZER_FOLDER
-        summary["vocabulary"] = write_tokenizer(splits["train"], config.tokenizer, folder)
+        summary["vocabulary"] = write_tokenizer(_rows(slot.path / FILES["train"]), config.tokenizer, folder)
         slot.attributes["tokenizer"] = tokenizer_digest(folder)
     context.tracker.summary(summary)
 
@@ -101,26 +94,26 @@ def demonstration(question: Question, config: DemonstrationConfig, rng: random.R
     }
 
 
-def own_chats(context: StepContext[SftPrepConfig], source: JsonlSource) -> dict[Split, list[Row]]:
-    """The user's own chats, every field kept."""
-
-    def check(where: str, row: Row) -> None:
-        problem = chat_row(row)
-        if problem is not None:
-            fields = "fields " + (", ".join(sorted(row)[:12]) or "none")
-            raise DataError(problem, where=f"{where} field messages", found=fields, hints=show_line(where))
-
+def prepare_own(context: StepContext[SftPrepConfig]) -> dict[str, int]:
+    """The user's own chats, every field kept, or comparisons of the user's own pairs. Returns split → rows."""
     config = context.config
-    rows = keep_usable(
-        read_source(source.path, config.sample),
-        check,
-        max_refused_share=config.max_refused_share,
+    chats = ChatWork(config.reasoning, config.low_effort_instruction)
+    return prepare(
+        sources_of(config),
+        ComparisonWork(config.comparisons) if config.kind == "comparisons" else chats,
+        config,
+        folder=context.outputs["chats"].path,
+        files=FILES,
+        staging=context.work / "shards",
         tracker=context.tracker,
     )
-    return split_by_position(rows, config.rows)
 
 
-def write_tokenizer(rows: Sequence[Row], config: TokenizerTrainingConfig, folder: Path) -> int:
+def _rows(path: Path) -> Iterator[Row]:
+    return (row for _, row in read_rows(path))
+
+
+def write_tokenizer(rows: Iterable[Row], config: TokenizerTrainingConfig, folder: Path) -> int:
     """Train a tokenizer on the first texts of `rows`, write it, and return the size of its vocabulary."""
     from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
 

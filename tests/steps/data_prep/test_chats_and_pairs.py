@@ -1,0 +1,186 @@
+"""Chats with controlled reasoning, preference pairs and comparisons, out of the layouts that public data sets have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.schema.data_prep import PreferencePrepConfig, SftPrepConfig, SplitRows
+from nemotron_steps.engine.supervised.chat_data import encode_chat
+from nemotron_steps.environments.judged.genrm_scores import parse_reply
+from nemotron_steps.errors import DataError
+from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps.data_prep import preference_prep, sft_prep
+from tests.steps.data_prep.blends.conftest import write_lines
+
+ALL = SplitRows(validation=0)
+
+
+def prepared(step: Any, config: Any, port: str, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(rows, accounting)."""
+    context = plain_context(config, folder / "run", outputs={port: "sft_chats"})
+    step.run(context)
+    out = context.outputs[port].path
+    rows = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
+    return rows, json.loads((out / "accounting.json").read_text())
+
+
+def chats(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]]:
+    path = write_lines(folder / "in.jsonl", rows)
+    return prepared(sft_prep, SftPrepConfig(input_path=str(path), rows=ALL, **settings), "chats", folder)[0]
+
+
+def thinking(number: int, words: int = 20, *, field: bool = False) -> dict[str, Any]:
+    thought = " ".join(f"w{i}" for i in range(words))
+    answer = {"content": f"<think>{thought}</think>It is {number}."}
+    if field:
+        answer = {"content": f"It is {number}.", "reasoning_content": thought}
+    return {"messages": [{"role": "user", "content": f"{number}?"}, {"role": "assistant", **answer}], "id": number}
+
+
+class TestReasoningControl:
+    def test_a_tenth_is_stripped_and_three_in_a_hundred_are_cut(self, tmp_path: Path):
+        given = [thinking(n, field=bool(n % 2)) for n in range(2000)]
+        made = chats(tmp_path, given, reasoning={"strip_share": 0.1, "truncate_share": 0.03, "budgets": [4, 7]})
+        stripped = [row for row in made if "chat_template_kwargs" in row]
+        cut = [row for row in made if "reasoning_budget" in row]
+        assert 160 < len(stripped) < 240 and 40 < len(cut) < 80
+        for row in stripped:
+            assert row["messages"][-1] == {"role": "assistant", "content": f"It is {row['id']}."}
+            assert row["chat_template_kwargs"] == {"enable_thinking": False}
+        assert {row["reasoning_budget"] for row in cut} == {4, 7}
+        for row in cut:
+            said, thought = row["messages"][-1], " ".join(f"w{i}" for i in range(row["reasoning_budget"]))
+            inline = said["content"] == f"<think>{thought}</think>It is {row['id']}."
+            assert inline or (said["reasoning_content"], said["content"]) == (thought, f"It is {row['id']}.")
+        assert [r for r in made if r not in stripped and r not in cut] == [
+            given[r["id"]] for r in made if r not in stripped and r not in cut
+        ]
+
+    def test_chats_without_reasoning_and_short_ones_stay(self, tmp_path: Path):
+        plain = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+        assert chats(tmp_path, [plain] * 9, reasoning={"strip_share": 1.0}) == [plain] * 9
+        short = [thinking(n, words=3) for n in range(9)]
+        assert chats(tmp_path, short, reasoning={"truncate_share": 1.0, "budgets": [3]}) == short
+
+    def test_low_effort_is_asked_for_in_the_last_user_message(self, tmp_path: Path):
+        (row,) = chats(tmp_path, [{**thinking(1), "reasoning_effort": "low"}])
+        assert row["messages"][0]["content"] == "1?\n\n{reasoning effort: low}"
+
+    def test_a_rows_template_kwargs_reach_the_template_in_training(self, chat: ChatFormat):
+        row = {**thinking(1), "messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "It."}]}
+        quiet = {**row, "chat_template_kwargs": {"enable_thinking": False}}
+        texts = [chat.tokenizer.decode(encode_chat(chat, r["messages"], "f:1", r).token_ids) for r in (row, quiet)]
+        assert "<think>" in texts[0].replace(" ", "") and "<think>" not in texts[1].replace(" ", "")
+        with pytest.raises(DataError, match="chat_template_kwargs must be an object") as caught:
+            encode_chat(chat, row["messages"], "f:1", {**row, "chat_template_kwargs": "no"})
+        assert caught.value.where == "f:1 field chat_template_kwargs"
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> ChatFormat:
+    """A format whose template thinks unless it is told not to."""
+    from nemotron_steps.config.schema.data_prep import TokenizerTrainingConfig
+
+    sft_prep.write_tokenizer([thinking(n) for n in range(30)], TokenizerTrainingConfig(), tmp_path / "tokenizer")
+    made = ChatFormat.from_folder(tmp_path / "tokenizer")
+    think = "{% if enable_thinking is not defined or enable_thinking %}<think></think>{% endif %}"
+    made.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}" + think + "{{ m.content }}{{ eos_token }}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}" + think + "{% endif %}"
+    )
+    return made
+
+
+ASKED = [{"role": "user", "content": "Why?"}]
+HELPSTEER: Callable[[int], dict[str, Any]] = lambda preference: {  # noqa: E731
+    "domain": "general",
+    "context": ASKED,
+    "response1": "one",
+    "response2": "two",
+    "overall_preference": preference,
+    "individual_preference": [],
+}
+LAYOUTS = {
+    "helpsteer": HELPSTEER(-2),
+    "lmarena_140k": {
+        "conversation_a": [*ASKED, {"role": "assistant", "content": [{"type": "text", "text": "one"}]}],
+        "conversation_b": [*ASKED, {"role": "assistant", "content": "two"}],
+        "winner": "model_a",
+    },
+    "lmarena_55k": {
+        "prompt": '["Why?"]',
+        "response_a": '["one"]',
+        "response_b": '["two"]',
+        "winner_model_a": 1,
+        "winner_model_b": 0,
+        "winner_tie": 0,
+    },
+}
+
+
+def pairs(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    path = write_lines(folder / "in.jsonl", rows)
+    return prepared(preference_prep, PreferencePrepConfig(input_path=str(path), rows=ALL), "preferences", folder)
+
+
+class TestPreferences:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_every_layout_gives_the_same_pair(self, tmp_path: Path, layout: str):
+        (pair,), _ = pairs(tmp_path, [LAYOUTS[layout]])
+        assert pair == {"prompt": ASKED, "chosen": "one", "rejected": "two", "preference": 2}
+
+    def test_the_sign_says_which_answer_is_chosen_and_ties_are_left_out(self, tmp_path: Path):
+        made, told = pairs(tmp_path, [HELPSTEER(preference) for preference in (-3, 0, 1)])
+        assert [(row["chosen"], row["preference"]) for row in made] == [("one", 3), ("two", 1)]
+        assert told["left_out_by_reason"] == {"neither answer is preferred": 1}
+
+    def test_pairs_stay_as_they_are(self, tmp_path: Path):
+        row = {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [], "mine": 1}
+        assert pairs(tmp_path, [row])[0] == [row]
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"overall_preference": 4}, "overall_preference"),
+            ({"response2": None}, "response2"),
+            ({"context": "Why?"}, "context"),
+        ],
+    )
+    def test_a_row_that_lacks_something_names_the_field(self, tmp_path: Path, change: dict[str, Any], field: str):
+        with pytest.raises(DataError) as caught:
+            pairs(tmp_path, [{**HELPSTEER(1), **change}])
+        assert caught.value.where == f"{tmp_path}/in.jsonl:1 field {field}"
+
+
+class TestComparisons:
+    def chats(self, folder: Path, rows: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]]:
+        return chats(folder, rows, kind="comparisons", comparisons=settings)
+
+    @pytest.mark.parametrize(
+        ("preference", "verdict"),
+        [(-3, (5, 1, 1)), (-2, (4, 2, 2)), (-1, (4, 3, 3)), (1, (3, 4, 4)), (2, (2, 4, 5)), (3, (1, 5, 6))],
+    )
+    def test_the_verdict_is_the_preference_on_the_judges_scale(self, tmp_path: Path, preference, verdict):
+        (row,) = self.chats(tmp_path, [HELPSTEER(preference)], layout="roles")
+        assert [m["role"] for m in row["messages"]] == ["user", "response_1", "response_2", "assistant"]
+        assert parse_reply(row["messages"][-1]["content"], 3.0, 3.5) == verdict
+
+    def test_a_rows_own_principle_goes_before_the_configs(self, tmp_path: Path):
+        own = {**HELPSTEER(1), "principle": "be brief", "helpfulness_1": 2, "helpfulness_2": 3}
+        first, second = self.chats(tmp_path, [own, HELPSTEER(1)], layout="roles", principle="be kind")
+        assert [row["messages"][3] for row in (first, second)] == [
+            {"role": "principle", "content": "be brief"},
+            {"role": "principle", "content": "be kind"},
+        ]
+        assert parse_reply(first["messages"][-1]["content"], 3.0, 3.5) == (2, 3, 4)
+
+    def test_reasoning_and_empty_phrases_are_not_shown_to_the_judge(self, tmp_path: Path):
+        row = {**HELPSTEER(1), "response1": "<think>hm</think>one", "response2": ":"}
+        (made,) = self.chats(tmp_path, [row], layout="roles")
+        assert [m["content"] for m in made["messages"][1:3]] == ["one", "None"]
