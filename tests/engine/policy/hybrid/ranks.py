@@ -32,9 +32,17 @@ TWO: dict[str, dict[str, dict[str, Any]]] = {
         "expert, context": {"expert_model_parallel_size": 2, "context_parallel_size": 2},
     },
     "mixture": {"pipeline": {"pipeline_model_parallel_size": 2}},
+    "mtp": {
+        "data, distributed optimizer": DISTRIBUTED,
+        "expert, tensor, sequence": {**ALL_TO_ALL, "activation_checkpointing": True},
+        "pipeline": {"pipeline_model_parallel_size": 2, **DISTRIBUTED},
+        "expert, context": {"expert_model_parallel_size": 2, "context_parallel_size": 2},
+    },
 }
 """Twin → layouts of two ranks. Of latent's stages, ME* and -M, only the first has experts; of mixture's both have."""
-PATTERNS = {"dense": "M-M*-", "latent": "ME*-M", "mixture": "ME*-E"}
+PATTERNS = {"dense": "M-M*-", "latent": "ME*-M", "mixture": "ME*-E", "mtp": "ME*-M"}
+ALWAYS: dict[str, dict[str, Any]] = {"mtp": {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}}
+"""Twin → what it is trained with in every layout, one rank's too."""
 FOUR: dict[str, dict[str, dict[str, Any]]] = {
     "dense": {
         "tensor, pipeline": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
@@ -55,6 +63,7 @@ RESHARDED = [
     ("dense", "tensor", "pipeline"),
     ("latent", "expert, tensor, sequence", "pipeline"),
     ("latent", "pipeline", "expert, distributed optimizer"),
+    ("mtp", "pipeline", "expert, tensor, sequence"),
 ]
 """(twin, layout a checkpoint is saved in, layout it is loaded in)"""
 FSDP = [("dense", "float32"), ("latent", "float32"), ("latent", "bfloat16")]
@@ -66,7 +75,8 @@ def policy_of(folder: Path, megatron: dict[str, Any], **changes: Any) -> Any:
     """Balancing, and never clipping."""
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
 
-    return MegatronPolicy(config_for({**megatron, **RATE}, max_grad_norm=1e9, **changes), folder, rl_loss())
+    megatron = {**megatron, **RATE, **ALWAYS.get(folder.name, {})}
+    return MegatronPolicy(config_for(megatron, max_grad_norm=1e9, **changes), folder, rl_loss())
 
 
 def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
@@ -80,7 +90,8 @@ def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[
         second.routed_experts = some_routes(second, mixtures, 2, 8)
     found["metrics"].append(policy.train_step(second))
     found["after"] = policy.logprobs(grouped_batch(0)).tolist()
-    tensors |= {name: tensor.clone() for name, tensor in policy.weights() if name.endswith("correction_bias")}
+    live = policy.shards.hf_tensors()
+    tensors |= {name: tensor.clone() for name, tensor in live if name.endswith("correction_bias")}
     return found, tensors, policy
 
 

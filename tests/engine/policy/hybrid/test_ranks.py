@@ -52,6 +52,8 @@ def four_ranks(folders, tmp_path_factory):
 def assert_same_metrics(found, expected):
     for name in ("loss", "grad_norm", "entropy", "num_valid_tokens", "token_mult_prob_error"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    for name in {"mtp_1_loss", "mtp_2_loss"} & set(expected):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4), name
     # Two of a token's experts that score alike may fall otherwise.
     for name in {"router_replay_share", "router_replay_mismatch"} & set(expected):
         assert found[name] == pytest.approx(expected[name], rel=2e-2), name
