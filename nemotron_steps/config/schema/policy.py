@@ -95,7 +95,8 @@ class MegatronConfig(Section):
     mtp_use_repeated_layer: bool = False
     """The checkpoint's one block is gone through mtp_num_layers times."""
     mtp_detach_heads: bool = False
-    """Multi-token prediction trains its blocks alone: the model has no gradient from it."""
+    """Multi-token prediction trains its blocks alone: the model has no gradient from it, and each is clipped by
+    max_grad_norm for itself."""
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
 

@@ -114,7 +114,8 @@ class MegatronPolicy:
             self.model = HybridModel(self.architecture, self.layout, dtype, **settings, detach_mtp=detached)
         else:
             self.model = PolicyModel(self.architecture, self.layout, dtype, **settings)
-        self.shards = ModelShards(self.model, self.groups)
+        apart = self._depths > 0 and megatron.mtp_detach_heads
+        self.shards = ModelShards(self.model, self.groups, mtp_apart=apart)
         if is_megatron_checkpoint(checkpoint_path):
             checkpoint.load_model(self.shards, Path(checkpoint_path))
         else:
@@ -124,7 +125,7 @@ class MegatronPolicy:
         self.optimizer = FlatAdamW(
             self.buffers,
             megatron.optimizer,
-            self.shards.norm_groups(self.buffers, sharded=sharded),
+            self.shards.clip_groups(self.buffers, sharded=sharded),
             first_tensor_rank=self.groups.tensor_rank == 0,
         )
         self._pipeline = Pipeline(self.groups, self.model.dtype, self.device)
@@ -178,7 +179,8 @@ class MegatronPolicy:
 
         Returns:
             The loss's metrics over the global batch, `grad_norm` (before clipping) and `lr`; with replayed experts
-            what `replay_metrics` says.
+            what `replay_metrics` says; with multi-token prediction what `PredictionLoss.metrics` says, and
+            `mtp_grad_norm` where that is clipped by itself.
 
         Raises:
             EngineError: `routed_experts` are not those of this model.
@@ -190,24 +192,25 @@ class MegatronPolicy:
         for buffer in self.buffers:
             self.shards.reduce_embedding_gradient(buffer)
             buffer.reduce_gradients()
-        norm = self.optimizer.gradient_norm()
-        loss = metrics.get("loss", 0.0)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        norms = self.optimizer.gradient_norms()
+        loss, norm = metrics.get("loss", 0.0), norms[0]
+        if not all(map(math.isfinite, (loss, *norms))):
             raise NonFiniteLossError(
                 "the loss or its gradient is not finite; no weight was changed",
                 where=f"optimizer step {self.optimizer.steps}",
                 expected="finite numbers",
-                found=f"loss {loss}, gradient norm {norm}",
+                found=f"loss {loss}, gradient norm {' and '.join(map(str, norms))}",
                 hints=("policy.megatron_cfg.optimizer.lr=1e-7", "policy.precision=float32"),
             )
         lr = learning_rate(self.optimizer.steps, self.config.megatron_cfg.optimizer, self._scheduler)
-        self.optimizer.step(lr, min(1.0, self.config.max_grad_norm / (norm + 1e-6)))
+        self.optimizer.step(lr, [min(1.0, self.config.max_grad_norm / (each + 1e-6)) for each in norms])
         if self._vllm_wakes:
             torch.cuda.empty_cache()
         if self._balanced:
             for router in self.model.routers():
                 router.rebalance(self.config.megatron_cfg.moe_router_bias_update_rate, self.groups.stage_ranks)
-        return {**metrics, "grad_norm": norm, "lr": lr}
+        of_mtp = {"mtp_grad_norm": norms[1]} if len(norms) > 1 else {}
+        return {**metrics, "grad_norm": norm, **of_mtp, "lr": lr}
 
     def _accumulate(self, batch: TrainBatch, normalizers: LossNormalizers) -> dict[str, float]:
         """Gradients of the global batch into the buffers; returns its metrics."""

@@ -20,6 +20,7 @@ from nemotron_steps.engine.policy.offloaded import PIECE, SplitTensor, through_d
 from nemotron_steps.engine.policy.remainders import join_float32, split_float32
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ClipGroup = Sequence[tuple[Sequence[ParameterBuffer], Sequence[dist.ProcessGroup]]]
 
 
 class FlatAdamW:
@@ -28,7 +29,8 @@ class FlatAdamW:
     Args:
         buffers: parameters and gradients.
         config: betas, eps, weight decay, and how the state is kept.
-        norm_groups: buffers, and the ranks over which squared gradient norms of their shards add up.
+        clip_groups: of what is clipped together: buffers, and the ranks over which squared gradient norms of their
+            shards add up.
         first_tensor_rank: whether this rank counts replicated parameters in the norm.
     """
 
@@ -36,13 +38,13 @@ class FlatAdamW:
         self,
         buffers: Sequence[ParameterBuffer],
         config: OptimizerConfig,
-        norm_groups: Sequence[tuple[Sequence[ParameterBuffer], Sequence[dist.ProcessGroup]]],
+        clip_groups: Sequence[ClipGroup],
         *,
         first_tensor_rank: bool,
     ) -> None:
         self.buffers, self.config = list(buffers), config
         self.steps = 0
-        self._norm_groups, self._first_tensor_rank = norm_groups, first_tensor_rank
+        self._clip_groups, self._first_tensor_rank = clip_groups, first_tensor_rank
         self.masters: list[torch.Tensor] = []
         """float32 master weights of this rank's shard of each buffer; or int16 remainders of them."""
         self.moments: list[dict[str, SplitTensor]] = []
@@ -69,10 +71,14 @@ class FlatAdamW:
         for buffer in self.buffers:
             buffer.start_gradients()
 
-    def gradient_norm(self) -> float:
-        """Norm of the whole model's reduced gradient; not finite if any element is not. Collective."""
+    def gradient_norms(self) -> list[float]:
+        """Norm of the reduced gradient of each clip group over the whole model; not finite if any element is not.
+        Collective."""
+        return [self._norm(group) for group in self._clip_groups]
+
+    def _norm(self, clip_group: ClipGroup) -> float:
         total = 0.0
-        for buffers, groups in self._norm_groups:
+        for buffers, groups in clip_group:
             squared = torch.zeros((), dtype=torch.float32, device=self.buffers[0].grads.device)
             for buffer in buffers:
                 squared += buffer.squared_norm(first_tensor_rank=self._first_tensor_rank)
@@ -82,10 +88,18 @@ class FlatAdamW:
             total += float(squared)
         return math.sqrt(total) if total >= 0 else math.nan
 
-    def step(self, lr: float, scale: float) -> None:
-        """One update with gradients multiplied by `scale` (the clipping coefficient). Collective."""
+    def step(self, lr: float, scales: Sequence[float]) -> None:
+        """One update with the gradients of each clip group multiplied by its scale (the clipping coefficient).
+        Collective."""
         self.steps += 1
+        scale_of = {
+            id(buffer): scale
+            for group, scale in zip(self._clip_groups, scales, strict=True)
+            for buffers, _ in group
+            for buffer in buffers
+        }
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
+            scale = scale_of[id(buffer)]
             if scale != 1.0:
                 buffer.grads[buffer.shard].mul_(scale)
             for decayed in (True, False):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from nemotron_steps.config.layout.stages import stage_layers
 from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decayed
 from nemotron_steps.engine.policy.flat_model import FlatModel
+from nemotron_steps.engine.policy.optimizer import ClipGroup
 from nemotron_steps.engine.policy.parallel_dims import Groups, device
 from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
@@ -22,13 +23,18 @@ _OUTPUT = "output_layer.weight"
 class ModelShards:
     """This rank's parameters under the names they have in the whole model.
 
+    Args:
+        model: this rank's.
+        groups: its process groups.
+        mtp_apart: whether gradients of multi-token prediction are clipped by themselves.
+
     Attributes:
         parameters: every parameter of the whole model, in layer order.
         local: name in the whole model → this rank's part of it.
     """
 
-    def __init__(self, model: FlatModel, groups: Groups) -> None:
-        self.model, self.groups = model, groups
+    def __init__(self, model: FlatModel, groups: Groups, *, mtp_apart: bool = False) -> None:
+        self.model, self.groups, self.mtp_apart = model, groups, mtp_apart
         self.architecture, self.layout = model.architecture, model.layout
         self.parameters = parameters(self.architecture)
         self._of_the_model = [each for each in self.parameters if not of_mtp(each, self.architecture)]
@@ -49,31 +55,36 @@ class ModelShards:
 
     def make_buffers(self, *, sharded: bool) -> list[ParameterBuffer]:
         """Move trainable parameters into flat buffers: one for dense weights, one for those of them that are float32
-        among narrower ones, one for experts; those that have any."""
-        dense: dict[torch.dtype, list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {self.model.dtype: []}
-        experts: list[tuple[Parameter, Kind, torch.nn.Parameter]] = []
+        among narrower ones, one for experts; those that have any. What is clipped apart has buffers of its own."""
+        groups = self.groups
+        dense: dict[tuple[bool, torch.dtype], list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {}
+        dense[False, self.model.dtype] = []
+        experts: dict[bool, list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {}
         for parameter in self.parameters:
             tensor = self.local.get(parameter.name)
             if tensor is not None and tensor.requires_grad:
-                alike = experts if parameter.of_experts else dense.setdefault(tensor.dtype, [])
+                apart = self._is_apart(parameter)
+                alike = experts.setdefault(apart, []) if parameter.of_experts else None
+                alike = dense.setdefault((apart, tensor.dtype), []) if alike is None else alike
                 alike.append((parameter, self._kind(parameter, tensor), tensor))
-        groups = self.groups
         buffers = [ParameterBuffer(each, groups.gradient, groups.tensor, sharded=sharded) for each in dense.values()]
-        if experts:
-            buffers.append(ParameterBuffer(experts, groups.expert_gradient, None, sharded=sharded))
+        buffers += [ParameterBuffer(each, groups.expert_gradient, None, sharded=sharded) for each in experts.values()]
         return buffers
 
-    def norm_groups(
-        self, buffers: Sequence[ParameterBuffer], *, sharded: bool
-    ) -> list[tuple[list[ParameterBuffer], list[dist.ProcessGroup]]]:
-        """Buffers and the ranks over which their squared gradient norms add up to the whole model's, one group after
-        another. As many entries on every rank: a hybrid's pipeline stage may have no experts."""
+    def clip_groups(self, buffers: Sequence[ParameterBuffer], *, sharded: bool) -> list[ClipGroup]:
+        """What is clipped together, the model first: buffers and the ranks over which their squared gradient norms add
+        up to the whole, one group after another. As many entries on every rank: a hybrid's pipeline stage may have no
+        experts, or no multi-token prediction."""
         groups = self.groups
         dense = [groups.model, *([groups.gradient] if sharded else [])]
-        found = [([buffer for buffer in buffers if not buffer.of_experts], dense)]
-        if self.architecture.is_moe:
-            experts = [groups.expert, groups.pipeline, *([groups.expert_gradient] if sharded else [])]
-            found.append(([buffer for buffer in buffers if buffer.of_experts], experts))
+        experts = [groups.expert, groups.pipeline, *([groups.expert_gradient] if sharded else [])]
+        found = []
+        for apart in (False, True) if self.mtp_apart else (False,):
+            own = [buffer for buffer in buffers if self._is_apart(buffer.slots[0].parameter) is apart]
+            clipped = [([buffer for buffer in own if not buffer.of_experts], dense)]
+            if self.architecture.is_moe:
+                clipped.append(([buffer for buffer in own if buffer.of_experts], experts))
+            found.append(clipped)
         return found
 
     def reduce_embedding_gradient(self, buffer: ParameterBuffer) -> None:
@@ -188,6 +199,9 @@ class ModelShards:
         tensor = tensor.contiguous()
         dist.broadcast(tensor, dist.get_process_group_ranks(self.groups.pipeline)[owner], group=self.groups.pipeline)
         return tensor
+
+    def _is_apart(self, parameter: Parameter) -> bool:
+        return self.mtp_apart and of_mtp(parameter, self.architecture)
 
     def _pad_vocabulary(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
         missing = -tensor.shape[0] % self.layout.tensor

@@ -58,6 +58,7 @@ FOUR: dict[str, dict[str, dict[str, Any]]] = {
             "context_parallel_size": 2,
         },
     },
+    "mtp": {"expert, tensor, sequence, pipeline": {**ALL_TO_ALL, "pipeline_model_parallel_size": 2}},
 }
 RESHARDED = [
     ("dense", "tensor", "pipeline"),
@@ -156,6 +157,8 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
         policy.load_checkpoint(str(out / f"{twin}: {before}"))
         results[f"{twin}: {before} → {after}"] = policy.train_step(grouped_batch(2))
     for name in ("pipeline", "expert, tensor, sequence"):
+        policy = policy_of(folders["mtp"], {**TWO["mtp"][name], "mtp_detach_heads": True})
+        results[f"{name}, detached"] = policy.train_step(grouped_batch(0))
         policy = policy_of(folders["latent"], TWO["latent"][name], precision="bfloat16")
         policy.train_step(grouped_batch(0))
         results[f"{name} in bfloat16"] = {key: str(tensor.dtype) for key, tensor in policy.weights()}

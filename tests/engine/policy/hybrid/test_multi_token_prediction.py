@@ -219,3 +219,20 @@ def test_rows_without_advantage_are_learned_from(folders, batch):
     assert losses[2] < losses[0] - 0.1
     after = dict(policy.shards.hf_tensors())
     assert all(torch.equal(after[name], before[name]) for name in after if not name.startswith("mtp."))
+
+
+def test_detached_blocks_are_clipped_by_themselves(folders, batch):
+    """So that the model is trained as without them, however large their gradient is."""
+    settings = {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 1e3}
+    policies = [
+        MegatronPolicy(policy_config(max_grad_norm=0.1, megatron_cfg=megatron), folders[1], rl_loss())
+        for megatron in ({}, {**settings, "mtp_detach_heads": True}, settings)
+    ]
+    plain, detached, attached = (policy.train_step(batch) for policy in policies)
+    assert detached["mtp_grad_norm"] > 100 and detached["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
+    assert attached["grad_norm"] > 100 and "mtp_grad_norm" not in attached
+    clipped = [dict(gradients(policy)) for policy in policies]
+    for name, gradient in clipped[0].items():
+        torch.testing.assert_close(clipped[1][name], gradient, atol=1e-4 * float(gradient.abs().max()), rtol=1e-4)
+    blocks = [torch.stack([each[n].norm() for n in each if n.startswith("mtp.")]).norm() for each in clipped[1:]]
+    assert float(blocks[0]) == pytest.approx(0.1, rel=1e-3) and float(blocks[1]) < 0.1

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.policy.hybrid.ranks import FOUR, FSDP, PATTERNS, RESHARDED, TWO, fsdp_steps, steps
+from tests.engine.policy.batches import grouped_batch
+from tests.engine.policy.hybrid.ranks import FOUR, FSDP, PATTERNS, RESHARDED, TWO, fsdp_steps, policy_of, steps
 from tests.engine.policy.ranks import run_ranks
 from tests.models.hybrid_twins import write_hybrid
 
@@ -109,6 +110,15 @@ def test_a_checkpoint_continues_in_any_layout(twin, saved, loaded, two_ranks):
     """With the step of the ranks that saved it: those of one process have moved by what rounding does to Adam."""
     found, _ = two_ranks
     assert_same_metrics(found[f"{twin}: {saved} → {loaded}"], found[f"{twin}: {saved} →"])
+
+
+@pytest.mark.parametrize("layout", ["pipeline", "expert, tensor, sequence"])
+def test_detached_blocks_are_clipped_by_themselves_on_any_rank(layout, two_ranks, folders):
+    """Of two stages one alone has blocks, and the other one takes part in the norm."""
+    found, alone = two_ranks[0][f"{layout}, detached"], policy_of(folders["mtp"], {"mtp_detach_heads": True})
+    expected = alone.train_step(grouped_batch(0))
+    assert_same_metrics(found, expected)
+    assert found["mtp_grad_norm"] == pytest.approx(expected["mtp_grad_norm"], rel=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["pipeline", "expert, tensor, sequence"])
