@@ -78,7 +78,7 @@ class ModelShards:
         groups = self.groups
         dense = [groups.model, *([groups.gradient] if sharded else [])]
         experts = [groups.expert, groups.pipeline, *([groups.expert_gradient] if sharded else [])]
-        found = []
+        found: list[ClipGroup] = []
         for apart in (False, True) if self.mtp_apart else (False,):
             own = [buffer for buffer in buffers if self._is_apart(buffer.slots[0].parameter) is apart]
             clipped = [([buffer for buffer in own if not buffer.of_experts], dense)]

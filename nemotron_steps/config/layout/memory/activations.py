@@ -70,6 +70,29 @@ def kept_to_recompute(shape: ModelShape, settings: MemorySettings, layers: Seque
     return Kept(inputs * shape.hidden * settings.element * _share(settings))
 
 
+def kept_ahead(shape: ModelShape, settings: MemorySettings) -> Kept:
+    """By one depth of multi-token prediction: norms of the states before it, of the tokens ahead and of its own last
+    states, what they are projected from, and its layers."""
+    total = Kept(INT64)
+    for _ in range(3):
+        total += _norm(shape, settings)
+    for layer in shape.ahead:
+        total += kept(shape, layer, settings)
+    return total
+
+
+def kept_before_ahead(shape: ModelShape, settings: MemorySettings) -> Kept:
+    """By the last norm of the model's states, of all tokens, before multi-token prediction; without what it gives,
+    which the first depth keeps."""
+    norm = _norm(shape, settings)
+    return Kept(norm.per_token / _share(settings) - shape.hidden * settings.element)
+
+
+def inputs_ahead(shape: ModelShape, settings: MemorySettings) -> Kept:
+    """By one depth that is computed again: the states before it and the tokens ahead."""
+    return Kept(INT64 + 2 * shape.hidden * settings.element * _share(settings))
+
+
 def workspace(shape: ModelShape, layer: str, settings: MemorySettings, tokens: float) -> int:
     """What a layer's own passes need at most beside what is kept: gradients of its widest tensors."""
     sizes, element = settings.sizes, settings.element

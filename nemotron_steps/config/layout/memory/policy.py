@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nemotron_steps.config.layout.memory.activations import kept, kept_by_all, kept_to_recompute, workspace
+from nemotron_steps.config.layout.memory.activations import (
+    Kept,
+    inputs_ahead,
+    kept,
+    kept_ahead,
+    kept_before_ahead,
+    kept_by_all,
+    kept_to_recompute,
+    workspace,
+)
 from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.settings import MemorySettings
-from nemotron_steps.config.layout.memory.shape import FLOAT32, Held, ModelShape, held, layers_of
+from nemotron_steps.config.layout.memory.shape import FLOAT32, Held, ModelShape, held, held_ahead, layers_of
 
 ALIGNMENT = 64
 """Elements that a flat buffer's shards are a multiple of (engine/policy/buffers.py)."""
@@ -53,8 +62,13 @@ def rank_memory(shape: ModelShape, settings: MemorySettings) -> RankMemory | Non
 
 def buffers(shape: ModelShape, settings: MemorySettings, stage: int) -> list[tuple[int, int, int]]:
     """(elements with padding, bytes of one, shards of the optimizer) of each flat buffer of trained parameters."""
+    own, ahead = _parts(shape, settings, stage)
+    parts = [own, ahead] if settings.detaches_mtp else [own + ahead]
+    return [buffer for part in parts for buffer in _buffers_of(part, settings)]
+
+
+def _buffers_of(part: Held, settings: MemorySettings) -> list[tuple[int, int, int]]:
     sizes = settings.sizes
-    part = held(shape, sizes, stage, frozen_router=settings.freezes_router)
     data = (sizes.data_parallel or 1) * sizes.context
     stage_ranks = data * sizes.tensor
     found = []
@@ -75,9 +89,16 @@ def buffers(shape: ModelShape, settings: MemorySettings, stage: int) -> list[tup
     return found
 
 
+def _parts(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[Held, Held]:
+    """What a rank holds of the model, and of multi-token prediction."""
+    own = held(shape, settings.sizes, stage, frozen_router=settings.freezes_router)
+    return own, held_ahead(shape, settings.sizes, stage)
+
+
 def stage_memory(shape: ModelShape, settings: MemorySettings, stage: int) -> RankMemory:
     """Of a rank of one pipeline stage; the batch splits over the ranks."""
-    part = held(shape, settings.sizes, stage, frozen_router=settings.freezes_router)
+    own, ahead = _parts(shape, settings, stage)
+    part = own + ahead
     rests, gradients, host = (_fully_sharded if settings.sizes.dtensor else _flat)(shape, settings, stage, part)
     trains, scores = _passes(shape, settings, stage)
     weights = rests["weights"]
@@ -136,22 +157,29 @@ def _passes(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[di
     tokens, rows = batch.tokens / sizes.context, batch.micro_rows
     share = tokens / (sizes.tensor if sizes.sequence_parallel else 1)
     own = {layer: kept(shape, layer, settings) for layer in set(layers)}
+    depths = sizes.mtp_layers if last and shape.blocks else 0
+    block = kept_ahead(shape, settings) if depths else Kept()
     if settings.recomputes:
-        inputs = kept_to_recompute(shape, settings, layers).of(tokens)
-        one = inputs + max((each.of(tokens, rows) for each in own.values()), default=0)
+        ahead = depths * inputs_ahead(shape, settings).of(tokens)
+        inputs = kept_to_recompute(shape, settings, layers).of(tokens) + ahead
+        one = inputs + max(each.of(tokens, rows) for each in (*own.values(), block))
     else:
-        inputs = one = sum(own[layer].of(tokens, rows) for layer in layers)
+        inputs = one = sum(own[layer].of(tokens, rows) for layer in layers) + depths * block.of(tokens, rows)
+    before = kept_before_ahead(shape, settings).of(tokens) if depths else 0
+    inputs, one = inputs + before, one + before
     # One forward, one backward: the first stages are ahead by as many micro-batches as there are stages after them.
     flying = min(sizes.pipeline - stage, batch.micro_batches)
     activations = one + (flying - 1) * inputs + int(share * shape.hidden * element)
     activations += flying * kept_by_all(shape, settings).of(tokens)
-    work = max((workspace(shape, layer, settings, tokens) for layer in own), default=0)
+    computed = {*own, *(shape.ahead if depths else ())}
+    work = max((workspace(shape, layer, settings, tokens) for layer in computed), default=0)
     gathered = _gathered(shape, settings) if sizes.dtensor else 0
     trains = {"activations": activations + work + gathered}
     scores = {"activations": int(scored.tokens / sizes.context * 4 * shape.hidden * element) + gathered}
     scores["activations"] += max((_forward(own[layer].per_token, scored, sizes.context) for layer in own), default=0)
     if last:
         trains["logprobs"] = _logprobs(shape, settings, batch, with_gradient=True)
+        trains["logprobs"] += depths * _kept_logprobs(shape, settings, batch)
         scores["logprobs"] = _logprobs(shape, settings, scored, with_gradient=False)
     return trains, scores
 
@@ -185,6 +213,12 @@ def _logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmeti
         logits = chunk * vocabulary * (2 * FLOAT32 if element == FLOAT32 else FLOAT32 + 2 * element)
     if not with_gradient:
         return int(logits + 2 * rows * hidden * element)
-    residuals = rows * vocabulary * element
     weight = vocabulary * hidden * (FLOAT32 + 2 * element)
-    return int(logits + weight + 5 * rows * hidden * element + (residuals if residuals <= KEPT_RESIDUALS else 0))
+    return int(logits + weight + 3 * rows * hidden * element) + _kept_logprobs(shape, settings, batch)
+
+
+def _kept_logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmetic) -> int:
+    """What the logprobs of a micro-batch's trained tokens keep for the backward pass."""
+    rows = batch.trained / settings.sizes.context
+    residuals = rows * shape.vocabulary / settings.sizes.tensor * settings.element
+    return int(2 * rows * shape.hidden * settings.element + (residuals if residuals <= KEPT_RESIDUALS else 0))

@@ -26,6 +26,7 @@ KEYS: dict[str, tuple[str, Any]] = {
     "dtensor_checkpoints": (f"{DTENSOR}.activation_checkpointing", False),
     "cpu_offload": (f"{DTENSOR}.cpu_offload", False),
     "freezes_router": (f"{MEGATRON}.freeze_moe_router", False),
+    "detaches_mtp": (f"{MEGATRON}.mtp_detach_heads", False),
     "distributed": (f"{MEGATRON}.optimizer.use_distributed_optimizer", False),
     "precision_aware": (f"{MEGATRON}.optimizer.use_precision_aware_optimizer", False),
     "exp_avg": (f"{MEGATRON}.optimizer.exp_avg_dtype", "float32"),
@@ -79,6 +80,7 @@ class MemorySettings:
     dtensor_checkpoints: bool = False
     cpu_offload: bool = False
     freezes_router: bool = False
+    detaches_mtp: bool = False
     distributed: bool = False
     precision_aware: bool = False
     exp_avg: str = "float32"

@@ -85,6 +85,7 @@ class ModelShape:
     Attributes:
         layers: the mixers of each layer: "*-" is attention and an MLP, "*E" attention and experts; hybrids have one.
         gated: MLPs and experts have a gate beside their up projection.
+        ahead: the mixers of each layer of a block of multi-token prediction, and `blocks` how many of those there are.
     """
 
     family: str
@@ -106,6 +107,8 @@ class ModelShape:
     latent: int = 0
     router_bias: bool = False
     mamba: MambaShape | None = None
+    ahead: tuple[str, ...] = ()
+    blocks: int = 0
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> ModelShape | None:
@@ -159,6 +162,8 @@ class ModelShape:
                 latent=number("moe_latent_size", default=0) if experts else 0,
                 router_bias=hybrid and experts > 0,
                 mamba=mamba,
+                ahead=tuple(pattern_of(config, "mtp_layers_block_type", "mtp_hybrid_override_pattern") or "*E"),
+                blocks=number("num_nextn_predict_layers", default=0) if hybrid else 0,
             )
         except (KeyError, ZeroDivisionError):
             return None
@@ -201,9 +206,21 @@ def held(shape: ModelShape, sizes: LayoutSizes, stage: int, *, frozen_router: bo
         total += _of_mixer(shape, mixer, sizes, frozen_router=frozen_router) * count
     embedding = -(-shape.vocabulary // sizes.tensor) * shape.hidden
     last = stage == sizes.pipeline - 1
-    # A tied output layer is the embedding, of which the last of several stages has a copy.
+    # A tied output layer is the embedding, of which the last of several stages has a copy; so has multi-token
+    # prediction, which is there too.
     copies = int(stage == 0) + int(last and (not shape.tied or sizes.pipeline > 1))
+    copies += int(last and sizes.mtp_layers > 0 and sizes.pipeline > 1)
     return total + Held(dense=copies * embedding + (shape.hidden if last else 0))
+
+
+def held_ahead(shape: ModelShape, sizes: LayoutSizes, stage: int) -> Held:
+    """Of the blocks of multi-token prediction, where they are trained; their router always is."""
+    if not sizes.mtp_layers or not shape.blocks or stage != sizes.pipeline - 1:
+        return Held()
+    block = Held(dense=(2 * shape.hidden + 3) * shape.hidden)
+    for mixer in mixers(shape.ahead):
+        block += _of_mixer(shape, mixer, sizes, frozen_router=False)
+    return block * shape.blocks
 
 
 def layers_of(shape: ModelShape, stages: int, stage: int) -> tuple[str, ...]:

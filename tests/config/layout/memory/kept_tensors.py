@@ -50,6 +50,19 @@ def kept_bytes(policy: Any, rows: int, group: int) -> tuple[int, int]:
     return kept, layout.token_ids.shape[0]
 
 
+def kept_ahead_bytes(policy: Any, rows: int, depths: int) -> tuple[int, int]:
+    """(bytes kept by multi-token prediction, the model's own last states among them, tokens of the micro-batch)."""
+    layout = build_layout(equal_rows(rows, 1), range(rows), ahead=depths)
+    weights = {tensor.untyped_storage().data_ptr() for tensor in policy.model.parameters()}
+    hidden = policy.model(layout)
+
+    def run() -> Any:
+        return list(policy.model.predict_ahead(hidden, layout))
+
+    kept, _ = _kept(run, lambda tensor: tensor.untyped_storage().data_ptr() in weights)
+    return kept, layout.token_ids.shape[0]
+
+
 def kept_by_transformers(policy: Any, rows: int) -> int:
     """Bytes kept by a forward pass of a dtensor policy over rows without padding; gathered weights left out."""
     shapes = {tuple(parameter.shape) for parameter in policy.model.parameters()}

@@ -7,10 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from nemotron_steps.config.layout.memory.activations import kept, kept_by_all, kept_to_recompute
+from nemotron_steps.config.layout.memory.activations import (
+    Kept,
+    inputs_ahead,
+    kept,
+    kept_ahead,
+    kept_before_ahead,
+    kept_by_all,
+    kept_to_recompute,
+)
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from tests.config.layout.memory.kept_tensors import built, kept_by_transformers, kept_bytes
+from tests.config.layout.memory.kept_tensors import built, kept_ahead_bytes, kept_by_transformers, kept_bytes
 from tests.config.layout.memory.shapes import flat
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
@@ -56,6 +64,19 @@ def test_kept_tensors_are_predicted(name, precision, megatron, folders):
     }
     settings = MemorySettings.read(flat(values).get)
     assert predicted(shape, settings, tokens, 32) == pytest.approx(counted, rel=WITHIN if name in HYBRIDS else 0.001)
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_multi_token_prediction_keeps_is_predicted(precision, recomputed, tmp_path):
+    hybrid_twins.write_hybrid("mtp", tmp_path, hidden_size=128, head_dim=32)
+    megatron = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True, "activation_checkpointing": recomputed}
+    counted, tokens = kept_ahead_bytes(built(tmp_path, precision, megatron), 32, 2)
+    shape = ModelShape.read(json.loads((tmp_path / "config.json").read_text()))
+    settings = MemorySettings.read(flat({"policy": {"precision": precision, "megatron_cfg": megatron}}).get)
+    one = (inputs_ahead if recomputed else kept_ahead)(shape, settings)
+    once = kept_before_ahead(shape, settings) + (kept_by_all(shape, settings) if recomputed else Kept())
+    assert once.of(tokens) + 2 * one.of(tokens, 32) == pytest.approx(counted, rel=WITHIN)
 
 
 @pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])

@@ -49,6 +49,18 @@ CASES = {
         "bfloat16",
         4,
     ),
+    "prediction": ("mtp", {"mtp_num_layers": 1}, "bfloat16", 1),
+    "prediction, detached, float32": ("mtp", {"mtp_num_layers": 1, "mtp_detach_heads": True}, "float32", 1),
+    "prediction, experts, tensor, pipeline, frozen router": (
+        "mtp",
+        {
+            **{**EXPERT, **TENSOR, **PIPELINE, **DISTRIBUTED},
+            **{"sequence_parallel": True, "freeze_moe_router": True, "mtp_detach_heads": True},
+            **{"mtp_num_layers": 3, "mtp_use_repeated_layer": True},
+        },
+        "bfloat16",
+        4,
+    ),
     "precision-aware": ("qwen3", {"optimizer": NARROW}, "bfloat16", 1),
     "offloaded": ("qwen3", {"optimizer": OFFLOADED}, "bfloat16", 1),
 }
