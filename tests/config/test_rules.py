@@ -114,6 +114,8 @@ RUN: list[dict[str, Any]] = [
 ]  # fmt: skip
 LINEAR = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.1, "total_iters": 10}}
 POLICY: list[dict[str, Any]] = [
+    {"policy.megatron_cfg.mtp_num_layers": 1, "policy.megatron_cfg.mtp_loss_scaling_factor": 0.0},
+    {"policy.megatron_cfg.mtp_num_layers": 1, **DTENSOR},
     {"policy.megatron_cfg.scheduler.lr_decay_style": "cosine", "policy.megatron_cfg.scheduler.lr_decay_iters": 5,
      "policy.megatron_cfg.scheduler.lr_warmup_iters": 5},
     {"policy.megatron_cfg.scheduler.lr_decay_iters": 5},
