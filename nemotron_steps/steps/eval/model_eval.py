@@ -18,8 +18,9 @@ def run(context: StepContext[EvalConfig]) -> None:
     config = context.config
     if config.model is None or config.data.data_path is None:
         missing = "model" if config.model is None else "data.data_path"
-        port = "model" if config.model is None else "prompts"
-        raise ConfigError("nothing to evaluate", where=missing, hints=[f"--input {port}=PATH"])
+        mends = ["--input prompts=FOLDER   # with heldout.jsonl, the split that is graded", "data.data_path=FILE.jsonl"]
+        mends = ["--input model=PATH"] if config.model is None else mends
+        raise ConfigError("nothing to evaluate", where=missing, hints=mends)
     rows = read_rows(config.data.data_path)[: config.evaluation.max_prompts]
     context.tracker.progress(f"grading {len(rows)} prompts", 0, None)
     only = config.evaluation.environment
