@@ -166,8 +166,26 @@ def test_a_twin_has_nothing_that_is_equal_by_being_constant():
         ({"layers_block_type": ["mamba", "rnn"], "num_hidden_layers": 2}, ArtifactError, "rnn"),
         ({"hybrid_override_pattern": None}, ArtifactError, "layers_block_type"),
         ({"ssm_state_size": None}, ArtifactError, "lacks ssm_state_size"),
-        ({"ssm_state_size": "many"}, ArtifactError, "malformed"),
-        ({"chunk_size": 0}, ArtifactError, "chunk_size is 0"),
+        ({"ssm_state_size": "many"}, ArtifactError, "ssm_state_size is no count"),
+        ({"chunk_size": 0}, ArtifactError, "chunk_size is no count"),
+        ({"hidden_size": 2688.5}, ArtifactError, "hidden_size is no count"),
+        ({"vocab_size": True}, ArtifactError, "vocab_size is no count"),
+        ({"head_dim": 0}, ArtifactError, "head_dim is no count"),
+        ({"num_nextn_predict_layers": -1}, ArtifactError, "num_nextn_predict_layers is no count"),
+        ({"n_group": 0}, ArtifactError, "n_group is no count"),
+        ({"topk_group": 0}, ArtifactError, "topk_group is no count"),
+        ({"num_experts_per_tok": 129}, ArtifactError, "num_experts_per_tok to at most 128"),
+        ({"num_key_value_heads": 3}, ArtifactError, "num_key_value_heads to a divisor of 32"),
+        ({"layer_norm_epsilon": "small"}, ArtifactError, "layer_norm_epsilon is out of range"),
+        ({"time_step_limit": [1]}, ArtifactError, "time_step_limit is malformed"),
+        ({"time_step_limit": [1.0, 0.1]}, ArtifactError, "time_step_limit leaves no time step"),
+        ({"hybrid_override_pattern": 52}, ArtifactError, "hybrid_override_pattern is malformed"),
+        ({"layers_block_type": "mamba"}, ArtifactError, "layers_block_type is malformed"),
+        (
+            {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*X"},
+            ArtifactError,
+            "mtp_hybrid_override_pattern",
+        ),
         ({"mamba_num_heads": 60}, ArtifactError, "Mamba heads do not divide evenly over groups"),
         ({"n_group": 3}, ArtifactError, "experts do not divide evenly over router groups"),
         ({"n_group": 32, "topk_group": 1}, ArtifactError, "num_experts_per_tok"),
@@ -175,13 +193,14 @@ def test_a_twin_has_nothing_that_is_equal_by_being_constant():
         ({"n_group": 128, "topk_group": 64}, ArtifactError, "router groups of one expert"),
         ({"mlp_hidden_act": "gelu"}, UnsupportedError, "mlp_hidden_act"),
         ({"use_bias": True}, UnsupportedError, "use_bias"),
-        ({"n_shared_experts": 2}, UnsupportedError, "shared expert"),
+        ({"n_shared_experts": 2}, UnsupportedError, "n_shared_experts"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_by_name(changes, error, said):
     with pytest.raises(error) as refused:
         Architecture.from_config({**NANO, **changes}, where="here/config.json")
     assert said in str(refused.value) and "here/config.json" in str(refused.value)
+    assert refused.value.code and refused.value.hints
 
 
 @pytest.mark.parametrize("old_config", [False, True])

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of, time_step_limit
-from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
+from nemotron_steps.models.families.config_values import ConfigValues
 from nemotron_steps.models.mapping import Layout, Parameter
 
 CARRIED = "mtp."
@@ -28,71 +29,58 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         ArtifactError: a required key is missing or malformed, or two of them do not go together.
     """
     _refuse_unsupported(config, where)
-    try:
-        pattern = _pattern(config, "hybrid_override_pattern", "layers_block_type", where)
-        if not pattern:
-            raise KeyError("layers_block_type (or hybrid_override_pattern)")
-        layers = config.get("num_hidden_layers")
-        if layers is not None and int(layers) != len(pattern):
-            raise ArtifactError(
-                "the layer pattern has another length than num_hidden_layers",
-                where=where,
-                expected=f"{int(layers)} layers",
-                found=f"{len(pattern)}: {pattern}",
-                hints=(f"set num_hidden_layers to {len(pattern)} in config.json, or mend the pattern",),
-            )
-        mtp_layers = int(config.get("num_nextn_predict_layers") or 0)
-        mtp_pattern = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type", where) or "*E"
-        experts = "E" in pattern
-        if experts and config.get("n_shared_experts", 1) != 1:
-            raise UnsupportedError(
-                "only one shared expert is implemented",
-                where=where,
-                expected="1",
-                found=str(config["n_shared_experts"]),
-            )
-        heads = int(config["num_attention_heads"])
-        architecture = Architecture(
-            family="nemotron_h",
-            hidden_size=int(config["hidden_size"]),
-            num_layers=len(pattern),
-            num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            # Not hidden_size / num_attention_heads: where a file says nothing, transformers takes 128.
-            head_dim=int(config.get("head_dim") or config.get("attention_head_dim") or 128),
-            ffn_hidden_size=int(config["intermediate_size"]),
-            vocab_size=int(config["vocab_size"]),
-            rope_theta=float(config.get("rope_theta") or 10000.0),
-            norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
-            max_position_embeddings=int(config["max_position_embeddings"]),
-            # Neither transformers nor vLLM ties these, whatever tie_word_embeddings says: lm_head is always there.
-            tied_embeddings=False,
-            initializer_range=float(config.get("initializer_range", 0.02)),
-            num_experts=_count(config, "n_routed_experts", "num_local_experts") if experts else 0,
-            experts_per_token=int(config["num_experts_per_tok"]) if experts else 0,
-            moe_ffn_hidden_size=int(config["moe_intermediate_size"]) if experts else 0,
-            norm_topk_prob=bool(config.get("norm_topk_prob", True)),
-            router_bias=experts,
-            pattern=pattern,
-            mamba=_mamba(config, where) if "M" in pattern else None,
-            activation="relu2",
-            rotary=False,
-            router_score="sigmoid",
-            router_groups=int(config.get("n_group") or 1) if experts else 1,
-            router_top_groups=int(config.get("topk_group") or 1) if experts else 1,
-            routed_scaling_factor=float(config.get("routed_scaling_factor", 1.0)) if experts else 1.0,
-            shared_ffn_hidden_size=int(config["moe_shared_expert_intermediate_size"]) if experts else 0,
-            moe_latent_size=int(config.get("moe_latent_size") or 0) if experts else 0,
-            mtp_pattern=mtp_pattern if mtp_layers else "",
-            mtp_layers=mtp_layers,
+    values = ConfigValues(config, where)
+    pattern = _pattern(config, "hybrid_override_pattern", "layers_block_type", values)
+    if not pattern:
+        named = "layers_block_type (or hybrid_override_pattern)"
+        raise values.refusal(f"config.json lacks {named}", "one kind for each layer", "no such key")
+    layers = values.count("num_hidden_layers", default=len(pattern))
+    if layers != len(pattern):
+        raise values.refusal(
+            "the layer pattern has another length than num_hidden_layers",
+            f"{layers} layers",
+            f"{len(pattern)}: {pattern}",
+            f"set num_hidden_layers to {len(pattern)}, or mend the pattern,",
         )
-    except KeyError as error:
-        raise ArtifactError(f"config.json lacks {error.args[0]}", where=where) from error
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ArtifactError):
-            raise
-        raise ArtifactError("config.json has a malformed value", where=where, found=str(error)) from error
-    _refuse_uneven(architecture, where)
+    mtp_layers = values.count("num_nextn_predict_layers", least=0, default=0)
+    mtp_pattern = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type", values) or "*E"
+    experts = "E" in pattern
+    heads = values.count("num_attention_heads")
+    architecture = Architecture(
+        family="nemotron_h",
+        hidden_size=values.count("hidden_size"),
+        num_layers=len(pattern),
+        num_attention_heads=heads,
+        num_key_value_heads=values.count("num_key_value_heads", default=heads),
+        # Not hidden_size / num_attention_heads: where a file says nothing, transformers takes 128.
+        head_dim=values.count("head_dim", "attention_head_dim", default=128),
+        ffn_hidden_size=values.count("intermediate_size", least=int("-" in pattern)),
+        vocab_size=values.count("vocab_size"),
+        rope_theta=values.number("rope_theta", 10000.0, least=0),
+        norm_eps=values.number("layer_norm_epsilon", 1e-5, least=0),
+        max_position_embeddings=values.count("max_position_embeddings"),
+        # Neither transformers nor vLLM ties these, whatever tie_word_embeddings says: lm_head is always there.
+        tied_embeddings=False,
+        initializer_range=values.number("initializer_range", 0.02, least=0),
+        num_experts=values.count("n_routed_experts", "num_local_experts") if experts else 0,
+        experts_per_token=values.count("num_experts_per_tok") if experts else 0,
+        moe_ffn_hidden_size=values.count("moe_intermediate_size") if experts else 0,
+        norm_topk_prob=bool(config.get("norm_topk_prob", True)),
+        router_bias=experts,
+        pattern=pattern,
+        mamba=_mamba(config, values) if "M" in pattern else None,
+        activation="relu2",
+        rotary=False,
+        router_score="sigmoid",
+        router_groups=values.count("n_group", default=1) if experts else 1,
+        router_top_groups=values.count("topk_group", default=1) if experts else 1,
+        routed_scaling_factor=values.number("routed_scaling_factor", 1.0) if experts else 1.0,
+        shared_ffn_hidden_size=values.count("moe_shared_expert_intermediate_size") if experts else 0,
+        moe_latent_size=values.count("moe_latent_size", least=0, default=0) if experts else 0,
+        mtp_pattern=mtp_pattern if mtp_layers else "",
+        mtp_layers=mtp_layers,
+    )
+    _refuse_uneven(architecture, values)
     return architecture
 
 
@@ -211,101 +199,103 @@ def _prediction_block(architecture: Architecture, block: int) -> Iterator[Parame
 _LAYERS = {"M": _mamba_layer, "*": _attention_layer, "-": _mlp_layer, "E": _experts_layer}
 
 
-def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, where: str) -> str:
+def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, values: ConfigValues) -> str:
     """One letter a layer, from whichever of the two keys there is; empty where neither is."""
+    for key, kind, called in ((as_list, list | tuple, "a list of names"), (as_string, str, "a string of letters")):
+        stated = config.get(key)
+        if stated is not None and not isinstance(stated, kind):
+            raise values.refusal(f"{key} is malformed", called, str(stated))
     pattern = pattern_of(config, as_list, as_string)
     if UNKNOWN not in pattern:
         return pattern
     if config.get(as_list) is not None:
         unknown = sorted({str(name) for name in config[as_list] if str(name) not in LETTERS})
-        raise ArtifactError(
-            f"{as_list} names layers that do not exist",
-            where=where,
-            expected=" | ".join(LETTERS),
-            found=", ".join(unknown),
+        raise values.refusal(
+            f"{as_list} names layers that do not exist", " | ".join(LETTERS), ", ".join(unknown), f"mend {as_list}"
         )
     letters = sorted(set(config[as_string]) - set(KINDS))
-    raise ArtifactError(
+    raise values.refusal(
         f"{as_string} has letters that stand for no layer",
-        where=where,
-        expected=", ".join(f"{letter} {kind}" for letter, kind in KINDS.items()),
-        found=f"{' '.join(letters)} in {config[as_string]}",
+        ", ".join(f"{letter} {kind}" for letter, kind in KINDS.items()),
+        f"{' '.join(letters)} in {config[as_string]}",
+        f"mend {as_string}",
     )
 
 
-def _mamba(config: Mapping[str, Any], where: str) -> Mamba2:
+def _mamba(config: Mapping[str, Any], values: ConfigValues) -> Mamba2:
+    try:
+        least, most = time_step_limit(config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise values.refusal(
+            "time_step_limit is malformed", "two numbers", str(config.get("time_step_limit"))
+        ) from error
+    if not least <= most:
+        raise values.refusal("time_step_limit leaves no time step", "its least number first", f"{least:g}, {most:g}")
     return Mamba2(
-        num_heads=_count(config, "mamba_num_heads"),
-        head_dim=_count(config, "mamba_head_dim"),
-        state_size=_count(config, "ssm_state_size"),
-        num_groups=_count(config, "n_groups", "mamba_n_groups"),
-        conv_kernel=_count(config, "conv_kernel", "mamba_d_conv"),
-        chunk_size=_count(config, "chunk_size", "mamba_chunk_size"),
-        time_step_limit=time_step_limit(config),
+        num_heads=values.count("mamba_num_heads"),
+        head_dim=values.count("mamba_head_dim"),
+        state_size=values.count("ssm_state_size"),
+        num_groups=values.count("n_groups", "mamba_n_groups"),
+        conv_kernel=values.count("conv_kernel", "mamba_d_conv"),
+        chunk_size=values.count("chunk_size", "mamba_chunk_size"),
+        time_step_limit=(least, most),
         conv_bias=bool(config.get("mamba_conv_bias", config.get("use_conv_bias", True))),
     )
 
 
-def _count(config: Mapping[str, Any], *names: str) -> int:
-    """The value of the first of these keys that is there. KeyError if none is, ValueError if it counts nothing."""
-    name = next((name for name in names if config.get(name) is not None), None)
-    if name is None:
-        raise KeyError(names[0])
-    if int(config[name]) < 1:
-        raise ValueError(f"{name} is {config[name]}, not at least 1")
-    return int(config[name])
-
-
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
-    for key, only in (("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")):
-        if config.get(key, only) != only:
-            raise UnsupportedError(
-                f"this {key} is not implemented for nemotron_h", where=where, expected=only, found=str(config[key])
-            )
-    for key in (*_BIASES, "residual_in_fp32", "sliding_window"):
-        if config.get(key):
-            raise UnsupportedError(
-                f"{key} is not implemented for nemotron_h", where=where, expected="false", found=str(config[key])
-            )
-
-
-def _refuse_uneven(architecture: Architecture, where: str) -> None:
-    """Counts of one model that must divide each other."""
-    uneven = [
-        ("attention heads", architecture.num_attention_heads, "key-value heads", architecture.num_key_value_heads)
-    ]
-    if architecture.mamba is not None:
-        uneven.append(("Mamba heads", architecture.mamba.num_heads, "groups", architecture.mamba.num_groups))
-    if architecture.is_moe:
-        uneven.append(("experts", architecture.num_experts, "router groups", architecture.router_groups))
-    for many, count, few, of in uneven:
-        if of < 1 or count % of:
-            raise ArtifactError(
-                f"{many} do not divide evenly over {few}",
-                where=where,
-                expected=f"a multiple of {of}",
-                found=str(count),
-            )
-    groups, top_groups = architecture.router_groups, architecture.router_top_groups
-    if not 1 <= top_groups <= groups:
-        raise ArtifactError(
-            "a token cannot choose from as many router groups as topk_group says",
+    """UnsupportedError for what the published models do not have, and nothing here computes."""
+    only: dict[str, Any] = {"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"}
+    only |= dict.fromkeys((*_BIASES, "residual_in_fp32", "sliding_window"), False)
+    # Of models without experts the number of shared ones says nothing.
+    only |= {"n_shared_experts": 1} if "E" in pattern_of(config) else {}
+    for key, known in only.items():
+        stated = config.get(key, known)
+        if stated == known or (known is False and not stated):
+            continue
+        expected = str(known).lower()
+        raise UnsupportedError(
+            f"this {key} is not implemented for nemotron_h",
             where=where,
-            expected=f"1 to n_group={groups}",
-            found=str(top_groups),
+            expected=expected,
+            found=str(stated),
+            hints=(f"--input policy=PATH   # a model whose config.json has {key} {expected}",),
+        )
+
+
+def _refuse_uneven(architecture: Architecture, values: ConfigValues) -> None:
+    """Counts of one model that must divide each other."""
+    heads, shared = architecture.num_attention_heads, architecture.num_key_value_heads
+    uneven = [("attention heads", heads, "key-value heads", "num_key_value_heads", shared)]
+    if (mamba := architecture.mamba) is not None:
+        uneven.append(("Mamba heads", mamba.num_heads, "groups", "n_groups", mamba.num_groups))
+    groups, top_groups = architecture.router_groups, architecture.router_top_groups
+    if architecture.is_moe:
+        uneven.append(("experts", architecture.num_experts, "router groups", "n_group", groups))
+    for many, count, few, key, of in uneven:
+        if count % of:
+            mend = f"set {key} to a divisor of {count}"
+            raise values.refusal(f"{many} do not divide evenly over {few}", f"a multiple of {of}", str(count), mend)
+    if top_groups > groups:
+        raise values.refusal(
+            "a token cannot choose from as many router groups as topk_group says",
+            f"1 to n_group={groups}",
+            str(top_groups),
+            f"set topk_group to {groups}",
         )
     if top_groups < groups and architecture.num_experts < 2 * groups:
-        raise ArtifactError(
+        most = max(each for each in range(1, groups) if architecture.num_experts % each == 0)
+        raise values.refusal(
             "router groups of one expert cannot be ranked, which goes by the two best of each",
-            where=where,
-            expected=f"n_group of at most {architecture.num_experts // 2}",
-            found=str(groups),
+            f"n_group of at most {architecture.num_experts // 2}",
+            str(groups),
+            f"set n_group to {most} and topk_group to at most that",
         )
     most = architecture.num_experts // groups * top_groups
-    if architecture.is_moe and not 1 <= architecture.experts_per_token <= most:
-        raise ArtifactError(
+    if architecture.is_moe and architecture.experts_per_token > most:
+        raise values.refusal(
             "a token cannot have as many experts as num_experts_per_tok says",
-            where=where,
-            expected=f"1 to {most}: the experts of {top_groups} router groups",
-            found=str(architecture.experts_per_token),
+            f"1 to {most}: the experts of {top_groups} router groups",
+            str(architecture.experts_per_token),
+            f"set num_experts_per_tok to at most {most}",
         )

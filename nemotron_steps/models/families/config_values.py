@@ -1,0 +1,59 @@
+"""The values of a config.json, checked where they are read: an error says what key holds what, and what mends it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.errors import ArtifactError
+
+
+class ConfigValues:
+    """Reads a parsed config.json.
+
+    Args:
+        config: its keys.
+        where: of the file, for errors.
+    """
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self._config, self._where = config, where
+
+    def count(self, *names: str, least: int = 1, default: int | None = None) -> int:
+        """The whole number under the first of these keys that is there and not null; ArtifactError for any other."""
+        name = self._first(names, required=default is None)
+        if name is None:
+            assert default is not None
+            return default
+        value = self._config[name]
+        if type(value) is not int or value < least:
+            raise self.refusal(f"{name} is no count", f"a whole number of at least {least}", str(value))
+        return value
+
+    def number(self, name: str, default: float, *, least: float = -math.inf) -> float:
+        """The number under a key, above `least`; ArtifactError for anything else."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < math.inf:
+            above = "" if least == -math.inf else f" above {least:g}"
+            raise self.refusal(f"{name} is out of range", f"a number{above}", str(value))
+        return float(value)
+
+    def refusal(self, what: str, expected: str, found: str, *mends: str) -> ArtifactError:
+        """The error for values that a model cannot have.
+
+        Args:
+            mends: what to do; without any the published file is the mend.
+        """
+        published = f"hf download MODEL config.json --local-dir {Path(self._where).parent}   # as it was published"
+        hints = (*(f"{mend} in {self._where}" for mend in mends), published)
+        return ArtifactError(what, where=self._where, expected=expected, found=found, hints=hints)
+
+    def _first(self, names: tuple[str, ...], *, required: bool) -> str | None:
+        name = next((name for name in names if self._config.get(name) is not None), None)
+        if name is None and required:
+            raise self.refusal(f"config.json lacks {names[0]}", names[0], "no such key")
+        return name
