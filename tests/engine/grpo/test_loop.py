@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from nemotron_steps.engine.checkpoints import deadline
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.rollouts.data import read_rows
@@ -184,6 +187,16 @@ def test_time_spent_before_training_counts_against_the_runs_time(asynchronous, t
     with pytest.raises(RetryableError, match="time is over") as caught:
         run_loop(start(config_of(task, 9, **changes), tmp_path, [], begun_s_ago=3600.0))
     assert caught.value.found == "1 trained"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_what_loading_took_is_not_expected_of_the_next_step(asynchronous, task, tmp_path, monkeypatch):
+    ahead = [0.0]
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
+    changes = {"grpo__async_grpo__enabled": asynchronous, "checkpointing__checkpoint_must_save_by": "01:00"}
+    run = start(config_of(task, 2, **changes), tmp_path, [])
+    ahead[0] = 2000.0  # of the hour; steps that took as long would not fit in
+    assert run_loop(run)["steps"] == 2
 
 
 def test_checkpoints_may_be_ranked_by_a_validation_that_is_still_to_come_but_not_by_what_never_comes(task, tmp_path):
