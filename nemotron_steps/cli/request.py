@@ -339,7 +339,7 @@ class Workbench:
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
         from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
-        from nemotron_steps.resolver.foreign_data import holds_no_rows, refusal
+        from nemotron_steps.resolver.foreign_data import holds_no_rows, looks_like_prompts, refusal
         from nemotron_steps.resolver.plan import SuppliedInput
 
         types = self.registry.types
@@ -348,6 +348,8 @@ class Workbench:
         if not any(has_validator(name) for name in ancestors):
             return SuppliedInput(ref, wanted_type)
         found = sniff_type(path)
+        if found != "rl_prompts" and wanted_type in ("rl_prompts", "prompt_data") and looks_like_prompts(path):
+            return SuppliedInput(ref, "prompt_data")
         # Rows are read and checked when the step opens them; anything else is cheap to look at now.
         if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
             raise refusal(path, ref, wanted_type, self.registry)

@@ -66,20 +66,20 @@ def test_data_that_is_no_artifact_is_refused_by_the_plan(
     cli: Cli, workplace: Path, kind: str, said: str, command: str | None
 ) -> None:
     path = given(workplace, kind)
-    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{path.name}", "--json")
+    refused = cli("plan", "sft/automodel", "-c", "tiny", "--input", f"chats=./{path.name}", "--json")
     assert refused.code == 2
     (problem,) = refused.json["error"]["problems"]
-    assert problem["what"] == f"'./{path.name}' is {said}, not rl_prompts"
-    assert problem["where"] == f"--input prompts=./{path.name}"
-    assert "responses_create_params" in problem["expected"]
+    assert problem["what"] == f"'./{path.name}' is {said}, not sft_chats"
+    assert problem["where"] == f"--input chats=./{path.name}"
+    assert '"messages"' in problem["expected"]
     if command is not None:
-        assert command in problem["hints"][0] and problem["hints"][1].startswith("steps run data_prep/rl_prep --input")
+        assert command in problem["hints"][0] and problem["hints"][1].startswith("steps run data_prep/sft_prep --input")
 
 
 @pytest.mark.parametrize("kind", ["rows.csv", "rows.tsv", "rows.json", "rows.txt"])
 def test_the_commands_of_the_hints_work(cli: Cli, workplace: Path, kind: str) -> None:
     given(workplace, kind)
-    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{kind}", "--json")
+    refused = cli("plan", "sft/automodel", "-c", "tiny", "--input", f"chats=./{kind}", "--json")
     convert, prepare, *_ = refused.json["error"]["problems"][0]["hints"]
     convert = convert.replace("python -c", f"{sys.executable} -c", 1)
     subprocess.run(["bash", "-c", convert], check=True, cwd=workplace, timeout=60)
@@ -89,8 +89,27 @@ def test_the_commands_of_the_hints_work(cli: Cli, workplace: Path, kind: str) ->
     assert planned.code == 0 and planned.json["steps"][0]["inputs"]["source"]["ref"] == "rows.jsonl"
 
 
+@pytest.mark.parametrize(
+    "kind", ["rows.csv", "rows.tsv", "rows.json", "rows.parquet", "folder_of_parquet", "saved", "rows.jsonl.gz"]
+)
+def test_a_table_of_prompts_is_imported(cli: Cli, workplace: Path, kind: str) -> None:
+    path = given(workplace, kind)
+    planned = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{path.name}", "--json")
+    assert planned.code == 0, planned.err
+    first = planned.json["steps"][0]
+    assert (first["step"], first["inserted"]) == ("data_prep/import_prompts", True)
+
+
+@pytest.mark.parametrize("kind", ["empty.jsonl", "notes.md", "nothing"])
+def test_what_holds_no_prompts_is_refused(cli: Cli, workplace: Path, kind: str) -> None:
+    path = given(workplace, kind)
+    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{path.name}", "--json")
+    assert refused.code == 2
+    assert "not rl_prompts" in refused.json["error"]["problems"][0]["what"]
+
+
 def test_rows_of_another_shape_are_shown_the_right_one(cli: Cli, workplace: Path) -> None:
-    (workplace / "rows.jsonl").write_text('{"question": "1+1"}\n')
+    (workplace / "rows.jsonl").write_text('{"text": "1+1"}\n')
     refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", "prompts=rows.jsonl")
     assert refused.code == 2 and "error[E302]" in refused.err
     assert 'rows like {"responses_create_params"' in refused.err

@@ -137,6 +137,6 @@ def test_ports_that_name_model_families_name_the_table() -> None:
         for port in step.consumes
         if "model_type" in port.attributes
     }
-    assert len(named) == 7 and all(families == [*FAMILIES] for families in named.values())
+    assert named and all(families == [*FAMILIES] for families in named.values())
     for file in Path(builtin_pack_root(), "manifests").rglob("*.toml"):
         assert not re.search(r'model_type = (?!"@families"|"model family)', file.read_text()), file

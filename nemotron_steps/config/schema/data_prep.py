@@ -308,3 +308,28 @@ class PreferencePrepConfig(DataPrepConfig):
         )
         refuse([made_up])
         return self
+
+
+class PromptDataConfig(Section):
+    """`dataset.*`: prompts as another trainer, or a table, has them."""
+
+    path: str | None = None
+    """A file or folder of JSON Lines, Parquet, CSV, a JSON list, or a folder that `datasets` saved; the dataset input
+    fills it in."""
+
+
+class ImportPromptsConfig(Section):
+    """Config of `data_prep/import_prompts`."""
+
+    dataset: PromptDataConfig = PromptDataConfig()
+    prompt_column: str | None = None
+    """None: told from the columns' names."""
+    system: str | None = None
+    """A system message before every prompt that has none."""
+    rows: SplitRows = SplitRows(validation=0)
+    sample: PositiveInt | None = None
+    """Rows read at most."""
+    max_refused_share: float = Field(0.0, ge=0, le=1)
+    """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
+    num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
+    """Processes. None: one for each processor."""

@@ -5,7 +5,9 @@ Nothing here holds more than one row, or one batch of a columnar file.
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
@@ -55,7 +57,7 @@ def parts_of(file: DataFile) -> list[Part]:
             sizes = [groups.row_group(i).total_byte_size for i in range(groups.num_row_groups)]
         share = file.size / max(sum(sizes), 1)
         return [Part(file, i, i + 1, round(size * share)) for i, size in enumerate(sizes)]
-    if file.kind in ("gzip", "arrow"):
+    if file.kind in ("gzip", "arrow", "csv", "list"):
         return [Part(file, 0, file.size, file.size)]
     starts = range(0, max(file.size, 1), PART_BYTES)
     ends = [min(start + PART_BYTES, file.size) for start in starts]
@@ -73,6 +75,9 @@ def lines_of(part: Part) -> Iterator[tuple[int, bytes]]:
     with _opened(file) as opened:
         if file.kind in ("parquet", "arrow"):
             yield from enumerate(_columnar_lines(part, opened), start=1)
+            return
+        if file.kind in ("csv", "list"):
+            yield from enumerate(_table_lines(part, opened), start=1)
             return
         try:
             yield from enumerate(_text_lines(part, opened), start=1)
@@ -117,6 +122,29 @@ def _columnar_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
             for start in range(0, batch.num_rows, _BATCH):
                 for row in batch.slice(start, _BATCH).to_pylist():
                     yield _encode(row) + b"\n"
+
+
+def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
+    """Rows of a table as text, every value a text; or of a list in one JSON document, which is read whole."""
+    path = part.file.path
+    try:
+        if part.file.kind == "list":
+            for row in _decode(file.read()):
+                yield _encode(row) + b"\n"
+            return
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        reader = csv.DictReader(text, delimiter="\t" if path.endswith(".tsv") else ",", strict=True)
+        for row in reader:
+            if None in row or None in row.values():
+                raise DataError(
+                    "the line has another number of columns than the header",
+                    where=f"{path}:{reader.line_num}",
+                    expected=f"{len(reader.fieldnames or ())} columns",
+                )
+            yield _encode(row) + b"\n"
+    except (csv.Error, UnicodeDecodeError, msgspec.DecodeError) as error:
+        kind = "table" if part.file.kind == "csv" else "list"
+        raise DataError(f"the {kind} cannot be read", where=path, found=str(error)) from error
 
 
 @contextmanager

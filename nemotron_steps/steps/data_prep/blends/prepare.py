@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
-from nemotron_steps.config.schema.data_prep import DataPrepConfig
+from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
@@ -79,10 +79,30 @@ def sources_of(config: DataPrepConfig) -> list[Source]:
     return [Source("jsonl", data_files(config.jsonl.path, key="jsonl.path"))]
 
 
+class Preparation(Protocol):
+    """How sources become splits: a config's keys."""
+
+    @property
+    def rows(self) -> SplitRows:
+        """Rows of each split."""
+
+    @property
+    def sample(self) -> int | None:
+        """Rows of each source at most."""
+
+    @property
+    def max_refused_share(self) -> float:
+        """Above it nothing is written."""
+
+    @property
+    def num_workers(self) -> int | None:
+        """Processes; None for one a processor."""
+
+
 def prepare(
     sources: Sequence[Source],
     work: RowWork,
-    preparation: DataPrepConfig,
+    preparation: Preparation,
     *,
     folder: Path,
     files: Mapping[Split, str],
@@ -92,7 +112,6 @@ def prepare(
     """Write the split files and the accounts. Returns split → rows.
 
     Args:
-        preparation: its rows, sample, max_refused_share and num_workers.
         folder: gets the files.
         files: split → file in it.
         staging: where shards are kept until everything is written.
@@ -135,7 +154,7 @@ def prepare(
 
 
 def _shards(
-    sources: Sequence[Source], work: RowWork, preparation: DataPrepConfig, staging: Path, tracker: Tracker
+    sources: Sequence[Source], work: RowWork, preparation: Preparation, staging: Path, tracker: Tracker
 ) -> list[DataSet]:
     tasks = [
         [

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from nemotron_steps.artifacts.models import MANIFEST_NAME
 from nemotron_steps.errors import DataError, RetryableError, StepsError
 from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_folder, hub_name
 
-Kind = Literal["jsonl", "gzip", "parquet", "arrow"]
+Kind = Literal["jsonl", "gzip", "parquet", "arrow", "csv", "list"]
 
 SUFFIXES: dict[str, Kind] = {
     ".jsonl": "jsonl",
@@ -25,6 +26,8 @@ SUFFIXES: dict[str, Kind] = {
     ".ndjson.gz": "gzip",
     ".json.gz": "gzip",
     ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
 }
 _MAGIC: dict[bytes, Kind] = {b"\x1f\x8b": "gzip", b"PAR1": "parquet"}
 _SPLIT_NAMES = re.compile(r"train|training|validation|valid|val|dev|test|testing|eval|evaluation", re.IGNORECASE)
@@ -106,6 +109,9 @@ def _below(root: Path, key: str) -> list[DataFile]:
             kind = _kind_of_name(file.name)
             if kind is not None and file.is_file():
                 files.append(_local(file, file.relative_to(root).as_posix(), kind))
+        alone = [file for file in root.rglob("*.json") if file.name != MANIFEST_NAME]
+        if not files and len(alone) == 1:  # a list that was named by hand, in the home
+            files = [_local(alone[0], alone[0].name, _kind_of_file(alone[0]))]
     if not files:
         raise _nothing(str(root), key)
     return files
@@ -208,7 +214,7 @@ def _nothing(path: str, key: str) -> DataError:
     return DataError(
         "there is no JSON Lines data at the given path",
         where=key,
-        expected="a file or folder of *.jsonl, *.jsonl.gz or *.parquet, or a folder that `datasets` saved",
+        expected="a file or folder of *.jsonl, *.jsonl.gz, *.parquet or *.csv, or a folder that `datasets` saved",
         found=path,
         hints=(f"{key}=FILE.jsonl", *(("--input source=FILE.jsonl",) if key == "jsonl.path" else ())),
     )
@@ -226,5 +232,8 @@ def _kind_of_name(name: str) -> Kind | None:
 def _kind_of_file(path: Path) -> Kind:
     """A file named by hand may have any name: its first bytes tell."""
     with path.open("rb") as file:
-        start = file.read(4)
-    return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "jsonl")
+        start = file.read(64).lstrip()
+    by_name: Kind = "csv" if path.suffix.lower() in (".csv", ".tsv") else "jsonl"
+    if path.suffix.lower() == ".json" and start.startswith(b"["):
+        by_name = "list"
+    return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), by_name)

@@ -1,0 +1,109 @@
+"""data_prep/import_prompts on real files of every kind, through the command line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli.main import steps
+
+ROWS = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(5)]
+
+
+def _jsonl(path: Path) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def _table(path: Path, delimiter: str) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return path
+
+
+def _list(path: Path) -> Path:
+    path.write_text(json.dumps(ROWS, indent=1))
+    return path
+
+
+def _gzip(path: Path) -> Path:
+    path.write_bytes(gzip.compress(_jsonl(path.with_suffix("")).read_bytes()))
+    return path
+
+
+def _parquet(path: Path) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    return path
+
+
+def _saved(path: Path) -> Path:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(ROWS).save_to_disk(path)
+    return path
+
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "rows.jsonl": _jsonl,
+    "rows.csv": lambda path: _table(path, ","),
+    "rows.tsv": lambda path: _table(path, "\t"),
+    "rows.json": _list,
+    "rows.jsonl.gz": _gzip,
+    "rows.parquet": _parquet,
+    "saved": _saved,
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return ArtifactStore(tmp_path / "home")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_every_kind_of_file_are_imported(
+    kind: str, home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = KINDS[kind](tmp_path / kind)
+    assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={path}", "rows.heldout=1"]) == 0
+    shown = capsys.readouterr().out
+    assert "layout" in shown and "table" in shown and "question" in shown
+    folder = home.open(home.find("data_prep/import_prompts/prompts")).path
+    found: list[dict[str, Any]] = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    assert [(row["question"], row["answer"]) for row in found] == [(r["question"], r["answer"]) for r in ROWS[:4]]
+    assert found[2]["responses_create_params"]["input"] == [{"role": "user", "content": "2 + 2?"}]
+    assert len((folder / "heldout.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_table_with_a_broken_line_is_refused_with_its_place(
+    home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\n1 + 1?,2\n2 + 2?\n")
+    assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={path}"]) == 2
+    told = capsys.readouterr().err
+    assert f"{path}:3" in told and "another number of columns" in told
+
+
+def test_rows_without_a_prompt_are_refused_with_what_mends_it(
+    home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("task,answer\n1 + 1?,2\n")
+    command = ["run", "data_prep/import_prompts", "--input", f"dataset={path}"]
+    assert steps(command) == 2
+    assert "prompt_column=task" in capsys.readouterr().err
+    assert steps([*command, "prompt_column=task"]) == 0
