@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import DataError
 
@@ -107,6 +107,22 @@ def train_tokenizer(
     )
     trained.chat_template = CHAT_TEMPLATE
     return trained
+
+
+def template_texts(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The stretches of text between special tokens of a chat as CHAT_TEMPLATE writes it, tools and calls included.
+
+    Args:
+        tools: in the Responses shape.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    nested: list[Any] = [
+        {"type": "function", "function": {key: value for key, value in tool.items() if key not in ("type", "strict")}}
+        for tool in tools
+    ]
+    rendered = render_jinja_template([[dict(m) for m in messages]], tools=nested, chat_template=CHAT_TEMPLATE)
+    return [part for part in re.split("|".join(map(re.escape, SPECIAL_TOKENS)), rendered[0][0]) if part]
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
+from nemotron_steps.config.schema.swe_packages import SweDemonstrations
 
 QuestionForm = Literal["plain", "instructed", "structured"]
 """Plain; with an instruction about the reply (graded by instruction_following); in JSON (structured_outputs)."""
@@ -140,13 +141,16 @@ class DataPrepConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> DataPrepConfig:
+        refuse(self._source_rules())
+        return self
+
+    def _source_rules(self) -> list[Rule]:
         own = {
             "jsonl": self.jsonl is not None,
             "input_path": self.input_path is not None,
             "blend_path": self.blend_path is not None,
         }
-        refuse(source_rules("reasoning_gym", self.reasoning_gym is not None, own, self.rows.train, self.sample))
-        return self
+        return source_rules("reasoning_gym", self.reasoning_gym is not None, own, self.rows.train, self.sample)
 
 
 class PlaceholderSources(Section):
@@ -278,6 +282,8 @@ class SftPrepConfig(DataPrepConfig):
     """Added to the last user message of the user's own chats with `"reasoning_effort": "low"`."""
     tokenizer: TokenizerTrainingConfig | None = None
     """Written to tokenizer/ beside the chats. None: the model to be trained brings its own."""
+    swe: SweDemonstrations | None = None
+    """Demonstrations of an agent's harness, mixed with the others or by themselves."""
 
     @model_validator(mode="after")
     def _reasoning_to_control(self) -> SftPrepConfig:
@@ -285,7 +291,8 @@ class SftPrepConfig(DataPrepConfig):
         refuse(
             [
                 Rule(
-                    controlled and (self.reasoning_gym is not None or self.kind == "comparisons"),
+                    controlled
+                    and (self.reasoning_gym is not None or self.swe is not None or self.kind == "comparisons"),
                     "reasoning.strip_share",
                     "reasoning.* is of the user's own chats: made-up ones and comparisons are not changed",
                     ("reasoning.strip_share=0 reasoning.truncate_share=0",),
@@ -293,6 +300,27 @@ class SftPrepConfig(DataPrepConfig):
             ]
         )
         return self
+
+    def _source_rules(self) -> list[Rule]:
+        if self.swe is None:
+            return super()._source_rules()
+        alone = self.reasoning_gym is None
+        own = (self.jsonl, self.input_path, self.blend_path, self.sample)
+        return [
+            Rule(
+                self.kind != "demonstrations" or any(value is not None for value in own),
+                "swe",
+                "swe makes demonstrations, by itself or beside those of reasoning_gym",
+                ("swe=null",),
+            ),
+            Rule(
+                alone != (self.swe.share == 1),
+                "swe.share",
+                "swe.share is 1 without reasoning_gym, which has the rest of the chats otherwise",
+                ("swe.share=1",) if alone else ("swe.share=0.5", "reasoning_gym=null"),
+            ),
+            Rule(self.rows.train is None, "rows", "rows.train must be given for swe", ("rows.train=1000",)),
+        ]
 
 
 class PreferencePrepConfig(DataPrepConfig):

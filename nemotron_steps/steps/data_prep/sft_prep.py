@@ -21,6 +21,7 @@ from nemotron_steps.config.schema.data_prep import (
     SplitRows,
     TokenizerTrainingConfig,
 )
+from nemotron_steps.config.schema.swe_packages import SweDemonstrations
 from nemotron_steps.environments.responses import content_text
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.answers import slip, write_answer
@@ -30,6 +31,7 @@ from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker
 from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Question, Split, draw_questions
 from nemotron_steps.steps.data_prep.judged_pairs import ComparisonWork
 from nemotron_steps.steps.data_prep.row_files import Row, write_splits
+from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats
 
 FILES: dict[Split, str] = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
 TOKENIZER_FOLDER = "tokenizer"
@@ -39,7 +41,9 @@ def run(context: StepContext[SftPrepConfig]) -> None:
     """Write the `chats` output."""
     config = context.config
     slot = context.outputs["chats"]
-    if config.reasoning_gym is not None:
+    if config.swe is not None:
+        counts = write_splits(slot.path, FILES, with_swe_chats(config, config.swe))
+    elif config.reasoning_gym is not None:
         counts = write_splits(slot.path, FILES, gym_chats(config, config.reasoning_gym))
     else:
         counts = prepare_own(context)
@@ -68,6 +72,21 @@ def gym_chats(config: SftPrepConfig, source: ReasoningGymSource) -> dict[Split, 
     for split in SPLITS:
         numbered = list(enumerate(questions[split] * repeats))[: wanted[split]]
         chats[split] = [make(question, random.Random(f"{source.seed}:{split}:{i}")) for i, question in numbered]
+    return chats
+
+
+def with_swe_chats(config: SftPrepConfig, source: SweDemonstrations) -> dict[Split, list[Row]]:
+    """Demonstrations of an agent's harness, mixed with those of reasoning-gym's questions if there are some."""
+    whole = {"train": config.rows.train or 0, "validation": config.rows.validation, "heldout": config.rows.heldout}
+    wanted: dict[Split, int] = {split: round(source.share * whole[split]) for split in SPLITS}
+    chats = swe_chats(source, wanted)
+    if config.reasoning_gym is not None:
+        rest = {split: whole[split] - wanted[split] for split in SPLITS}
+        others = gym_chats(config.model_copy(update={"rows": SplitRows(**rest)}), config.reasoning_gym)
+        for split in SPLITS:
+            chats[split] += others[split]
+    for split in SPLITS:
+        random.Random(f"{source.made_up.seed}:{split}").shuffle(chats[split])
     return chats
 
 
@@ -125,7 +144,12 @@ def write_tokenizer(rows: Iterable[Row], config: TokenizerTrainingConfig, folder
 
 def _texts(row: Row) -> Iterator[str]:
     """The messages of a chat. Of a comparison also the question by itself: an answer may repeat it, and must not
-    then cost the judge a token a letter."""
+    then cost the judge a token a letter. Tools and calls as the template writes them."""
+    if row.get("tools"):
+        from nemotron_steps.models.tokenizers import template_texts
+
+        yield from template_texts(row["messages"], row["tools"])
+        return
     for message in row["messages"]:
         yield content_text(message.get("content"))
     if isinstance(row.get("question"), str):

@@ -1,0 +1,73 @@
+"""Config of `data_prep/swe_tasks`: where repositories come from, what is broken in them, how tasks are proven."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
+from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows, source_rules
+from nemotron_steps.config.schema.swe_packages import MUTATION_KINDS, MadeUpPackages, MutationKind
+
+
+class PackageSource(Section):
+    """`packages.*`: folders of pure-Python packages with their tests."""
+
+    path: str
+    """A folder with a package and its tests, or a folder of such folders."""
+    test_command: str = "PYTHONPATH=src:. python -m pytest -rA -p no:cacheprovider {tests}"
+    """Run in the package's folder; {tests} stands for the test files."""
+    mutations: tuple[MutationKind, ...] = Field(MUTATION_KINDS, min_length=1)
+    max_tasks: PositiveInt = 50
+    """Tasks of one package."""
+    max_bytes: PositiveInt = 2 * 1024 * 1024
+    """Of a package's files: every row has them all. A larger package is left out, and counted."""
+    read_only: tuple[str, ...] = ()
+    """Host folders that the tests see besides the system's and Python's: libraries that they need."""
+    seed: int = 42
+
+
+class SweTasksConfig(Section):
+    """The whole config of `data_prep/swe_tasks`."""
+
+    made_up: MadeUpPackages | None = None
+    packages: PackageSource | None = None
+    jsonl: JsonlSource | None = None
+    """Rows in the shape of SWE-bench or SWE-Gym."""
+    kind: Literal["agent", "steps"] = "agent"
+    """Tasks for an agent (SWE 2), or single steps of recorded trajectories that solve them (SWE 1)."""
+    rows: SplitRows = SplitRows()
+    sample: PositiveInt | None = None
+    """Rows read of each file at most (jsonl only)."""
+    max_refused_share: float = Field(0.0, ge=0, le=1)
+    """Share of unusable rows that is left out, each one named and counted (jsonl only)."""
+    tell_file: bool = True
+    """Whether the issue of a mined task says which file has the fault."""
+    tell_error: bool = True
+    """Whether it shows the first failing test's error."""
+    tests_timeout_s: PositiveFloat = 60.0
+    """Of a test run. A fault that makes the tests run longer is no task."""
+    memory_mib: PositiveInt = 2048
+    """Of a test run."""
+    max_concurrency: Annotated[PositiveInt | None, OPERATIONAL] = None
+    """Test runs at once. None: one a core."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SweTasksConfig:
+        own = {"jsonl": self.jsonl is not None, "packages": self.packages is not None}
+        rules = source_rules("made_up", self.made_up is not None, own, self.rows.train, self.sample)
+        steps = Rule(
+            self.kind == "steps" and self.jsonl is not None,
+            "kind",
+            "kind=steps records trajectories of mined tasks; rows of jsonl have none",
+            ("kind=agent",),
+        )
+        sampled = Rule(
+            self.packages is not None and self.sample is not None,
+            "sample",
+            "sample limits the rows of jsonl files; for packages use packages.max_tasks",
+            ("sample=null",),
+        )
+        refuse([*rules, steps, sampled])
+        return self

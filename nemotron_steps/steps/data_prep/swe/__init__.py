@@ -1,0 +1,1 @@
+"""Software engineering tasks out of pure-Python packages: packages, faults, proofs, demonstrations."""

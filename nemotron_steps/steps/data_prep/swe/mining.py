@@ -1,0 +1,163 @@
+"""Mining: faults that a package's tests notice, each proven in the sandbox.
+
+    package as it is      ->  tests that pass, twice
+    package with a fault  ->  those of them that fail (FAIL_TO_PASS) and still pass (PASS_TO_PASS)
+
+A fault that no test notices, or that keeps the tests from ending, is no task. Undoing the fault gives the package as it
+was, where all of these tests passed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
+from nemotron_steps.environments.swe.grading import Graded, HiddenTests, run_tests
+from nemotron_steps.environments.swe.harness import task_prompt
+from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy
+from nemotron_steps.sandbox.base import MIB, Limits, Outcome
+from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
+from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
+from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.steps.data_prep.row_files import Row
+from nemotron_steps.steps.data_prep.swe.mutations import Mutation
+from nemotron_steps.steps.data_prep.swe.packages import Package
+
+AGENT = "swe_agent"
+STEPS_AGENT = "swe_pivot_simple_agent"
+_ERROR = re.compile(r"^(?:E\s+)?(\w*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
+NAMED = 5
+"""Failing tests that an issue names."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A proven fault."""
+
+    package: Package
+    mutation: Mutation
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    error: str
+    """The first failing test's."""
+
+
+class Miner:
+    """Proves faults. `refused` counts those that are no task, by reason."""
+
+    def __init__(self, config: SweTasksConfig) -> None:
+        self._config = config
+        read_only = config.packages.read_only if config.packages is not None else ()
+        self._sandbox = BubblewrapSandbox(config.max_concurrency, read_only)
+        self.refused: Counter[str] = Counter()
+
+    async def passing(self, package: Package) -> frozenset[str]:
+        """Tests of the package as it is that pass, and pass again."""
+        passed: frozenset[str] | None = None
+        for _ in range(2 if self._config.made_up is None else 1):  # what is made here is known to be stable
+            graded = await self._run(package, package.files)
+            ended = graded is not None and graded.outcome is Outcome.EXITED and graded.honest
+            found = graded.run.passed if graded is not None and ended else frozenset()
+            passed = found if passed is None else passed & found
+        if not passed:
+            self.refused["package_without_passing_tests"] += 1
+        return passed or frozenset()
+
+    async def task(self, package: Package, mutation: Mutation, passing: frozenset[str]) -> Task | None:
+        """The task that a fault makes, if the tests notice it and end."""
+        graded = await self._run(package, {**package.files, mutation.path: mutation.source})
+        if graded is None or graded.outcome is not Outcome.EXITED:
+            self.refused["fault_without_end"] += 1
+            return None
+        if not graded.honest:
+            self.refused["fault_that_stops_the_tests"] += 1
+            return None
+        failing = passing - graded.run.passed
+        if not failing:
+            self.refused["fault_unnoticed"] += 1
+            return None
+        return Task(
+            package, mutation, tuple(sorted(failing)), tuple(sorted(passing & graded.run.passed)), _error(graded.output)
+        )
+
+    async def close(self) -> None:
+        """Close the sandbox."""
+        await self._sandbox.close()
+
+    async def _run(self, package: Package, files: Mapping[str, str]) -> Graded | None:
+        limits = Limits(
+            wall_s=2 * self._config.tests_timeout_s + 60,
+            cpu_s=int(2 * self._config.tests_timeout_s) + 60,
+            memory_bytes=self._config.memory_mib * MIB,
+            scratch_bytes=512 * MIB,
+            processes=256,
+        )
+        tests = HiddenTests(package.test_command, package.test_files)
+        session = BubblewrapSession(self._sandbox, limits=limits)
+        try:
+            return await run_tests(
+                session, lambda s: FilesCopy(s, files, 0), Changes(), tests, self._config.tests_timeout_s
+            )
+        except SessionOverError:
+            return None
+
+
+def issue_of(mutation: Mutation, failing: tuple[str, ...], error: str, config: SweTasksConfig) -> str:
+    """The issue of a fault, as the config words it."""
+    return issue_text(
+        failing, file=mutation.path if config.tell_file else None, error=error if config.tell_error else ""
+    )
+
+
+def issue_text(failing: Sequence[str], *, file: str | None, error: str = "") -> str:
+    """An issue as the finder of a fault would report it.
+
+    Args:
+        file: the file that the fault is in, if that is told.
+    """
+    more = f" and {len(failing) - NAMED} more" if len(failing) > NAMED else ""
+    parts = [f"These tests fail: {', '.join(failing[:NAMED])}{more}."]
+    if file is not None:
+        parts.append(f"The fault is in {file}.")
+    return " ".join(parts) + (f"\n\n{error}" if error else "")
+
+
+def row_of(task: Task, config: SweTasksConfig) -> Row:
+    """A task as a row of `swe_agent`, with SWE-bench's fields."""
+    mutation, package = task.mutation, task.package
+    files = {**package.files, mutation.path: mutation.source}
+    issue = issue_of(mutation, task.fail_to_pass, task.error, config)
+    name = hashlib.sha256(mutation.source.encode()).hexdigest()[:8]
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": task_prompt(issue)}]},
+        "agent_ref": {"type": "responses_api_agents", "name": AGENT},
+        "instance_id": f"{package.name}-{package.digest[:8]}-{name}",
+        "repo": package.name,
+        "base_commit": package.digest[:40],
+        "problem_statement": issue,
+        "fault": mutation.kind,
+        "patch": patch_of(mutation, package.files[mutation.path]),
+        "FAIL_TO_PASS": list(task.fail_to_pass),
+        "PASS_TO_PASS": list(task.pass_to_pass),
+        "files": files,
+        "test_files": dict(package.test_files),
+        "test_command": package.test_command,
+    }
+
+
+def patch_of(mutation: Mutation, correct: str) -> str:
+    """The diff that undoes a fault."""
+    before, after = mutation.source.splitlines(keepends=True), correct.splitlines(keepends=True)
+    lines = difflib.unified_diff(before, after, f"a/{mutation.path}", f"b/{mutation.path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _error(output: str) -> str:
+    """The first error that a test run shows and that is not the one of the test that must fail."""
+    found = _ERROR.findall(output)
+    return found[0].strip()[:500] if found else ""
