@@ -93,7 +93,7 @@ _NO_EXECUTOR: Mapping[str, str] = {
     "ray_address": "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address",
     **dict.fromkeys(("node_group", "resource_shape"), "it is Lepton's, for which no executor is here"),
     **dict.fromkeys(("project_name", "app_id", "base_url"), "it is DGX Cloud's, for which no executor is here"),
-    **dict.fromkeys(("cloud", "accelerators"), "it is SkyPilot's, for which no executor is here"),
+    **dict.fromkeys(("cloud", "accelerators"), "it is a key of executor skypilot"),
 }
 """Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
 

@@ -142,9 +142,16 @@ def _built_in() -> dict[str, Any]:
     from nemotron_steps.runs.executors.detached import DetachedExecutor
     from nemotron_steps.runs.executors.docker import DockerExecutor
     from nemotron_steps.runs.executors.ray_jobs import RayExecutor
+    from nemotron_steps.runs.executors.skypilot import SkyPilotExecutor
     from nemotron_steps.runs.executors.slurm import SlurmExecutor
 
-    return {"docker": DockerExecutor, "local": DetachedExecutor, "ray": RayExecutor, "slurm": SlurmExecutor}
+    return {
+        "docker": DockerExecutor,
+        "local": DetachedExecutor,
+        "ray": RayExecutor,
+        "skypilot": SkyPilotExecutor,
+        "slurm": SlurmExecutor,
+    }
 
 
 def _loaded(point: EntryPoint) -> Executor:

@@ -1,0 +1,173 @@
+"""The SkyPilot executor: a run on machines that SkyPilot starts in a cloud, and that go when it is done.
+
+The home must be on storage that those machines mount too (`file_mounts`), at the path it has here. With several nodes
+the first one runs `steps run`, and Ray over all of them is what `cluster.backend=ray` joins.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any
+
+from pydantic import Field, StrictBool, StrictStr
+
+from nemotron_steps.config.profiles import Profile
+from nemotron_steps.config.redaction import mask
+from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
+from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
+
+_RAY_PORT = 26379
+"""Not the one of SkyPilot's own Ray."""
+_STATES = {
+    **dict.fromkeys(("INIT", "PENDING", "SETTING_UP"), JobState.PENDING),
+    "RUNNING": JobState.RUNNING,
+    "SUCCEEDED": JobState.DONE,
+    **dict.fromkeys(("FAILED", "FAILED_SETUP"), JobState.FAILED),
+    "FAILED_DRIVER": JobState.LOST,
+    "CANCELLED": JobState.CANCELLED,
+}
+
+
+class SkyPilotProfile(Profile):
+    """Keys of `executor = "skypilot"`."""
+
+    cloud: StrictStr | None = None
+    """Where, as SkyPilot's `infra` has it: aws, gcp/us-central1, k8s; default: the cheapest."""
+    accelerators: StrictStr | None = None
+    """Kind of GPU; how many a node has is `gpus_per_node`."""
+    container_image: StrictStr | None = None
+    use_spot: StrictBool = False
+    file_mounts: dict[StrictStr, Any] = Field(default_factory=dict)
+    """Path on the machines → bucket or volume, as SkyPilot has them. One must hold the home."""
+
+
+class SkyPilotExecutor:
+    """Jobs are `CLUSTER/NUMBER`."""
+
+    profile_model = SkyPilotProfile
+
+    def submit(self, launch: Launch) -> str:
+        """See Executor."""
+        request = task_request(launch)
+        sky = _sky()
+        name = f"steps-{secrets.token_hex(6)}"
+        task = _asked(lambda: sky.Task.from_yaml_config(request))
+        # The machines go when the job has ended.
+        number, _ = _asked(lambda: sky.get(sky.launch(task, cluster_name=name, down=True)))
+        return f"{name}/{number}"
+
+    def status(self, job: str) -> JobStatus:
+        """See Executor."""
+        name, number = _parts(job)
+        sky = _sky()
+        try:
+            found = _asked(lambda: sky.get(sky.job_status(name, [number])))
+        except RequestError:
+            return JobStatus(JobState.LOST, "the machines are gone")
+        state = next(iter(found.values()), None)
+        if state is None:
+            return JobStatus(JobState.LOST, "SkyPilot does not know the job")
+        return JobStatus(_STATES.get(str(state.value), JobState.LOST), str(state.value).lower())
+
+    def cancel(self, job: str) -> None:
+        """See Executor."""
+        name, number = _parts(job)
+        sky = _sky()
+        if not self.status(job).state.over:
+            _asked(lambda: sky.get(sky.cancel(name, job_ids=[number])))
+
+
+def task_request(launch: Launch) -> dict[str, Any]:
+    """The task as SkyPilot's YAML has it. RequestError if its machines would not see the home."""
+    profile = launch.profile
+    assert isinstance(profile, SkyPilotProfile)  # profile_model is what the profile was read with
+    home = launch.folder.parent.parent
+    if not any(PurePosixPath(home).is_relative_to(path) for path in profile.file_mounts):
+        raise RequestError(
+            "the machines that SkyPilot starts would not see the home",
+            where="file_mounts",
+            expected=f"a path that holds {home}",
+            found=", ".join(profile.file_mounts) or "none",
+            hints=(f'file_mounts = {{ "{home}" = {{ name = "BUCKET", mode = "MOUNT" }} }}',),
+        )
+    variables = {**profile.env_vars, **launch.environment}
+    secret = {name: value for name, value in variables.items() if mask(name, value) != value}
+    resources: dict[str, Any] = {"use_spot": profile.use_spot}
+    if profile.cloud is not None:
+        resources["infra"] = profile.cloud
+    if profile.accelerators is not None:
+        resources["accelerators"] = f"{profile.accelerators}:{profile.gpus_per_node or 1}"
+    if profile.container_image is not None:
+        resources["image_id"] = f"docker:{profile.container_image}"
+    return {
+        "name": f"steps-{launch.run_id}",
+        "num_nodes": profile.nodes,
+        "resources": resources,
+        "file_mounts": dict(profile.file_mounts),
+        "envs": {name: value for name, value in variables.items() if name not in secret},
+        "secrets": secret,
+        "setup": "\n".join(profile.setup_lines) or None,
+        "run": _script(shlex.join(launch.command(in_container=True)), profile.nodes),
+    }
+
+
+def _script(command: str, nodes: int) -> str:
+    """What every node runs: the first one the run, the others Ray until the first one's ends."""
+    if nodes == 1:
+        return f"exec {command}"
+    ray = "env -u RAY_ADDRESS ray start --disable-usage-stats"
+    return "\n".join(
+        [
+            'head=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+            f'export RAY_ADDRESS="$head:{_RAY_PORT}"',
+            'if [ "$SKYPILOT_NODE_RANK" -eq 0 ]; then',
+            f'    {ray} --head --node-ip-address="$head" --port={_RAY_PORT} --include-dashboard=false',
+            f"    exec {command}",
+            "fi",
+            f"until (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 1; done",
+            f'{ray} --address="$RAY_ADDRESS"',
+            f"while (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 5; done",
+        ]
+    )
+
+
+def _parts(job: str) -> tuple[str, int]:
+    name, _, number = job.partition("/")
+    if not name.startswith("steps-") or not number.isdigit():
+        raise RequestError("this is no job of SkyPilot's", found=job, expected="steps-.../NUMBER")
+    return name, int(number)
+
+
+def _sky() -> Any:
+    try:
+        import sky
+    except ImportError as error:
+        raise UnsupportedError(
+            "the skypilot executor needs SkyPilot",
+            found=str(error),
+            hints=("pip install 'nemotron-steps[skypilot]'", "sky check   # then: which clouds it may use"),
+        ) from error
+    return sky
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    """What SkyPilot answers; its refusals as errors of this package."""
+    from sky import exceptions
+
+    try:
+        return question()
+    except (exceptions.ResourcesUnavailableError, exceptions.ApiServerConnectionError, OSError) as error:
+        raise RetryableError(
+            "SkyPilot has no machine or does not answer", found=_first_line(error), hints=("sky check", "sky status")
+        ) from error
+    except (ValueError, RuntimeError, exceptions.ClusterDoesNotExist, exceptions.NoCloudAccessError) as error:
+        if isinstance(error, StepsError):
+            raise
+        raise RequestError("SkyPilot refused", found=_first_line(error), hints=("sky check",)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
