@@ -38,14 +38,37 @@ _SWE_AGENT = Agent(
 )
 _SINGLE_STEP = "single_step_tool_use_with_argument_comparison_agent"
 
+_RUBRIC_JUDGE = {"temperature": 0.7, "top_p": 0.8, "max_output_tokens": 8192}
+_SAFETY = {"judge_responses_create_params": {"temperature": 0.0, "max_output_tokens": 1024}, "max_steps": 1}
+
+
+def _jailbreak(*names: str) -> dict[str, Agent]:
+    return {f"jailbreak_{name}": Agent("jailbreak_detection", _SAFETY) for name in names}
+
+
 AGENTS: dict[str, Agent] = {
     _SINGLE_STEP: _single_step(0.1),
     f"search_pivot_{_SINGLE_STEP}": _single_step(0.3),
     f"toolcall_schema_{_SINGLE_STEP}": _single_step(0.1),
     f"swe_pivot_{_SINGLE_STEP}": _single_step(0.0),
+    "equivalence_llm_judge_simple_agent": Agent(
+        "equivalence_llm_judge",
+        {
+            "check_twice_swap": False,
+            "reward_if_swap_fails": 0.0,
+            "use_per_record_regex": True,
+            "extraction_length_threshold": None,
+            "check_full_generation_on_fail": False,
+            "reward_if_full_generation_succeeds": 0.0,
+        },
+    ),
     "lc_judge_simple_agent": Agent(
         "equivalence_llm_judge",
-        {"question_extract_regex": r"^QUESTION:\s*(.*)$|</text>\n\n(.*)$", "check_twice_swap": False},
+        {
+            "question_extract_regex": r"^QUESTION:\s*(.*)$|</text>\n\n(.*)$",
+            "check_twice_swap": False,
+            "reward_if_swap_fails": 0.0,
+        },
     ),
     "nl2bash_equivalency_simple_agent": Agent(
         "equivalence_llm_judge",
@@ -54,12 +77,31 @@ AGENTS: dict[str, Agent] = {
             "check_twice_swap": True,
             "reward_if_swap_fails": 0.0,
             "use_per_record_regex": False,
+            "extraction_length_threshold": 120,
+            "check_full_generation_on_fail": True,
+            "reward_if_full_generation_succeeds": 0.5,
         },
     ),
+    "genrm_simple_agent_reasoning_off": Agent("genrm_compare", {"chat_template_kwargs": {"enable_thinking": False}}),
+    "inverse_if_simple_agent": Agent(
+        "inverse_if", {"judge_responses_create_params": _RUBRIC_JUDGE, "aggregation_mode": "mean"}
+    ),
+    "multichallenge_simple_agent": Agent(
+        "multichallenge", {"judge_responses_create_params": _RUBRIC_JUDGE, "aggregation_mode": "mean"}
+    ),
+    **_jailbreak(
+        "detection_simple_agent",
+        "engagement_with_disclaimer",
+        "refusal_with_explanation",
+        "hard_refusal_no_redirection",
+        "hard_refusal_with_helplines",
+    ),
+    "over_refusal_detection_simple_agent": Agent("over_refusal_detection", _SAFETY),
+    "xstest_eval_agent": Agent("over_refusal_detection", _SAFETY),
     "workplace_assistant_simple_agent": Agent("workplace_assistant", {"max_steps": 6}),
-    "ns_tools_simple_agent": Agent("ns_tools", {"max_steps": 50}),
-    "math_formal_lean_refinement_agent": Agent("math_formal_lean", {"max_corrections": 2}),
-    "xstest_eval_agent": Agent("over_refusal_detection"),
+    "ns_tools_simple_agent": Agent("ns_tools", {"max_steps": 50, "tool_timeout_s": 10.0}),
+    "math_formal_lean_refinement_agent": Agent("math_formal_lean", {"max_corrections": 2, "lean_timeout_s": 30.0}),
+    "swerl_gen_simple_agent": Agent("swerl_gen", {"sandbox_timeout": 900.0, "relaxed_formatting": False}),
     "swe_agents_train": _SWE_AGENT,
     "swe_agents_val": _SWE_AGENT,
 }
@@ -103,7 +145,7 @@ def resolve(name: str, options: Options) -> tuple[str, dict[str, Any]] | None:
         )
     agent = AGENTS.get(name)
     if chosen is not None:
-        return chosen, {**options.get(chosen, {}), **own}
+        return chosen, _merged(options.get(chosen, {}), own)
     if agent is not None and agent.needs is not None:
         raise UnsupportedError(
             f"the agent `{name}` needs {agent.needs}",
@@ -116,9 +158,19 @@ def resolve(name: str, options: Options) -> tuple[str, dict[str, Any]] | None:
     environment = agent.environment if agent is not None else environment_name(name)
     if environment is None:
         return None
-    settings = dict(agent.settings) if agent is not None else {}
-    settings.update(options.get(environment, {}))
-    return environment, settings if name == environment else {**settings, **own}
+    settings = _merged(agent.settings if agent is not None else {}, options.get(environment, {}))
+    return environment, settings if name == environment else _merged(settings, own)
+
+
+def _merged(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with later ones over them, key by key in groups as well (`judge_responses_create_params`)."""
+    merged = dict(settings)
+    for key, value in later.items():
+        before = merged.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            value = _merged(before, value)
+        merged[key] = value
+    return merged
 
 
 def route(row: Mapping[str, Any], where: str, options: Options | None = None) -> str:

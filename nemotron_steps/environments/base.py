@@ -74,6 +74,8 @@ class EnvironmentConfig(BaseModel):
 
     max_steps: int | None = Field(None, ge=1)
     """Assistant turns of a rollout at most; None: grpo.max_rollout_turns."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the policy's chat template for these rows, like enable_thinking; a row's own go before them."""
 
 
 @dataclass(frozen=True)

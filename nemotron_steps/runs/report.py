@@ -41,6 +41,9 @@ _LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")
 _HIGHER_IS_BETTER = ("reward", "accuracy", "agreement", "score", "solved", "pass")
 
 
+_REWARD_OF = re.compile(r"reward/([^/]+)/mean")
+
+
 def write_report(folder: Path, store: ArtifactStore) -> Path:
     """Write report.html into a run folder from what the folder holds; returns its path."""
     path = folder / "report.html"
@@ -257,6 +260,7 @@ def _metrics(run: RunReport) -> str:
         folded = [name for name in several if name not in shown]
         parts.append(f"<h3>{escape(step.key)}{_made_by(step)}</h3>")
         parts.append(_grid(_chart(name, step.curves[name]) for name in shown))
+        parts.append(_environments(step))
         if folded:
             grid = _grid(_chart(name, step.curves[name]) for name in folded)
             parts.append(f"<details><summary>{len(folded)} more</summary>{grid}</details>")
@@ -269,6 +273,26 @@ def _metrics(run: RunReport) -> str:
         if len(step.phases) > 1:
             parts.append(f"<h4>where the time went</h4>{bars(step.phases)}")
     return "".join(parts)
+
+
+def _environments(step: StepReport) -> str:
+    """What each environment gave in a run of several: reward at first and at last, length and failures at last."""
+    found = [_REWARD_OF.fullmatch(name) for name in sorted(step.curves)]
+    names = [match[1] for match in found if match is not None]
+    if len(names) < 2:
+        return ""
+
+    def cell(curve: str, at: int = -1) -> str:
+        points = step.curves.get(curve)
+        return f"<td class='value'>{number(points[at][1]) if points else ''}</td>"
+
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>{cell(f'reward/{name}/mean', 0)}{cell(f'reward/{name}/mean')}"
+        f"{cell(f'response_length/{name}/mean')}{cell(f'failure_rate/{name}')}</tr>"
+        for name in names
+    )
+    head = "<tr><th>environment</th><th>first reward</th><th>last reward</th><th>length</th><th>failures</th></tr>"
+    return f"<table>{head}{rows}</table>"
 
 
 def _headlines(names: Sequence[str]) -> list[str]:

@@ -62,7 +62,7 @@ def test_every_published_agent_leads_to_its_environment(agent: str, environment:
 @pytest.mark.parametrize("agent", sorted(AGENTS))
 def test_the_settings_of_every_agent_are_accepted_by_its_environment(agent: str) -> None:
     if AGENTS[agent].needs is None:
-        judges = dict.fromkeys(("judge_model", "safety_model"), object())
+        judges = dict.fromkeys(("judge_model", "safety_model", "genrm_model"), object())
         create(AGENTS[agent].environment, AGENTS[agent].settings, judges)  # type: ignore[arg-type]
 
 
@@ -144,3 +144,102 @@ def test_data_preparation_takes_rows_of_agents_that_only_a_run_can_set_up(tmp_pa
         check("f:4", row("nobody"))
     with pytest.raises(DataError, match="expected_action"):
         check("f:5", row(f"swe_pivot_{SINGLE}_agent"))
+
+
+SAFETY = {"judge_responses_create_params": {"temperature": 0.0, "max_output_tokens": 1024}, "max_steps": 1}
+RUBRICS = {
+    "judge_responses_create_params": {"temperature": 0.7, "top_p": 0.8, "max_output_tokens": 8192},
+    "aggregation_mode": "mean",
+}
+PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
+    "code_gen_simple_agent": {"unit_test_timeout_secs": 10.0},
+    "equivalence_llm_judge_simple_agent": {
+        "check_twice_swap": False,
+        "reward_if_swap_fails": 0.0,
+        "use_per_record_regex": True,
+        "question_extract_regex": None,
+        "response_extract_regex": None,
+        "extraction_length_threshold": None,
+        "check_full_generation_on_fail": False,
+        "reward_if_full_generation_succeeds": 0.0,
+    },
+    "lc_judge_simple_agent": {
+        "check_twice_swap": False,
+        "reward_if_swap_fails": 0.0,
+        "question_extract_regex": "^QUESTION:\\s*(.*)$|</text>\\n\\n(.*)$",
+        "response_extract_regex": None,
+    },
+    "nl2bash_equivalency_simple_agent": {
+        "response_extract_regex": "Answer:\\s*```(?:\\w+)?\\s*([\\s\\S]*?)\\s*```(?=[\\s\\S]*$)",
+        "check_twice_swap": True,
+        "reward_if_swap_fails": 0.0,
+        "use_per_record_regex": False,
+        "extraction_length_threshold": 120,
+        "check_full_generation_on_fail": True,
+        "reward_if_full_generation_succeeds": 0.5,
+    },
+    "genrm_simple_agent": {
+        "comparison_strategy": "circular",
+        "num_judges_per_comparison": 1,
+        "use_principle": False,
+        "aggregator_method": "simple_tiebreaker",
+        "reasoning_bonus": 0.0,
+        "answer_bonus": 0.0,
+        "top_percentile": 0.2,
+        "group_reasoning_length_penalty_coeff": 0.0,
+        "group_answer_length_penalty_coeff": 0.0,
+        "group_style_penalty_coeff": 0.0,
+        "default_score": 3.0,
+        "default_ranking": 3.5,
+        "genrm_parse_retries": 3,
+        "genrm_responses_create_params": {"temperature": 0.6, "top_p": 0.95, "max_output_tokens": 16384},
+        "chat_template_kwargs": {},
+    },
+    "genrm_simple_agent_reasoning_off": {"chat_template_kwargs": {"enable_thinking": False}},
+    "inverse_if_simple_agent": RUBRICS,
+    "multichallenge_simple_agent": RUBRICS,
+    "jailbreak_detection_simple_agent": SAFETY,
+    "jailbreak_engagement_with_disclaimer": SAFETY,
+    "jailbreak_refusal_with_explanation": SAFETY,
+    "jailbreak_hard_refusal_no_redirection": SAFETY,
+    "jailbreak_hard_refusal_with_helplines": SAFETY,
+    "over_refusal_detection_simple_agent": SAFETY
+    | {"reward_if_complied": 1.0, "reward_if_refused": 0.0, "reward_if_unclear": 0.5},
+    "xstest_eval_agent": SAFETY,
+    "math_formal_lean_refinement_agent": {"max_corrections": 2, "lean_timeout_s": 30.0},
+    "mcqa_simple_agent": {"grading_mode": None},
+    "ns_tools_simple_agent": {"max_steps": 50, "tool_timeout_s": 10.0},
+    f"{SINGLE}_agent": {"word_count_similarity_threshold": 0.1},
+    f"search_pivot_{SINGLE}_agent": {"word_count_similarity_threshold": 0.3},
+    f"swe_pivot_{SINGLE}_agent": {"word_count_similarity_threshold": 0.0},
+    f"toolcall_schema_{SINGLE}_agent": {"word_count_similarity_threshold": 0.1},
+    "swerl_gen_simple_agent": {"sandbox_timeout": 900.0, "relaxed_formatting": False},
+    "workplace_assistant_simple_agent": {"max_steps": 6},
+}
+"""Agent → what the published configs set for it, under the names that the settings have here. Not here: where servers
+are and how many processes they have, judges' prompts and labels (ours are our own), and `should_use_judge` of
+math_with_judge, which stays on where a recipe does not turn it off."""
+
+
+@pytest.mark.parametrize("agent", sorted(PUBLISHED_SETTINGS))
+def test_every_published_setting_of_an_agent_is_in_force_by_its_name_alone(agent: str) -> None:
+    judges = dict.fromkeys(("judge_model", "safety_model", "genrm_model"), object())
+    settings = EnvironmentSet({}, judges).get(agent).config.model_dump()  # type: ignore[arg-type]
+
+    def in_force(wanted: dict[str, Any], found: dict[str, Any]) -> None:
+        for key, value in wanted.items():
+            if isinstance(value, dict) and value:
+                in_force(value, found[key])
+            else:
+                assert found[key] == value, key
+
+    in_force(PUBLISHED_SETTINGS[agent], settings)
+
+
+def test_a_part_of_a_group_of_settings_leaves_the_rest_of_the_preset() -> None:
+    options = {"multichallenge": {"judge_responses_create_params": {"max_output_tokens": 99}}}
+    found = resolve("multichallenge_simple_agent", options)
+    assert found is not None
+    asked = {"temperature": 0.7, "top_p": 0.8, "max_output_tokens": 99}
+    assert found[1]["judge_responses_create_params"] == asked
+    assert AGENTS["multichallenge_simple_agent"].settings["judge_responses_create_params"]["max_output_tokens"] == 8192

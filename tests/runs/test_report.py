@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import DataError, NonFiniteLossError
 from nemotron_steps.runs.recorder import row_at
-from nemotron_steps.runs.report import _headlines, write_report
+from nemotron_steps.runs.report import _environments, _headlines, write_report
+from nemotron_steps.runs.report_data import StepReport
 from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned
 from tests.runs.runner_toy_plan import run
 
@@ -218,3 +219,17 @@ def test_plan_graph_fits_a_phone_and_a_long_one_the_page() -> None:
     assert float(width) <= 390 - 2 * 14 - 2 * 14
     short = plan_graph(chain[:3])
     assert [float(width) for width in re.findall(r'<svg class="plan" width="([0-9.]+)"', short)] == [788, 320]
+
+
+def test_a_run_of_several_environments_has_a_table_of_them() -> None:
+    curves = {
+        "reward/mean": [(0.0, 0.2), (1.0, 0.5)],
+        "reward/maths/mean": [(0.0, 0.25), (1.0, 0.75)],
+        "reward/code/mean": [(0.0, 0.125)],
+        "response_length/maths/mean": [(1.0, 42.0)],
+        "failure_rate/maths": [(1.0, 0.0625)],
+    }
+    text = " ".join(Page(_environments(StepReport("rl", {}, curves=curves))).text.split())
+    assert text.endswith("failures code 0.125 0.125 maths 0.25 0.75 42 0.0625")
+    alone = {name: points for name, points in curves.items() if "code" not in name}
+    assert _environments(StepReport("rl", {}, curves=alone)) == ""

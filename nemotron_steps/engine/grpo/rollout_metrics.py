@@ -98,6 +98,20 @@ def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | No
     return metrics
 
 
+def environment_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean response length and failure rate per environment, where there are several; rewards are reward_metrics'."""
+    by_environment: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        by_environment[rollout.environment].append(rollout)
+    metrics: dict[str, float] = {}
+    for name, own in sorted(by_environment.items()) if len(by_environment) > 1 else ():
+        lengths = [float(sum(rollout.token_mask)) for rollout in own if rollout.weight_versions]
+        if lengths:
+            metrics[f"response_length/{name}/mean"] = _mean(lengths)
+        metrics[f"failure_rate/{name}"] = _mean([float(rollout.failure is not None) for rollout in own])
+    return metrics
+
+
 def reward_penalty_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Share of the graded rollouts that lost their reward, by `reward_penalties.*`; none where none were looked at."""
     looked_at = [r.metadata[METADATA_KEY] for r in rollouts if METADATA_KEY in r.metadata]

@@ -25,6 +25,7 @@ from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
 from nemotron_steps.engine.grpo.rollout_metrics import (
     completion_metrics,
     component_metrics,
+    environment_metrics,
     group_metrics,
     policy_lag_metrics,
     reward_metrics,
@@ -129,6 +130,7 @@ def prepare_batch(
         **reward_metrics(rollouts, raw),
         **component_metrics(rollouts),
         **completion_metrics(rollouts, untrained),
+        **environment_metrics(rollouts),
         **reward_penalty_metrics(rollouts),
         **group_metrics(statistics.group_std, group_index, statistics.valid_count),
         **policy_lag_metrics(rollouts, version),

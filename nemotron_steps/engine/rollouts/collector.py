@@ -7,6 +7,7 @@ while others still decode. Not for: what a reward is worth (grpo/advantages.py) 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from nemotron_steps.engine.rollouts.conversation import (
     TurnFormat,
     messages_of,
     parse_assistant,
+    template_kwargs_of,
 )
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.failures import (
@@ -34,11 +36,12 @@ from nemotron_steps.engine.rollouts.failures import (
 from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY as LOW_EFFORT_KEY
 from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
-from nemotron_steps.engine.rollouts.turns import Turns, response_of
+from nemotron_steps.engine.rollouts.turns import Voice, response_of
 from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
 from nemotron_steps.environments.base import Environment, InvalidVerdictError, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.responses import Response
+from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -77,8 +80,9 @@ class RolloutCollector:
         self._environments = environments
         self.params = params
         self.max_total_length = max_total_length
-        self._turn_format = turn_format
-        self._turns = Turns(sampler, chat, turn_format, max_turns)
+        self._max_turns = max_turns
+        self._plain = Voice.of(sampler, chat, turn_format, max_turns)
+        self._voices: dict[str, Voice] = {}
         self._reports = FailureReports(reporter)
 
     def environment_of(self, prompt: PromptRow) -> Environment:
@@ -159,6 +163,7 @@ class RolloutCollector:
             return await self._collect_agents(
                 prompt, environment, group_id, num_generations, params or self.params, suffix, cut, version
             )
+        voice = self._plain
         sessions: dict[int, Session] = {}
         verdicts: dict[int, Verdict] = {}
         trajectories: dict[int, Trajectory] = {}
@@ -167,13 +172,18 @@ class RolloutCollector:
             seeding = (self._seed(environment, prompt.row, i, sessions, verdicts) for i in range(num_generations))
             await asyncio.gather(*seeding)
             if sessions:
-                prompt_ids = self._prompt_ids(prompt, sessions[min(sessions)].tools, suffix)
+                try:
+                    voice = self._voice(prompt, environment)
+                except DataError as error:
+                    failure = Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
+                    return self._unsampled(prompt, group_id, environment, num_generations, failure, version)
+                prompt_ids = self._prompt_ids(prompt, voice, sessions[min(sessions)].tools, suffix)
                 if isinstance(prompt_ids, Failure):
                     return self._unsampled(prompt, group_id, environment, num_generations, prompt_ids, version)
                 trajectories = await self._sample(
-                    prompt.row, environment, sessions, prompt_ids, params or self.params, group_id, cut
+                    prompt.row, environment, voice, sessions, prompt_ids, params or self.params, group_id, cut
                 )
-                responses = {i: response_of(trajectory, self._chat) for i, trajectory in trajectories.items()}
+                responses = {i: response_of(trajectory, voice.chat) for i, trajectory in trajectories.items()}
                 verdicts |= {i: t.failure.verdict for i, t in trajectories.items() if t.failure is not None}
                 judging = self._judge(
                     prompt.row, environment, {i: r for i, r in responses.items() if i not in verdicts}, sessions
@@ -184,7 +194,7 @@ class RolloutCollector:
             for session in sessions.values():
                 await self._release(prompt, group_id, environment, session)
         rollouts = [
-            self._rollout(group_id, i, environment.name, trajectories[i], responses[i], v, suffix)
+            self._rollout(group_id, i, environment.name, trajectories[i], responses[i], v, suffix, voice)
             if i in trajectories
             else failed_rollout(group_id, i, environment.name, Failure.of(v))
             for i, v in sorted(verdicts.items())
@@ -204,6 +214,7 @@ class RolloutCollector:
         self,
         row: Row,
         environment: Environment,
+        voice: Voice,
         sessions: Mapping[int, Session],
         prompt_ids: list[int],
         params: SamplingParams,
@@ -220,7 +231,7 @@ class RolloutCollector:
         )
         running = {
             i: asyncio.ensure_future(
-                self._turns.run(
+                voice.turns.run(
                     row, environment, session, prompt_ids, params, turn, f"{group_id}/{i}", self.max_total_length
                 )
             )
@@ -235,11 +246,24 @@ class RolloutCollector:
                 raise StragglerError(group_id)
         return finished
 
-    def _prompt_ids(self, prompt: PromptRow, tools: Sequence[dict[str, Any]], suffix: str) -> list[int] | Failure:
+    def _voice(self, prompt: PromptRow, environment: Environment) -> Voice:
+        """How the policy is asked by this row and its agent."""
+        changed = {**environment.config.chat_template_kwargs, **template_kwargs_of(prompt.row, prompt.where)}
+        if not changed:
+            return self._plain
+        key = json.dumps(changed, sort_keys=True, default=str)
+        if key not in self._voices:
+            chat = self._chat.with_template_kwargs(changed)
+            self._voices[key] = Voice.of(self._sampler, chat, self._plain.turn_format.under(chat), self._max_turns)
+        return self._voices[key]
+
+    def _prompt_ids(
+        self, prompt: PromptRow, voice: Voice, tools: Sequence[dict[str, Any]], suffix: str
+    ) -> list[int] | Failure:
         """The prompt's tokens, or why there is none with room for an answer."""
         try:
             messages = with_instruction(messages_of(prompt.row, prompt.where), suffix)
-            ids = self._chat.render(messages, tools)
+            ids = voice.chat.render(messages, tools)
         except Exception as error:  # templates raise whatever they stumble over in a row
             return Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
         if len(ids) >= self.max_total_length:
@@ -327,7 +351,9 @@ class RolloutCollector:
             else:
                 trajectory, response, verdict = result
                 trajectory.cut(self.max_total_length)
-                rollouts.append(self._rollout(group_id, index, environment.name, trajectory, response, verdict, suffix))
+                rollouts.append(
+                    self._rollout(group_id, index, environment.name, trajectory, response, verdict, suffix, self._plain)
+                )
         return self._group(prompt, group_id, rollouts, version)
 
     async def _run_agent(
@@ -351,7 +377,8 @@ class RolloutCollector:
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # whatever a server sent
             return Failure(BROKEN_TOKENS, f"malformed output items: {error!r}")
         trajectory.malformed_tool_calls = sum(
-            len(parse_assistant(text, turn_format=self._turn_format).malformed_tool_calls) for text in trajectory.texts
+            len(parse_assistant(text, turn_format=self._plain.turn_format).malformed_tool_calls)
+            for text in trajectory.texts
         )
         return trajectory, response, verdict
 
@@ -364,6 +391,7 @@ class RolloutCollector:
         response: Response,
         verdict: Verdict,
         suffix: str,
+        voice: Voice,
     ) -> Rollout:
         return Rollout(
             group_id=group_id,
@@ -384,7 +412,7 @@ class RolloutCollector:
                 "answer_tokens": response.num_answer_tokens,
                 "malformed_tool_calls": trajectory.malformed_tool_calls,
                 LOW_EFFORT_KEY: bool(suffix),
-                FORMAT_KEY: [self._turn_format.reasoning_parser, self._turn_format.tool_parser],
+                FORMAT_KEY: [voice.turn_format.reasoning_parser, voice.turn_format.tool_parser],
                 **(Failure.of(verdict).metadata if verdict.failure is not None else {}),
             },
             routed_experts=trajectory.routed_experts,

@@ -54,10 +54,14 @@ class TurnFormat:
     def of(cls, config: GenerationConfig, chat: ChatFormat) -> TurnFormat:
         """As `policy.generation` says; but whether a turn begins inside its reasoning is read from the template, as one
         template may do either (`enable_thinking`)."""
-        reasoning = config.reasoning_parser
+        return cls(config.reasoning_parser, config.tool_parser).under(chat)
+
+    def under(self, chat: ChatFormat) -> TurnFormat:
+        """The same parsers, as the template begins a turn."""
+        reasoning = self.reasoning_parser
         if reasoning != "none" and chat.opens_thinking != (reasoning in OPENED_BY_TEMPLATE):
             reasoning = "deepseek_r1" if chat.opens_thinking else "qwen3"
-        return cls(reasoning, config.tool_parser)
+        return TurnFormat(reasoning, self.tool_parser)
 
 
 DEFAULT_FORMAT = TurnFormat()
@@ -81,6 +85,30 @@ def parse_assistant(
     found = TOOL_PARSERS[turn_format.tool_parser](answer, tools)
     calls = tuple(ToolCall(name, arguments, f"{call_prefix}_{i}") for i, (name, arguments) in enumerate(found.calls))
     return AssistantTurn(found.text, reasoning, calls, found.malformed)
+
+
+def template_kwargs_of(row: Mapping[str, Any], where: str = "row") -> dict[str, Any]:
+    """Variables of the policy's chat template that a row asks for: `chat_template_kwargs` at its top, or in the
+    request's `metadata`, where values are texts, as JSON.
+
+    Raises:
+        DataError: they are no object.
+    """
+    metadata = (row.get("responses_create_params") or {}).get("metadata") or {}
+    found = row.get("chat_template_kwargs") or metadata.get("chat_template_kwargs") or {}
+    try:
+        kwargs = json.loads(found) if isinstance(found, str) else found
+    except ValueError:
+        kwargs = found
+    if not isinstance(kwargs, Mapping):
+        raise DataError(
+            "a row's chat_template_kwargs are no object",
+            where=where,
+            expected='an object like {"enable_thinking": false}',
+            found=repr(found)[:80],
+            hints=show_line(where),
+        )
+    return dict(kwargs)
 
 
 def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, Any]]:

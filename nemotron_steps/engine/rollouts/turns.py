@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
@@ -126,6 +126,20 @@ class Turns:
 
     def _response(self, trajectory: Trajectory) -> Response:
         return response_of(trajectory, self._chat)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How the policy is asked and read: its chat template with the variables of a row, and what follows from them."""
+
+    chat: ChatFormat
+    turn_format: TurnFormat
+    turns: Turns
+
+    @classmethod
+    def of(cls, sampler: AsyncSampler, chat: ChatFormat, turn_format: TurnFormat, max_turns: int) -> Voice:
+        """With Turns of its own."""
+        return cls(chat, turn_format, Turns(sampler, chat, turn_format, max_turns))
 
 
 def response_of(trajectory: Trajectory, chat: ChatFormat) -> Response:

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import LossFnConfig
-from nemotron_steps.engine.grpo.rollout_metrics import completion_metrics, policy_lag_metrics, reward_metrics
+from nemotron_steps.engine.grpo.rollout_metrics import (
+    completion_metrics,
+    environment_metrics,
+    policy_lag_metrics,
+    reward_metrics,
+)
 from nemotron_steps.engine.losses.metrics import combine_updates, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
@@ -104,3 +109,15 @@ def test_failures_of_what_dynamic_sampling_left_out_are_counted_as_well() -> Non
     metrics = completion_metrics([rollout(), rollout(failure="scorer_failed")], ["judge_unavailable", None])
     assert metrics["failure_rate"] == 0.5
     assert metrics["failures/judge_unavailable"] == metrics["failures/scorer_failed"] == 0.25
+
+
+def test_lengths_and_failures_are_told_apart_by_environment_where_there_are_several() -> None:
+    maths, code = rollout(environment="maths"), rollout(environment="code")
+    failed = rollout(environment="code", failure="tests_timeout", weight_versions=[])
+    assert environment_metrics([maths, code, failed]) == {
+        "response_length/code/mean": 4.0,
+        "failure_rate/code": 0.5,
+        "response_length/maths/mean": 4.0,
+        "failure_rate/maths": 0.0,
+    }
+    assert environment_metrics([code, failed]) == {}

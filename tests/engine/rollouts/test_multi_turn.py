@@ -13,8 +13,9 @@ from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.conversation import TurnFormat, parse_assistant
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.types import FinishReason, SamplingParams
+from nemotron_steps.environments.base import EnvironmentConfig
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from tests.engine.rollouts.scripted import ScriptedGenerator, Talk, a_turn
+from tests.engine.rollouts.scripted import ScriptedGenerator, Talk, a_call, a_turn
 from tests.models.stock_chats import FAMILIES, stock_chat, tool_parser_of
 
 
@@ -98,3 +99,55 @@ def test_reasoning_is_told_from_the_answer_as_the_template_begins_the_turn(famil
         closed = parse_assistant("six?\n</think>\n\nseven", turn_format=turn_format)
         assert (closed.reasoning, closed.text) == ("six?", "seven")
     assert TurnFormat.of(GenerationConfig(reasoning_parser="none"), chat).reasoning_parser == "none"
+
+
+def said_to(row_fields, environment=None, family="qwen3"):
+    """The prompts of a group of one, as text, and its rollout; every turn calls a tool."""
+    chat = stock_chat(family)
+
+    def speak(request, index):
+        return "six?\n</think>\n\n" * chat.opens_thinking + a_call(family, 1), True, FinishReason.STOP
+
+    generator = ScriptedGenerator(chat, speak)
+    params = SamplingParams(max_new_tokens=400, stop_token_ids=(chat.eos_token_id,))
+    collector = RolloutCollector(
+        AsyncSampler(generator), chat, EnvironmentSet({}, {}), params, max_total_length=4000, max_turns=6,
+        turn_format=format_of(family, chat),
+    )  # fmt: skip
+    row = {"responses_create_params": {"input": "add", **row_fields.pop("asked", {})}, **row_fields}
+    talk = environment or Talk(random.Random(0), turns=9)
+    group = asyncio.run(
+        collector.collect_group(PromptRow(0, row, "row"), group_id="g", num_generations=1, environment=talk)
+    )
+    return [chat.tokenizer.decode(request.prompt_ids) for request in generator.requests], group.rollouts[0]
+
+
+def test_max_steps_of_an_environment_goes_before_the_runs():
+    assert len(said_to({})[0]) == 6
+    brief = Talk(random.Random(0), turns=9)
+    brief.config = EnvironmentConfig(max_steps=2)
+    prompts, rollout = said_to({}, brief)
+    assert len(prompts) == len(rollout.turns) == 2
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"asked": {"metadata": {"chat_template_kwargs": '{"enable_thinking": false}'}}},
+        None,
+    ],
+)
+def test_a_row_or_its_agent_turns_reasoning_off_for_itself_alone(row):
+    quiet = Talk(random.Random(0), turns=9)
+    if row is None:
+        quiet.config = EnvironmentConfig(chat_template_kwargs={"enable_thinking": False})
+    prompts, _ = said_to(row or {}, quiet)
+    closed = "<think>\n\n</think>"
+    assert prompts and all(prompt.rstrip().endswith(closed) for prompt in prompts), prompts[0]
+    assert not any(prompt.rstrip().endswith(closed) for prompt in said_to({})[0])
+
+
+def test_template_kwargs_that_are_no_object_fail_their_rollout_alone():
+    prompts, rollout = said_to({"chat_template_kwargs": "[1]"})
+    assert not prompts and rollout.failure == "prompt_unusable"
