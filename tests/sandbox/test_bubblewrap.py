@@ -14,7 +14,7 @@ import pytest
 
 from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
-from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
+from nemotron_steps.sandbox.bubblewrap import SYSTEM_FOLDERS, BubblewrapSandbox
 from tests.sandbox.programs import MIB, needs_bubblewrap, started
 
 pytestmark = needs_bubblewrap
@@ -54,6 +54,13 @@ def test_nothing_is_left_of_a_run() -> None:
 
     first, second = asyncio.run(twice())
     assert first.ok and second.stdout == "False\n"
+
+
+def test_the_systems_folders_are_read_only_whatever_their_permissions_allow() -> None:
+    code = "import os, sys; print([f for f in sys.argv[1:] if not os.statvfs(f).f_flag & os.ST_RDONLY])"
+    folders = [folder for folder in SYSTEM_FOLDERS if os.path.isdir(folder)]
+    result = run(argv=[sys.executable, "-c", code, *folders])
+    assert len(folders) > 2 and result.stdout == "[]\n", result.stderr
 
 
 def test_an_endless_loop_is_stopped_on_the_wall_clock() -> None:
