@@ -1,0 +1,117 @@
+"""rl_prep over rows of a blend, beside `datasets` (load, map with the same check, to_json): rows a second and memory.
+
+    python -m tests.benchmarks.bench_data_prep [ROWS ...]
+
+Both check that a row's environment could score it, with two processes each. Peak memory is of the largest process.
+`datasets` is needed beside the development packages. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SIZES = (20_000, 100_000, 400_000)
+
+
+def write_rows(path: Path, count: int) -> int:
+    """Math rows of about 1.3 kB, as a blend has them. Returns bytes."""
+    text = "Let a, b and c be positive integers with a + b + c = {n}. " * 8
+    with path.open("w") as file:
+        for n in range(count):
+            question = text.format(n=n)
+            row = {
+                "responses_create_params": {"input": [{"role": "user", "content": question}]},
+                "question": question,
+                "expected_answer": str(n),
+                "agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"},
+                "pass_rate": 0.5,
+                "reward_profiles": [0.0, 1.0, n / 7],
+            }
+            file.write(json.dumps(row) + "\n")
+    return path.stat().st_size
+
+
+def ours(source: Path, folder: Path) -> None:
+    """data_prep/rl_prep."""
+    from nemotron_steps.config.schema.data_prep import RlPrepConfig
+    from nemotron_steps.runs.context import plain_context
+    from nemotron_steps.steps.data_prep import rl_prep
+
+    config = RlPrepConfig(input_path=str(source), num_workers=2)
+    rl_prep.run(plain_context(config, folder, outputs={"prompts": "rl_prompts"}))
+
+
+def theirs(source: Path, folder: Path) -> None:
+    """`datasets`."""
+    import datasets
+
+    rows = datasets.load_dataset("json", data_files=str(source), cache_dir=str(folder / "cache"), split="train")
+    rows = rows.map(checked, num_proc=2)
+    rows.select(range(len(rows) - 100)).to_json(folder / "train.jsonl", num_proc=2)
+    rows.select(range(len(rows) - 100, len(rows))).to_json(folder / "val.jsonl")
+
+
+def checked(row: dict) -> dict:
+    """The row, or an error: what rl_prep asks of it."""
+    from nemotron_steps.artifacts.rows import prompt_row
+    from nemotron_steps.steps.data_prep.prompt_work import EnvironmentChecks
+
+    global _checks
+    _checks = _checks or EnvironmentChecks()
+    assert prompt_row(row) is None
+    _checks("row", row)
+    return row
+
+
+_checks = None
+
+
+def measure(which: str, source: Path) -> dict[str, float]:
+    """Wall and processor seconds and peak MiB of one preparation in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "tests.benchmarks.bench_data_prep", which, str(source), folder]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        wall = time.perf_counter() - started
+    return {"wall_s": wall, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def main(sizes: tuple[int, ...]) -> None:
+    """Print a table."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for count in sizes:
+            source = Path(folder) / f"{count}.jsonl"
+            size = write_rows(source, count)
+            for which in ("ours", "theirs"):
+                taken = measure(which, source)
+                found.append({"rows": count, "mb": size / 1e6, "which": which, **taken})
+                print(
+                    f"{count:>10,} rows {size / 1e6:>7.0f} MB  {which:<7} {taken['wall_s']:>7.1f} s"
+                    f" {count / taken['wall_s']:>9,.0f} rows/s  {taken['processor_s']:>6.1f} processor s"
+                    f" {taken['peak_mib']:>6.0f} MiB",
+                    flush=True,
+                )
+            source.unlink()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1] in ("ours", "theirs"):
+        before = time.perf_counter()
+        {"ours": ours, "theirs": theirs}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        figures = {
+            "work_s": time.perf_counter() - before,
+            "processor_s": sum(each.ru_utime + each.ru_stime for each in usage),
+            "peak_mib": max(each.ru_maxrss for each in usage) / 1024,
+        }
+        print(json.dumps(figures))
+    else:
+        main(tuple(int(size) for size in sys.argv[1:]) or SIZES)
