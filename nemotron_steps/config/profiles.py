@@ -91,7 +91,7 @@ _NO_EXECUTOR: Mapping[str, str] = {
     **dict.fromkeys(("build_partition", "build_time"), "images are built from containers/, not by a job"),
     **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), "it is a key of executor slurm"),
     "ray_address": "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address",
-    **dict.fromkeys(("node_group", "resource_shape"), "it is Lepton's, for which no executor is here"),
+    **dict.fromkeys(("node_group", "resource_shape"), "it is a key of executor lepton"),
     **dict.fromkeys(("project_name", "app_id", "base_url"), "it is DGX Cloud's, for which no executor is here"),
     **dict.fromkeys(("cloud", "accelerators"), "it is a key of executor skypilot"),
 }

@@ -141,12 +141,14 @@ def profile_model(executor: str) -> type[Profile]:
 def _built_in() -> dict[str, Any]:
     from nemotron_steps.runs.executors.detached import DetachedExecutor
     from nemotron_steps.runs.executors.docker import DockerExecutor
+    from nemotron_steps.runs.executors.lepton import LeptonExecutor
     from nemotron_steps.runs.executors.ray_jobs import RayExecutor
     from nemotron_steps.runs.executors.skypilot import SkyPilotExecutor
     from nemotron_steps.runs.executors.slurm import SlurmExecutor
 
     return {
         "docker": DockerExecutor,
+        "lepton": LeptonExecutor,
         "local": DetachedExecutor,
         "ray": RayExecutor,
         "skypilot": SkyPilotExecutor,

@@ -18,9 +18,8 @@ from nemotron_steps.config.profiles import Profile
 from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
+from nemotron_steps.runs.executors.ray_nodes import on_every_node
 
-_RAY_PORT = 26379
-"""Not the one of SkyPilot's own Ray."""
 _STATES = {
     **dict.fromkeys(("INIT", "PENDING", "SETTING_UP"), JobState.PENDING),
     "RUNNING": JobState.RUNNING,
@@ -110,28 +109,13 @@ def task_request(launch: Launch) -> dict[str, Any]:
         "envs": {name: value for name, value in variables.items() if name not in secret},
         "secrets": secret,
         "setup": "\n".join(profile.setup_lines) or None,
-        "run": _script(shlex.join(launch.command(in_container=True)), profile.nodes),
+        "run": on_every_node(
+            shlex.join(launch.command(in_container=True)),
+            profile.nodes,
+            head='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+            rank="$SKYPILOT_NODE_RANK",
+        ),
     }
-
-
-def _script(command: str, nodes: int) -> str:
-    """What every node runs: the first one the run, the others Ray until the first one's ends."""
-    if nodes == 1:
-        return f"exec {command}"
-    ray = "env -u RAY_ADDRESS ray start --disable-usage-stats"
-    return "\n".join(
-        [
-            'head=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
-            f'export RAY_ADDRESS="$head:{_RAY_PORT}"',
-            'if [ "$SKYPILOT_NODE_RANK" -eq 0 ]; then',
-            f'    {ray} --head --node-ip-address="$head" --port={_RAY_PORT} --include-dashboard=false',
-            f"    exec {command}",
-            "fi",
-            f"until (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 1; done",
-            f'{ray} --address="$RAY_ADDRESS"',
-            f"while (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 5; done",
-        ]
-    )
 
 
 def _parts(job: str) -> tuple[str, int]:

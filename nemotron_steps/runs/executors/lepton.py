@@ -1,0 +1,180 @@
+"""The Lepton executor: a run as a batch job of NVIDIA DGX Cloud Lepton, through Lepton's own SDK.
+
+The home must be on storage that the job mounts, at the path it has here. With several workers the first one runs `steps
+run`, and Ray over all of them is what `cluster.backend=ray` joins.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any
+
+from pydantic import Field, StrictStr
+
+from nemotron_steps.config.profiles import Count, Profile
+from nemotron_steps.config.redaction import mask
+from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
+from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
+from nemotron_steps.runs.executors.ray_nodes import on_every_node
+
+_STATES = {
+    **dict.fromkeys(("Starting", "Queueing", "Awaiting", "PendingRetry", "Restarting"), JobState.PENDING),
+    **dict.fromkeys(("Running", "Stopping", "Terminating"), JobState.RUNNING),
+    **dict.fromkeys(("Stopped", "Deleting", "Deleted"), JobState.CANCELLED),
+    "Completed": JobState.DONE,
+    "Failed": JobState.FAILED,
+}
+
+
+class LeptonProfile(Profile):
+    """Keys of `executor = "lepton"`."""
+
+    container_image: StrictStr
+    resource_shape: StrictStr
+    """What a worker has, in Lepton's words: gpu.8xh100-80gb."""
+    node_group: StrictStr | None = None
+    """The dedicated node group to work in, by its name."""
+    mounts: tuple[dict[str, str], ...] = ()
+    """Tables with `path`, `mount_path` and `from`, as Lepton has them. One must hold the home."""
+    secret_vars: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    """Variable → name of a secret that the workspace keeps."""
+    image_pull_secrets: tuple[StrictStr, ...] = ()
+    shared_memory_size: Count = 65536
+    """MiB."""
+
+
+class LeptonExecutor:
+    """Jobs are Lepton's job ids. The workspace is the one that `lep login` chose."""
+
+    profile_model = LeptonProfile
+
+    def submit(self, launch: Launch) -> str:
+        """See Executor."""
+        profile = launch.profile
+        assert isinstance(profile, LeptonProfile)  # profile_model is what the profile was read with
+        request = job_request(launch)
+        client = _client()
+        if profile.node_group is not None:
+            request["spec"]["affinity"] = {"allowed_dedicated_node_groups": [_node_group(client, profile.node_group)]}
+        from leptonai.api.v2.types.job import LeptonJob
+
+        made = _asked(lambda: client.job.create(LeptonJob.model_validate(request)))
+        return str(made.metadata.id_)
+
+    def status(self, job: str) -> JobStatus:
+        """See Executor."""
+        client = _client()
+        try:
+            found = _asked(lambda: client.job.get(job))
+        except RequestError:
+            return JobStatus(JobState.LOST, "the workspace does not know the job")
+        state = found.status.state.value if found.status is not None and found.status.state is not None else "UNK"
+        return JobStatus(_STATES.get(state, JobState.LOST), state.lower())
+
+    def cancel(self, job: str) -> None:
+        """See Executor."""
+        client = _client()
+        if not self.status(job).state.over:
+            _asked(lambda: client.job.update(job, spec={"spec": {"stopped": True}}))
+
+
+def job_request(launch: Launch) -> dict[str, Any]:
+    """The job as Lepton's API has it. RequestError if it would not see the home, or hand over a secret in the clear."""
+    profile = launch.profile
+    assert isinstance(profile, LeptonProfile)  # profile_model is what the profile was read with
+    home = launch.folder.parent.parent
+    mounted = [mount.get("mount_path", "") for mount in profile.mounts]
+    if not any(path and PurePosixPath(home).is_relative_to(path) for path in mounted):
+        raise RequestError(
+            "the job would not see the home",
+            where="mounts",
+            expected=f"a mount_path that holds {home}",
+            found=", ".join(mounted) or "none",
+            hints=(f'mounts = [{{ path = "/", mount_path = "{home}", from = "node-nfs:NAME" }}]',),
+        )
+    variables = {**profile.env_vars, **launch.environment}
+    secret = sorted(name for name, value in variables.items() if mask(name, value) != value)
+    if secret:
+        raise RequestError(
+            "Lepton shows the variables of a job, and these are secrets",
+            where="env_vars",
+            found=", ".join(secret),
+            hints=(
+                f"lep secret create --name {secret[0]} --value ...",
+                f'secret_vars = {{ {secret[0]} = "{secret[0]}" }}',
+            ),
+        )
+    run = on_every_node(
+        shlex.join(launch.command(in_container=True)),
+        profile.nodes,
+        head='"$LEPTON_JOB_WORKER_PREFIX-0.$LEPTON_SUBDOMAIN"',
+        rank="$LEPTON_JOB_WORKER_INDEX",
+    )
+    kept = ({"name": name, "value_from": {"secret_name_ref": of}} for name, of in profile.secret_vars.items())
+    return {
+        "metadata": {"id": f"steps-{secrets.token_hex(6)}"},
+        "spec": {
+            "resource_shape": profile.resource_shape,
+            "container": {
+                "image": profile.container_image,
+                "command": ["bash", "-c", "\n".join([*profile.setup_lines, run])],
+            },
+            "shared_memory_size": profile.shared_memory_size,
+            "completions": profile.nodes,
+            "parallelism": profile.nodes,
+            "intra_job_communication": profile.nodes > 1,
+            "envs": [
+                *({"name": name, "value": value} for name, value in variables.items()),
+                *kept,
+            ],
+            "mounts": list(profile.mounts),
+            "image_pull_secrets": list(profile.image_pull_secrets),
+        },
+    }
+
+
+def _node_group(client: Any, name: str) -> str:
+    groups = {group.metadata.name: group.metadata.id_ for group in _asked(client.nodegroup.list_all)}
+    if name not in groups:
+        raise RequestError(
+            f"the workspace has no node group '{name}'",
+            where="node_group",
+            expected=", ".join(sorted(groups)) or None,
+            hints=("lep node list",),
+        )
+    return str(groups[name])
+
+
+def _client() -> Any:
+    try:
+        from leptonai.api.v2.client import APIClient
+    except ImportError as error:
+        raise UnsupportedError(
+            "the lepton executor needs Lepton's SDK",
+            found=str(error),
+            hints=("pip install 'nemotron-steps[lepton]'", "lep login"),
+        ) from error
+    return _asked(APIClient)
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    """What Lepton answers; its refusals and silence as errors of this package."""
+    from leptonai.api.v2.api_resource import ServerError
+
+    try:
+        return question()
+    except (ServerError, OSError) as error:
+        raise RetryableError(
+            "Lepton does not answer", found=_first_line(error), hints=("lep workspace list",)
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, StepsError):
+            raise
+        raise RequestError("Lepton refused", found=_first_line(error), hints=("lep login",)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,88 @@
+"""The lepton executor: the job it compiles to, held to Lepton's own types where its SDK is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import RequestError, UnsupportedError
+from nemotron_steps.runs.executors.base import Launch
+from nemotron_steps.runs.executors.lepton import LeptonProfile, job_request
+from nemotron_steps.runs.run_folder import get_run
+from tests.runs.executors.jobs import submit
+
+
+def profile_of(mounted: Path, **keys: Any) -> LeptonProfile:
+    values = {
+        "executor": "lepton",
+        "container_image": "nemotron-steps:cuda",
+        "resource_shape": "gpu.8xh100-80gb",
+        "mounts": [{"path": "/", "mount_path": str(mounted), "from": "node-nfs:lustre"}],
+    }
+    return LeptonProfile.model_validate({**values, **keys})
+
+
+def a_request(tmp_path: Path, **keys: Any) -> dict[str, Any]:
+    words = ("--resume", "r1", "--home", str(tmp_path / "home"))
+    profile = profile_of(tmp_path, **keys)
+    return job_request(Launch("r1", tmp_path / "home/runs/r1", words, profile, tmp_path, {"STEPS_JOB": "r1"}))
+
+
+WHOLE: dict[str, Any] = {
+    "nodes": 2,
+    "env_vars": {"MODE": "x"},
+    "secret_vars": {"HF_TOKEN": "my-token"},
+    "setup_lines": ["ulimit -n 65536"],
+    "image_pull_secrets": ["ngc"],
+}
+
+
+def test_a_profile_becomes_a_job(tmp_path: Path) -> None:
+    spec = a_request(tmp_path, **WHOLE)["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["intra_job_communication"]) == (2, 2, True)
+    assert spec["envs"] == [
+        {"name": "MODE", "value": "x"},
+        {"name": "STEPS_JOB", "value": "r1"},
+        {"name": "HF_TOKEN", "value_from": {"secret_name_ref": "my-token"}},
+    ]
+    shell, flag, script = spec["container"]["command"]
+    assert (shell, flag) == ("bash", "-c") and script.startswith("ulimit -n 65536\n")
+    assert f"exec steps run --resume r1 --home {tmp_path}/home" in script and "ray start" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert "ray" not in a_request(tmp_path)["spec"]["container"]["command"][2]
+
+
+def test_lepton_takes_the_job(tmp_path: Path) -> None:
+    types = pytest.importorskip("leptonai.api.v2.types.job")
+    validation = pytest.importorskip("leptonai.api.v2.job_validation")
+    job = types.LeptonJob.model_validate(a_request(tmp_path, **WHOLE))
+    validation.validate_job_create(job)
+    assert job.spec.parallelism == 2 and job.spec.mounts[0].mount_path == str(tmp_path)
+    assert set(a_request(tmp_path, **WHOLE)["spec"]) <= set(types.LeptonJobUserSpec.model_fields)
+
+
+def test_a_home_that_the_job_would_not_see_is_refused(store: ArtifactStore) -> None:
+    with pytest.raises(RequestError, match="would not see the home"):
+        submit(store, profile_of(Path("/elsewhere")))
+    assert get_run(store, "latest").status == "failed"
+
+
+def test_a_secret_goes_through_the_workspace_alone(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="these are secrets") as caught:
+        a_request(tmp_path, env_vars={"HF_TOKEN": "hf_qwertyuiop"})
+    assert caught.value.hints[1] == 'secret_vars = { HF_TOKEN = "HF_TOKEN" }'
+    assert "qwertyuiop" not in str(caught.value)
+
+
+def test_without_the_sdk_it_says_what_to_install(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "leptonai.api.v2.client", None)
+    with pytest.raises(UnsupportedError, match="needs Lepton's SDK") as caught:
+        submit(store, profile_of(tmp_path))
+    assert "nemotron-steps[lepton]" in caught.value.hints[0]
