@@ -219,7 +219,7 @@ def test_demonstrations_mix_with_questions_and_a_tokenizer_reads_tools_as_few_to
     from nemotron_steps.models.chat import ChatFormat
 
     chat = ChatFormat.from_folder(tmp_path / "outputs/chats/tokenizer")
-    assert len(encode_chat(chat, with_tools[0], "row").token_ids) < 192
+    assert len(encode_chat(chat, with_tools[0]["messages"], "row", with_tools[0]).token_ids) < 192
 
 
 def test_rows_of_swe_bench_get_a_prompt_and_an_agent(tmp_path: Path) -> None:
