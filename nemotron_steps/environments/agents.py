@@ -153,6 +153,7 @@ def resolve(name: str, options: Options) -> tuple[str, dict[str, Any]] | None:
             hints=(
                 f"env.nemo_gym.environments.{name}.environment={agent.environment} "
                 f"env.nemo_gym.environments.{name}.url=http://HOST:PORT",
+                f"env.nemo_gym.environments.{name}.environment=swe_agent   # the harness of this package",
             ),
         )
     environment = agent.environment if agent is not None else environment_name(name)

@@ -80,7 +80,7 @@ def test_a_command_that_kills_its_session_loses_it_and_no_other(sandbox) -> None
 
 
 def test_a_session_whose_server_is_stopped_is_over(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemotron_steps.sandbox.bubblewrap_session.GRACE_S", 0.5)
+    monkeypatch.setattr("nemotron_steps.sandbox.served_session.GRACE_S", 0.5)
 
     async def work(session: BubblewrapSession) -> None:
         with pytest.raises(SessionOverError):

@@ -36,6 +36,7 @@ from nemotron_steps.environments.swe.grading import HiddenTests, run_tests
 from nemotron_steps.environments.swe.harness import GONE, TOOLS
 from nemotron_steps.environments.swe.results import tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
+from nemotron_steps.sandbox.apptainer_session import ApptainerSession
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
@@ -61,7 +62,7 @@ REMEMBERED = 4096
 class SweAgentConfig(EnvironmentConfig):
     """Settings."""
 
-    engine: Literal["docker", "podman"] = "docker"
+    engine: Literal["docker", "podman", "apptainer"] = "docker"
     """Of rows with an image."""
     repository: str = "/testbed"
     """Where an image has the repository."""
@@ -251,6 +252,10 @@ class SweAgent(Environment):
         )
         if row.get("files") is not None:
             return BubblewrapSession(self._bubblewrap, limits=limits, command_s=self.config.command_timeout_s)
+        if self.config.engine == "apptainer":
+            return ApptainerSession(
+                self._image(row), self._bubblewrap.slots, limits=limits, command_s=self.config.command_timeout_s
+            )
         return ContainerSession(self.config.engine, self._image(row), limits=limits)
 
     def _image(self, row: Row) -> str:

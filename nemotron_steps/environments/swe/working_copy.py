@@ -19,6 +19,7 @@ from typing import Any
 
 from nemotron_steps.environments.swe.harness import command_text, replaced, shortened, view_text
 from nemotron_steps.environments.swe.protected import is_protected
+from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
 from nemotron_steps.sandbox.session import SandboxSession
 
@@ -192,7 +193,18 @@ class ImageCopy(WorkingCopy):
         self._base = base_commit or "HEAD"
 
     async def lay(self) -> None:
-        """See WorkingCopy.lay: the image has it."""
+        """See WorkingCopy.lay: the image has it. The base is looked up now: a commit of the agent's moves HEAD."""
+        script = f'git -c safe.directory={shlex.quote(self.root)} rev-parse --verify "$1^{{commit}}"'
+        found = await self._run("/bin/sh", "-c", script, "sh", self._base)
+        if not found.ok:
+            raise SandboxError(
+                "the container image does not have the repository",
+                where=self.root,
+                expected=f"a git repository with the commit {self._base}",
+                found=found.stderr[-300:],
+                hints=("env.nemo_gym.environments.swe_agent.repository=FOLDER",),
+            )
+        self._base = found.stdout.strip()
 
     async def changes(self) -> Changes:
         """See WorkingCopy.changes."""
@@ -210,7 +222,7 @@ class ImageCopy(WorkingCopy):
         if len(begins) > MAX_CHANGED_FILES:
             return Changes(too_many=True)
         kept, left_out = [], []
-        for begin, end in zip(begins, [*begins[1:], len(result.stdout)], strict=True):
+        for begin, end in zip(begins, [*begins[1:], len(result.stdout)], strict=False):
             piece = result.stdout[begin:end]
             path = _path_of(piece)
             if path is None or is_protected(path, paths) or "\nnew file mode 120000" in piece:
