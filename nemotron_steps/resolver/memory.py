@@ -44,6 +44,8 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
     if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
         hints.append(f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200")
+    if not hints or LayoutSizes.read(get).backend != "ray":
+        hints.append(f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for")
     for shortage in memory.shortages:
         yield MemoryProblem(
             f"{subject.key}: {shortage.what}",

@@ -29,6 +29,7 @@ from nemotron_steps.models.rope import cos_sin
 load_megatron_core()
 
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.activations import squared_relu  # noqa: E402
 from megatron.core.tensor_parallel.mappings import (  # noqa: E402
     gather_from_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
@@ -191,6 +192,7 @@ def padded_vocabulary(architecture: Architecture, layout: ParallelDims) -> int:
 
 def transformer_config(architecture: Architecture, layout: ParallelDims, dtype: torch.dtype) -> TransformerConfig:
     """megatron-core's config: no dropout, no biases but QKV's, no fused kernels that exist only for CUDA."""
+    gated = architecture.activation == "swiglu"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults of its own
         return TransformerConfig(
@@ -205,8 +207,8 @@ def transformer_config(architecture: Architecture, layout: ParallelDims, dtype: 
             qk_layernorm=architecture.qk_norm,
             add_bias_linear=False,
             add_qkv_bias=architecture.qkv_bias,
-            gated_linear_unit=True,
-            activation_func=F.silu,
+            gated_linear_unit=gated,
+            activation_func=F.silu if gated else squared_relu,
             hidden_dropout=0.0,
             attention_dropout=0.0,
             bias_activation_fusion=False,

@@ -108,7 +108,7 @@ def _ladders(settings: MemorySettings, memory: StepMemory, model: ModelShape | N
         yield [(offload, (f"{_OPTIMIZER}.optimizer_offload_fraction", share)) for share in (0.5, 0.75, 1.0)]
     if settings.chunk > 512:
         yield [(("policy.logprob_chunk_size", chunk),) for chunk in _halves(settings.chunk, 512)]
-    yield from _more_gpus(settings)
+    yield from _more_gpus(settings, model)
 
 
 def _generation(settings: MemorySettings, memory: StepMemory) -> Iterator[list[Overrides]]:
@@ -151,7 +151,7 @@ def _micro_batches(settings: MemorySettings) -> Iterator[list[Overrides]]:
         yield [((f"policy.{section}.train_mb_tokens", tokens),) for tokens in _halves(budget, least)]
 
 
-def _more_gpus(settings: MemorySettings) -> Iterator[list[Overrides]]:
+def _more_gpus(settings: MemorySettings, model: ModelShape | None) -> Iterator[list[Overrides]]:
     sizes = settings.sizes
     if sizes.backend != "ray":
         start = (("cluster.backend", "ray"), ("cluster.gpus_per_node", 8))
@@ -160,6 +160,10 @@ def _more_gpus(settings: MemorySettings) -> Iterator[list[Overrides]]:
             return
         distributed = (f"{_OPTIMIZER}.use_distributed_optimizer", True)
         yield [(*start, distributed, *_tensor(settings, width)) for width in (1, 2, 4, 8)]
+        spread = [(f"{MEGATRON}.expert_model_parallel_size", 8)] if model is not None and model.has_experts else []
+        wide = [(f"{VLLM}.tensor_parallel_size", 4)] if sizes.uses_vllm else []
+        nodes = [[("cluster.num_nodes", count)] if count > 1 else [] for count in (1, 2, 4, 8)]
+        yield [(*start, distributed, *spread, *wide, *several) for several in nodes]
         return
     if sizes.dtensor:
         yield [((f"{DTENSOR}.tensor_parallel_size", width),) for width in (2, 4, 8) if width > sizes.tensor]

@@ -31,13 +31,12 @@ from nemotron_steps.engine.generation.embedded.mixers import (
     mamba_step,
     mamba_step_on_device,
     mlp,
-    time_steps,
 )
 from nemotron_steps.engine.generation.embedded.states import Continuation, RowStates, States
 from nemotron_steps.engine.policy.kernels.dense import linear_forward
 from nemotron_steps.engine.policy.mamba.conv import conv, last_window
 from nemotron_steps.engine.policy.mamba.runs import Runs
-from nemotron_steps.engine.policy.mamba.scan import scan
+from nemotron_steps.engine.policy.mamba.scan import scan, time_steps
 from nemotron_steps.models.architecture import Architecture, Mamba2
 
 
@@ -330,7 +329,7 @@ class HybridModel(CachedModel):
         values, b, c = torch.split(convolved, [inner, groups * m.state_size, groups * m.state_size], -1)
         y, final = scan(
             values.view(-1, heads, m.head_dim),
-            time_steps(raw, layer, m),
+            time_steps(raw, layer.dt_bias, m.time_step_limit),
             layer.A,
             b.view(-1, groups, m.state_size),
             c.view(-1, groups, m.state_size),

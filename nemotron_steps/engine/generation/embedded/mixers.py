@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from nemotron_steps.engine.generation.embedded.decode import ModelWeights, norm
 from nemotron_steps.engine.generation.embedded.states import LayerStates
 from nemotron_steps.engine.policy.kernels.dense import linear_forward
+from nemotron_steps.engine.policy.mamba.scan import time_steps
 from nemotron_steps.models.architecture import Architecture, Mamba2
 
 _ALL_EXPERTS = 4
@@ -130,7 +131,7 @@ def _mamba_rest(
     """The layer from its convolved channels [B, C] on: h ← exp(dt·A)·h + B ⊗ dt·x, y = C·h + D·x."""
     rows, heads, groups, inner, size = x.size(0), a.num_heads, a.num_groups, a.inner_size, a.state_size
     convolved = convolved.float()
-    dt = time_steps(projected.narrow(1, inner + a.conv_channels, heads), layer, a)
+    dt = time_steps(projected.narrow(1, inner + a.conv_channels, heads), layer.dt_bias, a.time_step_limit)
     decay = torch.exp(dt * layer.A).view(rows, groups, 1, heads // groups, 1)
     inputs = convolved.narrow(1, 0, inner)
     write = convolved.narrow(1, inner, groups * size).view(rows, groups, size, 1)
@@ -141,13 +142,6 @@ def _mamba_rest(
     y = torch.bmm(read.reshape(rows * groups, 1, size), ssm.view(rows * groups, size, -1)).view(rows, heads, -1)
     y = y.addcmul_(inputs.view(rows, heads, -1), layer.D.unsqueeze(-1)).view(rows, inner)
     return gated_output(x, y, projected.narrow(1, 0, inner), layer, model)
-
-
-def time_steps(raw: torch.Tensor, layer: MambaWeights, a: Mamba2) -> torch.Tensor:
-    """float32 [B, heads]"""
-    dt = F.softplus(raw.float() + layer.dt_bias)
-    least, most = a.time_step_limit
-    return dt if least <= 0 and most == float("inf") else dt.clamp_(least, most)
 
 
 def gated_output(

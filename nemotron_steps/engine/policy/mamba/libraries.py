@@ -7,7 +7,8 @@
 
 In the order of preference, and each tried once on a few tokens against the plain code, forwards and backwards: versions
 differ in what they take, and some refuse some GPUs (fla's gradient on Hopper with Triton 3.4 to 3.7.0, say). The choice
-is logged. float32 stays with the plain code, which does not round to TensorFloat-32.
+is logged and kept, unless it was made for want of memory. float32 stays with the plain code, which does not round to
+TensorFloat-32.
 """
 
 from __future__ import annotations
@@ -44,21 +45,30 @@ def scan_for(x: torch.Tensor, b: torch.Tensor, plain: LevelScan) -> LevelScan | 
     """The library's scan for tensors like x [T, H, P] and b [T, G, N]; None for the plain one."""
     if not x.is_cuda or x.dtype is torch.float32:
         return None
-    return _scan_for(x.device, x.dtype, x.shape[1:], b.shape[1:], plain)
+    return _with_room(lambda: _scan_for(x.device, x.dtype, x.shape[1:], b.shape[1:], plain))
 
 
 def conv_for(states: torch.Tensor, kernel: int, plain: Conv) -> Conv | None:
     """The library's convolution for tensors like states [T, C]; None for the plain one."""
     if not states.is_cuda or states.dtype is torch.float32:
         return None
-    return _conv_for(states.device, states.dtype, states.shape[1], kernel, plain)
+    return _with_room(lambda: _conv_for(states.device, states.dtype, states.shape[1], kernel, plain))
 
 
 def norm_for(y: torch.Tensor, groups: int, plain: Norm) -> Norm | None:
     """The library's gated norm for tensors like y [T, W]; None for the plain one."""
     if not y.is_cuda or y.dtype is torch.float32:
         return None
-    return _norm_for(y.device, y.dtype, y.shape[1], groups, plain)
+    return _with_room(lambda: _norm_for(y.device, y.dtype, y.shape[1], groups, plain))
+
+
+def _with_room(choose: Callable[[], Any]) -> Any | None:
+    """The library's function; None where the GPU has no memory for its trial now, and the next pass tries again."""
+    try:
+        return choose()
+    except torch.OutOfMemoryError as error:
+        _LOG.warning("no memory to try a library for Mamba-2: the plain code this time: %s", _first_line(error))
+        return None
 
 
 @cache
@@ -84,6 +94,9 @@ def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attemp
     Args:
         candidates: name → a function that imports and returns it.
         attempt: raises where it does not work.
+
+    Raises:
+        torch.OutOfMemoryError: there is no memory to try.
     """
     for name, load in candidates.items():
         try:
@@ -101,6 +114,8 @@ def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attemp
                 torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
             ):
                 attempt(found)
+        except torch.OutOfMemoryError:
+            raise  # says nothing of the library
         except Exception as error:
             _LOG.warning("%s does not work here for the Mamba-2 %s: %s", name, what, _first_line(error))
             continue

@@ -14,11 +14,9 @@ stay with the tokens, so that norms may span heads of several ranks.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from nemotron_steps.engine.policy.attention.attention import column_linear, row_linear
 from nemotron_steps.engine.policy.context_parallel import to_tokens
@@ -26,7 +24,7 @@ from nemotron_steps.engine.policy.exchange import Exchange, spread
 from nemotron_steps.engine.policy.mamba.conv import conv
 from nemotron_steps.engine.policy.mamba.gated_norm import gated_norm
 from nemotron_steps.engine.policy.mamba.runs import runs_of
-from nemotron_steps.engine.policy.mamba.scan import scan
+from nemotron_steps.engine.policy.mamba.scan import scan, time_steps
 from nemotron_steps.engine.policy.parallel_dims import device
 from nemotron_steps.engine.policy.query_runs import Range
 from nemotron_steps.models.architecture import Architecture
@@ -124,12 +122,6 @@ class FlatMamba(torch.nn.Module):
         )
         steps = time_steps(dt, dt_bias, self.time_step_limit)
         return scan(x, steps, -a_log.exp(), b, c, d, runs, self.chunk_size)[0].flatten(1)
-
-
-def time_steps(dt: torch.Tensor, dt_bias: torch.Tensor, limit: tuple[float, float]) -> torch.Tensor:
-    """What `scan` takes, float32 [T, heads], of what the projection gave."""
-    steps = F.softplus(dt.float() + dt_bias)
-    return steps if limit == (0.0, math.inf) else steps.clamp(*limit)
 
 
 def head_ranges(heads: int, head_dim: int, groups: int, state: int, rank: int, ranks: int) -> tuple[Range, ...]:

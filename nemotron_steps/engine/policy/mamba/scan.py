@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from nemotron_steps.config.hybrid_layers import bounds_time_steps
 from nemotron_steps.engine.policy.cells import pad, unpad
 from nemotron_steps.engine.policy.mamba.libraries import scan_for
 from nemotron_steps.engine.policy.mamba.runs import Runs, Segment
@@ -73,6 +75,12 @@ def scan(
     if runs.padding:
         outs.append(x.new_zeros(runs.padding, *x.shape[1:]))
     return torch.cat(outs) if len(outs) > 1 else outs[0], torch.cat(ends) if final else None
+
+
+def time_steps(dt: torch.Tensor, dt_bias: torch.Tensor, limit: tuple[float, float]) -> torch.Tensor:
+    """What `scan` takes, float32 [T, heads], of what the input projection gave."""
+    steps = F.softplus(dt.float() + dt_bias)
+    return steps.clamp(*limit) if bounds_time_steps(limit) else steps
 
 
 def _scan_level(

@@ -36,10 +36,12 @@ class Router(torch.nn.Module):
             zeros = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
             self.expert_bias = torch.nn.Parameter(zeros, requires_grad=False)
         self.load = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
-        """Tokens each expert got on this rank since the last `rebalance`, while training."""
+        """How often each expert was taken in passes with gradients on this rank since the last `rebalance`: twice a
+        token where layers are computed again, for all experts alike, so that who is above the mean is the same."""
         self.replays = torch.zeros(3, dtype=torch.float64, device=device())
         """Of the tokens trained with replay on this rank: all, those whose experts were replayed, and those of them
-        for which this router would have chosen others. Whoever reads it sets it to 0."""
+        for which this router would have chosen others; each counted as often as in `load`. Whoever reads it sets it
+        to 0."""
 
     def forward(
         self, states: torch.Tensor, occurrences: torch.Tensor, replayed: torch.Tensor | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -185,3 +185,22 @@ def test_a_trial_leaves_the_pass_that_asks_alone():
 def test_on_cpu_and_in_float32_there_is_none():
     assert libraries.scan_for(torch.zeros(1, 2, 3), torch.zeros(1, 1, 4), scan_module._scan_level) is None
     assert libraries.conv_for(torch.zeros(1, 2).bfloat16(), 4, conv_module._plain) is None
+
+
+def test_without_memory_for_a_trial_the_plain_code_is_taken_once_and_the_library_tried_again(monkeypatch):
+    trials = []
+
+    def attempt(*_):
+        trials.append(1)
+        if len(trials) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def library(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(libraries, "try_scan", attempt)
+    monkeypatch.setattr(libraries, "SCANS", {"fake": lambda: library})
+    x = SimpleNamespace(is_cuda=True, device=CPU, dtype=torch.bfloat16, shape=torch.Size((5, 3, 7)))
+    b = SimpleNamespace(shape=torch.Size((5, 1, 9)))
+    assert [libraries.scan_for(x, b, scan) for _ in range(3)] == [None, library, library]
+    assert len(trials) == 2

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from nemotron_steps.engine.policy.mamba.gated_norm import gated_norm
-from nemotron_steps.engine.policy.mamba.mixer import head_ranges, time_steps
+from nemotron_steps.engine.policy.mamba.mixer import head_ranges
+from nemotron_steps.engine.policy.mamba.scan import time_steps
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.mamba.mixers import (
