@@ -8,6 +8,7 @@ with the next one.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ def run(context: StepContext[StagesEvalConfig]) -> None:
     last = next(reversed(rewards.values()))
     slot.attributes["reward"] = sum(last.values()) / len(last)
     errors = [figures["standard_error"] for row in table.values() for figures in row.values()]
-    context.tracker.summary({"heldout_reward": rewards, "largest_standard_error": max(errors)})
+    known = [error for error in errors if math.isfinite(error)]  # of a single prompt there is none
+    spread = {"largest_standard_error": max(known)} if known else {}
+    context.tracker.summary({"heldout_reward": rewards, **spread})
 
 
 def _row(

@@ -1,0 +1,72 @@
+"""Forms of made-up questions: what each asks for earns its environment's reward, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from nemotron_steps.config.schema.data_prep import (
+    DemonstrationConfig,
+    ReasoningGymSource,
+    ReasoningGymTask,
+    RlPrepConfig,
+    SplitRows,
+)
+from nemotron_steps.environments.agents import resolve
+from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.registry import create
+from nemotron_steps.steps.data_prep.gym_tasks import draw_questions
+from nemotron_steps.steps.data_prep.rl_prep import gym_rows
+from nemotron_steps.steps.data_prep.sft_prep import demonstration
+
+pytest.importorskip("reasoning_gym")
+ROWS = SplitRows(train=12, validation=4, heldout=4)
+
+
+def source(form):
+    return ReasoningGymSource(tasks=(ReasoningGymTask(dataset="spell_backward", form=form),))
+
+
+async def graded(row, text):
+    found = resolve(row["agent_ref"]["name"], {})
+    assert found is not None
+    environment = create(*found)
+    environment.check_row(row, "row")
+    try:
+        return (await environment.verify(row, Response(text), Session("id"))).reward
+    finally:
+        await environment.close()
+
+
+@pytest.mark.parametrize("form", ["instructed", "structured"])
+def test_only_the_right_answer_in_the_form_that_was_asked_for_is_rewarded(form):
+    questions = draw_questions(source(form), ROWS)["train"]
+    rows = gym_rows(RlPrepConfig(reasoning_gym=source(form), rows=ROWS), source(form))["train"]
+    for question, row in zip(questions, rows, strict=True):
+        asked = question.asked.reply
+        replies = [asked.replace("{answer}", question.answer), asked.replace("{answer}", "wrong"), question.answer]
+        assert [asyncio.run(graded(row, reply)) for reply in replies] == [1.0, 0.0, 0.0], question.text
+
+
+def test_every_instruction_is_asked_for_somewhere():
+    questions = draw_questions(source("instructed"), SplitRows(train=100, validation=0))["train"]
+    assert len({question.asked.reply for question in questions}) == 4
+
+
+def test_a_question_is_in_the_same_split_in_every_form():
+    forms = {form: draw_questions(source(form), ROWS) for form in ("plain", "instructed", "structured")}
+    words = {
+        form: {split: {question.metadata["word"] for question in drawn} for split, drawn in splits.items()}
+        for form, splits in forms.items()
+    }
+    assert words["plain"] == words["instructed"] == words["structured"]
+
+
+@pytest.mark.parametrize(("rate", "share"), [(0.0, 0.0), (1.0, 1.0)])
+def test_so_many_demonstrations_are_as_asked(rate, share):
+    questions = draw_questions(source("structured"), ROWS)["train"]
+    config = DemonstrationConfig(follow_rate=rate)
+    said = [demonstration(question, config, random.Random(1))["messages"][1]["content"] for question in questions]
+    assert sum(text.startswith('{"answer": ') for text in said) == share * len(said)

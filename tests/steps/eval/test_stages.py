@@ -1,0 +1,92 @@
+"""eval/stages: every model on every set, the rows that are graded, and what a killed one keeps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nemotron_steps.config.schema.eval import StagesEvalConfig
+from nemotron_steps.errors import ConfigError, DataError
+from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps.eval.stages import run
+from tests.models.checkpoints import write_checkpoint
+
+ROW = {
+    "responses_create_params": {"input": [{"role": "user", "content": "ab"}]},
+    "question": "Spell this word backward: ab",
+    "answer": "ba",
+    "metadata": {"source_dataset": "spell_backward"},
+    "agent_ref": {"type": "responses_api_agents", "name": "reasoning_gym_simple_agent"},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint("qwen3", folder)
+    return str(folder)
+
+
+def prompts(folder, **splits):
+    folder.mkdir()
+    for name, count in splits.items():
+        (folder / f"{name}.jsonl").write_text((json.dumps(ROW) + "\n") * count)
+    return str(folder)
+
+
+def context_of(tmp_path, models, sets, **evaluation):
+    config = StagesEvalConfig.model_validate(
+        {
+            "models": models,
+            "prompts": sets,
+            "evaluation": {"max_total_sequence_length": 32, **evaluation},
+            "generation": {"max_new_tokens": 4},
+        }
+    )
+    records = []
+    context = plain_context(config, tmp_path, outputs={"report": "eval_report"}, listener=records.append)
+    return context, records
+
+
+def test_every_model_answers_every_set_of_heldout_rows_else_of_validation_rows(tmp_path, model):
+    sets = {
+        "blend": prompts(tmp_path / "a", **{"train-split": 9, "val-split": 3}),
+        "own": prompts(tmp_path / "b", validation=9, heldout=2),
+    }
+    context, records = context_of(tmp_path, {"late": model, "early": model}, sets, samples_per_prompt=2)
+    run(context)
+    report = json.loads((context.outputs["report"].path / "report.json").read_text())
+    assert {m: {s: f["samples"] for s, f in row.items()} for m, row in report["figures"].items()} == {
+        "late": {"blend": 6, "own": 4},
+        "early": {"blend": 6, "own": 4},
+    }
+    assert list(report["metrics"]) == ["late/blend", "late/own", "early/blend", "early/own"]
+    (summary,) = [record["values"] for record in records if record["kind"] == "summary"]
+    assert list(summary["heldout_reward"]) == ["late", "early"]
+
+
+def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model):
+    sets = {"own": prompts(tmp_path / "own", heldout=1)}
+    context, records = context_of(tmp_path, {"first": model, "second": model}, sets)
+    kept = {"own": {"reward": 0.75, "standard_error": 0.01}}
+    (context.work / "0.json").write_text(json.dumps(kept))
+    run(context)
+    report = json.loads((context.outputs["report"].path / "report.json").read_text())
+    assert report["figures"]["first"] == kept and report["figures"]["second"]["own"]["samples"] == 1
+    assert [r["description"] for r in records if r["kind"] == "progress"] == ["grading second"]
+    (summary,) = [record["values"] for record in records if record["kind"] == "summary"]
+    assert summary["largest_standard_error"] == 0.01  # one prompt has none
+
+
+def test_what_cannot_be_evaluated_is_refused_before_any_model_is_read(tmp_path):
+    empty = prompts(tmp_path / "empty", train=3)
+    context, _ = context_of(tmp_path, {"any": "nowhere"}, {"empty": empty})
+    with pytest.raises(DataError, match="neither held-out nor validation rows"):
+        run(context)
+    context, _ = context_of(tmp_path, {"any": "nowhere"}, {"own": prompts(tmp_path / "own", heldout=1)})
+    strange = context.config.model_copy(
+        update={"evaluation": context.config.evaluation.model_copy(update={"environments": {"won": "reasoning_gym"}})}
+    )
+    with pytest.raises(ConfigError, match="no set of prompts 'won'"):
+        run(plain_context(strange, tmp_path, outputs={"report": "eval_report"}))
