@@ -72,16 +72,16 @@ COMMANDS: Mapping[tuple[str, ...], Recipe] = {
     ("super3", "rl", "swe1"): Recipe(
         "rl/nemo_rl/swe",
         "swe1",
-        "SWE 1: single steps of recorded agents (-c small)",
-        {"default": "swe1"},
-        only=("default", "swe1", "small"),
+        "SWE 1: single steps of recorded agents (-c small|tiny)",
+        {"default": "swe1", "tiny": "tiny_hybrid_steps"},
+        only=("default", "swe1", "small", "tiny"),
     ),
     ("super3", "rl", "swe2"): Recipe(
         "rl/nemo_rl/swe",
         "swe2",
-        "SWE 2: an agent in a repository",
-        {"default": "swe2"},
-        only=("default", "swe2"),
+        "SWE 2: an agent in a repository (-c tiny)",
+        {"default": "swe2", "tiny": "tiny_hybrid"},
+        only=("default", "swe2", "tiny"),
     ),
     ("super3", "rl", "rlhf"): Recipe(
         "rl/nemo_rl/rlhf",

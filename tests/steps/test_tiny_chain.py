@@ -86,9 +86,9 @@ def test_the_aligned_policy_loads_with_plain_transformers_and_says_the_same(home
 
 
 def test_a_tiny_hybrid_improves_by_rule_and_keeps_its_gain_under_the_judge(home, tmp_path):
-    steps("run", "super3_tiny", home=home)
+    steps("run", "nano3_rl", "-c", "tiny", "--until", "rlvr_genrm", home=home)  # its judge is that of RLHF, cached
     found = summaries(home)
-    verified, judged = (found[stage]["heldout_reward"] for stage in ("rlvr", "rlhf"))
+    verified, judged = (found[stage]["heldout_reward"] for stage in ("rlvr", "rlvr_genrm"))
     assert verified["after"] > verified["before"] + 0.2
     assert judged["after"] > verified["before"] + 0.2
 
@@ -96,10 +96,10 @@ def test_a_tiny_hybrid_improves_by_rule_and_keeps_its_gain_under_the_judge(home,
     from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 
     weights = {}
-    for step in ("sft/megatron_bridge", "rl/nemo_rl/rlvr", "rl/nemo_rl/rlhf"):
-        shown = json.loads(steps("artifacts", "show", f"{step}/model:latest", "--json", home=home))
-        convert_megatron_to_hf(Path(shown["path"]), tmp_path / step)
-        weights[step] = load_hf_weights(tmp_path / step)
+    for model in ("sft/megatron_bridge/model:latest", "rl/nemo_rl/rlvr/model:v1", "rl/nemo_rl/rlvr/model:v2"):
+        shown = json.loads(steps("artifacts", "show", model, "--json", home=home))
+        convert_megatron_to_hf(Path(shown["path"]), tmp_path / model)
+        weights[model] = load_hf_weights(tmp_path / model)
     models = list(weights.values())
     for before, after in itertools.pairwise(models):
         same = {name for name, tensor in before.items() if tensor.equal(after[name])}

@@ -47,6 +47,8 @@ class StagesEvaluationConfig(EvaluationConfig):
 
     environments: dict[str, str] = Field(default_factory=dict)
     """Set → what grades every row of it; a set that is not here is graded as the others are."""
+    max_prompts_of: dict[str, PositiveInt] = Field(default_factory=dict)
+    """Set → its prompts at most, where that is not `max_prompts`: agents take longer than answers."""
 
 
 class StagesEvalConfig(GradingConfig):

@@ -29,15 +29,18 @@ def run(context: StepContext[StagesEvalConfig]) -> None:
     if not config.models or not config.prompts:
         port = "prompts" if config.models else "models"
         raise ConfigError("nothing to evaluate", where=port, hints=[f"--input {port}.NAME=PATH"])
+    limits = config.evaluation.max_prompts_of
     sets = {
-        name: _heldout(name, Path(folder))[: config.evaluation.max_prompts] for name, folder in config.prompts.items()
+        name: _heldout(name, Path(folder))[: limits.get(name, config.evaluation.max_prompts)]
+        for name, folder in config.prompts.items()
     }
-    for name in config.evaluation.environments.keys() - sets.keys():
-        raise ConfigError(
-            f"there is no set of prompts '{name}'",
-            where=f"evaluation.environments.{name}",
-            expected=f"one of {', '.join(sets)}",
-        )
+    for key, of_sets in (("environments", config.evaluation.environments), ("max_prompts_of", limits)):
+        for name in of_sets.keys() - sets.keys():
+            raise ConfigError(
+                f"there is no set of prompts '{name}'",
+                where=f"evaluation.{key}.{name}",
+                expected=f"one of {', '.join(sets)}",
+            )
     table: dict[str, dict[str, Any]] = {}
     for done, (name, folder) in enumerate(config.models.items()):
         kept = context.work / f"{done}.json"

@@ -52,9 +52,10 @@ def context_of(tmp_path, models, sets, **evaluation):
 def test_every_model_answers_every_set_of_heldout_rows_else_of_validation_rows(tmp_path, model):
     sets = {
         "blend": prompts(tmp_path / "a", **{"train-split": 9, "val-split": 3}),
-        "own": prompts(tmp_path / "b", validation=9, heldout=2),
+        "own": prompts(tmp_path / "b", validation=9, heldout=4),
     }
-    context, records = context_of(tmp_path, {"late": model, "early": model}, sets, samples_per_prompt=2)
+    limits = {"samples_per_prompt": 2, "max_prompts": 2, "max_prompts_of": {"blend": 3}}
+    context, records = context_of(tmp_path, {"late": model, "early": model}, sets, **limits)
     run(context)
     report = json.loads((context.outputs["report"].path / "report.json").read_text())
     assert {m: {s: f["samples"] for s, f in row.items()} for m, row in report["figures"].items()} == {
