@@ -338,8 +338,9 @@ class Workbench:
         )
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
+        from nemotron_steps.artifacts.prompt_data import looks_like_prompts
         from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
-        from nemotron_steps.resolver.foreign_data import holds_no_rows, looks_like_prompts, refusal
+        from nemotron_steps.resolver.foreign_data import holds_no_rows, refusal
         from nemotron_steps.resolver.plan import SuppliedInput
 
         types = self.registry.types
