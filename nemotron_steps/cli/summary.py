@@ -41,7 +41,9 @@ def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Ter
 
 def show_values(values: Mapping[str, Any], terminal: Terminal) -> None:
     """A step's summary: its tables each below the rest."""
-    terminal.table(_rows({name: value for name, value in values.items() if not is_table(value)}, terminal), indent=4)
+    terminal.table(
+        summary_rows({name: value for name, value in values.items() if not is_table(value)}, terminal), indent=4
+    )
     for name, table in values.items():
         if is_table(table):
             columns = columns_of(table)
@@ -50,7 +52,7 @@ def show_values(values: Mapping[str, Any], terminal: Terminal) -> None:
             terminal.table([[terminal.style(printable(text), "dim") for text in head], *body], indent=4, flexible=0)
 
 
-def _rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str]]:
+def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str]]:
     """One row per value of a summary: name, value or before → after, and the change."""
     rows = []
     for name, value in values.items():

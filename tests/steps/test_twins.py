@@ -34,7 +34,7 @@ CONFIGS = sorted(
     (step, file.stem)
     for step in STEPS
     for file in Path(builtin_pack_root(), "configs", step).glob("*.yaml")
-    if file.stem not in ("tiny", "tiny_hybrid", "default")  # models from scratch; another config
+    if not file.stem.startswith("tiny") and file.stem != "default"  # models from scratch; another config
 )
 PUBLISHED = {"rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "super3", "small", "nano3", "nano3_genrm"}
 """Configs of the Nemotron 3 recipes."""

@@ -40,6 +40,7 @@ def run(context: StepContext[StagesEvalConfig]) -> None:
                 f"there is no set of prompts '{name}'",
                 where=f"evaluation.{key}.{name}",
                 expected=f"one of {', '.join(sets)}",
+                hints=(f"~evaluation.{key}.{name}", f"--input prompts.{name}=PATH"),
             )
     table: dict[str, dict[str, Any]] = {}
     for done, (name, folder) in enumerate(config.models.items()):

@@ -91,7 +91,7 @@ def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
         return len(sequences), too_long
 
     exact = len(
-        encode_chat(chat, [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}], "").token_ids
+        encode_chat(chat, [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}], "", {}).token_ids
     )
     assert read("hi", "hi " * 40, "hi", most=exact) == (2, 1)
     with pytest.raises(DataError, match="all 2 chats are longer") as caught:

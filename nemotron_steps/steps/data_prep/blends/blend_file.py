@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from pydantic import Field, PositiveFloat, ValidationError
@@ -43,7 +44,11 @@ def read_blend(path: str) -> list[BlendEntry]:
         blend = _BlendFile.model_validate_json(file.read_bytes())
     except OSError as error:
         raise DataError(
-            "the blend file cannot be read", where=f"blend_path = {path}", found=error.strerror, expected=_SHAPE
+            "the blend file cannot be read",
+            where=f"blend_path = {path}",
+            found=error.strerror,
+            expected=_SHAPE,
+            hints=("blend_path=FILE.json", "blend_path=null input_path=PATH"),
         ) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -58,7 +63,12 @@ def read_blend(path: str) -> list[BlendEntry]:
     names = [entry.name for entry in blend.datasets]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise DataError("two data sets of the blend have one name", where=path, found=json.dumps(twice))
+        raise DataError(
+            "two data sets of the blend have one name",
+            where=path,
+            found=json.dumps(twice),
+            hints=(f"grep -n {shlex.quote(json.dumps(twice))} {shlex.quote(path)}   # where it stands",),
+        )
     return [entry.model_copy(update={"path": _resolved(entry.path, file.parent)}) for entry in blend.datasets]
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from nemotron_steps.artifacts.rows import LONGEST_LINE, Row
-from nemotron_steps.errors import DataError, StepsError, UnsupportedError
+from nemotron_steps.errors import DataError, StepsError, UnsupportedError, show_line
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, unreachable
 
 PART_BYTES = 32 << 20
@@ -105,6 +105,7 @@ def _text_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
                 "the line is too long for a row",
                 where=f"{part.file.path}, byte {position}",
                 expected=f"at most {LONGEST_LINE >> 20} MiB a line, one JSON object each",
+                hints=(f"head -c {position + 200} {part.file.path} | tail -c 200   # where the line begins",),
             )
         position += len(line)
         yield line
@@ -140,11 +141,17 @@ def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
                     "the line has another number of columns than the header",
                     where=f"{path}:{reader.line_num}",
                     expected=f"{len(reader.fieldnames or ())} columns",
+                    hints=show_line(f"{path}:{reader.line_num}"),
                 )
             yield _encode(row) + b"\n"
     except (csv.Error, UnicodeDecodeError, msgspec.DecodeError) as error:
         kind = "table" if part.file.kind == "csv" else "list"
-        raise DataError(f"the {kind} cannot be read", where=path, found=str(error)) from error
+        raise DataError(
+            f"the {kind} cannot be read",
+            where=path,
+            found=str(error),
+            hints=(f"head -n 3 {path}   # what it begins with",),
+        ) from error
 
 
 @contextmanager
@@ -158,6 +165,7 @@ def columnar_errors(file: DataFile) -> Iterator[None]:
             f"the {file.kind.capitalize()} file is damaged, or is none",
             where=file.path,
             found=(str(error).splitlines() or [type(error).__name__])[0],
+            hints=(f"ls -l {file.path}   # whether it was copied whole",),
         ) from error
 
 
@@ -186,7 +194,13 @@ def parse(line: bytes, where: str) -> tuple[Row, bool]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         row, strict = _parse_leniently(line, where), False
     if not isinstance(row, dict):
-        raise DataError("the row is not a JSON object", where=where, expected="an object", found=_excerpt(line))
+        raise DataError(
+            "the row is not a JSON object",
+            where=where,
+            expected="an object",
+            found=_excerpt(line),
+            hints=show_line(where),
+        )
     return row, strict
 
 
@@ -205,6 +219,7 @@ def _parse_leniently(line: bytes, where: str) -> Any:
             where=where,
             expected="one complete JSON object a line",
             found=f"{_excerpt(line)} ({error.msg if isinstance(error, json.JSONDecodeError) else error})",
+            hints=show_line(where),
         ) from error
 
 
@@ -233,6 +248,10 @@ def _remote(file: DataFile) -> Iterator[Any]:
     except (StepsError, EOFError, zlib.error, gzip.BadGzipFile):
         raise
     except FileNotFoundError as error:
-        raise DataError("the file is gone", where=file.path) from error
+        raise DataError(
+            "the file is gone",
+            where=file.path,
+            hints=("run the same command again: it looks for the files that are there now",),
+        ) from error
     except Exception as error:  # every file system has errors of its own
         raise unreachable(file.path, "", error) from error

@@ -91,5 +91,6 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
             f"the data set has no '{name.file}'",
             where=where,
             found=", ".join(sorted(path.name for path in Path(root).iterdir())[:8]) or "no data files",
+            hints=(f"input_path=hf://{name.repository}",),
         )
     return folder

@@ -157,7 +157,12 @@ def _question(row: Row) -> str:
     first = prompt[0] if isinstance(prompt, list) and prompt else prompt
     text = first.get("content") if isinstance(first, dict) else first
     if not isinstance(text, str):
-        raise DataError("a row of the source has no question", expected="prompt[0].content", found=str(prompt)[:60])
+        raise DataError(
+            "a row of the source has no question",
+            expected="prompt[0].content",
+            found=str(prompt)[:60],
+            hints=("placeholders.dapo=PATH placeholders.skywork=PATH   # copies in their published layout",),
+        )
     return text
 
 

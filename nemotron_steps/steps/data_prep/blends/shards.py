@@ -98,9 +98,9 @@ def finished(task: ShardTask) -> Shard | None:
         refusal, shard_of = receipt["refusal"], receipt["of"]
         if receipt["format"] != _FORMAT or shard_of != _identity(task):
             return None
-        error = DataError(refusal["what"]) if refusal is not None else None
+        error = DataError(refusal["what"], hints=refusal["hints"]) if refusal is not None else None
         if error is not None:
-            error.__dict__.update(refusal, hints=tuple(refusal["hints"]))
+            error.__dict__.update(refusal, hints=error.hints)
         shard = Shard(task, receipt["lines"], Accounts.from_dict(receipt["accounts"]), error)
     except FileNotFoundError:
         return None

@@ -147,7 +147,11 @@ def _remote(url: str, key: str) -> list[DataFile]:
                 files.append(DataFile(address, name, kind, size, f"{size}-{file_system.ukey(path)}"))
     except (ImportError, ValueError) as error:
         raise DataError(
-            "the address cannot be opened", where=key, expected="an address that fsspec knows", found=str(error)
+            "the address cannot be opened",
+            where=key,
+            expected="an address that fsspec knows",
+            found=str(error),
+            hints=("input_path=s3://BUCKET/FOLDER", "input_path=https://HOST/FILE.jsonl"),
         ) from error
     except FileNotFoundError:
         files = []
@@ -207,6 +211,7 @@ def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> Dat
         where=key,
         expected=f"files with '{wanted}' in their names",
         found=", ".join(file.name for file in files[:8]) + (" ..." if len(files) > 8 else ""),
+        hints=tuple(f"{what}={_WORD.split(file.name)[0]}" for file in files[:2]),
     )
 
 

@@ -72,6 +72,7 @@ def packages_in(path: str, test_command: str, max_bytes: int) -> tuple[list[Pack
             where="packages.path",
             expected="a folder with Python files and tests (tests/ or test_*.py), or a folder of such folders",
             found="; ".join(f"{name}: {why}" for name, why in list(refused.items())[:5]) or path,
+            hints=("packages.path=FOLDER_OF_A_PACKAGE",),
         )
     return packages, refused
 
