@@ -10,8 +10,9 @@ import pytest
 
 from nemotron_steps.errors import PlanError
 from nemotron_steps.resolver.plan import Plan, SuppliedInput
-from tests.resolver.test_resolve import STEPS, TYPES, pipeline, tiny
-from tests.resolver.worlds import World, world_of
+from tests.resolver.conftest import STEPS, TYPES
+from tests.resolver.test_resolve import tiny
+from tests.resolver.worlds import World, pipeline, world_of
 
 GOLDEN = Path(__file__).parent / "golden"
 

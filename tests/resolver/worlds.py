@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.errors import ArtifactError, ConfigError
+import pytest
+
+from nemotron_steps.errors import ArtifactError, ConfigError, PlanError
 from nemotron_steps.manifest.loader import parse_step, read_toml
 from nemotron_steps.manifest.models import PipelineManifest, StepManifest
 from nemotron_steps.manifest.registry import Registry
@@ -136,3 +138,14 @@ def type_at(plan: Plan, step: PlannedStep, port: str) -> str | None:
     """Type of the artifact that reaches a port."""
     source = step.inputs[port]
     return source.type if isinstance(source, SuppliedInput) else plan.step(source.step_key).produces[source.port]
+
+
+def problems(world: World, *steps: str, **kwargs: object) -> list[tuple[str, str]]:
+    """(code, sentence) of every problem of a plan that must fail."""
+    with pytest.raises(PlanError) as raised:
+        world.plan(*steps, **kwargs)  # type: ignore[arg-type]
+    return [(p.code, p.what) for p in raised.value.problems]
+
+
+def pipeline(*stages: dict[str, object]) -> PipelineManifest:
+    return PipelineManifest.model_validate({"pipeline": {"name": "p"}, "stages": stages})

@@ -1,0 +1,77 @@
+"""A pipeline is wired as its file says."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.errors import PlanError
+from tests.resolver.worlds import World, pipeline, wiring
+
+
+def test_pipeline_is_wired_as_it_says(world: World) -> None:
+    stages = (
+        {"name": "data", "step": "prep/prompts"},
+        {"name": "first", "step": "rl", "inputs": {"prompts": "data"}},
+        {"name": "second", "step": "rl", "inputs": {"prompts": "data.prompts", "policy": "first"}},
+        {"name": "check", "step": "eval", "inputs": {"prompts": {"ref": "prompts"}, "model": "first"}},
+    )
+    plan = world.plan_pipeline(pipeline(*stages), {"policy": "hf"})
+    assert wiring(plan) == {
+        "data": {},
+        "convert/up": {"hf": "hf"},
+        "first": {"prompts": "data.prompts", "policy": "convert/up.mega"},
+        "second": {"prompts": "data.prompts", "policy": "first.model"},
+        "convert/down": {"mega": "first.model"},
+        "check": {"model": "convert/down.hf", "prompts": "prompts"},
+    }
+    assert plan.name == "p" and plan.goals == ("data", "first", "second", "check")
+    assert plan.step("first").because == "stage of p"
+
+
+def test_pipeline_connects_nothing_by_itself(world: World) -> None:
+    stages = ({"name": "data", "step": "prep/prompts"}, {"name": "train", "step": "rl"})
+    with pytest.raises(PlanError) as raised:
+        world.plan_pipeline(pipeline(*stages))
+    assert [(p.code, p.hints[0]) for p in raised.value.problems] == [
+        ("E303", "steps run p --input prompts=PATH"),
+        ("E303", "steps run p --input policy=PATH"),
+    ]
+
+
+def test_a_pipelines_problems_are_answered_in_its_own_terms(world: World) -> None:
+    world.configs["rl", None] = {"grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": 2}}
+    world.configs["rl", None]["policy"] = {"train_global_batch_size": 3}
+    stages = (
+        {"name": "first", "step": "rl"},
+        {"name": "then", "step": "rl", "inputs": {"prompts": {"ref": "prompts"}}},
+        {"name": "last", "step": "sft", "inputs": {"model": "then"}},
+    )
+    with pytest.raises(PlanError) as raised:
+        world.plan_pipeline(pipeline(*stages), {"first.policy": "mega", "first.prompts": "prompts"})
+    assert (
+        raised.value.problems[1].hints[0]
+        == "steps run p --input first.policy=mega --input first.prompts=prompts --input chats=PATH"
+    )
+    assert [(p.code, p.hints[-1]) for p in raised.value.problems] == [
+        ("E303", 'inputs = { policy = "first" }   # in [[stages]] name = "then"'),
+        ("E303", "last.chats.path=PATH"),
+        ("E309", "first.policy.train_global_batch_size=4"),
+        ("E309", "then.policy.train_global_batch_size=4"),
+    ]
+
+
+def test_pipeline_mistakes_come_together(world: World) -> None:
+    stages = (
+        {"name": "data", "step": "prep/prompts"},
+        {"name": "gone", "step": "no/such"},
+        {"name": "train", "step": "rl", "config": "huge"},
+        {"name": "use", "step": "rl", "inputs": {"prompts": "gone", "policy": "data", "wrong": "data"}},
+    )
+    with pytest.raises(PlanError) as raised:
+        world.plan_pipeline(pipeline(*stages))
+    assert [(p.code, p.what) for p in raised.value.problems] == [
+        ("E110", "there is no step 'no/such'"),
+        ("E200", "train: step 'rl' has no config 'huge'"),
+        ("E305", "use has no input 'wrong'"),
+        ("E301", "'policy' of use cannot take prompts"),
+    ]
