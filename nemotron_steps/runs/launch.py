@@ -44,6 +44,9 @@ _FETCH_S = 5.0
 """How often the folder of a run that works elsewhere is fetched."""
 _LAG_S = 20.0
 """How long after a job's end its run folder may take to show it (shared file systems)."""
+_RESTART_S = 60.0
+"""Seconds that a job may go on after its run failed: its scheduler may have begun it again, and the new process has yet
+to say so."""
 
 
 def submit(
@@ -200,7 +203,7 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
             if status is not None and status.state is JobState.PENDING:
                 queued_again, ended = info.attempts, 0.0
             over = status is None or status.state.over
-            if over or (time.monotonic() - ended > _LAG_S and queued_again != info.attempts):
+            if over or (time.monotonic() - ended > _RESTART_S and queued_again != info.attempts):
                 raise failure
         elif status is not None and status.state.over:
             ended = ended or time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 
+AGENT_SECONDS = 60
+"""How long a cluster that has been started may take until a node can run a job."""
 STOP_SECONDS = 120
 """How long a job that is asked to stop may take to save what it has; Ray's own default is 3 s."""
 
@@ -49,7 +52,7 @@ class RayExecutor:
         address = launch.profile.ray_address.rstrip("/")
         request = job_request(launch)
         client = _client(address)
-        return f"{address}/{_asked(address, lambda: client.submit_job(**request))}"
+        return f"{address}/{_asked(address, lambda: _submitted(client, request))}"
 
     def status(self, job: str) -> JobStatus:
         """See Executor."""
@@ -72,6 +75,18 @@ class RayExecutor:
         client = _client(address)
         if not self.status(job).state.over:
             _asked(address, lambda: client.stop_job(submission))
+
+
+def _submitted(client: Any, request: dict[str, Any]) -> str:
+    """The job's id. A cluster that has just been started answers before any of its nodes can take a job."""
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            return str(client.submit_job(**request))
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def job_request(launch: Launch) -> dict[str, Any]:
