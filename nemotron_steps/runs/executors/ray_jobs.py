@@ -84,8 +84,14 @@ def _submitted(client: Any, request: dict[str, Any]) -> str:
         try:
             return str(client.submit_job(**request))
         except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > deadline:
+            if "No available agent" not in str(error):
                 raise
+            if time.monotonic() > deadline:
+                raise RetryableError(
+                    f"no node of the Ray cluster was ready for a job in {AGENT_SECONDS} s",
+                    found="the dashboard agent of a node, which starts jobs, serves on no port",
+                    hints=("ray start --dashboard-agent-listen-port=52366   # where another cluster holds 52365",),
+                ) from error
             time.sleep(1)
 
 

@@ -18,6 +18,7 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, RequestError, RetryableError
 from nemotron_steps.runs import launch as launching
+from nemotron_steps.runs.executors import ray_jobs
 from nemotron_steps.runs.executors.base import JobState, Launch
 from nemotron_steps.runs.executors.ray_jobs import RayExecutor, RayProfile, job_request
 from nemotron_steps.runs.run_folder import get_run, read_events
@@ -58,6 +59,19 @@ def test_a_secret_is_not_handed_to_ray_which_would_show_it(tmp_path: Path) -> No
     assert caught.value.found == "HF_TOKEN" and "abcdefgh" not in str(caught.value)
 
 
+def test_a_cluster_none_of_whose_nodes_takes_jobs_is_retryable_with_a_port_to_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoAgent:
+        def submit_job(self, **request: object) -> str:
+            raise RuntimeError("Request failed with status code 500: No available agent to submit job")
+
+    monkeypatch.setattr(ray_jobs, "AGENT_SECONDS", 0)
+    with pytest.raises(RetryableError, match="ready for a job") as caught:
+        ray_jobs._submitted(NoAgent(), {})
+    assert "--dashboard-agent-listen-port" in caught.value.hints[0]
+
+
 @pytest.mark.ray
 def test_a_cluster_that_is_not_there_is_retryable(store: ArtifactStore) -> None:
     with socket.socket() as free:
@@ -73,9 +87,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Ray cluster of one node, on loopback alone; the address of its dashboard."""
     from ray.job_submission import JobSubmissionClient
 
-    with socket.socket() as free:
+    with socket.socket() as free, socket.socket() as also_free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        also_free.bind(("127.0.0.1", 0))
+        port, agent_port = free.getsockname()[1], also_free.getsockname()[1]
     folder = Path("/tmp") / f"steps-ray-{os.getpid()}"  # Ray's sockets have a short limit on their paths
     # What Ray's client does about tokens is settled when it is first imported, which may be long ago.
     ours = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -100,6 +115,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             f"--dashboard-port={port}",
             "--dashboard-host=127.0.0.1",
             "--include-dashboard=true",
+            f"--dashboard-agent-listen-port={agent_port}",  # the usual one may be another test's cluster's
         ]
         command += [
             "--node-ip-address=127.0.0.1",
