@@ -26,7 +26,7 @@ from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox.base import Limits, Outcome, Sandbox, SandboxResult
 from nemotron_steps.sandbox.cgroup import MemoryGroup
 from nemotron_steps.sandbox.probe import HOST_PATHS, probe
-from nemotron_steps.sandbox.process import READY, Watch, run_process
+from nemotron_steps.sandbox.process import READY, Rest, Watch, run_process
 from nemotron_steps.sandbox.seccomp import architecture, filter_program
 
 WORK = "/scratch"
@@ -106,8 +106,10 @@ class BubblewrapSandbox(Sandbox):
         files: Mapping[str, bytes],
         limits: Limits,
         kept_open: Sequence[int] = (),
+        rest: Rest | None = None,
     ) -> SandboxResult:
-        """execute, for a program that is also given descriptors of this process, under the same numbers."""
+        """execute, for a program that is also given descriptors of this process, under the same numbers, and that
+        may `rest`."""
         with ExitStack() as stack:
             status, descriptors = stack.enter_context(self._open(files))
             group = stack.enter_context(MemoryGroup.try_to_make(limits.memory_bytes))
@@ -118,7 +120,7 @@ class BubblewrapSandbox(Sandbox):
                 output_bytes=limits.output_bytes,
                 environment={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
                 pass_fds=[*descriptors.all(), *kept_open],
-                watch=Watch(status, None if group else limits.memory_bytes, (WORK, TEMPORARY)),
+                watch=Watch(status, None if group else limits.memory_bytes, (WORK, TEMPORARY), rest),
             )
             if not ended.ready and ended.outcome is not Outcome.MEMORY_LIMIT:
                 raise SandboxError(

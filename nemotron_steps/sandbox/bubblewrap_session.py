@@ -10,9 +10,10 @@ import asyncio
 import os
 import socket
 
-from nemotron_steps.sandbox.base import Limits
+from nemotron_steps.sandbox.base import Limits, SandboxResult
 from nemotron_steps.sandbox.bubblewrap import WORK, BubblewrapSandbox
 from nemotron_steps.sandbox.command_server import COMMAND_SERVER
+from nemotron_steps.sandbox.process import Rest
 from nemotron_steps.sandbox.served_session import LINE_BYTES, ServedSession
 
 
@@ -31,6 +32,7 @@ class BubblewrapSession(ServedSession):
         super().__init__(limits or Limits(), sandbox.slots, WORK, command_s)
         self._sandbox = sandbox
         self._given: tuple[int, ...] = ()
+        self._rest: Rest | None = None
 
     async def __aenter__(self) -> BubblewrapSession:
         await self._sandbox.start()
@@ -49,5 +51,18 @@ class BubblewrapSession(ServedSession):
         self._given = (theirs.detach(), other)
         ours.setblocking(False)
         argv = [self._sandbox.python, "-I", "-S", "-B", "-c", COMMAND_SERVER, *map(str, self._given), "alone"]
-        self._whole = asyncio.ensure_future(self._sandbox.execute_with(argv, b"", {}, self.limits, self._given))
+        self._rest = rest = Rest()
+        whole = self._sandbox.execute_with(argv, b"", {}, self.limits, self._given, rest)
+        self._whole = asyncio.ensure_future(whole)
+        self._whole.add_done_callback(lambda _: rest.close())
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
+
+    async def _ask(self, job: dict[str, object], wall_s: float) -> SandboxResult:
+        if self._rest is None:
+            raise RuntimeError("the session was not entered")
+        self._rest.end()
+        try:
+            return await super()._ask(job, wall_s)
+        finally:
+            # The server has killed whatever the command left running.
+            self._rest.begin()

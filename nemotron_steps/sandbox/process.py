@@ -37,6 +37,34 @@ DRAIN_S = 10.0
 FILL_BYTES_PER_S = 4 * 1024**3
 """How fast a core can fill memory: the watch looks again before what is left could be used up."""
 SHORTEST_WATCH_S, LONGEST_WATCH_S = 0.01, 0.1
+RESTING_WATCH_S = 1.0
+
+
+class Rest:
+    """Whether a run that stays has anything to do; its memory is looked at seldom while it has not.
+
+    Hundreds of sandboxes wait for their policies at once. Each look takes the interpreter's lock a dozen times.
+    """
+
+    def __init__(self) -> None:
+        self.resting = False
+        self.over = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Readable once the rest is over."""
+
+    def begin(self) -> None:
+        """Nothing runs that could take memory."""
+        self.resting = True
+
+    def end(self) -> None:
+        """Something is about to run."""
+        self.resting = False
+        if self.over >= 0:
+            os.eventfd_write(self.over, 1)
+
+    def close(self) -> None:
+        """Once nobody watches the run."""
+        os.close(self.over)
+        self.over = -1
 
 
 @dataclass(frozen=True)
@@ -47,11 +75,13 @@ class Watch:
         status: the reading end of the channel on which bubblewrap tells its first process and the launcher says READY.
         memory_bytes: bound of the tree's memory, None where the kernel keeps it.
         folders: folders in memory that count.
+        rest: of a run that stays.
     """
 
     status: int
     memory_bytes: int | None
     folders: tuple[str, ...]
+    rest: Rest | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +234,9 @@ class _Run:
             self._selector.register(descriptor, selectors.EVENT_READ, partial(self._over, Outcome.EXITED))
         if watch is not None:
             self._selector.register(watch.status, selectors.EVENT_READ, partial(self._told, watch))
+        self._rest = watch and watch.rest
+        if self._rest is not None:
+            self._selector.register(self._rest.over, selectors.EVENT_READ, partial(self._rested, self._rest))
 
     def until_over(self) -> Outcome:
         """Serve until it has ended or must be."""
@@ -293,7 +326,12 @@ class _Run:
         if left < 0:
             self._over(Outcome.MEMORY_LIMIT)
         pause = left / (FILL_BYTES_PER_S * (os.cpu_count() or 1))
-        self._next_look = now + min(max(pause, SHORTEST_WATCH_S), LONGEST_WATCH_S)
+        pause = min(max(pause, SHORTEST_WATCH_S), LONGEST_WATCH_S)
+        self._next_look = now + (RESTING_WATCH_S if self._rest is not None and self._rest.resting else pause)
+
+    def _rested(self, rest: Rest) -> None:
+        os.eventfd_read(rest.over)
+        self._next_look = time.monotonic()
 
     def _forget_memory(self) -> None:
         if self._memory is not None:

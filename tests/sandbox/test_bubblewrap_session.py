@@ -9,10 +9,20 @@ import pytest
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
+from nemotron_steps.sandbox.memory import TreeMemory
 from nemotron_steps.sandbox.session import SessionOverError
 
 pytestmark = pytest.mark.sandbox
 SMALL = Limits(wall_s=60.0, memory_bytes=256 * MIB, scratch_bytes=8 * MIB, output_bytes=4096, processes=32)
+
+HOG = """
+import os, time
+for _ in range(5):
+  os.fork() or exec("x = bytearray(100 << 20); time.sleep(60)")
+x = bytearray(100 << 20)
+time.sleep(60)
+"""
+"""Six processes, each within the bound of one, that are together above that of the session."""
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +106,32 @@ def test_total_time_and_memory_end_a_session_by_name(sandbox) -> None:
                 await session.run(command)
             return over.value.outcome
 
-    hog = (
-        'import os\nfor _ in range(5):\n  os.fork() or exec("import time; x = bytearray(100 << 20); time.sleep(60)")\n'
-    )
-    hog += "import time\nx = bytearray(100 << 20)\ntime.sleep(60)"
     quick = Limits(wall_s=1.0, memory_bytes=256 * MIB, scratch_bytes=8 * MIB)
     assert asyncio.run(work_on(quick, ["sleep", "60"])) is Outcome.TIMEOUT
-    assert asyncio.run(work_on(SMALL, ["python3", "-c", hog])) is Outcome.MEMORY_LIMIT
+    assert asyncio.run(work_on(SMALL, ["python3", "-c", HOG])) is Outcome.MEMORY_LIMIT
+
+
+def test_a_session_at_rest_is_looked_at_seldom_and_its_next_command_at_once(sandbox, monkeypatch) -> None:
+    looks = []
+    held = TreeMemory.held
+    monkeypatch.setattr(TreeMemory, "held", lambda self, limit: looks.append(time.monotonic()) or held(self, limit))
+
+    async def work() -> None:
+        async with BubblewrapSession(sandbox, limits=SMALL) as session:
+            await session.run(["true"])
+            await asyncio.sleep(0.2)  # the look that was due already
+            looks.clear()
+            await asyncio.sleep(0.7)
+            assert len(looks) <= 1, "a rest of 0.7 s"
+            looks.clear()
+            begun = time.monotonic()
+            await session.run(["sleep", "0.3"])
+            assert len(looks) >= 3 and looks[0] - begun < 0.1
+            with pytest.raises(SessionOverError) as over:
+                await session.run(["python3", "-c", HOG])
+            assert over.value.outcome is Outcome.MEMORY_LIMIT
+
+    asyncio.run(work())
 
 
 def test_the_folder_is_bounded(sandbox) -> None:
