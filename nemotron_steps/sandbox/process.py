@@ -234,7 +234,7 @@ class _Run:
             self._selector.register(descriptor, selectors.EVENT_READ, partial(self._over, Outcome.EXITED))
         if watch is not None:
             self._selector.register(watch.status, selectors.EVENT_READ, partial(self._told, watch))
-        self._rest = watch and watch.rest
+        self._rest = watch.rest if watch is not None else None
         if self._rest is not None:
             self._selector.register(self._rest.over, selectors.EVENT_READ, partial(self._rested, self._rest))
 
