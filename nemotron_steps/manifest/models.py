@@ -96,6 +96,8 @@ class Consumes(_Table):
     bind: StrictStr | dict[StrictStr, StrictStr] | None = None
     """Config key that receives the artifact's path, or {config key = path inside the artifact}. The key of a split
     other than train, or of a path that ends in '?', stays as it is when the artifact lacks it."""
+    instead_of: Strings = ()
+    """Config keys that name the same thing in another way: null where the port is fed, unless an override sets them."""
     attributes: dict[StrictStr, Any] = Field(default_factory=dict)
     """Attribute → the value, or list of values, it must have. "@families" stands for the names of the models that can
     be converted, trained and generated from (config/families.py)."""

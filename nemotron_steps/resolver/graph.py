@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.errors import StepsError
@@ -55,7 +56,7 @@ class Node:
             manifest=self.manifest,
             config_name=self.config_name or DEFAULT,
             overrides=self.overrides,
-            config=self.config.values if self.config is not None else {},
+            config=self._values(),
             inputs=self.inputs,
             produces={port.name: port.type for port in self.manifest.produces},
             inserted=self.inserted,
@@ -63,6 +64,16 @@ class Node:
             earlier=self.earlier,
             memory=memory,
         )
+
+    def _values(self) -> Mapping[str, Any]:
+        """The config's values, without those that an input stands in place of."""
+        if self.config is None:
+            return {}
+        replaced = {key for port in self.inputs for key in self.manifest.inputs[port].instead_of}
+        if not replaced:
+            return self.config.values
+        overridden = {override.partition("=")[0].lstrip("+") for override in self.overrides}
+        return {**self.config.values, **dict.fromkeys((replaced - overridden) & self.config.values.keys())}
 
 
 class Graph:

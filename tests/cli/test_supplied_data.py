@@ -89,6 +89,22 @@ def test_the_commands_of_the_hints_work(cli: Cli, workplace: Path, kind: str) ->
     assert planned.code == 0 and planned.json["steps"][0]["inputs"]["source"]["ref"] == "rows.jsonl"
 
 
+def test_supplied_rows_stand_in_place_of_the_source_that_the_config_names(cli: Cli, workplace: Path) -> None:
+    (workplace / "mine.jsonl").write_text((json.dumps(ROW) + "\n") * 3)
+    given = ("-c", "super3_rlvr1", "--input", "source=mine.jsonl", "check_environments=false", "rows.validation=1")
+    ran = cli("run", "data_prep/rl_prep", *given, "num_workers=1", "--json")
+    assert ran.code == 0, ran.err
+    (made,) = (workplace / "home" / "artifacts").glob("**/train-split.jsonl")
+    assert made.read_text() == (json.dumps(ROW) + "\n") * 2
+    assert cli("run", "data_prep/rl_prep", *given, "num_workers=1").out.count("cached") >= 1
+
+
+def test_a_second_source_that_an_override_names_is_refused(cli: Cli, workplace: Path) -> None:
+    (workplace / "mine.jsonl").write_text(json.dumps(ROW) + "\n")
+    refused = cli("run", "data_prep/rl_prep", "-c", "nano3", "--input", "source=mine.jsonl", "input_path=mine.jsonl")
+    assert refused.code == 2 and "exactly one of jsonl, input_path must be given" in refused.err
+
+
 @pytest.mark.parametrize(
     "kind", ["rows.csv", "rows.tsv", "rows.json", "rows.parquet", "folder_of_parquet", "saved", "rows.jsonl.gz"]
 )

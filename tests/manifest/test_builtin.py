@@ -57,7 +57,7 @@ def test_entry_exists(step: StepManifest) -> None:
 @pytest.mark.parametrize("step", STEPS, ids=ids)
 def test_every_config_key_it_names_exists(step: StepManifest) -> None:
     schema = load_schema(step.step.config_schema or "")
-    named = [key for port in step.consumes for key in port.bindings]
+    named = [key for port in step.consumes for key in (*port.bindings, *port.instead_of)]
     named += [parameter.name for parameter in step.parameters]
     for entry in (*step.strategies, *step.errors):
         named += [re.split(r"[*/]?=", text.lstrip("+~"))[0] for text in entry.override]
