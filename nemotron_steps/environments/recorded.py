@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.environments.responses import Response, conversation
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import DataError, UnsupportedError, show_line
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Verdict
@@ -82,7 +82,15 @@ async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> Async
 
     Raises:
         DataError: a rollout lacks `response`, or what the environment needs.
+        UnsupportedError: the environment is an agent server, which grades nothing but its own rollouts.
     """
+    if environment.runs_agent:
+        raise UnsupportedError(
+            f"`{environment.name}` cannot grade recorded rollouts again: each carries its agent's own verdict",
+            where=environment.name,
+            expected="an environment that judges answers",
+            hints=("steps env list",),
+        )
     waiting: list[asyncio.Task[list[Regraded]]] = []
     await environment.start()
     try:

@@ -34,10 +34,6 @@ class RemoteAgent(RemoteEnvironment):
             )
         super().check_row(row, where)
 
-    async def seed(self, row: Row) -> Session:
-        """Nothing: the agent opens its own session."""
-        return Session()
-
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
         """Have the server run one rollout. A server that fails is a failure to judge, never a reward."""
         asked = {**row["responses_create_params"], **sampling}

@@ -54,6 +54,8 @@ TESTS_TIMEOUT = "tests_timeout"
 """Failure class: the tests did not end in time."""
 TESTS_OUT_OF_MEMORY = "tests_out_of_memory"
 """Failure class: the tests used up their memory."""
+NO_WORKING_COPY = "no_working_copy"
+"""Failure class: the agent worked elsewhere, and what it changed is not in the rollout."""
 
 REMEMBERED = 4096
 """Verdicts: the same changes to the same task are graded once."""
@@ -149,6 +151,10 @@ class SweAgent(Environment):
         """The harness's tools; the working copy is made at the first call."""
         return Session(tools=[dict(tool) for tool in TOOLS], state=_Agent(row))
 
+    async def seed_recorded(self, row: Row) -> Session:
+        """No working copy: what was changed elsewhere is not known here, and `verify` says so."""
+        return Session()
+
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """Run one tool. CannotJudgeError ends the rollout when the agent's time or memory is used up."""
         agent: _Agent = session.state
@@ -172,7 +178,9 @@ class SweAgent(Environment):
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """See the module docstring."""
-        agent: _Agent = session.state or _Agent(row)
+        agent: _Agent | None = session.state
+        if agent is None:
+            raise CannotJudgeError(NO_WORKING_COPY, "a rollout of another place has left no changed files here")
         components = {"tool_calls": float(agent.calls), "changed_files": 0.0, "tampered": 0.0}
         changes = Changes()
         if agent.copy is not None and agent.lost is None:
@@ -182,7 +190,9 @@ class SweAgent(Environment):
                 self._refuse_used_up(error.outcome)
         await self.release(session)
         components["changed_files"] = float(len(changes.files) or changes.patch.count("diff --git "))
-        details = {"left_out": list(changes.left_out)}
+        details: dict[str, Any] = {"left_out": list(changes.left_out)}
+        if changes.unread:
+            details["unread"] = changes.unread
         if not changes:
             return Verdict(0.0, components, details=details)
         verdict = await self._graded(row, changes)

@@ -43,13 +43,13 @@ class Changes:
         files: path → new text, None where the file was removed. Of rows with files.
         patch: git's diff. Of rows with an image.
         left_out: paths whose changes do not count.
-        too_many: there are more than MAX_CHANGED_FILES; nothing was read.
+        unread: why no change was read; "" where they were.
     """
 
     files: Mapping[str, str | None] = field(default_factory=dict)
     patch: str = ""
     left_out: tuple[str, ...] = ()
-    too_many: bool = False
+    unread: str = ""
 
     @property
     def digest(self) -> str:
@@ -152,12 +152,12 @@ class FilesCopy(WorkingCopy):
             *("find", ".", "(", *skipped, ")", "-prune", "-o", "-type", "f", "-exec", "sha256sum", "--", "{}", "+")
         )
         if listing.outcome is not Outcome.EXITED:
-            return Changes(too_many=True)
+            return Changes(unread="the files could not be listed")
         found = {match[2]: match[1] for line in listing.stdout.splitlines() if (match := _SUM.fullmatch(line))}
         known = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in self._files.items()}
         differing = [path for path in sorted({*found, *known}) if found.get(path) != known.get(path)]
         if len(differing) > MAX_CHANGED_FILES:
-            return Changes(too_many=True)
+            return Changes(unread=f"{len(differing)} files are changed, more than {MAX_CHANGED_FILES}")
         files: dict[str, str | None] = {}
         left_out = []
         for path in differing:
@@ -216,11 +216,11 @@ class ImageCopy(WorkingCopy):
         result = await self.session.run(["/bin/sh", "-c", script], cwd=self.root, wall_s=QUICK_S)
         known = await self._run("/bin/sh", "-c", f"{safe} ls-tree -r --name-only {shlex.quote(self._base)}")
         if not result.ok or not known.ok:
-            return Changes(too_many=True)
+            return Changes(unread="git tells no difference")
         paths = frozenset(known.stdout.splitlines())
         begins = [match.start() for match in _DIFF.finditer(result.stdout)]
         if len(begins) > MAX_CHANGED_FILES:
-            return Changes(too_many=True)
+            return Changes(unread=f"{len(begins)} files are changed, more than {MAX_CHANGED_FILES}")
         kept, left_out = [], []
         for begin, end in zip(begins, [*begins[1:], len(result.stdout)], strict=False):
             piece = result.stdout[begin:end]

@@ -27,11 +27,13 @@ from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
 from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote.aggregate import aggregate
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.environments.responses import message_item
+from nemotron_steps.errors import UnsupportedError
 
 
 class Ledger(Environment):
@@ -273,3 +275,13 @@ def test_verify_alone_replays_the_tools_of_a_recorded_rollout() -> None:
         graded, _ = asyncio.run(client.post("/verify", {**row, "response": done}))
         idle, _ = asyncio.run(client.post("/verify", {**row, "response": response_of(message_item("Done."))}))
     assert (graded["reward"], idle["reward"]) == (1.0, 0.0)
+
+
+def test_recorded_rollouts_of_an_agent_server_are_refused_before_it_is_asked() -> None:
+    async def body() -> None:
+        agent = create("remote_agent", {"url": "http://127.0.0.1:1", "policy_base_url": "http://127.0.0.1:1/v1"})
+        async for _ in regrade(agent, [({**ROW, "response": {"output": []}}, "f:1")]):
+            raise AssertionError("something was graded")
+
+    with pytest.raises(UnsupportedError, match="`remote_agent` cannot grade recorded rollouts"):
+        asyncio.run(body())

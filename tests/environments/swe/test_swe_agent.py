@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError, Response
+from nemotron_steps.environments.base import CannotJudgeError, Response, Verdict
+from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.responses import message_item
 from nemotron_steps.environments.swe import swe_agent
 from nemotron_steps.environments.swe.harness import GONE, TOOLS
 from nemotron_steps.errors import DataError
 from tests.environments.swe.tasks import CALC, FIX, FIXED, LIBRARIES, bash, rollout, task
+
+RECORDED = {"response": {"output": [message_item("Done.")]}, "reward": 1.0}
 
 pytestmark = pytest.mark.sandbox
 
@@ -129,6 +133,20 @@ def test_the_same_changes_are_graded_once_and_other_tasks_for_themselves(monkeyp
         return rewards
 
     assert asyncio.run(body()) == [1.0, 1.0, 0.0] and len(runs) == 2
+
+
+def test_too_many_changed_files_are_no_fix_and_the_verdict_says_so() -> None:
+    _, verdict = rollout([*FIXED, bash("for i in $(seq 200); do echo > f$i.txt; done")])
+    assert verdict.reward == 0.0 and verdict.details["unread"] == "201 files are changed, more than 200"
+
+
+def test_a_recorded_rollout_is_no_zero_but_cannot_be_judged() -> None:
+    async def body() -> Verdict:
+        (graded,) = [each async for each in regrade(create("swe_agent", {}), [({**task(), **RECORDED}, "f:1")])]
+        return graded.verdict
+
+    verdict = asyncio.run(body())
+    assert (verdict.reward, verdict.failure) == (None, "no_working_copy")
 
 
 @pytest.mark.parametrize(
