@@ -1,7 +1,7 @@
 """What a sandbox session is: a sandbox that stays, in which commands see each other's changes to the files.
 
     async with BubblewrapSession(sandbox) as session:
-        await session.write("/scratch/repo/a.py", "x = 1\\n")
+        await session.write({"/scratch/repo/a.py": "x = 1\\n"})
         result = await session.run(["python3", "a.py"], cwd="/scratch/repo")
 
 A command that fails, loops or floods is a result, and the session goes on. A session that is over (its total time or

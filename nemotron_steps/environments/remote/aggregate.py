@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
+from nemotron_steps.environments.recorded import TASK_INDEX
+
+ROLLOUT_INDEX = "_ng_rollout_index"
 
 
 def aggregate(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from urllib.parse import unquote, urlsplit
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
-from nemotron_steps.environments.recorded import prompt_key
-from nemotron_steps.environments.remote.aggregate import TASK_INDEX, aggregate
+from nemotron_steps.environments.recorded import TASK_INDEX, prompt_key
+from nemotron_steps.environments.remote.aggregate import aggregate
 from nemotron_steps.environments.remote.json_http import JsonClient
 from nemotron_steps.environments.remote.simple_agent import run_rollout
 from nemotron_steps.errors import DataError, StepsError
