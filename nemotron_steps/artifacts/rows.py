@@ -6,17 +6,21 @@ What an environment needs of a row beyond the shape is the environment's own che
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.errors import DataError
+import msgspec
+
+from nemotron_steps.errors import DataError, show_line
 
 Row = dict[str, Any]
 LONGEST_LINE = 32 << 20
 """Bytes of a line: a row of a million tokens has about five million."""
 RowCheck = Callable[[Row], str | None]
 """Returns what is wrong with a row, or None."""
+
+_decode = msgspec.json.Decoder().decode
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -37,27 +41,33 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
                 )
             if not raw.strip():
                 continue
-            try:
-                row = json.loads(raw)
-            except (ValueError, RecursionError) as error:
-                cut_off = not raw.endswith(b"\n")
-                raise DataError(
-                    "the last line is cut off: the file is truncated" if cut_off else "the line is not JSON",
-                    where=f"{path}:{number}",
-                    expected="one complete JSON object a line",
-                    found=f"{_excerpt(raw)} ({_reason(error)})",
-                    hints=(f"head -n {number - 1} {path} > fixed.jsonl   # keeps the complete rows",)
-                    if cut_off and number > 1
-                    else (),
-                ) from error
-            if not isinstance(row, dict):
-                raise DataError(
-                    "the row is not a JSON object",
-                    where=f"{path}:{number}",
-                    expected="an object",
-                    found=_excerpt(raw),
-                )
+            whole = (f"head -n {number - 1} {path} > fixed.jsonl   # keeps the complete rows",) if number > 1 else ()
+            row, _ = parse_row(raw, f"{path}:{number}", if_cut_off=whole)
             yield number, row
+
+
+def parse_row(line: bytes, where: str, *, if_cut_off: Sequence[str] = ()) -> tuple[Row, bool]:
+    """(row, whether it is strict JSON). The same lines are rows as for Python's json, which takes NaN for a number.
+
+    Args:
+        if_cut_off: hints for a last line without its newline, whose end is missing.
+
+    Raises:
+        DataError: the line is not a JSON object.
+    """
+    try:
+        row, strict = _decode(line), True
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        row, strict = _parse_leniently(line, where, if_cut_off), False
+    if not isinstance(row, dict):
+        raise DataError(
+            "the row is not a JSON object",
+            where=where,
+            expected="an object",
+            found=_excerpt(line),
+            hints=show_line(where),
+        )
+    return row, strict
 
 
 def check_file(path: Path, check: RowCheck) -> int:
@@ -152,10 +162,20 @@ def _messages_problem(messages: Any, name: str) -> str | None:
     return None
 
 
-def _excerpt(raw: bytes) -> str:
-    text = raw.decode("utf-8", errors="replace").strip()
+def _parse_leniently(line: bytes, where: str, if_cut_off: Sequence[str]) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        cut_off = not line.endswith(b"\n")
+        raise DataError(
+            "the last line is cut off: the file is truncated" if cut_off else "the line is not JSON",
+            where=where,
+            expected="one complete JSON object a line",
+            found=f"{_excerpt(line)} ({error.msg if isinstance(error, json.JSONDecodeError) else error})",
+            hints=(*(if_cut_off if cut_off else ()), *show_line(where)),
+        ) from error
+
+
+def _excerpt(line: bytes) -> str:
+    text = line.decode("utf-8", errors="replace").strip()
     return text if len(text) <= 60 else text[:28] + " … " + text[-28:]
-
-
-def _reason(error: Exception) -> str:
-    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)

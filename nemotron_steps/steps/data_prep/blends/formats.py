@@ -183,49 +183,9 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def parse(line: bytes, where: str) -> tuple[Row, bool]:
-    """(row, whether it is strict JSON). The same rows are accepted as by Python's json, which takes NaN for a number.
-
-    Raises:
-        DataError: the line is not a JSON object; it tells a last line that was cut off.
-    """
-    try:
-        row, strict = _decode(line), True
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        row, strict = _parse_leniently(line, where), False
-    if not isinstance(row, dict):
-        raise DataError(
-            "the row is not a JSON object",
-            where=where,
-            expected="an object",
-            found=_excerpt(line),
-            hints=show_line(where),
-        )
-    return row, strict
-
-
 def to_line(row: Row, strict: bool) -> bytes:
-    """A changed row as a line. `strict` as `parse` returned it: other rows have values that JSON has not."""
+    """A changed row as a line. `strict` as `parse_row` returned it: other rows have values that JSON has not."""
     return (_encode(row) if strict else json.dumps(row).encode()) + b"\n"
-
-
-def _parse_leniently(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        cut_off = not line.endswith(b"\n")
-        raise DataError(
-            "the last line is cut off: the file is truncated" if cut_off else "the line is not JSON",
-            where=where,
-            expected="one complete JSON object a line",
-            found=f"{_excerpt(line)} ({error.msg if isinstance(error, json.JSONDecodeError) else error})",
-            hints=show_line(where),
-        ) from error
-
-
-def _excerpt(line: bytes) -> str:
-    text = line.decode("utf-8", errors="replace").strip()
-    return text if len(text) <= 60 else text[:28] + " … " + text[-28:]
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.files import storage_errors
-from nemotron_steps.artifacts.rows import Row
+from nemotron_steps.artifacts.rows import Row, parse_row
 from nemotron_steps.errors import ConfigError, DataError, show_line
-from nemotron_steps.steps.data_prep.blends.formats import lines_of, parse, parts_of
+from nemotron_steps.steps.data_prep.blends.formats import lines_of, parts_of
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 
 PLACEHOLDER = "_hf_placeholder"
@@ -123,7 +123,7 @@ class PlaceholderFiller:
                 for line_number, line in lines_of(part):
                     if line.isspace():
                         continue
-                    row, _ = parse(line, f"{part.file.path}:{line_number}")
+                    row, _ = parse_row(line, f"{part.file.path}:{line_number}")
                     yield number, _question(row), json.dumps(_answer(row))
                     number += 1
         except DataError as error:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.rows import parse_row
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
-from nemotron_steps.steps.data_prep.blends.formats import Part, lines_of, parse, to_line
+from nemotron_steps.steps.data_prep.blends.formats import Part, lines_of, to_line
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
 
 _FORMAT = 1
@@ -125,7 +126,7 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
                 continue
             where = f"{path}:{number}"
             try:
-                row, strict = parse(line, where)
+                row, strict = parse_row(line, where)
                 made = function(where, row)
             except DataError as error:
                 first = first or error
