@@ -17,6 +17,7 @@ from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import sft_prep, swe_tasks
+from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES
 from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
 from nemotron_steps.steps.data_prep.swe.trajectories import solving_steps
 
@@ -29,7 +30,7 @@ def rows_of(tmp_path: Path, **config: Any) -> dict[str, list[dict[str, Any]]]:
     folder = context.outputs["prompts"].path
     return {
         split: [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        for split, name in swe_tasks.FILES.items()
+        for split, name in PROMPT_FILES.items()
         if (folder / name).exists()
     }
 
@@ -243,6 +244,22 @@ def test_rows_of_swe_bench_get_a_prompt_and_an_agent(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({**public, "image": None}) + "\n")
     with pytest.raises(DataError, match="image"):
         rows_of(tmp_path / "out2", jsonl={"path": str(tmp_path / "rows.jsonl")}, rows={"validation": 0})
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"instance_dict": "{not json"}, "instance_dict"),
+        ({"responses_create_params": {"metadata": {"instance_dict": "[1]"}}}, "instance_dict"),
+        ({"responses_create_params": ["hello"]}, "responses_create_params"),
+    ],
+)
+def test_rows_of_another_shape_are_refused_by_line_and_field(row: dict[str, Any], field: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"instance_id": "x__y-1", **row}) + "\n")
+    with pytest.raises(DataError, match=f"`{field}` is not an object") as caught:
+        rows_of(tmp_path / "out", jsonl={"path": str(file)}, rows={"validation": 0})
+    assert caught.value.where == f"{file}:1 field {field}"
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,11 @@ class SweTasksConfig(Section):
     """Tasks for an agent (SWE 2), or single steps of recorded trajectories that solve them (SWE 1)."""
     rows: SplitRows = SplitRows()
     sample: PositiveInt | None = None
-    """Rows read of each file at most (jsonl only)."""
+    """Rows read at most (jsonl only)."""
     max_refused_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows that is left out, each one named and counted (jsonl only)."""
+    num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
+    """Processes that prepare the rows of jsonl. None: one for each processor."""
     tell_file: bool = True
     """Whether the issue of a mined task says which file has the fault."""
     tell_error: bool = True

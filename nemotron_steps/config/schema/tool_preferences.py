@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import Section, refuse
+from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
 from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows, source_rules
 
 Hallucination = Literal["unknown_tool", "unknown_argument", "missing_argument", "made_up_value", "needless_call"]
@@ -39,6 +39,8 @@ class ToolPreferencePrepConfig(Section):
     """Rows read of the source at most (jsonl only)."""
     max_refused_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
+    num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
+    """Processes that read the rows of jsonl. None: one for each processor."""
     seed: int = 42
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.rl_prep import FILES
+from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES
 
 ORDER = "pass_rate"
 """The attribute `order` of what this step writes; sorted data is not to be shuffled (resolver/checks.py)."""
@@ -168,14 +168,14 @@ def _write(context: StepContext[DifficultyConfig], rows: PromptRows, journal: Ra
                 f"difficulty.samples_per_prompt={2 * settings.samples_per_prompt}",
             ],
         )
-    with (slot.path / FILES["train"]).open("w", encoding="utf-8") as file:
+    with (slot.path / PROMPT_FILES["train"]).open("w", encoding="utf-8") as file:
         for place in by_difficulty(rates, kept, easy_first=settings.order == "easy_first"):
             rate = rates[place]
             found = {"pass_rate": rate.rate, "mean_reward": rate.mean_reward, "samples": rate.graded}
             file.write(json.dumps({**rows[place].row, FIELD: found}, ensure_ascii=False) + "\n")
     for name, path in (
-        (FILES["validation"], config.data.validation.data_path),
-        (FILES["heldout"], config.data.heldout.data_path),
+        (PROMPT_FILES["validation"], config.data.validation.data_path),
+        (PROMPT_FILES["heldout"], config.data.heldout.data_path),
     ):
         if path is not None:
             shutil.copyfile(path, slot.path / name)

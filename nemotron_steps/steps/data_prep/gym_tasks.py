@@ -11,14 +11,12 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from nemotron_steps.config.schema.data_prep import ReasoningGymSource, ReasoningGymTask, SplitRows
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
 from nemotron_steps.steps.data_prep.forms import PLAIN, Asked, ask
-
-Split = Literal["train", "validation", "heldout"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "heldout")
+from nemotron_steps.steps.data_prep.split_files import SPLITS, Split
 
 DRAWS_PER_QUESTION = 60
 """Draws before a task is said to have too few distinct questions: this many for each one wanted, and a thousand."""

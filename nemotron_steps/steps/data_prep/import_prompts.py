@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from nemotron_steps.artifacts.rows import parse_row
 from nemotron_steps.config.schema.data_prep import ImportPromptsConfig
 from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.blends.formats import lines_of, parse, parts_of
+from nemotron_steps.steps.data_prep.blends.formats import lines_of, parts_of
 from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files
-from nemotron_steps.steps.data_prep.gym_tasks import Split
 from nemotron_steps.steps.data_prep.prompt_layouts import PromptImport, layout_of
-
-FILES: dict[Split, str] = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
+from nemotron_steps.steps.data_prep.split_files import FILES
 
 
 def run(context: StepContext[ImportPromptsConfig]) -> None:
@@ -38,7 +37,7 @@ def _recognised(file: DataFile, column: str | None) -> dict[str, str]:
     for part in parts_of(file):
         for number, line in lines_of(part):
             if line.strip():
-                layout, named = layout_of(parse(line, f"{file.path}:{number}")[0])
+                layout, named = layout_of(parse_row(line, f"{file.path}:{number}")[0])
                 shown = column or named
                 return {"layout": (layout or "unknown") if column is None else "as told", "prompt_column": shown}
     return {}

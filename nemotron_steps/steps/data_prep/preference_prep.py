@@ -5,10 +5,8 @@ from __future__ import annotations
 from nemotron_steps.config.schema.data_prep import PreferencePrepConfig
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
-from nemotron_steps.steps.data_prep.gym_tasks import Split
 from nemotron_steps.steps.data_prep.pair_layouts import PreferenceWork
-
-FILES: dict[Split, str] = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
+from nemotron_steps.steps.data_prep.split_files import FILES
 
 
 def run(context: StepContext[PreferencePrepConfig]) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nemotron_steps.artifacts.files import to_json_bytes
+from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.data_prep import ReasoningGymSource, RlPrepConfig
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.placeholders import Placeholders
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
-from nemotron_steps.steps.data_prep.gym_tasks import Question, Split, draw_questions
+from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions
 from nemotron_steps.steps.data_prep.prompt_work import PromptWork, agent_ref
-from nemotron_steps.steps.data_prep.row_files import Row, write_splits
+from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES, Split, write_splits
 
-FILES: dict[Split, str] = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "heldout": "heldout.jsonl"}
 TREE: dict[Split, str] = {"train": "train/data.jsonl", "validation": "val/data.jsonl", "heldout": "test/data.jsonl"}
 GYM_AGENT = "reasoning_gym_simple_agent"
 
@@ -23,7 +23,7 @@ def run(context: StepContext[RlPrepConfig]) -> None:
     """Write the `prompts` output."""
     config = context.config
     folder = context.outputs["prompts"].path
-    files = TREE if config.layout == "tree" else FILES
+    files = TREE if config.layout == "tree" else PROMPT_FILES
     if config.reasoning_gym is not None:
         counts = write_splits(folder, files, gym_rows(config, config.reasoning_gym))
     else:

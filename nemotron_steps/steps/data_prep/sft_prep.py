@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from nemotron_steps.artifacts.checkpoints import tokenizer_digest
-from nemotron_steps.artifacts.rows import read_rows
+from nemotron_steps.artifacts.rows import Row, read_rows
 from nemotron_steps.config.schema.data_prep import (
     AnswerStyle,
     DemonstrationConfig,
@@ -28,12 +28,11 @@ from nemotron_steps.steps.data_prep.answers import slip, write_answer
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
 from nemotron_steps.steps.data_prep.chat_work import ChatWork
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker
-from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Question, Split, draw_questions
+from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions
 from nemotron_steps.steps.data_prep.judged_pairs import ComparisonWork
-from nemotron_steps.steps.data_prep.row_files import Row, write_splits
+from nemotron_steps.steps.data_prep.split_files import FILES, SPLITS, Split, write_splits
 from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats
 
-FILES: dict[Split, str] = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
 TOKENIZER_FOLDER = "tokenizer"
 
 

@@ -1,94 +1,27 @@
-"""Rows of preparations that hold all of them at once: a user's JSON Lines, unusable rows counted, files written."""
+"""The splits of a preparation: their names, their files, and whole groups of rows dealt out to them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Literal, TypeVar
 
-from nemotron_steps.artifacts.rows import read_rows
+from nemotron_steps.artifacts.rows import Row
+from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Split
 
-if TYPE_CHECKING:
-    from nemotron_steps.runs.context import Tracker
+Split = Literal["train", "validation", "heldout"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "heldout")
+FILES: dict[Split, str] = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
+PROMPT_FILES: dict[Split, str] = {
+    "train": "train-split.jsonl",
+    "validation": "val-split.jsonl",
+    "heldout": "heldout.jsonl",
+}
+"""As the published preparations name them."""
 
-Row = dict[str, Any]
-FEW = 0.5
-"""Share of unusable rows up to which leaving them out is offered: above, it is the file that is not what was meant."""
-
-
-def read_source(path: str, sample: int | None) -> list[tuple[str, Row]]:
-    """("file:line", row) of a JSON Lines file, or of every *.jsonl file under a folder in name order.
-
-    Args:
-        sample: rows at most; None for all.
-
-    Raises:
-        DataError: nothing there, or a malformed or truncated line (file and line named).
-    """
-    root = Path(path)
-    files = sorted(root.rglob("*.jsonl")) if root.is_dir() else [root]
-    if not files or not files[0].is_file():
-        raise DataError(
-            "there is no JSON Lines data at the given path",
-            where="jsonl.path",
-            expected="a *.jsonl file, or a folder with some",
-            found=path,
-            hints=("jsonl.path=FILE.jsonl", "--input source=FILE.jsonl"),
-        )
-    rows: list[tuple[str, Row]] = []
-    for file in files:
-        for number, row in read_rows(file):
-            if len(rows) == sample:
-                return rows
-            rows.append((f"{file}:{number}", row))
-    return rows
-
-
-def keep_usable(
-    rows: Iterable[tuple[str, Row]],
-    check: Callable[[str, Row], None],
-    *,
-    max_refused_share: float,
-    tracker: Tracker,
-) -> list[Row]:
-    """The rows that `check` accepts, in order; every refused one is reported as an event.
-
-    Args:
-        check: raises DataError naming file, line and field.
-        max_refused_share: above it nothing is kept.
-
-    Raises:
-        DataError: a larger share was refused; it shows the first, and offers to leave them out where they are few.
-    """
-    kept: list[Row] = []
-    refused: list[DataError] = []
-    for where, row in rows:
-        try:
-            check(where, row)
-        except DataError as error:
-            refused.append(error)
-            if max_refused_share > 0:
-                tracker.event("row_refused", where=error.where, reason=error.what)
-        else:
-            kept.append(row)
-    total = len(kept) + len(refused)
-    if len(refused) > max_refused_share * total:
-        first, share = refused[0], len(refused) / total
-        percent = 100 * len(refused) // total + 1  # above the share, which no rounding then falls below
-        tolerated = (f"max_refused_share={percent / 100:.2f}",) if share <= FEW else ()
-        raise DataError(
-            f"{len(refused)} of {total} rows cannot be used; the first: {first.what}",
-            where=first.where,
-            expected=first.expected if max_refused_share == 0 else f"at most {max_refused_share:.1%} unusable rows",
-            found=first.found if max_refused_share == 0 else f"{share:.1%}",
-            hints=(*first.hints, *tolerated),
-        )
-    if refused:
-        tracker.summary({"rows_refused": len(refused)})
-    return kept
+Item = TypeVar("Item")
 
 
 def write_splits(folder: Path, names: Mapping[Split, str], splits: Mapping[Split, Sequence[Row]]) -> dict[str, int]:
@@ -101,3 +34,33 @@ def write_splits(folder: Path, names: Mapping[Split, str], splits: Mapping[Split
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split])
             counts[split] = len(splits[split])
     return counts
+
+
+def split_groups(
+    groups: Iterable[Sequence[Item]], sizes: SplitRows, *, of: str, hints: Sequence[str] = ()
+) -> dict[Split, list[Item]]:
+    """Whole groups in their order: validation and held-out rows first, the rest trains.
+
+    Validation and held-out rows may be a few more than asked for, so that their last group stays whole.
+
+    Args:
+        of: what the items are, for the error.
+
+    Raises:
+        DataError: too few are left for training.
+    """
+    splits: dict[Split, list[Item]] = {split: [] for split in SPLITS}
+    wanted: dict[Split, int] = {"validation": sizes.validation, "heldout": sizes.heldout}
+    for group in groups:
+        split: Split = next((s for s, count in wanted.items() if len(splits[s]) < count), "train")
+        splits[split] += group
+    if len(splits["train"]) < (sizes.train or 1):
+        raise DataError(
+            f"{sum(map(len, splits.values()))} {of} are too few for the splits",
+            where="rows",
+            expected=f"{sizes.train or 1} for training + {sizes.validation} + {sizes.heldout}",
+            found=f"{len(splits['train'])} left for training",
+            hints=("rows.validation=0 rows.heldout=0", *hints),
+        )
+    splits["train"] = splits["train"][: sizes.train]
+    return splits

@@ -14,25 +14,22 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from nemotron_steps.artifacts.rows import prompt_row
-from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows
+from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.swe_packages import MadeUpPackages
 from nemotron_steps.config.schema.swe_tasks import PackageSource, SweTasksConfig
-from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.swe.harness import task_prompt
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Split
-from nemotron_steps.steps.data_prep.row_files import Row, keep_usable, read_source, write_splits
+from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
+from nemotron_steps.steps.data_prep.blends.sources import data_files
+from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES, SPLITS, Split, split_groups, write_splits
 from nemotron_steps.steps.data_prep.swe.made_up import failing_test, made_up_tasks
-from nemotron_steps.steps.data_prep.swe.mining import AGENT, STEPS_AGENT, Miner, Task, issue_of, row_of
+from nemotron_steps.steps.data_prep.swe.mining import STEPS_AGENT, Miner, Task, issue_of, row_of
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation, mutations_of
 from nemotron_steps.steps.data_prep.swe.packages import Package, packages_in
+from nemotron_steps.steps.data_prep.swe.public_rows import SweRows
 from nemotron_steps.steps.data_prep.swe.trajectories import recorded_steps
-
-FILES: dict[Split, str] = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "heldout": "heldout.jsonl"}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,14 +38,22 @@ Result = TypeVar("Result")
 def run(context: StepContext[SweTasksConfig]) -> None:
     """Write the `prompts` output."""
     config = context.config
+    folder = context.outputs["prompts"].path
     if config.jsonl is not None:
-        splits = own_rows(context, config.jsonl)
+        counts = prepare(
+            [Source("jsonl", data_files(config.jsonl.path, key="jsonl.path"))],
+            SweRows(),
+            config,
+            folder=folder,
+            files=PROMPT_FILES,
+            staging=context.work / "shards",
+            tracker=context.tracker,
+        )
     elif config.packages is not None:
-        splits = asyncio.run(mined_rows(context, config.packages))
+        counts = write_splits(folder, PROMPT_FILES, asyncio.run(mined_rows(context, config.packages)))
     else:
         assert config.made_up is not None  # the config has exactly one source
-        splits = asyncio.run(made_up_rows(context, config.made_up))
-    counts = write_splits(context.outputs["prompts"].path, FILES, splits)
+        counts = write_splits(folder, PROMPT_FILES, asyncio.run(made_up_rows(context, config.made_up)))
     context.tracker.summary({f"{split}_prompts": count for split, count in counts.items()})
 
 
@@ -123,7 +128,7 @@ async def mined_rows(context: StepContext[SweTasksConfig], source: PackageSource
     await miner.close()
     context.tracker.summary({"packages_refused": len(refused), **miner.refused})
     groups.sort(key=lambda group: hashlib.sha256(json.dumps(group[0], sort_keys=True).encode()).digest())
-    return split_groups(groups, config.rows)
+    return split_groups(groups, config.rows, of="tasks", hints=("packages.max_tasks=500",))
 
 
 def _rows(task: Task, config: SweTasksConfig) -> list[Row]:
@@ -146,76 +151,3 @@ async def _first(
         if len(found) >= count:
             break
     return found[:count]
-
-
-def split_groups(groups: Sequence[list[Row]], sizes: SplitRows) -> dict[Split, list[Row]]:
-    """Whole groups: validation and held-out rows first, the rest trains. A split may get a few rows more.
-
-    Raises:
-        DataError: too few rows are left for training.
-    """
-    splits: dict[Split, list[Row]] = {split: [] for split in SPLITS}
-    wanted: dict[Split, int] = {"validation": sizes.validation, "heldout": sizes.heldout}
-    for group in groups:
-        split: Split = next((s for s, count in wanted.items() if len(splits[s]) < count), "train")
-        splits[split] += group
-    if len(splits["train"]) < (sizes.train or 1):
-        raise DataError(
-            "too few faults that tests notice for the splits",
-            where="rows",
-            expected=f"{sizes.train or 1} for training + {sizes.validation} + {sizes.heldout}",
-            found=f"{sum(map(len, splits.values()))} tasks",
-            hints=("rows.validation=0 rows.heldout=0", "packages.max_tasks=500"),
-        )
-    splits["train"] = splits["train"][: sizes.train]
-    return splits
-
-
-def own_rows(context: StepContext[SweTasksConfig], source: JsonlSource) -> dict[Split, list[Row]]:
-    """The user's rows in the shape of SWE-bench: every field kept, a prompt and an agent added where they have none."""
-    config = context.config
-    environment = create(AGENT)
-
-    def check(where: str, row: Row) -> None:
-        complete(row)
-        problem = prompt_row(row)
-        if problem is not None:
-            raise DataError(problem, where=f"{where} field problem_statement", hints=show_line(where))
-        environment.check_row(row, where)
-
-    rows = keep_usable(
-        read_source(source.path, config.sample),
-        check,
-        max_refused_share=config.max_refused_share,
-        tracker=context.tracker,
-    )
-    kept = config.rows.validation + config.rows.heldout
-    room = len(rows) - kept
-    wanted = config.rows.train or max(1, room)
-    if room < wanted:
-        raise DataError(
-            f"{len(rows)} rows are too few for the splits",
-            where="rows",
-            expected=f"{wanted} for training + {config.rows.validation} + {config.rows.heldout}",
-            found=str(len(rows)),
-            hints=("rows.validation=0 rows.heldout=0",),
-        )
-    # As published blends are split: the last rows are kept apart.
-    end = len(rows) - config.rows.heldout
-    return {"train": rows[:wanted], "validation": rows[room:end], "heldout": rows[end:]}
-
-
-def complete(row: Row) -> None:
-    """Give a row of SWE-bench the fields that a prompt has. Fields within `instance_dict` come to the top."""
-    params: dict[str, Any] = row.setdefault("responses_create_params", {})
-    told = params.get("metadata")
-    metadata: dict[str, Any] = told if isinstance(told, dict) else {}
-    nested = row.get("instance_dict") or metadata.get("instance_dict") or {}
-    if isinstance(nested, str):
-        nested = json.loads(nested)
-    for key, value in {**metadata, **nested}.items():
-        if key != "instance_dict":
-            row.setdefault(key, value)
-    if not params.get("input") and row.get("problem_statement"):
-        params["input"] = [{"role": "user", "content": task_prompt(str(row["problem_statement"]))}]
-    row.setdefault("agent_ref", {"type": "responses_api_agents", "name": AGENT})

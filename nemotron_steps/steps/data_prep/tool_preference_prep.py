@@ -9,41 +9,55 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConfig
 from nemotron_steps.engine.rollouts.conversation import messages_of
+from nemotron_steps.engine.rollouts.data import PromptRows
 from nemotron_steps.environments.responses import content_text
 from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Split
+from nemotron_steps.steps.data_prep.blends.prepare import REFUSALS, Source, prepare
+from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
+from nemotron_steps.steps.data_prep.blends.sources import data_files
 from nemotron_steps.steps.data_prep.hallucinations import Calls, HallucinationMaker, calls_of, tools_of
-from nemotron_steps.steps.data_prep.row_files import Row, keep_usable, read_source, write_splits
+from nemotron_steps.steps.data_prep.split_files import FILES, SPLITS, Split, split_groups, write_splits
 from nemotron_steps.steps.data_prep.tool_tasks import tool_rows
-
-FILES: dict[Split, str] = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
 
 
 def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
-    """Write the `preferences` output."""
-    config = context.config
-    splits = split_conversations(read_rows(context), config.rows, config.seed)
-    # Names and values to borrow come from training rows alone: no validation row shows in another split.
-    maker = HallucinationMaker(splits["train"])
-    pairs: dict[Split, list[Row]] = {}
+    """Write the `preferences` output. In memory are places of rows, one row, and what hallucinations borrow."""
+    config, folder = context.config, context.outputs["preferences"].path
+    rows = PromptRows(usable_rows(context))
+    splits = split_conversations(rows, config.rows, config.seed)
     summary: dict[str, Any] = {}
     kinds: Counter[str] = Counter()
+    chosen_messages = 0
+    # Names and values to borrow come from training rows alone: no validation row shows in another split.
+    maker = HallucinationMaker(rows[place].row for place in splits["train"])
     for split in SPLITS:
-        pairs[split] = [pair for row in splits[split] for pair in pairs_of(row, maker, config)]
-        kinds.update(pair["hallucination"] for pair in pairs[split])
+        pairs = (pair for place in splits[split] for pair in pairs_of(rows[place].row, maker, config))
+        written = 0
+        with (folder / FILES[split]).open("w", encoding="utf-8") as file:
+            for pair in pairs:
+                file.write(json.dumps(pair, ensure_ascii=False) + "\n")
+                written += 1
+                kinds[pair["hallucination"]] += 1
+                chosen_messages += not pair["chosen"].get("tool_calls")
+        if not written:
+            (folder / FILES[split]).unlink()
         if splits[split]:
             summary[f"{split}_rows"] = len(splits[split])
-            summary[f"{split}_pairs"] = len(pairs[split])
-    if not pairs["train"]:
+            summary[f"{split}_pairs"] = written
+    if not summary["train_pairs"]:
         raise DataError(
             "no row gives a training pair",
             where="hallucinations",
@@ -51,8 +65,6 @@ def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
             found=", ".join(config.hallucinations),
             hints=("hallucinations=[unknown_tool,unknown_argument,missing_argument,made_up_value,needless_call]",),
         )
-    write_splits(context.outputs["preferences"].path, FILES, pairs)
-    chosen_messages = sum(not pair["chosen"].get("tool_calls") for split in SPLITS for pair in pairs[split])
     context.tracker.summary(
         {
             **summary,
@@ -63,71 +75,71 @@ def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
     )
 
 
-def read_rows(context: StepContext[ToolPreferencePrepConfig]) -> list[Row]:
-    """The source's usable rows."""
-    config = context.config
+def usable_rows(context: StepContext[ToolPreferencePrepConfig]) -> Path:
+    """A file in the work folder with the source's usable rows. Refused ones are named beside the pairs."""
+    config, folder = context.config, context.work / "usable"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / FILES["train"]
     if config.tool_tasks is not None:
         assert config.rows.train is not None  # the config requires it
-        return tool_rows(
-            config.tool_tasks, config.rows.train + config.rows.validation + config.rows.heldout, config.seed
-        )
+        count = config.rows.train + config.rows.validation + config.rows.heldout
+        made = tool_rows(config.tool_tasks, count, config.seed)
+        write_splits(folder, FILES, {"train": made, "validation": [], "heldout": []})
+        return file
     assert config.jsonl is not None  # the config has exactly one source
-    environment = SingleStepToolUse(SingleStepToolUseConfig(), {})
-
-    def check(where: str, row: Row) -> None:
-        environment.check_row(row, where)
-        messages_of(row, where)
-        offered = [tool["name"] for tool in tools_of(row)]
-        for name, _ in calls_of(row):
-            if name not in offered:
-                raise DataError(
-                    "the expected call names a tool that the row does not offer",
-                    where=f"{where} field expected_action.name",
-                    expected=", ".join(offered) or "a tool in responses_create_params.tools",
-                    found=name,
-                    hints=show_line(where),
-                )
-        if not calls_of(row) and not message_text(row):
-            raise DataError(
-                "the expected message is empty", where=f"{where} field expected_action.content", hints=show_line(where)
-            )
-
-    return keep_usable(
-        read_source(config.jsonl.path, config.sample),
-        check,
-        max_refused_share=config.max_refused_share,
+    prepare(
+        [Source("jsonl", data_files(config.jsonl.path, key="jsonl.path"))],
+        ToolRows(),
+        config.model_copy(update={"rows": SplitRows(validation=0)}),
+        folder=folder,
+        files=FILES,
+        staging=context.work / "shards",
         tracker=context.tracker,
     )
+    if (folder / REFUSALS).is_file():
+        shutil.copyfile(folder / REFUSALS, context.outputs["preferences"].path / REFUSALS)
+    return file
 
 
-def split_conversations(rows: Sequence[Row], sizes: SplitRows, seed: int) -> dict[Split, list[Row]]:
-    """Whole conversations in an order drawn from the seed: validation and held-out rows first, the rest trains.
+@dataclass(frozen=True)
+class ToolRows:
+    """See RowWork: single-step tool-use rows, checked and left as they are."""
 
-    A split may get a few rows more than asked for, so that its last conversation stays whole.
+    def function(self) -> RowFunction:
+        """See RowWork."""
+        environment = SingleStepToolUse(SingleStepToolUseConfig(), {})
+
+        def become(where: str, row: Row) -> None:
+            environment.check_row(row, where)
+            messages_of(row, where)
+            offered = [tool["name"] for tool in tools_of(row)]
+            for name, _ in calls_of(row):
+                if name not in offered:
+                    raise DataError(
+                        "the expected call names a tool that the row does not offer",
+                        where=f"{where} field expected_action.name",
+                        expected=", ".join(offered) or "a tool in responses_create_params.tools",
+                        found=name,
+                        hints=show_line(where),
+                    )
+            if not calls_of(row) and not message_text(row):
+                field = f"{where} field expected_action.content"
+                raise DataError("the expected message is empty", where=field, hints=show_line(where))
+
+        return become
+
+
+def split_conversations(rows: PromptRows, sizes: SplitRows, seed: int) -> dict[Split, list[int]]:
+    """Places of the rows of each split: whole conversations in an order drawn from the seed.
 
     Raises:
         DataError: too few rows are left for training.
     """
-    conversations: dict[str, list[Row]] = {}
-    for row in rows:
-        conversations.setdefault(_conversation(row), []).append(row)
-    order = sorted(conversations, key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
-    splits: dict[Split, list[Row]] = {split: [] for split in SPLITS}
-    wanted: dict[Split, int] = {"validation": sizes.validation, "heldout": sizes.heldout}
-    for key in order:
-        split: Split = next((s for s, count in wanted.items() if len(splits[s]) < count), "train")
-        splits[split] += conversations[key]
-    if len(splits["train"]) < (sizes.train or 1):
-        raise DataError(
-            f"{len(rows)} rows of {len(conversations)} conversations are too few for the splits",
-            where="rows",
-            expected=f"{sizes.train or 1} for training + {sizes.validation} + {sizes.heldout}",
-            found=f"{len(splits['train'])} left for training",
-            hints=("rows.validation=0 rows.heldout=0",),
-        )
-    if sizes.train is not None:
-        splits["train"] = splits["train"][: sizes.train]
-    return splits
+    conversations: dict[bytes, list[int]] = {}
+    for each in rows:
+        conversations.setdefault(_conversation(each.row, seed), []).append(each.index)
+    in_order = (conversations[key] for key in sorted(conversations))
+    return split_groups(in_order, sizes, of=f"rows of {len(conversations)} conversations")
 
 
 def pairs_of(row: Row, maker: HallucinationMaker, config: ToolPreferencePrepConfig) -> Iterable[Row]:
@@ -170,11 +182,11 @@ def message_text(row: Row) -> str:
     return content_text(row["expected_action"].get("content")).strip()
 
 
-def _conversation(row: Row) -> str:
-    """What the rows of one conversation share: everything up to the first user message."""
+def _conversation(row: Row, seed: int) -> bytes:
+    """A digest, drawn with the seed, of what the rows of one conversation share: all up to the first user message."""
     opening = []
     for message in messages_of(row):
         opening.append([message["role"], message["content"]])
         if message["role"] == "user":
             break
-    return json.dumps(opening)
+    return hashlib.sha256(f"{seed}:{json.dumps(opening)}".encode()).digest()

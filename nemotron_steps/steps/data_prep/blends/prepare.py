@@ -26,7 +26,7 @@ from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files
 from nemotron_steps.steps.data_prep.blends.splits import DataSet, write_split_files
 from nemotron_steps.steps.data_prep.blends.workers import Rate, make_sample, make_shards, processors
-from nemotron_steps.steps.data_prep.gym_tasks import Split
+from nemotron_steps.steps.data_prep.split_files import Split
 
 ACCOUNTING = "accounting.json"
 REFUSALS = "refusals.ndjson"

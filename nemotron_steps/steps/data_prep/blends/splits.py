@@ -20,7 +20,7 @@ from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
 from nemotron_steps.steps.data_prep.blends.shards import Shard
-from nemotron_steps.steps.data_prep.gym_tasks import SPLITS, Split
+from nemotron_steps.steps.data_prep.split_files import SPLITS, Split
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.environments.swe.grading import Graded, HiddenTests, run_tests
 from nemotron_steps.environments.swe.harness import task_prompt
@@ -24,7 +25,6 @@ from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
 from nemotron_steps.sandbox.session import SessionOverError
-from nemotron_steps.steps.data_prep.row_files import Row
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation
 from nemotron_steps.steps.data_prep.swe.packages import Package
 
