@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nemotron_steps.config.profiles import OpenProfile, Profile
+from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import UnsupportedError
 
 ENTRY_POINT_GROUP = "nemotron_steps.executors"
@@ -73,6 +74,21 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     attached: bool = False
     force_squash: bool = False
+
+    @property
+    def home(self) -> Path:
+        """The home that the run's folder is in."""
+        return self.folder.parent.parent
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of the job: the profile's and `environment`."""
+        return {**self.profile.env_vars, **self.environment}
+
+    @property
+    def secret_variables(self) -> list[str]:
+        """Names of those variables whose values are secrets, sorted."""
+        return sorted(name for name, value in self.variables.items() if mask(name, value) != value)
 
     def command(self, *, in_container: bool = False) -> list[str]:
         """The whole command: this Python for a plain process, the image's own `steps` in a container."""

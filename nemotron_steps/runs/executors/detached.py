@@ -35,7 +35,7 @@ class DetachedExecutor:
             process = subprocess.Popen(
                 script,
                 cwd=launch.working_dir,
-                env={**os.environ, **launch.profile.env_vars, **launch.environment},
+                env={**os.environ, **launch.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,

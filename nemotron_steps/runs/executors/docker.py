@@ -46,8 +46,7 @@ class DockerExecutor:
         """See Executor."""
         name = f"steps-{launch.run_id}-{secrets.token_hex(4)}"
         command = run_command(launch, name)
-        variables = {**os.environ, **launch.profile.env_vars, **launch.environment}
-        _call(command, _PULL_SECONDS, variables)
+        _call(command, _PULL_SECONDS, {**os.environ, **launch.variables})
         return f"{command[0]}/{name}"
 
     def status(self, job: str) -> JobStatus:
@@ -79,9 +78,8 @@ def run_command(launch: Launch, name: str) -> list[str]:
     """The engine's command that starts a container of this name in the background."""
     profile = launch.profile
     assert isinstance(profile, DockerProfile)  # profile_model is what the profile was read with
-    variables = {**profile.env_vars, **launch.environment}
-    own = [launch.folder.parent.parent, launch.working_dir]
-    mounts = [*profile.mounts, *(f"{path}:{path}" for path in own)]
+    variables = launch.variables
+    mounts = [*profile.mounts, *(f"{path}:{path}" for path in (launch.home, launch.working_dir))]
     if ENVIRONMENT_VARIABLE in variables:
         mounts.append(f"{variables[ENVIRONMENT_VARIABLE]}:{variables[ENVIRONMENT_VARIABLE]}:ro")
     words = [profile.engine, "run", "--detach", "--init", "--name", name, "--network", "host"]

@@ -9,13 +9,11 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections.abc import Callable
-from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import Field, StrictStr
 
 from nemotron_steps.config.profiles import Count, Profile
-from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
@@ -85,26 +83,23 @@ def job_request(launch: Launch) -> dict[str, Any]:
     """The job as Lepton's API has it. RequestError if it would not see the home, or hand over a secret in the clear."""
     profile = launch.profile
     assert isinstance(profile, LeptonProfile)  # profile_model is what the profile was read with
-    home = launch.folder.parent.parent
     mounted = [mount.get("mount_path", "") for mount in profile.mounts]
-    if not any(path and PurePosixPath(home).is_relative_to(path) for path in mounted):
+    if not any(path and launch.home.is_relative_to(path) for path in mounted):
         raise RequestError(
             "the job would not see the home",
             where="mounts",
-            expected=f"a mount_path that holds {home}",
+            expected=f"a mount_path that holds {launch.home}",
             found=", ".join(mounted) or "none",
-            hints=(f'mounts = [{{ path = "/", mount_path = "{home}", from = "node-nfs:NAME" }}]',),
+            hints=(f'mounts = [{{ path = "/", mount_path = "{launch.home}", from = "node-nfs:NAME" }}]',),
         )
-    variables = {**profile.env_vars, **launch.environment}
-    secret = sorted(name for name, value in variables.items() if mask(name, value) != value)
-    if secret:
+    if launch.secret_variables:
         raise RequestError(
             "Lepton shows the variables of a job, and these are secrets",
             where="env_vars",
-            found=", ".join(secret),
+            found=", ".join(launch.secret_variables),
             hints=(
-                f"lep secret create --name {secret[0]} --value ...",
-                f'secret_vars = {{ {secret[0]} = "{secret[0]}" }}',
+                f"lep secret create --name {launch.secret_variables[0]} --value ...",
+                f'secret_vars = {{ {launch.secret_variables[0]} = "{launch.secret_variables[0]}" }}',
             ),
         )
     run = on_every_node(
@@ -126,10 +121,7 @@ def job_request(launch: Launch) -> dict[str, Any]:
             "completions": profile.nodes,
             "parallelism": profile.nodes,
             "intra_job_communication": profile.nodes > 1,
-            "envs": [
-                *({"name": name, "value": value} for name, value in variables.items()),
-                *kept,
-            ],
+            "envs": [*({"name": name, "value": value} for name, value in launch.variables.items()), *kept],
             "mounts": list(profile.mounts),
             "image_pull_secrets": list(profile.image_pull_secrets),
         },

@@ -9,13 +9,11 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, StrictStr
 
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 
@@ -97,13 +95,11 @@ def _submitted(client: Any, request: dict[str, Any]) -> str:
 
 def job_request(launch: Launch) -> dict[str, Any]:
     """The arguments of Ray's `submit_job`. RequestError for a secret: Ray keeps a job's variables in the clear."""
-    variables: Mapping[str, str] = {**launch.profile.env_vars, **launch.environment}
-    secret = sorted(name for name, value in variables.items() if mask(name, value) != value)
-    if secret:
+    if launch.secret_variables:
         raise RequestError(
             "Ray keeps and shows the variables of a job, and these are secrets",
             where="env_vars",
-            found=", ".join(secret),
+            found=", ".join(launch.secret_variables),
             hints=("set them where the cluster's nodes are started, before `ray start`",),
         )
     lines = [*launch.profile.setup_lines, f"cd {shlex.quote(str(launch.working_dir))}"]
@@ -116,7 +112,7 @@ def job_request(launch: Launch) -> dict[str, Any]:
         "entrypoint_num_cpus": 0,
         "runtime_env": {
             "env_vars": {
-                **variables,
+                **launch.variables,
                 "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
                 # The run's own environment for its workers counts, not a merger of both, which Ray refuses.
                 "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",

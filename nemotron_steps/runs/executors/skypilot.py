@@ -9,13 +9,11 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections.abc import Callable
-from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import Field, StrictBool, StrictStr
 
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
@@ -83,17 +81,15 @@ def task_request(launch: Launch) -> dict[str, Any]:
     """The task as SkyPilot's YAML has it. RequestError if its machines would not see the home."""
     profile = launch.profile
     assert isinstance(profile, SkyPilotProfile)  # profile_model is what the profile was read with
-    home = launch.folder.parent.parent
-    if not any(PurePosixPath(home).is_relative_to(path) for path in profile.file_mounts):
+    if not any(launch.home.is_relative_to(path) for path in profile.file_mounts):
         raise RequestError(
             "the machines that SkyPilot starts would not see the home",
             where="file_mounts",
-            expected=f"a path that holds {home}",
+            expected=f"a path that holds {launch.home}",
             found=", ".join(profile.file_mounts) or "none",
-            hints=(f'file_mounts = {{ "{home}" = {{ name = "BUCKET", mode = "MOUNT" }} }}',),
+            hints=(f'file_mounts = {{ "{launch.home}" = {{ name = "BUCKET", mode = "MOUNT" }} }}',),
         )
-    variables = {**profile.env_vars, **launch.environment}
-    secret = {name: value for name, value in variables.items() if mask(name, value) != value}
+    secret = {name: launch.variables[name] for name in launch.secret_variables}
     resources: dict[str, Any] = {"use_spot": profile.use_spot}
     if profile.cloud is not None:
         resources["infra"] = profile.cloud
@@ -106,7 +102,7 @@ def task_request(launch: Launch) -> dict[str, Any]:
         "num_nodes": profile.nodes,
         "resources": resources,
         "file_mounts": dict(profile.file_mounts),
-        "envs": {name: value for name, value in variables.items() if name not in secret},
+        "envs": {name: value for name, value in launch.variables.items() if name not in secret},
         "secrets": secret,
         "setup": "\n".join(profile.setup_lines) or None,
         "run": on_every_node(

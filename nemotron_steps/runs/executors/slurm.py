@@ -54,7 +54,7 @@ class SlurmExecutor:
         if commands.host:
             commands.send(folder)
         command = ["sbatch", "--parsable", "--export=ALL", str(launch.folder / SCRIPT)]
-        output = commands.call(command, {**profile.env_vars, **launch.environment})
+        output = commands.call(command, launch.variables)
         number = output.strip().rpartition("\n")[2].partition(";")[0]
         if not number.isdigit():
             raise RequestError("sbatch did not say which job it submitted", where=SCRIPT, found=output.strip())

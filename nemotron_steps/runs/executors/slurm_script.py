@@ -175,7 +175,7 @@ def _image_lines(launch: Launch) -> list[str]:
         "pyxis": (".sqsh", "enroot import --output"),
         "apptainer": (".sif", "apptainer pull"),
     }[profile.container_runtime]
-    file = _home(launch) / "containers" / (re.sub(r"[^\w.-]+", "+", image) + suffix)
+    file = launch.home / "containers" / (re.sub(r"[^\w.-]+", "+", image) + suffix)
     again = "true" if launch.force_squash else f"[ ! -f {shlex.quote(str(file))} ]"
     source = image if "://" in image else f"docker://{image}"
     # Imported beside and renamed, so that a job killed half-way leaves no image that looks complete.
@@ -193,7 +193,7 @@ def _container(launch: Launch) -> tuple[str, str]:
     """(options of srun, what stands before a program) that run it in the image, with the home and the working folder
     at their own paths."""
     profile = _profile(launch)
-    own = [_home(launch), launch.working_dir]
+    own = [launch.home, launch.working_dir]
     profiles = launch.environment.get(ENVIRONMENT_VARIABLE)
     if profiles is not None:
         own.append(Path(profiles))
@@ -205,11 +205,6 @@ def _container(launch: Launch) -> tuple[str, str]:
     binds = " ".join(f"--bind {shlex.quote(mount)}" for mount in mounts)
     gpus = "--nv " if profile.gpus_per_node else ""
     return "", f'apptainer exec {gpus}{binds} --pwd {folder} "$image" '
-
-
-def _home(launch: Launch) -> Path:
-    """The home of a run's folder."""
-    return launch.folder.parent.parent
 
 
 def _ray_lines(options: str, program: str, *, elsewhere: bool) -> list[str]:
