@@ -36,7 +36,7 @@ from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import shown_override
 from nemotron_steps.config.search import Mount
 from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.errors import ConfigError, first_line
 
 _GRAMMAR = "https://hydra.cc/docs/1.3/advanced/override_grammar/basic"
 _ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[\]{}])+")
@@ -116,7 +116,7 @@ class MountRepository(ConfigRepository):
                 # What Hydra does too, after a warning: a file overrides the bases it names.
                 defaults.append(ConfigDefault(path="_self_"))
         except (ValueError, OmegaConfBaseException) as error:
-            raise ConfigError(f"{_first_line(error)}", where=f"{file}:{lines.get(('defaults',), 1)}") from error
+            raise ConfigError(first_line(error), where=f"{file}:{lines.get(('defaults',), 1)}") from error
         return ConfigResult(provider="mount", path=str(file), config=config, header=header, defaults_list=defaults)
 
     def group_exists(self, config_path: str) -> bool:
@@ -151,7 +151,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
             override = parser.parse_override(text)
         except HydraException as error:
             # Hydra's reason quotes the value.
-            reason = f": {_first_line(error)}" if shown == text else ""
+            reason = f": {first_line(error)}" if shown == text else ""
             problems.append(
                 ConfigError(
                     f"override '{shown}' does not parse{reason}",
@@ -253,11 +253,6 @@ def _record(origins: dict[KeyPath, str], prefix: KeyPath, lines: dict[KeyPath, i
             for stale in [key for key in origins if key[: len(full) - 1] == full[:-1] and len(key) >= len(full)]:
                 del origins[stale]
         origins[full] = f"{file}:{line}"
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _repaired(text: str) -> str:

@@ -96,6 +96,11 @@ def show_line(where: str) -> tuple[str, ...]:
     return (f"sed -n {line}p {shlex.quote(path)}   # the row",) if path and line.isdigit() else ()
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception of a library says, in a line; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _rebuild(cls: type[StepsError], what: str, state: dict[str, Any]) -> StepsError:
     error = cls.__new__(cls)
     Exception.__init__(error, what)

@@ -18,7 +18,7 @@ from typing import Any
 
 from nemotron_steps.config.layout.processes import cluster_address
 from nemotron_steps.config.schema.rl import ClusterConfig
-from nemotron_steps.errors import UnsupportedError, WorkerLostError
+from nemotron_steps.errors import UnsupportedError, WorkerLostError, first_line
 
 ATTEMPTS = 3
 RESERVE_SECONDS = 120.0
@@ -182,7 +182,7 @@ def _connect(address: str) -> None:
         raise WorkerLostError(
             "no Ray cluster answers",
             where=f"cluster.ray_address={address}",
-            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            found=first_line(error),
             hints=["ray start --head --port=6379", "cluster.ray_address=null    # start one on this machine"],
         ) from error
 

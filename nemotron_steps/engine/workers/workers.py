@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nemotron_steps.errors import EngineError, StepsError, WorkerLostError
+from nemotron_steps.errors import EngineError, StepsError, WorkerLostError, first_line
 
 START_SECONDS = 180.0
 """An actor's process starts and imports within this time."""
@@ -172,7 +172,7 @@ def meaning(error: Exception, worker: Worker) -> StepsError:
         if isinstance(cause, StepsError):
             return cause
         if isinstance(cause, ray.exceptions.RayError):
-            return worker.lost(_first_line(cause))
+            return worker.lost(_said(cause))
         return EngineError(
             f"the worker `{worker.name}` failed",
             where=f"process {worker.pid} on {worker.host}, log {worker.log}",
@@ -180,7 +180,7 @@ def meaning(error: Exception, worker: Worker) -> StepsError:
         )
     if isinstance(error, ray.exceptions.GetTimeoutError):
         return worker.lost("it did not answer in time")
-    return worker.lost(_first_line(error))
+    return worker.lost(_said(error))
 
 
 def settle(calls: Mapping[Any, Worker]) -> list[Any]:
@@ -255,18 +255,19 @@ def _death_among(references: Sequence[Any], calls: Mapping[Any, Worker]) -> Work
             except ray.exceptions.RayTaskError:
                 continue
             except ray.exceptions.RayError as error:
-                return calls[reference].lost(_first_line(error))
+                return calls[reference].lost(_said(error))
     return None
 
 
-def _first_line(error: Exception) -> str:
+def _said(error: Exception) -> str:
+    """The line of one of Ray's errors that says why."""
     text = str(error).strip()
     for line in text.splitlines():
         if "exit type" in line or "exit detail" in line:
             return line.strip().split(" Some common causes")[0]
     if "creation task" in text:  # its constructor or an import failed: the last line names the exception
         return text.splitlines()[-1].strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return first_line(error)
 
 
 def _remote_traceback(error: Exception) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, StrictStr
 
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
+from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError, first_line
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 
 AGENT_SECONDS = 60
@@ -143,23 +143,19 @@ def _asked(address: str, question: Any) -> Any:
         raise RequestError(
             "the Ray cluster wants a token",
             where=f"ray_address = {address}",
-            found=_first_line(error),
+            found=first_line(error),
             hints=("export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE",),
         ) from error
     except (ConnectionError, OSError) as error:
         raise RetryableError(
             "no Ray cluster answers",
             where=f"ray_address = {address}",
-            found=_first_line(error),
+            found=first_line(error),
             hints=("ray start --head --dashboard-port=8265   # on the cluster's first node", "ray status"),
         ) from error
     except RuntimeError as error:
         if isinstance(error, StepsError):
             raise
         raise RequestError(
-            "the Ray cluster refused", where=f"ray_address = {address}", found=_first_line(error)
+            "the Ray cluster refused", where=f"ray_address = {address}", found=first_line(error)
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field, StrictBool, StrictStr
 
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError
+from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError, first_line
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
 
@@ -141,13 +141,9 @@ def _asked(question: Callable[[], Any]) -> Any:
         return question()
     except (exceptions.ResourcesUnavailableError, exceptions.ApiServerConnectionError, OSError) as error:
         raise RetryableError(
-            "SkyPilot has no machine or does not answer", found=_first_line(error), hints=("sky check", "sky status")
+            "SkyPilot has no machine or does not answer", found=first_line(error), hints=("sky check", "sky status")
         ) from error
     except (ValueError, RuntimeError, exceptions.ClusterDoesNotExist, exceptions.NoCloudAccessError) as error:
         if isinstance(error, StepsError):
             raise
-        raise RequestError("SkyPilot refused", found=_first_line(error), hints=("sky check",)) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        raise RequestError("SkyPilot refused", found=first_line(error), hints=("sky check",)) from error

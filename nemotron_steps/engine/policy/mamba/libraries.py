@@ -25,6 +25,7 @@ import torch
 
 from nemotron_steps.engine.policy.cells import pad, unpad
 from nemotron_steps.engine.policy.mamba.runs import Runs
+from nemotron_steps.errors import first_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def _with_room(choose: Callable[[], Any]) -> Any | None:
     try:
         return choose()
     except torch.OutOfMemoryError as error:
-        _LOG.warning("no memory to try a library for Mamba-2: the plain code this time: %s", _first_line(error))
+        _LOG.warning("no memory to try a library for Mamba-2: the plain code this time: %s", first_line(error))
         return None
 
 
@@ -117,7 +118,7 @@ def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attemp
         except torch.OutOfMemoryError:
             raise  # says nothing of the library
         except Exception as error:
-            _LOG.warning("%s does not work here for the Mamba-2 %s: %s", name, what, _first_line(error))
+            _LOG.warning("%s does not work here for the Mamba-2 %s: %s", name, what, first_line(error))
             continue
         _LOG.info("the Mamba-2 %s is that of %s", what, name)
         return found
@@ -190,10 +191,6 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """How far one tensor is from another, as a share of the size of that."""
     exact = expected.detach().float()
     return float((found.detach().float() - exact).norm() / exact.norm())
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _import_triton_part(module: str) -> Any:
