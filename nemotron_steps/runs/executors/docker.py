@@ -55,6 +55,8 @@ class DockerExecutor:
         template = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
         try:
             said = _call([engine, "inspect", "--type", "container", "--format", template, name]).split()
+        except UnsupportedError:  # nobody to ask says nothing of the container
+            raise
         except RequestError:
             return JobStatus(JobState.LOST, "the container is gone")
         state, code, out_of_memory = said

@@ -65,7 +65,7 @@ class SlurmExecutor:
         commands, number = Commands.of_job(job)
         try:
             fields = parse_fields(commands.call(["scontrol", "show", "job", number, "--oneliner"]))
-        except UnsupportedError:
+        except UnsupportedError:  # nobody to ask says nothing of the job
             raise
         except RequestError:
             return _from_accounting(commands, number)

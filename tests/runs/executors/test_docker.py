@@ -124,6 +124,12 @@ def test_a_missing_engine_says_what_to_install(
         submit(store, profile_of())
 
 
+def test_a_job_is_not_lost_where_there_is_no_engine_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedError, match="needs docker"):
+        DockerExecutor().status("docker/steps-r1-0")
+
+
 def test_a_jobs_name_that_is_no_container_of_a_run_is_refused() -> None:
     with pytest.raises(RequestError, match="no container of a run"):
         DockerExecutor().status("rm/-rf")
