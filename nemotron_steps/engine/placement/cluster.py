@@ -38,7 +38,7 @@ class RayCluster:
 
     Raises:
         UnsupportedError: Ray is not installed, or the machine lacks the GPUs asked for.
-        WorkerLostError: no cluster answers at `cluster.ray_address`, or none could be started.
+        WorkerLostError: no cluster answers at `cluster.ray_address` or RAY_ADDRESS, or none could be started.
     """
 
     def __init__(self, config: ClusterConfig, *, workers: int = 1) -> None:
@@ -58,7 +58,7 @@ class RayCluster:
         if ray.is_initialized():
             return
         if self._address is not None:
-            _connect(self._address)
+            _connect(self._address, "RAY_ADDRESS" if config.ray_address is None else "cluster.ray_address")
         else:
             _start(config, workers)
         self._owned = True
@@ -167,9 +167,11 @@ def node_by_node(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -
     return order
 
 
-def _connect(address: str) -> None:
+def _connect(address: str, key: str) -> None:
+    """Join the cluster at an address, which a config key or a variable names."""
     import ray
 
+    without = "unset RAY_ADDRESS" if key == "RAY_ADDRESS" else f"{key}=null"
     passed = _passed_on(os.environ)
     try:
         ray.init(
@@ -181,9 +183,9 @@ def _connect(address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise WorkerLostError(
             "no Ray cluster answers",
-            where=f"cluster.ray_address={address}",
+            where=f"{key}={address}",
             found=first_line(error),
-            hints=["ray start --head --port=6379", "cluster.ray_address=null    # start one on this machine"],
+            hints=["ray start --head --port=6379", f"{without}    # start one on this machine"],
         ) from error
 
 

@@ -18,7 +18,7 @@ from nemotron_steps.engine.placement import cluster as cluster_module
 from nemotron_steps.engine.placement import on_ray
 from nemotron_steps.engine.placement.cluster import RayCluster, node_by_node
 from nemotron_steps.engine.placement.on_ray import DevicePlan
-from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.errors import ConfigError, UnsupportedError, WorkerLostError
 from nemotron_steps.steps import placement
 
 
@@ -153,6 +153,26 @@ def test_what_this_machine_cannot_be_is_refused_before_ray_starts(monkeypatch, s
     with pytest.raises(UnsupportedError) as caught:
         RayCluster(ClusterConfig(backend="ray", **settings))
     assert caught.value.where == key
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("named", "where", "mend"),
+    [
+        ("10.0.0.1:6379", "cluster.ray_address=10.0.0.1:6379", "cluster.ray_address=null"),
+        (None, "RAY_ADDRESS=10.0.0.2:6379", "unset RAY_ADDRESS"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_told_by_what_names_it(monkeypatch, named, where, mend):
+    def nobody(**_):
+        raise ConnectionError("no answer")
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", nobody)
+    with pytest.raises(WorkerLostError, match="no Ray cluster answers") as caught:
+        RayCluster(ClusterConfig(backend="ray", ray_address=named))
+    assert caught.value.where == where and caught.value.hints[1].startswith(f"{mend} ")
 
 
 @pytest.mark.ray
