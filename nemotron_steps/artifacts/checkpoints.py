@@ -99,6 +99,11 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     return tensors
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a model folder has any safetensors file, or an index of some."""
+    return any(folder.glob("*.safetensors*"))
+
+
 def validate_hf(folder: Path) -> dict[str, Any]:
     """checkpoint_hf: config.json, tokenizer and complete safetensors weights. Returns attributes."""
     attributes = validate_model_folder(folder)

@@ -338,10 +338,12 @@ class Workbench:
         )
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
+        from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder
         from nemotron_steps.artifacts.prompt_data import looks_like_prompts
         from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
         from nemotron_steps.resolver.foreign_data import holds_no_rows, refusal
         from nemotron_steps.resolver.plan import SuppliedInput
+        from nemotron_steps.resolver.problems import AbsentInput
 
         types = self.registry.types
         ancestors = types.ancestors(wanted_type)
@@ -357,9 +359,21 @@ class Workbench:
         type_name = found or wanted_type
         if path.is_file() and type_name.startswith("checkpoint"):
             raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")
-        if found is None or type_name.startswith("checkpoint"):
+        if found is not None and not type_name.startswith("checkpoint"):
+            return SuppliedInput(ref, type_name)
+        try:
             return SuppliedInput(ref, type_name, validate(type_name, path, types.ancestors(type_name)))
-        return SuppliedInput(ref, type_name)
+        except ArtifactError as error:
+            if type_name != "checkpoint_hf" or has_weights(path):
+                raise
+            absent = AbsentInput(
+                error.what,
+                where=error.where,
+                expected=error.expected,
+                found=error.found,
+                hints=(f"hf download MODEL --local-dir {ref}   # its weights as well",),
+            )
+            return SuppliedInput(ref, type_name, validate_model_folder(path), absent=absent)
 
     def profile(self, name: str | None) -> Profile | None:
         """An env.toml profile by name, as its executor reads it; None for no name, and in a job."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nemotron_steps.config.layout.memory.devices import StepMemory
     from nemotron_steps.errors import StepsError
     from nemotron_steps.manifest.models import StepManifest
+    from nemotron_steps.resolver.problems import AbsentInput
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class SuppliedInput:
         type: artifact type; None when it cannot be known here (a hub model name), then the port's type is trusted.
         attributes: what is known about it (tokenizer, architecture, …).
         config_key: set when the reference came from the port's bound config key, which then already holds it.
+        absent: what of it is not here, so that it can be planned with and not run with.
     """
 
     ref: str
     type: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     config_key: str | None = None
+    absent: AbsentInput | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""

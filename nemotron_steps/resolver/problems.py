@@ -113,7 +113,7 @@ class SourceCycle(PlanProblem):
 
 
 class AbsentInput(ArtifactError):
-    """What a port is to be given is neither a path nor an artifact here; it may be where the step will run."""
+    """What a port is to be given, or a model's weights, is not here; it may be where the step will run."""
 
 
 FILLABLE = (MissingInput, PlaceholderValue, AbsentInput)

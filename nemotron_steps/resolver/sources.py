@@ -277,12 +277,16 @@ class Sources:
     def _describe(self, node: Node, port: Consumes, ref: str, where: str | None) -> SuppliedInput | None:
         key = (ref, port.type)
         if key not in self._described:
+            found = None
             try:
-                self._described[key] = self._describe_input(ref, port.type)
+                found = self._describe_input(ref, port.type)
+                problem = found.absent
             except StepsError as error:
-                self._described[key] = None
-                error.where = error.where or where
-                self.graph.report(error)
+                problem = error
+            if problem is not None:
+                problem.where = problem.where or where
+                self.graph.report(problem)
+            self._described[key] = found
         if self._described[key] is None:
             node.failed.add(port.name)
         return self._described[key]

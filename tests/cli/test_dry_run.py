@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.cli.conftest import Cli
+from tests.config.layout.memory.shapes import QWEN3_8B
+from tests.models.checkpoints import write_tokenizer
 
 DEFAULTS = (
     "convert/hf_to_megatron",
@@ -53,6 +56,24 @@ def test_an_input_that_is_elsewhere_is_no_mistake_yet(cli: Cli) -> None:
     assert shown.code == 0
     assert [problem["found"] for problem in shown.json["unfilled"]] == ["/cluster/rows"]
     assert cli("run", "toy/train", "--input", "rows=/cluster/rows").code == 2
+
+
+def test_a_model_without_its_weights_is_planned_with_and_not_run(cli: Cli, workplace: Path) -> None:
+    model = workplace / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({**QWEN3_8B, "max_position_embeddings": 40960}))
+    given = ("convert/hf_to_megatron", "--input", f"checkpoint_hf={model}")
+    assert "no tokenizer" in cli("run", *given, "-d").err
+    write_tokenizer(model)
+    shown = cli("run", *given, "-d", "--json")
+    assert shown.code == 0, shown.err
+    (step,) = shown.json["steps"]
+    assert step["inputs"]["checkpoint_hf"]["attributes"]["hidden_size"] == QWEN3_8B["hidden_size"]
+    (lacking,) = shown.json["unfilled"]
+    assert lacking["what"] == "the checkpoint has no safetensors weights" and lacking["where"] == str(model)
+    for command in ("plan", "run"):
+        refused = cli(command, *given)
+        assert refused.code == 2 and "hf download MODEL --local-dir" in refused.err
 
 
 def test_other_mistakes_are_told_with_what_is_missing_left_out(cli: Cli) -> None:
