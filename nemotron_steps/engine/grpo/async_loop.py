@@ -221,11 +221,23 @@ class _AsyncLoop:
 
     def _refuse_hopeless(self) -> None:
         """Dynamic sampling gives up after as many groups as the synchronous loop does."""
+        if not self._may_ask_no_more(self.offered):
+            return
         grpo = self.run.config.grpo
-        needed, batches = grpo.num_prompts_per_step, grpo.dynamic_sampling_max_gen_batches
-        if grpo.use_dynamic_sampling and self.buffer.ready < needed and self.offered >= batches * needed:
-            generations = grpo.num_generations_per_prompt
-            raise too_few_groups(self.buffer.ready, needed, self.offered, batches, generations)
+        raise too_few_groups(
+            self.buffer.ready,
+            grpo.num_prompts_per_step,
+            self.offered,
+            grpo.dynamic_sampling_max_gen_batches,
+            grpo.num_generations_per_prompt,
+        )
+
+    def _may_ask_no_more(self, groups: int) -> bool:
+        """Whether so many groups are all that dynamic sampling has for a step, and the next one is not full yet."""
+        grpo = self.run.config.grpo
+        needed = grpo.num_prompts_per_step
+        allowed = needed * grpo.dynamic_sampling_max_gen_batches
+        return grpo.use_dynamic_sampling and self.buffer.ready < needed and groups >= allowed
 
     def _sampling_metrics(self) -> dict[str, float]:
         """Of dynamic sampling, for the step just taken; as DynamicSampler.metrics, with the surplus kept."""
@@ -243,9 +255,9 @@ class _AsyncLoop:
         }
 
     def _issue(self) -> None:
-        """Start as many groups as the age bound allows."""
+        """Start as many groups as the age bound and dynamic sampling allow."""
         version = self.run.generator.weight_version
-        while self.buffer.can_issue(version):
+        while self.buffer.can_issue(version) and not self._may_ask_no_more(self.offered + len(self.tasks)):
             ticket = self.buffer.issue(version, _now())
             cut = asyncio.Event()
             self.cuts[ticket.group_id] = cut

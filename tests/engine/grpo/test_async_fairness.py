@@ -68,6 +68,21 @@ def test_dynamic_sampling_gives_up_after_just_as_many_groups_as_it_may_ask_for()
     assert caught.value.found.endswith(" of 80 generated")
 
 
+class Barren(Workload):
+    """No group but those of the first step has a signal."""
+
+    def has_signal(self, position: int) -> bool:
+        return position < self.prompts
+
+
+@pytest.mark.parametrize("age", [1, 2])
+def test_no_more_groups_than_dynamic_sampling_may_ask_for_are_sampled_while_a_step_trains(age: int) -> None:
+    workload = Barren(prompts=8, answers=8, steps=3, age=age, train_s=30_000.0, without_signal=0.9)
+    with pytest.raises(EngineError, match="found 0 groups") as caught:
+        simulate(workload)
+    assert caught.value.found == "0 of 80 generated"
+
+
 def test_a_step_that_waits_long_says_for_what() -> None:
     reports = Reports()
     outcome = simulate(SMALL.with_(steps=3), reports)
