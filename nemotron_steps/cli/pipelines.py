@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.parser import UsageError
+from nemotron_steps.config.names import nearest
+from nemotron_steps.config.redaction import shown_override
 from nemotron_steps.resolver.request import Request, request_for_pipeline
 
 if TYPE_CHECKING:
@@ -54,8 +56,6 @@ def pipeline_request(asked: Asked, pipeline: PipelineManifest) -> Request:
 def _position(flag: str, stage: str, names: list[str]) -> int:
     if stage in names:
         return names.index(stage)
-    from nemotron_steps.manifest.names import nearest
-
     raise UsageError(
         f"there is no stage '{stage}'",
         where=f"{flag} {stage}",
@@ -72,8 +72,6 @@ def _overrides_by_stage(asked: Asked, names: list[str]) -> dict[str, list[str]]:
         prefix = mark[0] if mark else ""
         stage, dot, rest = text[len(prefix) :].partition(".")
         if not dot or stage not in names:
-            from nemotron_steps.config.redaction import shown_override
-
             shown = shown_override(text)
             raise UsageError(
                 "an override of a pipeline names its stage",

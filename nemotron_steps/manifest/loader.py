@@ -11,9 +11,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.models import PipelineManifest, StepManifest, TypeManifest
-from nemotron_steps.manifest.names import nearest
 from nemotron_steps.manifest.override import is_override
 from nemotron_steps.manifest.source import SourceText
 

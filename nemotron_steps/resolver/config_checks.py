@@ -6,9 +6,9 @@ import re
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.manifest.names import nearest
 from nemotron_steps.resolver.problems import ParameterProblem, PlaceholderValue, PlanProblem
 from nemotron_steps.resolver.request import StepConfig
 

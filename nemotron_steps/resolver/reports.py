@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.manifest.models import Consumes
-from nemotron_steps.manifest.names import nearest
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.advice import producers_of, steps_between
 from nemotron_steps.resolver.foreign_data import ROWS

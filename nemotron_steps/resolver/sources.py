@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.models import Consumes, StageSource
-from nemotron_steps.manifest.names import nearest
 from nemotron_steps.resolver import reports
 from nemotron_steps.resolver.advice import missing_input_hints, missing_stage_input_hints
 from nemotron_steps.resolver.chain import Chain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nemotron_steps.manifest.names import nearest
+from nemotron_steps.config.names import nearest
 from nemotron_steps.resolver import reports
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.problems import AmbiguousSource, UnknownPort
