@@ -17,30 +17,14 @@ from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.mapping import hf_shapes
+from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, SUPER_120B
 from tests.models.checkpoints import write_tokenizer
 from tests.models.hybrid_twins import TWINS, hybrid_model, write_hybrid
 
 NANO = {
-    "model_type": "nemotron_h",
-    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    **NANO_30B,
     "num_hidden_layers": 52,
-    "hidden_size": 2688,
-    "intermediate_size": 1856,
-    "vocab_size": 131072,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
     "max_position_embeddings": 262144,
-    "mamba_num_heads": 64,
-    "mamba_head_dim": 64,
-    "ssm_state_size": 128,
-    "n_groups": 8,
-    "conv_kernel": 4,
-    "chunk_size": 128,
-    "n_routed_experts": 128,
-    "num_experts_per_tok": 6,
-    "moe_intermediate_size": 1856,
-    "moe_shared_expert_intermediate_size": 3712,
     "n_shared_experts": 1,
     "routed_scaling_factor": 2.5,
     "n_group": 1,
@@ -48,7 +32,6 @@ NANO = {
     "norm_topk_prob": True,
     "mlp_hidden_act": "relu2",
     "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": False,
 }
 """Nemotron 3 Nano's own, less what has no part in its arithmetic."""
 
@@ -103,33 +86,11 @@ def test_a_file_without_a_head_size_means_transformers_own():
     assert ModelShape.read(without).head_dim == 128
 
 
-NANO_4B = {
-    **NANO,
-    "hybrid_override_pattern": "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-",
-    "num_hidden_layers": 42,
-    "hidden_size": 3136,
-    "intermediate_size": 12544,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "mamba_num_heads": 96,
-    "mamba_head_dim": 80,
-    "n_shared_experts": None,
-}
-SUPER = {
-    **NANO,
-    "hybrid_override_pattern": 36 * "ME" + 8 * "*" + 4 * "ME",  # in another order: 40 M, 40 E, 8 *
-    "num_hidden_layers": 88,
-    "hidden_size": 4096,
-    "mamba_num_heads": 128,
-    "n_routed_experts": 512,
-    "num_experts_per_tok": 22,
-    "moe_intermediate_size": 2688,
-    "moe_shared_expert_intermediate_size": 5376,
-    "moe_latent_size": 1024,
-}
+SMALL = {**NANO, **NANO_4B, "num_hidden_layers": 42, "n_shared_experts": None}
+SUPER = {**NANO, **SUPER_120B, "num_hidden_layers": 88}
 
 
-@pytest.mark.parametrize(("config", "billions"), [(NANO, 31.58), (NANO_4B, 3.97), (SUPER, 120.67)])
+@pytest.mark.parametrize(("config", "billions"), [(NANO, 31.58), (SMALL, 3.97), (SUPER, 120.67)])
 def test_the_published_models_have_as_many_weights_as_published(config, billions):
     shapes = hf_shapes(Architecture.from_config(config)).values()
     assert sum(map(math.prod, shapes)) / 1e9 == pytest.approx(billions, abs=0.006)
@@ -312,7 +273,7 @@ def test_whether_time_steps_are_bounded_is_recorded_of_a_checkpoint(limit, bound
     assert Architecture.from_config(config).facts.bounds_time_steps is bounded
 
 
-@pytest.mark.parametrize("config", [NANO, NANO_4B])
+@pytest.mark.parametrize("config", [NANO, SMALL])
 def test_the_dtensor_policy_cuts_no_hybrid_over_ranks(config):
     facts = Architecture.from_config(config).facts
     sizes = LayoutSizes(dtensor=True, tensor=2)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
 from tests.engine.policy.batches import grouped_batch, rl_loss
-from tests.engine.policy.ranks import config_for, main
+from tests.engine.policy.ranks import config_for, gradients, main
 
 TENSOR = "tensor_model_parallel_size"
 CONTEXT = "context_parallel_size"
@@ -81,17 +79,6 @@ def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[
     found["metrics"].append(policy.train_step(grouped_batch(1)))
     tensors |= {f"second {name}": tensor.clone() for name, tensor in policy.weights()}
     return found, tensors, policy
-
-
-def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole gradients of the last step under Hugging Face names. Collective."""
-    shards, live = policy.shards, policy.shards.local
-    flat = {name: view for buffer in policy.buffers for name, view in buffer.unflatten(buffer.grads).items()}
-    shards.local = {name: flat.get(name, torch.zeros_like(tensor)) for name, tensor in live.items()}
-    try:
-        yield from shards.hf_tensors()
-    finally:
-        shards.local = live
 
 
 def run(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,17 @@ def config_for(megatron: dict[str, Any], **changes: Any):
 
     optimizer = {**OPTIMIZER, **megatron.get("optimizer", {})}
     return policy_config(megatron_cfg={**megatron, "optimizer": optimizer}, **changes)
+
+
+def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whole gradients of the last step under Hugging Face names; 0 of what is not trained. Collective."""
+    shards, live = policy.shards, policy.shards.local
+    flat = {name: view for buffer in policy.buffers for name, view in buffer.unflatten(buffer.grads).items()}
+    shards.local = {name: flat.get(name, torch.zeros_like(tensor)) for name, tensor in live.items()}
+    try:
+        yield from shards.hf_tensors()
+    finally:
+        shards.local = live
 
 
 def two_steps(folder: Path, megatron: dict[str, Any], *, truncated: bool = False, **changes: Any):

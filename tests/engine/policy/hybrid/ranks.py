@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from tests.engine.policy.batches import grouped_batch, rl_loss
-from tests.engine.policy.ranks import config_for, main
+from tests.engine.policy.ranks import config_for, gradients, main
 from tests.engine.policy.routes import some_routes
 
 ALL_TO_ALL = {"expert_model_parallel_size": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -94,17 +92,6 @@ def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[
     live = policy.shards.hf_tensors()
     tensors |= {name: tensor.clone() for name, tensor in live if name.endswith("correction_bias")}
     return found, tensors, policy
-
-
-def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole gradients of the last step under Hugging Face names; 0 of what is not trained. Collective."""
-    shards, live = policy.shards, policy.shards.local
-    flat = {name: view for buffer in policy.buffers for name, view in buffer.unflatten(buffer.grads).items()}
-    shards.local = {name: flat.get(name, torch.zeros_like(tensor)) for name, tensor in live.items()}
-    try:
-        yield from shards.hf_tensors()
-    finally:
-        shards.local = live
 
 
 def fsdp_policy(folder: Path, precision: str, **changes: Any) -> Any:
