@@ -1,4 +1,4 @@
-"""Executors: the detached process and the batch script everywhere, a real Slurm of one node where it is installed."""
+"""What every executor is, the detached process, executors of installed packages, and the keys of profiles."""
 
 from __future__ import annotations
 

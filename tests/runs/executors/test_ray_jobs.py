@@ -9,7 +9,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,24 +99,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'runs'}")
         gate = tmp_path_factory.mktemp("gate") / "gate"
         patch.setenv("TOY_GATE", str(gate))
-        command = [
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--head",
-            "--block",
-            "--port=0",
-            "--num-cpus=1",
-        ]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += [
             "--num-cpus=1",
+            "--port=0",
             f"--dashboard-port={port}",
             "--dashboard-host=127.0.0.1",
             "--include-dashboard=true",
             f"--dashboard-agent-listen-port={agent_port}",  # the usual one may be another test's cluster's
-        ]
-        command += [
             "--node-ip-address=127.0.0.1",
             f"--temp-dir={folder}",
             "--disable-usage-stats",
@@ -190,8 +179,6 @@ def test_a_step_on_ray_joins_the_cluster_its_job_runs_on(
     )
     monkeypatch.setattr(Launch, "command", lambda self, **_: [sys.executable, "-c", program])
     info = submit(store, profile)
-    deadline = time.monotonic() + 60
-    while not RayExecutor().status(info.job).state.over and time.monotonic() < deadline:
-        time.sleep(0.5)
+    wait_until(lambda: RayExecutor().status(info.job).state.over)
     assert RayExecutor().status(info.job).state is JobState.DONE
     assert json.loads(told.read_text())["of_this_test"] == 7
