@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -144,23 +145,32 @@ def test_what_is_no_rollout_is_refused_by_line(cli, workplace: Path, row: dict[s
     assert result.code == 2 and f"{file}:2" in result.err
 
 
+@contextmanager
+def model(name: str, reply: Callable[[list[dict[str, Any]]], str]) -> Iterator[str]:
+    """The URL of an endpoint with one model, which replies to messages."""
+
+    async def answer(request: Request) -> Reply:
+        if request.method == "GET":
+            return Reply(200, {"data": [{"id": name}]})
+        body = json.loads(request.body)
+        assert body["model"] == name
+        return Reply(200, {"choices": [{"message": {"content": reply(body["messages"])}}]})
+
+    server, thread = HttpServer(answer), LoopThread(name)
+    thread.run(server.start())
+    try:
+        yield f"{server.url}/v1"
+    finally:
+        thread.run(server.stop())
+        thread.stop()
+
+
 @pytest.fixture
 def judge() -> Iterator[str]:
     """An endpoint whose model finds `4` equal to `four` and nothing else."""
 
-    async def answer(request: Request) -> Reply:
-        if request.method == "GET":
-            return Reply(200, {"data": [{"id": "the-judge"}]})
-        body = json.loads(request.body)
-        assert body["model"] == "the-judge"
-        label = "[[A=B]]" if "four" in body["messages"][-1]["content"] else "[[A!=B]]"
-        return Reply(200, {"choices": [{"message": {"content": label}}]})
-
-    server, thread = HttpServer(answer), LoopThread("judge")
-    thread.run(server.start())
-    yield f"{server.url}/v1"
-    thread.run(server.stop())
-    thread.stop()
+    with model("the-judge", lambda said: "[[A=B]]" if "four" in said[-1]["content"] else "[[A!=B]]") as url:
+        yield url
 
 
 def test_a_judge_is_named_by_url_and_one_that_is_missing_is_asked_for(cli, workplace: Path, judge: str) -> None:
@@ -178,28 +188,20 @@ def test_a_judge_is_named_by_url_and_one_that_is_missing_is_asked_for(cli, workp
 
 
 def test_rollouts_of_one_prompt_are_judged_together_where_an_environment_compares(cli, workplace: Path) -> None:
-    async def answer(request: Request) -> Reply:
-        if request.method == "GET":
-            return Reply(200, {"data": [{"id": "genrm"}]})
-        messages = json.loads(request.body)["messages"]
+    def compare(messages: list[dict[str, Any]]) -> str:
         first = next(m["content"] for m in messages if m["role"] == "response_1")
         scores = (5, 1, 1) if first == "good" else (1, 5, 6)
         text = json.dumps(dict(zip(("score_1", "score_2", "ranking"), scores, strict=True)))
-        return Reply(200, {"choices": [{"message": {"content": f"```json\n{text}\n```"}}]})
+        return f"```json\n{text}\n```"
 
-    server, thread = HttpServer(answer), LoopThread("genrm")
-    thread.run(server.start())
     file = write(
         workplace / "r.jsonl",
         rollout("good", 5.0, _ng_task_index=0),
         rollout("bad", 1.0, _ng_task_index=0),
         rollout("good", 3.0, _ng_task_index=1),
     )
-    try:
-        result = cli("env", "verify", "genrm_compare", file, "--judge", f"{server.url}/v1")
-    finally:
-        thread.run(server.stop())
-        thread.stop()
+    with model("genrm", compare) as url:
+        result = cli("env", "verify", "genrm_compare", file, "--judge", url)
     assert result.code == 0, result.out + result.err
 
 
