@@ -277,7 +277,7 @@ def _environment() -> Iterator[Finding]:
         for name in environment.names:
             environment.profile(name, profile_model)
         names = ", ".join(environment.names) or "no profiles"
-        yield Finding("env.toml", OK, f"{', '.join((names, *environment.mirrors.names))}")
+        yield Finding("env.toml", OK, ", ".join((names, *environment.mirrors.names)))
     except StepsError as error:
         first = next(iter(getattr(error, "problems", ())), error)
         yield Finding("env.toml", FAILED, f"{first.what} ({first.where})", "\n".join(first.hints))

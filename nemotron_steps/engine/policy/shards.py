@@ -64,8 +64,10 @@ class ModelShards:
             tensor = self.local.get(parameter.name)
             if tensor is not None and tensor.requires_grad:
                 apart = self._is_apart(parameter)
-                alike = experts.setdefault(apart, []) if parameter.of_experts else None
-                alike = dense.setdefault((apart, tensor.dtype), []) if alike is None else alike
+                if parameter.of_experts:
+                    alike = experts.setdefault(apart, [])
+                else:
+                    alike = dense.setdefault((apart, tensor.dtype), [])
                 alike.append((parameter, self._kind(parameter, tensor), tensor))
         buffers = [ParameterBuffer(each, groups.gradient, groups.tensor, sharded=sharded) for each in dense.values()]
         buffers += [ParameterBuffer(each, groups.expert_gradient, None, sharded=sharded) for each in experts.values()]
