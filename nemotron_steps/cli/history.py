@@ -84,7 +84,7 @@ def status(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.run_folder import read_events
 
     store = Workbench(arguments.home).store
-    info = _found(store, arguments.run)
+    info = _refreshed(store, arguments.run)
     metrics = {record["step"]: record for record in read_events(store, info.id, "metrics")}
     if arguments.as_json:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
@@ -136,7 +136,7 @@ def logs(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.run_folder import get_run, run_file
 
     store = Workbench(arguments.home).store
-    info = _found(store, arguments.run)
+    info = _refreshed(store, arguments.run)
     folder = store.backend.scratch / "runs" / info.id
     first, *others = ("events.jsonl", "metrics.jsonl") if arguments.as_json else ("log.txt",)
     write = _write_records if arguments.as_json else _write_lines
@@ -155,7 +155,7 @@ def logs(arguments: argparse.Namespace) -> int:
         while True:
             never_started = _never_started(info)
             if time.monotonic() - fetched > _FETCH_SECONDS:
-                _found(store, info.id)
+                _refreshed(store, info.id)
                 fetched = time.monotonic()
             # Read after the job's end was seen: it may have begun and ended meanwhile.
             now = get_run(store, info.id)
@@ -234,7 +234,7 @@ def report(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.run_folder import run_file
 
     store = Workbench(arguments.home).store
-    info = _found(store, arguments.run)
+    info = _refreshed(store, arguments.run)
     folder = run_file(store, info.id, "run.json").parent
     for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
         _fetch(store, info.id, name)
@@ -246,7 +246,7 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(store: ArtifactStore, run: str) -> RunInfo:
+def _refreshed(store: ArtifactStore, run: str) -> RunInfo:
     """A run, with what its job wrote elsewhere brought here."""
     from nemotron_steps.runs.run_folder import get_run
 
