@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,19 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def cli(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run `steps ARGUMENTS` in this process."""
+def in_process(program: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]) -> Cli:
+    """A program of ours as a function of its arguments."""
 
     def run(*arguments: str) -> Result:
         capsys.readouterr()
-        code = steps(arguments)
+        code = program(arguments)
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def cli(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run `steps ARGUMENTS` in this process."""
+    return in_process(steps, capsys)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nemotron_steps.cli.main import nemotron, steps
 from nemotron_steps.cli.recipes import COMMANDS
 from nemotron_steps.manifest.registry import load_registry
-from tests.cli.conftest import Cli, Result
+from tests.cli.conftest import Cli, in_process
 
 ENV = """\
 [YOUR-CLUSTER]
@@ -25,18 +24,7 @@ gpus_per_node = 8
 @pytest.fixture
 def nemo(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run `nemotron ARGUMENTS` in this process."""
-
-    def run(*arguments: str) -> Result:
-        capsys.readouterr()
-        code = nemotron(arguments)
-        captured = capsys.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return run
-
-
-def step_of(plan: Any, step_id: str) -> Any:
-    return next(step for step in plan["steps"] if step["step"] == step_id)
+    return in_process(nemotron, capsys)
 
 
 def test_every_command_has_its_step_and_every_name_its_config() -> None:
