@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import RunRows
@@ -17,6 +19,16 @@ from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, Res
 from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.tracker import Tracker
 from tests.benchmarks.grpo_task import reward_of
+from tests.models.hybrid_twins import write_hybrid
+
+
+def write_hybrid_for(task: Path, twin: str, folder: Path) -> Path:
+    """A small Nemotron-H with the tokenizer and prompts of the task; returns its folder."""
+    write_hybrid(twin, folder, vocab_size=259, initializer_range=0.1)
+    for file in task.iterdir():
+        if "tokenizer" in file.name or file.suffix in (".jinja", ".jsonl"):
+            shutil.copy(file, folder)
+    return folder
 
 
 class Vowels(Environment):

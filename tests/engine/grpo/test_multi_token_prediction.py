@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from statistics import fmean
 
 import pytest
 
-from tests.engine.grpo.grpo_runs import config_of, metrics_of, run_loop, start
-from tests.models.hybrid_twins import write_hybrid
+from tests.engine.grpo.grpo_runs import config_of, metrics_of, run_loop, start, write_hybrid_for
 
 STEPS = 8
 
@@ -16,12 +14,7 @@ STEPS = 8
 @pytest.fixture(scope="module")
 def hybrid(task, tmp_path_factory):
     """A Nemotron-H with a block of multi-token prediction, and the tokenizer and prompts of the task."""
-    folder = tmp_path_factory.mktemp("predicting") / "hybrid"
-    write_hybrid("mtp", folder, vocab_size=259, initializer_range=0.1)
-    for file in task.iterdir():
-        if "tokenizer" in file.name or file.suffix in (".jinja", ".jsonl"):
-            shutil.copy(file, folder)
-    return folder
+    return write_hybrid_for(task, "mtp", tmp_path_factory.mktemp("predicting") / "hybrid")
 
 
 def trained(hybrid, work, **megatron):

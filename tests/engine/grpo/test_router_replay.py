@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
-from tests.engine.grpo.grpo_runs import config_of, metrics_of, run_loop, start
-from tests.models.hybrid_twins import write_hybrid
+from tests.engine.grpo.grpo_runs import config_of, metrics_of, run_loop, start, write_hybrid_for
 
 REPLAYED = {"policy__router_replay__enabled": True, "checkpointing__enabled": False}
 
@@ -15,12 +12,7 @@ REPLAYED = {"policy__router_replay__enabled": True, "checkpointing__enabled": Fa
 @pytest.fixture(scope="module")
 def mixture(task, tmp_path_factory):
     """A Nemotron-H with experts, and the tokenizer and prompts of the task."""
-    folder = tmp_path_factory.mktemp("replayed") / "mixture"
-    write_hybrid("latent", folder, vocab_size=259, initializer_range=0.1)
-    for file in task.iterdir():
-        if "tokenizer" in file.name or file.suffix in (".jinja", ".jsonl"):
-            shutil.copy(file, folder)
-    return folder
+    return write_hybrid_for(task, "latent", tmp_path_factory.mktemp("replayed") / "mixture")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
