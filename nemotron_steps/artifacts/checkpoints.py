@@ -354,5 +354,5 @@ def _listing(folder: Path) -> str:
 
 def _hf_hint(folder: Path) -> tuple[str, ...]:
     if (folder / "config.json").is_file():
-        return (f"steps run convert/hf_to_megatron --input model={folder}",)
+        return (f"steps run convert/hf_to_megatron --input checkpoint_hf={folder}",)
     return ()

@@ -18,6 +18,7 @@ from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.runs.hints import Signal, hints_for_failure, hints_for_signals
 from nemotron_steps.steps.data_prep import rl_prep
+from tests.artifacts.checkpoint_files import write_hf
 
 
 def built_in(step):
@@ -43,6 +44,15 @@ def test_a_list_of_overrides_stays_a_list_when_its_items_are_quoted(cli, given, 
     else:  # what is asked for is read; that the step lacks one of the keys is the next thing to say
         assert "does not parse" not in right.out
         assert "'lines" in right.out
+
+
+def test_a_model_of_the_hub_added_as_megatron_is_converted_by_what_is_pasted(cli, workplace):
+    model = write_hf(workplace / "model")
+    wrong = cli("artifacts", "add", str(model), "--type", "checkpoint_megatron")
+    assert wrong.code == 2
+    _, *words = pasted(wrong.err, "hf_to_megatron")
+    right = cli(*words, "-d")
+    assert right.code == 0, right.err
 
 
 def test_an_environment_without_its_address_says_which_key_to_set():
