@@ -20,6 +20,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -198,25 +199,26 @@ def load(function: str) -> Callable[..., Any]:
     place, _, name = function.rpartition(":")
     path = _file_of(function)
     try:
-        found: Any = _module_of(path) if path is not None else importlib.import_module(place)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, OSError, SyntaxError) as error:
+        module: Any = _module_of(path) if path is not None else importlib.import_module(place)
+    except Exception as error:  # the user's own code may raise anything
         raise ConfigError(
             f"the reward function's {'file' if path is not None else 'module'} does not load",
             where=place,
             found=f"{type(error).__name__}: {error}",
             hints=("reward=FILE.py:FUNCTION",),
         ) from error
-    except AttributeError as error:
-        there = path is not None and [each for each, value in vars(_module_of(path)).items() if _is_public(each, value)]
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        there = [each for each, value in vars(module).items() if _is_public(each, value)] if path is not None else []
         raise ConfigError(
             f"there is no function '{name}'",
             where=place,
-            expected=", ".join(there or ()) or "a function of that name",
+            expected=", ".join(there) or "a function of that name",
             found=name,
-            hints=tuple(f"reward={place}:{each}" for each in (there or ())[:3]),
-        ) from error
+            hints=tuple(f"reward={place}:{each}" for each in there[:3]),
+        )
     if not callable(found):
         raise ConfigError(f"'{name}' is not a function", where=place, found=type(found).__name__)
     return found  # type: ignore[no-any-return]
@@ -238,8 +240,6 @@ def _module_of(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
-    import sys
-
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.append(str(path.parent))

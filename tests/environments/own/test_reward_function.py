@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import Session, Verdict
+from nemotron_steps.environments.own.reward_function import load
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.responses import Response
 from nemotron_steps.errors import ConfigError
@@ -97,6 +98,14 @@ def test_a_function_that_is_not_there_is_told_before_the_first_rollout(function:
         graded([{"function": function}], ["2"])
     assert told in raised.value.what
     assert not hint or any(hint in each for each in (*raised.value.hints, raised.value.expected or ""))
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "import json\njson.nothing", "def score(:"])
+def test_a_file_that_fails_as_it_is_loaded_is_told_with_its_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(f"{text}\n")
+    with pytest.raises(ConfigError, match="the reward function's file does not load") as raised:
+        load(f"{tmp_path}/broken.py:score")
+    assert raised.value.found is not None and "Error: " in raised.value.found
 
 
 def test_a_file_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
