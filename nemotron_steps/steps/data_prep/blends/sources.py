@@ -202,7 +202,11 @@ def _has_words(name: str, words: str) -> bool:
 
 
 def _tells_split(name: str) -> bool:
-    return any(_SPLIT_NAMES.fullmatch(word) for word in _WORD.split(name))
+    return any(_is_split(word) for word in _WORD.split(name))
+
+
+def _is_split(word: str) -> bool:
+    return _SPLIT_NAMES.fullmatch(word) is not None
 
 
 def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> DataError:
@@ -211,8 +215,15 @@ def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> Dat
         where=key,
         expected=f"files with '{wanted}' in their names",
         found=", ".join(file.name for file in files[:8]) + (" ..." if len(files) > 8 else ""),
-        hints=tuple(f"{what}={_WORD.split(file.name)[0]}" for file in files[:2]),
+        hints=tuple(f'"{what}": "{word}"   # in the blend file' for word in _words(files, splits=what == "split")[:2]),
     )
+
+
+def _words(files: Sequence[DataFile], *, splits: bool) -> list[str]:
+    """Words of the files' names that are names of splits, or that are none and say something."""
+    words = dict.fromkeys(word for file in files for word in _WORD.split(file.name))
+    idle = {"of", "data", *(word for suffix in (*SUFFIXES, ".arrow", ".json") for word in suffix.split("."))}
+    return [word for word in words if word not in idle and not word.isdigit() and splits == _is_split(word)]
 
 
 def _nothing(path: str, key: str) -> DataError:

@@ -88,6 +88,8 @@ class TestSplits:
         with pytest.raises(DataError, match="no split 'math'") as caught:
             files(str(tmp_path), split="math")
         assert "data/test-00000.jsonl" in str(caught.value.found)
+        # As an entry of a blend file has it: there is no such config key.
+        assert caught.value.hints[:1] == ('"split": "test"   # in the blend file',)
 
     def test_files_whose_names_tell_no_split_are_train(self, tmp_path: Path):
         write_lines(tmp_path / "rlvr1.jsonl", ROWS[:1])
