@@ -18,10 +18,10 @@ from nemotron_steps.environments.agents import AGENTS, resolve
 from nemotron_steps.environments.registry import (
     AGENT_ALIASES,
     BUILT_IN,
-    ENTRY_POINT_GROUP,
     environment_class,
     environment_name,
     names,
+    plugin,
 )
 from nemotron_steps.errors import UnknownNameError, UnsupportedError
 
@@ -81,18 +81,14 @@ class Described:
 
 def listed() -> list[Listed]:
     """Every environment by name, none imported."""
-    from importlib.metadata import entry_points
+    return [_listed(name) for name in names()]
 
-    plugins = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    return [
-        Listed(
-            name,
-            _summary(BUILT_IN[name]) if name in BUILT_IN else "",
-            "built-in" if name in BUILT_IN else plugins[name],
-            agents_of(name),
-        )
-        for name in names()
-    ]
+
+def _listed(name: str) -> Listed:
+    if name in BUILT_IN:
+        return Listed(name, _summary(BUILT_IN[name]), "built-in", agents_of(name))
+    entry = plugin(name)
+    return Listed(name, "", entry.value if entry is not None else "", agents_of(name))
 
 
 def agents_of(environment: str) -> tuple[str, ...]:

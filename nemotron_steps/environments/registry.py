@@ -89,7 +89,7 @@ def environment_class(name: str) -> type[Environment]:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
-    entry = _plugin(name)
+    entry = plugin(name)
     if entry is None:
         close = get_close_matches(name, names(), n=3)
         raise UnknownNameError(
@@ -209,7 +209,8 @@ def environment_name(agent: str) -> str | None:
     return None
 
 
-def _plugin(name: str) -> EntryPoint | None:
+def plugin(name: str) -> EntryPoint | None:
+    """The entry point of an environment that an installed package brings, None if none does."""
     return next((entry for entry in _plugins(tuple(sys.path)) if entry.name == name), None)
 
 
