@@ -115,10 +115,8 @@ def _message(value: Any) -> dict[str, Any] | None:
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
     if not isinstance(role, str) or not (isinstance(content, str) or _is_list(content)):
         return None
-    return {**{key: each for key, each in value.items() if key not in ("from", "value")}} | {
-        "role": _ROLES.get(role, role),
-        "content": content,
-    }
+    others = {key: each for key, each in value.items() if key not in ("from", "value")}
+    return {**others, "role": _ROLES.get(role, role), "content": content}
 
 
 def _is_list(value: Any) -> bool:
