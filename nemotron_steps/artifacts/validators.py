@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts import rows
+from nemotron_steps.artifacts import adapters, rows
 from nemotron_steps.artifacts.checkpoints import read_json_object, validate_hf, validate_megatron
 from nemotron_steps.errors import ArtifactError
 
@@ -50,6 +50,8 @@ def sniff_type(path: Path) -> str | None:
         return None
     if (path / "hf").is_dir() and (path / "weights").is_dir():
         return "checkpoint_megatron"
+    if (path / adapters.CONFIG).is_file():
+        return "adapter"  # PEFT leaves the tokenizer, and some tools config.json, beside it
     if (path / "config.json").is_file():
         return "checkpoint_hf"
     files = jsonl_files(path)
@@ -141,6 +143,7 @@ def _any_file(folder: Path) -> dict[str, Any]:
 _VALIDATORS: dict[str, Validator] = {
     "checkpoint_hf": validate_hf,
     "checkpoint_megatron": validate_megatron,
+    "adapter": adapters.validate_adapter,
     "rl_prompts": _rl_prompts,
     "sft_chats": _row_validator(rows.chat_row),
     "preference_pairs": _row_validator(rows.preference_row),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from nemotron_steps.models.adapter_folder import AdapterBase
+
 
 class FinishReason(StrEnum):
     """Why a completion ended."""
@@ -218,7 +220,10 @@ class Policy(Protocol):
         """The inverse of save_checkpoint, in any parallel layout."""
 
     def save_model(self, path: str | Path) -> None:
-        """The weights, config and tokenizer alone, as a Megatron checkpoint folder."""
+        """The weights, adapters added, config and tokenizer alone, as a Megatron checkpoint folder."""
 
     def save_hf(self, path: str | Path) -> None:
         """The same as a Hugging Face folder."""
+
+    def save_adapter(self, path: str | Path, base: AdapterBase) -> None:
+        """The adapters alone, where adapters are trained, as a folder that PEFT loads."""

@@ -153,6 +153,8 @@ class Produces(_Table):
     """Input port whose architecture and tokenizer attributes this output keeps, for checks at plan time."""
     attributes: dict[StrictStr, Any] = Field(default_factory=dict)
     """Attributes that every artifact of this output has, for checks at plan time."""
+    becomes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    """Config key → the type that the output has instead where that key is true (an adapter in place of a model)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -160,6 +162,13 @@ class Produces(_Table):
         if isinstance(data, dict) and not data.get("name") and "type" in data:
             return {**data, "name": data["type"]}
         return data
+
+    def under(self, config: Mapping[str, Any]) -> Produces:
+        """The output as a config makes it. `config`: dotted key → value."""
+        instead = next((kind for key, kind in self.becomes.items() if config.get(key) is True), self.type)
+        if instead == self.type:
+            return self
+        return Produces(**{**{field: getattr(self, field) for field in type(self).model_fields}, "type": instead})
 
 
 class Parameter(_Table):
@@ -341,6 +350,13 @@ class StepManifest(_Table):
     def with_ports(self, consumes: Sequence[Consumes]) -> StepManifest:
         """The same step with other input ports."""
         return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, "consumes": consumes})
+
+    def under(self, config: Mapping[str, Any]) -> StepManifest:
+        """The same step with the outputs that a config makes. `config`: dotted key → value."""
+        if not any(port.becomes for port in self.produces):
+            return self
+        produces = tuple(port.under(config) for port in self.produces)
+        return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, "produces": produces})
 
 
 class TypeManifest(_Table):

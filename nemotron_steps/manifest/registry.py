@@ -379,7 +379,11 @@ class _Reading:
         """Warn of types that are used but not declared: they relate to no other type."""
         for step in steps:
             used = [("consumes", i, port.type) for i, port in enumerate(step.consumes)]
-            used += [("produces", i, port.type) for i, port in enumerate(step.produces)]
+            used += [
+                ("produces", i, kind)
+                for i, port in enumerate(step.produces)
+                for kind in (port.type, *port.becomes.values())
+            ]
             for table, index, type_name in used:
                 if type_name not in graph:
                     self.warnings.append(

@@ -74,6 +74,11 @@ class Parameter:
         """Whether dimension 0 counts experts."""
         return self.layout in (Layout.EXPERTS_GATE_UP, Layout.EXPERTS)
 
+    @property
+    def of_adapter(self) -> bool:
+        """Whether it is a low-rank adapter's (adapters.py)."""
+        return ".adapter." in self.name
+
 
 def parameters(architecture: Architecture) -> list[Parameter]:
     """Every parameter of the model, in the order of the layers."""

@@ -56,7 +56,7 @@ WHOLE = Place()
 
 def sharded_key(parameter: Parameter, architecture: Architecture) -> str:
     """megatron-core's checkpoint key. Equal layers are one tensor with a leading layer axis, a hybrid's keep their
-    numbers; norms live in their linear."""
+    numbers, and so do adapters, which some layers may lack; norms live in their linear."""
     name = parameter.key or parameter.name
     if _has_layer_axis(parameter, architecture):
         name = name.replace(f"decoder.layers.{parameter.layer}.", "decoder.layers.", 1)
@@ -64,7 +64,7 @@ def sharded_key(parameter: Parameter, architecture: Architecture) -> str:
 
 
 def _has_layer_axis(parameter: Parameter, architecture: Architecture) -> bool:
-    return parameter.layer is not None and not architecture.is_hybrid
+    return parameter.layer is not None and not architecture.is_hybrid and not parameter.of_adapter
 
 
 def sharded_tensors(

@@ -126,6 +126,8 @@ class Graph:
         try:
             composed = self._compose(manifest.id, config_name, tuple(overrides))
             node.config, problems = with_references(manifest, composed, key)
+            if node.config is not None:
+                node.manifest = manifest.under(node.config.flat)
             for problem in problems:
                 self.report(problem)
         except StepsError as error:

@@ -18,7 +18,8 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import UnsupportedError
-from nemotron_steps.models.architecture import facts_of
+from nemotron_steps.models.adapters import adapter_pairs
+from nemotron_steps.models.architecture import Architecture, facts_of
 
 MODEL_PORTS = ("policy", "model")
 """What the training steps call the port of the model that they train."""
@@ -38,7 +39,7 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
         inputs: see StepTable.preflight; a model that an earlier step will make is not looked at.
 
     Raises:
-        ConfigError: see config/layout.
+        ConfigError: see config/layout; or an adapter is asked of a linear layer that cannot have one.
         ArtifactError, UnsupportedError: the model's config.json is missing, or not of a model that can be trained.
     """
     folder = config.policy.checkpoint
@@ -46,6 +47,9 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
     known = folder is not None and not made_later and Path(folder).is_dir()
     model = facts_of(folder) if known and folder is not None else ModelFacts.from_scratch(getter(config))
     refuse(sizes_of(config), model)
+    peft = config.policy.megatron_cfg.peft
+    if peft.enabled and known and folder is not None:
+        adapter_pairs(Architecture.from_folder(folder), peft, key="policy.megatron_cfg.peft")
 
 
 def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) -> None:

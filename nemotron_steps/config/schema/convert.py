@@ -12,3 +12,10 @@ class ConvertConfig(Section):
 
     precision: Literal["keep", "float32", "bfloat16"] = "keep"
     """Type of the written weights; keep: that of the input, bit for bit."""
+
+
+class MergeConfig(Section):
+    """Config of `convert/merge_adapter`."""
+
+    base: str | None = None
+    """Path of the checkpoint that the adapter was trained on; None: the one that the adapter names."""

@@ -15,8 +15,9 @@ from pydantic import (
 )
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema import policy_rules
+from nemotron_steps.config.schema import peft_rules, policy_rules
 from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
+from nemotron_steps.config.schema.peft import PeftConfig
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
 """How reasoning is told from the answer: nemotron_steps/engine/rollouts/parsers/reasoning.py."""
@@ -97,6 +98,7 @@ class MegatronConfig(Section):
     mtp_detach_heads: bool = False
     """Multi-token prediction trains its blocks alone: the model has no gradient from it, and each is clipped by
     max_grad_norm for itself."""
+    peft: PeftConfig = PeftConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
 
@@ -274,7 +276,7 @@ class PolicyConfig(Section):
 
     @model_validator(mode="after")
     def _every_key_does_something(self) -> PolicyConfig:
-        refuse(policy_rules.policy_rules(self))
+        refuse([*policy_rules.policy_rules(self), *peft_rules.adapter_rules(self)])
         return self
 
 
@@ -296,5 +298,5 @@ class GeneratingPolicyConfig(PolicyConfig):
 
     @model_validator(mode="after")
     def _experts_can_be_replayed(self) -> GeneratingPolicyConfig:
-        refuse(policy_rules.router_replay_rules(self))
+        refuse([*policy_rules.router_replay_rules(self), *peft_rules.generating_adapter_rules(self)])
         return self

@@ -202,7 +202,13 @@ def _dtensor_rules(config: PolicyConfig) -> list[Rule]:
         "neither policy.megatron_cfg nor policy.dtensor_cfg is enabled: there is no policy to train",
         ("megatron_cfg.enabled=true", "dtensor_cfg.enabled=true"),
     )
-    return [*ignored, nothing]
+    adapters = Rule(
+        dtensor.enabled and megatron.peft.enabled,
+        "megatron_cfg.peft.enabled",
+        "policy.megatron_cfg.peft is for the megatron policy, and policy.dtensor_cfg.enabled is true",
+        ("dtensor_cfg.enabled=false", "megatron_cfg.peft.enabled=false"),
+    )
+    return [*ignored, nothing, adapters]
 
 
 def _optimizer_place_rules(config: PolicyConfig) -> list[Rule]:

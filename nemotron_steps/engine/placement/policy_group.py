@@ -27,6 +27,8 @@ from nemotron_steps.engine.workers.workers import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nemotron_steps.models.adapter_folder import AdapterBase
+
 
 _DRIVER = "driver"
 """Channel of weights that this process reads itself."""
@@ -122,6 +124,10 @@ class RayPolicy:
     def save_hf(self, path: str | Path) -> None:
         """See Policy."""
         self._everywhere("files", "save_hf", str(path))
+
+    def save_adapter(self, path: str | Path, base: AdapterBase) -> None:
+        """See Policy."""
+        self._everywhere("save_adapter", str(path), base)
 
     def close(self) -> None:
         """End the ranks."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.losses.loss import Loss
     from nemotron_steps.engine.types import Policy, TrainBatch
     from nemotron_steps.engine.weight_sync.ends import SendingEnd
+    from nemotron_steps.models.adapter_folder import AdapterBase
 
 Arrays = Mapping[str, npt.NDArray[Any] | None]
 
@@ -73,6 +74,11 @@ class PolicyWorker(WorkerProcess):
         """Policy.save_checkpoint, load_checkpoint, save_model or save_hf."""
         with _storage(path):
             getattr(self._policy, method)(path)
+
+    def save_adapter(self, path: str, base: AdapterBase) -> None:
+        """Policy.save_adapter."""
+        with _storage(path):
+            self._policy.save_adapter(path, base)
 
     def snapshot(self) -> None:
         """Policy.snapshot, kept until it is written."""

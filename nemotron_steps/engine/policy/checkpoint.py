@@ -4,6 +4,8 @@
     weights/      weights under megatron-core's names; moments and master weights under `optimizer.<state>.<name>`
     policy.json   optimizer steps and random generator state
 
+Of a policy with adapters the weights are theirs alone: the frozen ones are where the policy was started from.
+
 Optimizer tensors are saved under the sharding of their parameter, so any parallel layout can load them. Without the
 optimizer the same folder is a `checkpoint_megatron` artifact.
 """
@@ -29,11 +31,11 @@ _MODEL = "model"
 
 
 def save_model(shards: ModelShards, source: Path, folder: Path) -> None:
-    """Weights, and config and tokenizer from `source`. Collective."""
+    """Weights, adapters added, and config and tokenizer from `source`. Collective."""
     if shards.groups.rank == 0:
         write_model_files(source, folder, carries=not shards.architecture.trains_mtp)
     shards.groups.barrier()
-    save_sharded(_model_state(shards), folder / WEIGHTS)
+    save_sharded({_MODEL: shards.sharded_state(shards.current, of=shards.parameters)}, folder / WEIGHTS)
 
 
 def load_model(shards: ModelShards, folder: Path) -> None:
@@ -42,7 +44,7 @@ def load_model(shards: ModelShards, folder: Path) -> None:
     Multi-token prediction comes from among the carried tensors where the checkpoint was written without training it.
     """
     stored = read_metadata(folder / WEIGHTS).state_dict_metadata
-    state = _model_state(shards)
+    state = {_MODEL: shards.sharded_state(lambda _, tensor: tensor, of=shards.parameters)}
     for parameter in shards.parameters:
         tensors = state[_MODEL].get(parameter.name)
         if parameter.optional and tensors is not None and tensors[0].key not in stored:

@@ -21,6 +21,7 @@ from nemotron_steps.engine.policy.moe.router import Router
 from nemotron_steps.engine.policy.multi_token_prediction import MultiTokenPrediction
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
 from nemotron_steps.engine.policy.token_layout import TokenLayout
+from nemotron_steps.models.adapters import AdapterPair
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.mapping import EXACT
 from nemotron_steps.models.megatron_core import load_megatron_core
@@ -47,6 +48,10 @@ class FlatModel(torch.nn.Module):
     embedding: Any
     decoder: Any
     output_layer: Any
+    adapters: tuple[AdapterPair, ...] = ()
+    """Of the whole model, where its weights are frozen and adapters beside them are trained (lora.py)."""
+    adapter_scale: float = 0.0
+    """What B A is multiplied with."""
     mtp: MultiTokenPrediction | None
     """On the last stage of a model that trains it."""
 

@@ -47,6 +47,9 @@ class HybridLayer(torch.nn.Module):
         norm: the norm's name, as megatron-core has it for this kind of layer.
     """
 
+    adapted = False
+    """As FlatLayer's."""
+
     def __init__(self, config: Any, number: int, norm: str) -> None:
         super().__init__()
         self.config, self.layer_number, self._norm = config, number, norm
@@ -82,7 +85,7 @@ class HybridLayer(torch.nn.Module):
 
     def _is_plain(self, hidden: torch.Tensor) -> bool:
         alone = self.config.tensor_model_parallel_size == 1
-        return alone and hidden.device.type == "cpu" and hidden.dtype is torch.float32
+        return alone and hidden.device.type == "cpu" and hidden.dtype is torch.float32 and not self.adapted
 
 
 class MambaLayer(HybridLayer):

@@ -31,6 +31,7 @@ from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.hybrid import HybridModel
 from nemotron_steps.engine.policy.kernels.dense import row_multiple
 from nemotron_steps.engine.policy.logprob import linear_logprobs
+from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
@@ -44,9 +45,11 @@ from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError, NonFiniteLossError
+from nemotron_steps.models.adapter_folder import AdapterBase, save_adapter
+from nemotron_steps.models.adapters import adapter_pairs
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
-from nemotron_steps.models.mapping import to_megatron
+from nemotron_steps.models.mapping import hf_names, to_megatron
 from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint
 from nemotron_steps.models.megatron_core import on_available_device
 
@@ -58,7 +61,7 @@ class MegatronPolicy:
         config: `policy.*`.
         checkpoint_path: a Megatron or Hugging Face checkpoint folder.
         loss_fn: what a training step minimises.
-        reference: keep a frozen copy of the starting weights for `reference_logprobs`.
+        reference: keep a frozen copy of the starting weights for `reference_logprobs`; with adapters they are there.
         seed: of torch's generator on this rank. The model itself draws nothing at random.
         total_steps: optimizer steps of the run, for decay styles without `lr_decay_iters`.
 
@@ -114,6 +117,9 @@ class MegatronPolicy:
             self.model = HybridModel(self.architecture, self.layout, dtype, **settings, detach_mtp=detached)
         else:
             self.model = PolicyModel(self.architecture, self.layout, dtype, **settings)
+        if megatron.peft.enabled:
+            pairs = adapter_pairs(self.architecture, megatron.peft, key="policy.megatron_cfg.peft")
+            attach_adapters(self.model, pairs, megatron.peft, seed=seed)
         apart = self._depths > 0 and megatron.mtp_detach_heads
         self.shards = ModelShards(self.model, self.groups, mtp_apart=apart)
         if is_megatron_checkpoint(checkpoint_path):
@@ -133,7 +139,9 @@ class MegatronPolicy:
         if scheduler.lr_decay_iters is None and total_steps is not None:
             scheduler = scheduler.model_copy(update={"lr_decay_iters": max(total_steps, scheduler.lr_warmup_iters + 1)})
         self._scheduler = scheduler
-        self._reference = [_off_device(tensor) for tensor in self._moving()] if reference else None
+        self._reference: list[torch.Tensor] | None = None
+        if reference:
+            self._reference = [] if self.model.adapters else [_off_device(tensor) for tensor in self._moving()]
 
     # ------------------------------------------------------------------------------------------------ logprobs
 
@@ -169,7 +177,8 @@ class MegatronPolicy:
                 where="engine/policy/megatron.py",
                 expected="MegatronPolicy(..., reference=True)",
             )
-        with self._swapped(self._reference):
+        starting = without_adapters(self.model) if self.model.adapters else self._swapped(self._reference)
+        with starting:
             return self.logprobs(dataclasses.replace(batch, routed_experts=None))
 
     # ------------------------------------------------------------------------------------------------ training
@@ -271,11 +280,21 @@ class MegatronPolicy:
         checkpoint.load(self.shards, self.optimizer, Path(path))
 
     def save_model(self, path: str | Path) -> None:
-        """A Megatron checkpoint folder (`hf/`, `weights/`) without optimizer state. Collective."""
+        """A Megatron checkpoint folder (`hf/`, `weights/`) without optimizer state, adapters added. Collective."""
         checkpoint.save_model(self.shards, self.source_folder, Path(path))
 
+    def save_adapter(self, path: str | Path, base: AdapterBase) -> None:
+        """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes."""
+        tensors, frozen = self.shards.adapter_tensors(), self.shards.frozen_tensors()
+        if self.groups.rank == 0:
+            save_adapter(path, tensors, frozen, self.config.megatron_cfg.peft, base, hf_names(self.architecture))
+        else:
+            for _ in (*tensors, *frozen):
+                pass
+        self.groups.barrier()
+
     def save_hf(self, path: str | Path) -> None:
-        """A Hugging Face checkpoint folder. Collective; rank 0 writes."""
+        """A Hugging Face checkpoint folder, adapters added. Collective; rank 0 writes."""
         weights = self.shards.hf_tensors()
         if self.groups.rank == 0:
             save_hf_checkpoint(path, weights, self.source_folder)

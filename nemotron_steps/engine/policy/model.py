@@ -49,6 +49,9 @@ def _quiet_logger(name: str) -> Iterator[None]:
 class FlatLayer(TransformerLayer):  # type: ignore[misc]
     """One transformer layer over flat tokens."""
 
+    adapted = False
+    """Whether any of its linears has an adapter: those are not among what is computed as one function."""
+
     def forward(  # type: ignore[override]
         self, hidden: torch.Tensor, added: torch.Tensor | None, layout: TokenLayout, angles: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -77,7 +80,8 @@ class FlatLayer(TransformerLayer):  # type: ignore[misc]
     def _is_plain(self, hidden: torch.Tensor) -> bool:
         """Whether this is a dense layer on one rank, in float32 on CPU."""
         on_cpu = hidden.device.type == "cpu" and hidden.dtype is torch.float32
-        return on_cpu and not isinstance(self.mlp, FlatMoe) and self.mlp.linear_fc1.tp_group.size() == 1
+        dense = not isinstance(self.mlp, FlatMoe) and self.mlp.linear_fc1.tp_group.size() == 1
+        return on_cpu and dense and not self.adapted
 
 
 class PolicyModel(FlatModel, GPTModel):  # type: ignore[misc]

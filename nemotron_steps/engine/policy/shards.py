@@ -13,6 +13,7 @@ from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decay
 from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.optimizer import ClipGroup
 from nemotron_steps.engine.policy.parallel_dims import Groups, device
+from nemotron_steps.models.adapters import hf_weight, low_rank_sum, peft_name
 from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
 
@@ -29,7 +30,9 @@ class ModelShards:
         mtp_apart: whether gradients of multi-token prediction are clipped by themselves.
 
     Attributes:
-        parameters: every parameter of the whole model, in layer order.
+        parameters: every parameter of the whole model, in layer order, without adapters.
+        adapters: low-rank adapters of the whole model; its own parameters are then frozen.
+        saved: what a training checkpoint holds: the adapters', or all.
         local: name in the whole model → this rank's part of it.
     """
 
@@ -37,6 +40,10 @@ class ModelShards:
         self.model, self.groups, self.mtp_apart = model, groups, mtp_apart
         self.architecture, self.layout = model.architecture, model.layout
         self.parameters = parameters(self.architecture)
+        self.adapters = model.adapters
+        of_adapters = [each for pair in self.adapters for each in (pair.linear_in, pair.linear_out)]
+        self.saved: list[Parameter] = of_adapters or self.parameters
+        self._pairs = {pair.base.name: pair for pair in self.adapters}
         self._of_the_model = [each for each in self.parameters if not of_mtp(each, self.architecture)]
         layers = [layer.layer_number - 1 for layer in model.decoder.layers]
         self.local: dict[str, torch.nn.Parameter] = {}
@@ -58,9 +65,10 @@ class ModelShards:
         among narrower ones, one for experts; those that have any. What is clipped apart has buffers of its own."""
         groups = self.groups
         dense: dict[tuple[bool, torch.dtype], list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {}
-        dense[False, self.model.dtype] = []
+        if not self.adapters:
+            dense[False, self.model.dtype] = []
         experts: dict[bool, list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {}
-        for parameter in self.parameters:
+        for parameter in self.saved:
             tensor = self.local.get(parameter.name)
             if tensor is not None and tensor.requires_grad:
                 apart = self._is_apart(parameter)
@@ -113,8 +121,8 @@ class ModelShards:
                 target.copy_(part)
 
     def hf_tensors(self, *, with_mtp: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face-named whole tensors, one at a time; views of live weights where the layouts allow it.
-        Collective: every rank gets all of them.
+        """Hugging Face-named whole tensors, one at a time, adapters added; views of live weights where the layouts
+        allow it. Collective: every rank gets all of them.
 
         Args:
             with_mtp: those of multi-token prediction too, where it is trained.
@@ -122,16 +130,43 @@ class ModelShards:
         for parameter in self.parameters if with_mtp else self._of_the_model:
             yield from split(parameter, self._whole(parameter), self.architecture)
 
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """PEFT-named whole tensors of the adapters, one at a time, A before B of each projection. Collective."""
+        for pair in self.adapters:
+            linear_in = self._whole(pair.linear_in)
+            for name, rows in split(pair.linear_out, self._whole(pair.linear_out), self.architecture):
+                yield peft_name(hf_weight(name), "A"), linear_in
+                yield name, rows
+
+    def frozen_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hugging Face-named whole tensors that adapters are added to, without those. Collective."""
+        for pair in self.adapters:
+            yield from split(pair.base, self._whole(pair.base, adapted=False), self.architecture)
+
+    def current(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a weight, its adapter added where it has one."""
+        pair = self._pairs.get(name)
+        if pair is None:
+            return tensor.detach()
+        scale = self.model.adapter_scale
+        linear_in, linear_out = (self.local[each.name].detach() for each in (pair.linear_in, pair.linear_out))
+        return low_rank_sum(tensor.detach(), linear_in, linear_out, scale)
+
     def sharded_state(
-        self, tensors: Callable[[str, torch.nn.Parameter], torch.Tensor | None], prefix: str = ""
+        self,
+        tensors: Callable[[str, torch.nn.Parameter], torch.Tensor | None],
+        prefix: str = "",
+        *,
+        of: Sequence[Parameter] | None = None,
     ) -> dict[str, list[Any]]:
         """megatron-core ShardedTensors of something that every parameter has: its weight, or optimizer state.
 
         Args:
             tensors: (name, parameter) → tensor of the parameter's shape, or None to leave it out.
+            of: which parameters; default those of a training checkpoint.
         """
         state = {}
-        for parameter in self.parameters:
+        for parameter in self.saved if of is None else of:
             local = self.local.get(parameter.name)
             tensor = None if local is None else tensors(parameter.name, local)
             if tensor is not None:
@@ -143,7 +178,7 @@ class ModelShards:
 
     def copy_loaded(self, loaded: dict[str, Any], target: Callable[[str, torch.nn.Parameter], torch.Tensor]) -> None:
         """Copy what was loaded for `sharded_state` into its targets."""
-        by_name = {parameter.name: parameter for parameter in self.parameters}
+        by_name = {parameter.name: parameter for parameter in (*self.parameters, *self.saved)}
         with torch.no_grad():
             for name, parts in loaded.items():
                 into = target(name, self.local[name])
@@ -166,16 +201,21 @@ class ModelShards:
         # each sees part of the tokens.
         split_heads = ".q_layernorm." in parameter.name or ".k_layernorm." in parameter.name
         split_tokens = self.layout.sequence_parallel and parameter.layer is not None
+        # Each rank has some of the rows of a column-parallel linear's B, and so of the gradient of its A.
+        split_rows = parameter.of_adapter and ".linear_in." in parameter.name
         return Kind(
             decayed=is_decayed(tensor),
             replicated=replicated,
-            partial=replicated and (split_heads or split_tokens),
+            partial=replicated and (split_heads or split_tokens or split_rows),
             duplicate=self.has_embedding_copy and parameter.name == _EMBEDDING,
         )
 
-    def _whole(self, parameter: Parameter) -> torch.Tensor:
+    def _whole(self, parameter: Parameter, *, adapted: bool = True) -> torch.Tensor:
         local = self.local.get(parameter.name)
-        tensor = None if local is None else self._gathered(parameter, local.detach())
+        tensor = None
+        if local is not None:
+            own = self.current(parameter.name, local) if adapted else local.detach()
+            tensor = self._gathered(parameter, own)
         if self.groups.stages > 1:
             tensor = self._from_stage(parameter, tensor)
         assert tensor is not None

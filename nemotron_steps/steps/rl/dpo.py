@@ -14,10 +14,11 @@ from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps import placement
+from nemotron_steps.steps.trained_model import save_trained
 
 
 def run(context: StepContext[DpoConfig]) -> None:
-    """Train and write the `model` output (checkpoint_megatron)."""
+    """Train and write the `model` output (checkpoint_megatron, or adapter)."""
     config = context.config
     placement.check(config, {})
     if config.policy.checkpoint is None or config.data.train.data_path is None:
@@ -44,5 +45,5 @@ def run(context: StepContext[DpoConfig]) -> None:
         manager = CheckpointManager(context.work / "checkpoints", config.checkpointing, started=context.started)
         with manager as checkpoints:
             summary = optimize_preferences(policy, pairs, validation, config, checkpoints, context.tracker)
-        policy.save_model(context.outputs["model"].path)
+        save_trained(policy, context, config.policy.checkpoint, port="policy")
     context.tracker.summary(summary)

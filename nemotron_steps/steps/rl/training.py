@@ -19,13 +19,14 @@ from nemotron_steps.engine.rollouts.evaluation import EvaluationResult
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.context import StepContext
+from nemotron_steps.steps.trained_model import save_trained
 
 _CLOSE_SECONDS = 10.0
 """For environments to close after an error: one of them may be what hangs."""
 
 
 def run_grpo(context: StepContext[RlConfig]) -> None:
-    """Train `policy` on `data.train` and write the `model` output (checkpoint_megatron)."""
+    """Train `policy` on `data.train` and write the `model` output (checkpoint_megatron, or adapter)."""
     config = context.config
     limit = config.data.max_input_seq_length
     rows = read_data(config, lambda count: context.tracker.event("prompts_left_out", longer_than=limit, count=count))
@@ -45,7 +46,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
                 context.tracker.progress("held-out prompts, after", 0, None)
                 after = run_on(runner, evaluate_heldout(run, heldout, "after"))
                 summary.update(_improvement(json.loads(baseline_file.read_text()), after))
-        run.policy.save_model(context.outputs["model"].path)
+        save_trained(run.policy, context, config.policy.checkpoint, port="policy")
         context.tracker.summary(summary)
     finally:
         run.close()

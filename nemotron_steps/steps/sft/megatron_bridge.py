@@ -5,10 +5,11 @@ from __future__ import annotations
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.sft.training import trained_on_chats
+from nemotron_steps.steps.trained_model import save_trained
 
 
 def run(context: StepContext[SftConfig]) -> None:
-    """Train and write the `model` output (checkpoint_megatron)."""
+    """Train and write the `model` output (checkpoint_megatron, or adapter)."""
     with trained_on_chats(context, context.config) as trained:
-        trained.policy.save_model(context.outputs["model"].path)
+        save_trained(trained.policy, context, context.config.policy.checkpoint, port="model")
     context.tracker.summary(trained.summary)

@@ -168,19 +168,30 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
 
 
 def column_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """megatron-core's column-parallel linear; on one rank a plain one, without its Python autograd function."""
+    """megatron-core's column-parallel linear; on one rank a plain one, without its Python autograd function. With its
+    adapter, where it has one."""
     if module.tp_group.size() == 1:
-        return linear(hidden, module.weight, module.bias)
-    output: torch.Tensor = module(hidden)[0]
-    return output
+        output: torch.Tensor = linear(hidden, module.weight, module.bias)
+    else:
+        output = module(hidden)[0]
+    return _adapted(module, output, hidden)
 
 
 def row_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """megatron-core's row-parallel linear; on one rank a plain one."""
+    """megatron-core's row-parallel linear; on one rank a plain one. With its adapter, where it has one."""
     if module.tp_group.size() == 1:
-        return linear(hidden, module.weight)
-    output: torch.Tensor = module(hidden)[0]
-    return output
+        output: torch.Tensor = linear(hidden, module.weight)
+    else:
+        output = module(hidden)[0]
+    return _adapted(module, output, hidden)
+
+
+def _adapted(module: Any, output: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    adapter = getattr(module, "adapter", None)  # engine/policy/lora.py
+    if adapter is None:
+        return output
+    added: torch.Tensor = adapter.added_to(output, states)
+    return added
 
 
 def _pad(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:

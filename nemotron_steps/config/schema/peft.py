@@ -1,0 +1,43 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) beside frozen weights, under NeMo-RL's names.
+
+docs/lora.md says what they do. What has no meaning is refused in peft_rules.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+
+from nemotron_steps.config.schema.base import Section
+
+
+def _none_is_empty(value: Any) -> Any:
+    return () if value is None else value
+
+
+Modules = Annotated[tuple[str, ...], BeforeValidator(_none_is_empty)]
+"""Names of linear layers, or patterns of their whole names (`*.layers.0.*.linear_qkv`)."""
+
+
+class AdapterConfig(Section):
+    """What both policies' adapters have: y = W x + alpha / dim · B A x, with W frozen and B starting at 0."""
+
+    enabled: bool = False
+    target_modules: Modules = ()
+    """Linear layers that get an adapter; empty: those of attention and of dense MLPs."""
+    exclude_modules: Modules = ()
+    """Without target_modules: linear layers that get none."""
+    dim: PositiveInt = 32
+    """The rank r of A [r, in] and B [out, r]."""
+    alpha: PositiveFloat = 32.0
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of the adapter's input ("pre") or output ("post") that a training pass leaves out. SFT and DPO."""
+    dropout_position: Literal["pre", "post"] = "pre"
+
+
+class PeftConfig(AdapterConfig):
+    """`policy.megatron_cfg.peft`. Module names are Megatron's: linear_qkv, linear_proj, linear_fc1, linear_fc2."""
+
+    lora_A_init_method: Literal["uniform", "xavier"] = "uniform"
+    """uniform: Kaiming's, as PEFT starts A; xavier: Glorot's normal."""

@@ -1,0 +1,151 @@
+"""Low-rank adapters beside the frozen linears of a megatron-core policy (LoRA, arXiv 2106.09685).
+
+    y = W x + alpha / dim · B A x        A drawn at random, B zero: the model starts as it was, bit for bit
+
+Under tensor parallelism a column-parallel linear has all of A and its rows of B; a row-parallel one has its columns of
+A and all of B, and what ranks exchange is `dim` wide. Not here: which linears (models/adapters.py).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from nemotron_steps.config.schema.peft import PeftConfig
+from nemotron_steps.engine.policy.kernels.dense import linear
+from nemotron_steps.errors import ConfigError
+from nemotron_steps.models.adapters import AdapterPair
+from nemotron_steps.models.mapping import megatron_shape, shard
+from nemotron_steps.models.megatron_core import load_megatron_core
+
+load_megatron_core()
+
+from megatron.core.tensor_parallel.mappings import (  # noqa: E402
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+
+if TYPE_CHECKING:
+    from nemotron_steps.engine.policy.flat_model import FlatModel
+
+
+class LowRank(torch.nn.Module):
+    """One linear's adapter.
+
+    Args:
+        of: megatron-core's linear.
+        pair: its parameters in the whole model.
+        config: dim, alpha, dropout and how A is drawn.
+        sequence_parallel: the residual stream is cut over the tensor-parallel ranks by tokens.
+        seed: of A, which depends on it and on the linear's name alone, not on the layout.
+    """
+
+    def __init__(self, of: Any, pair: AdapterPair, config: PeftConfig, *, sequence_parallel: bool, seed: int) -> None:
+        super().__init__()
+        self.active = True
+        self.scale = config.alpha / config.dim
+        self._dropout, self._first = config.dropout, config.dropout_position == "pre"
+        self._column, self._sequence_parallel = pair.base.tp_dim == 0, sequence_parallel
+        self._ranks = of.tp_group.size()
+        whole = drawn(megatron_shape(pair.linear_in), config.lora_A_init_method, f"{seed}.{pair.module}")
+        own = shard(pair.linear_in, whole, dist.get_rank(of.tp_group), self._ranks)
+        rows = of.weight.shape[0]
+        settings: dict[str, Any] = {"bias": False, "device": of.weight.device, "dtype": of.weight.dtype}
+        self.linear_in = torch.nn.utils.skip_init(torch.nn.Linear, own.shape[1], config.dim, **settings)
+        self.linear_out = torch.nn.utils.skip_init(torch.nn.Linear, config.dim, rows, **settings)
+        with torch.no_grad():
+            self.linear_in.weight.copy_(own)
+            self.linear_out.weight.zero_()
+
+    def added_to(self, output: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """What the linear makes with its adapter.
+
+        Args:
+            output: [T, 1, out], what it makes of the states without.
+            states: [T, 1, in], as the linear is given them.
+        """
+        if not self.active:
+            return output
+        if self._first:
+            states = self._dropped(states)
+        if self._column and self._ranks > 1:
+            if self._sequence_parallel:
+                states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
+            else:
+                states = copy_to_tensor_model_parallel_region(states)
+        inner = linear(states, self.linear_in.weight)
+        if not self._column and self._ranks > 1:
+            reduce = (
+                reduce_scatter_to_sequence_parallel_region
+                if self._sequence_parallel
+                else reduce_from_tensor_model_parallel_region
+            )
+            inner = reduce(inner)
+        added = linear(inner, self.linear_out.weight)
+        if not self._first:
+            added = self._dropped(added)
+        return torch.add(output, added, alpha=self.scale)
+
+    def _dropped(self, states: torch.Tensor) -> torch.Tensor:
+        """A pass without gradients measures, and drops nothing."""
+        return F.dropout(states, self._dropout) if self._dropout and torch.is_grad_enabled() else states
+
+
+def drawn(shape: tuple[int, ...], method: str, name: str) -> torch.Tensor:
+    """float32 A [r, in] for a name, the same in every layout and process."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    tensor = torch.empty(shape)
+    if method == "xavier":
+        return torch.nn.init.xavier_normal_(tensor, generator=generator)
+    return torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
+
+
+def attach_adapters(model: FlatModel, pairs: Sequence[AdapterPair], config: PeftConfig, *, seed: int) -> None:
+    """Freeze a model and give the linears that this rank has of `pairs` their adapters.
+
+    Raises:
+        ConfigError: a pipeline stage has none, and so nothing to train.
+    """
+    model.requires_grad_(False)
+    own = {layer.layer_number - 1: number for number, layer in enumerate(model.decoder.layers)}
+    model.adapters, model.adapter_scale = tuple(pairs), config.alpha / config.dim
+    attached = 0
+    for pair in pairs:
+        assert pair.base.layer is not None
+        if pair.base.layer not in own:
+            continue
+        place = f"decoder.layers.{own[pair.base.layer]}"
+        of: Any = model.get_submodule(pair.module.replace(f"decoder.layers.{pair.base.layer}", place, 1))
+        of.adapter = LowRank(of, pair, config, sequence_parallel=model.layout.sequence_parallel, seed=seed)
+        model.decoder.layers[own[pair.base.layer]].adapted = True
+        attached += 1
+    if not attached:
+        raise ConfigError(
+            "a pipeline stage has no linear layer with an adapter, and so nothing to train",
+            where="policy.megatron_cfg.peft.target_modules",
+            expected="linear layers of every stage",
+            found=", ".join(config.target_modules),
+            hints=("policy.megatron_cfg.peft.target_modules=[]", "policy.megatron_cfg.pipeline_model_parallel_size=1"),
+        )
+
+
+@contextmanager
+def without_adapters(model: FlatModel) -> Iterator[None]:
+    """The model that the adapters were added to: the reference of KL and DPO, without a second copy."""
+    adapters = [module for module in model.modules() if isinstance(module, LowRank)]
+    for adapter in adapters:
+        adapter.active = False
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.active = True
