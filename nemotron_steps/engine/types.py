@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from nemotron_steps.models.adapter_folder import AdapterBase
-
 
 class FinishReason(StrEnum):
     """Why a completion ended."""
@@ -225,5 +223,6 @@ class Policy(Protocol):
     def save_hf(self, path: str | Path) -> None:
         """The same as a Hugging Face folder."""
 
-    def save_adapter(self, path: str | Path, base: AdapterBase) -> None:
-        """The adapters alone, where adapters are trained, as a folder that PEFT loads."""
+    def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
+        """The adapters alone, where adapters are trained, as a folder that PEFT loads, of the checkpoint at `base`,
+        the artifact of that digest."""

@@ -330,6 +330,11 @@ class StepManifest(_Table):
         """Output ports by name."""
         return {port.name: port for port in self.produces}
 
+    @cached_property
+    def varies(self) -> bool:
+        """Whether the config decides about the type of an output."""
+        return any(port.becomes for port in self.produces)
+
     @property
     def config_names(self) -> tuple[str, ...]:
         """Names of this step's configs, sorted."""
@@ -353,8 +358,6 @@ class StepManifest(_Table):
 
     def under(self, config: Mapping[str, Any]) -> StepManifest:
         """The same step with the outputs that a config makes. `config`: dotted key → value."""
-        if not any(port.becomes for port in self.produces):
-            return self
         produces = tuple(port.under(config) for port in self.produces)
         return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, "produces": produces})
 

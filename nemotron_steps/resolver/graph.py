@@ -126,7 +126,7 @@ class Graph:
         try:
             composed = self._compose(manifest.id, config_name, tuple(overrides))
             node.config, problems = with_references(manifest, composed, key)
-            if node.config is not None:
+            if node.config is not None and manifest.varies:
                 node.manifest = manifest.under(node.config.flat)
             for problem in problems:
                 self.report(problem)

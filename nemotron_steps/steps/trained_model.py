@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.models.adapter_folder import AdapterBase
 from nemotron_steps.runs.context import StepContext
 
 if TYPE_CHECKING:
@@ -28,6 +27,6 @@ def save_trained(policy: Policy, context: StepContext[Any], checkpoint: str | No
         return
     assert checkpoint is not None, "an adapter belongs to a checkpoint"
     base = context.inputs.get(port)
-    policy.save_adapter(slot.path, AdapterBase(checkpoint, base.digest if base is not None else ""))
+    policy.save_adapter(slot.path, checkpoint, base.digest if base is not None else "")
     known = base.attributes if base is not None else {}
     slot.attributes.update({name: known[name] for name in _OF_THE_BASE if name in known})

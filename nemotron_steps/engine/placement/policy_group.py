@@ -27,8 +27,6 @@ from nemotron_steps.engine.workers.workers import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nemotron_steps.models.adapter_folder import AdapterBase
-
 
 _DRIVER = "driver"
 """Channel of weights that this process reads itself."""
@@ -125,9 +123,9 @@ class RayPolicy:
         """See Policy."""
         self._everywhere("files", "save_hf", str(path))
 
-    def save_adapter(self, path: str | Path, base: AdapterBase) -> None:
+    def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """See Policy."""
-        self._everywhere("save_adapter", str(path), base)
+        self._everywhere("save_adapter", str(path), base, digest)
 
     def close(self) -> None:
         """End the ranks."""

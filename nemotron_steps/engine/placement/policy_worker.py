@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.losses.loss import Loss
     from nemotron_steps.engine.types import Policy, TrainBatch
     from nemotron_steps.engine.weight_sync.ends import SendingEnd
-    from nemotron_steps.models.adapter_folder import AdapterBase
 
 Arrays = Mapping[str, npt.NDArray[Any] | None]
 
@@ -75,10 +74,10 @@ class PolicyWorker(WorkerProcess):
         with _storage(path):
             getattr(self._policy, method)(path)
 
-    def save_adapter(self, path: str, base: AdapterBase) -> None:
+    def save_adapter(self, path: str, base: str, digest: str) -> None:
         """Policy.save_adapter."""
         with _storage(path):
-            self._policy.save_adapter(path, base)
+            self._policy.save_adapter(path, base, digest)
 
     def snapshot(self) -> None:
         """Policy.snapshot, kept until it is written."""

@@ -238,6 +238,15 @@ class DTensorPolicy:
                 pass
         _barrier()
 
+    def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
+        """EngineError: this policy trains whole weights."""
+        raise EngineError(
+            "the dtensor policy has no adapters to save",
+            where=str(path),
+            expected=f"the megatron policy with policy.megatron_cfg.peft.enabled=true, from {base} {digest}",
+            hints=("policy.dtensor_cfg.enabled=false policy.megatron_cfg.peft.enabled=true",),
+        )
+
     def save_model(self, path: str | Path) -> None:
         """A Megatron checkpoint folder. Collective. UnsupportedError when the family has no Megatron mapping."""
         architecture, folder = Architecture.from_folder(self.source_folder), Path(path)

@@ -60,8 +60,8 @@ class LowRank(torch.nn.Module):
         own = shard(pair.linear_in, whole, dist.get_rank(of.tp_group), self._ranks)
         rows = of.weight.shape[0]
         settings: dict[str, Any] = {"bias": False, "device": of.weight.device, "dtype": of.weight.dtype}
-        self.linear_in = torch.nn.utils.skip_init(torch.nn.Linear, own.shape[1], config.dim, **settings)
-        self.linear_out = torch.nn.utils.skip_init(torch.nn.Linear, config.dim, rows, **settings)
+        self.linear_in = torch.nn.Linear(own.shape[1], config.dim, **settings)
+        self.linear_out = torch.nn.Linear(config.dim, rows, **settings)
         with torch.no_grad():
             self.linear_in.weight.copy_(own)
             self.linear_out.weight.zero_()

@@ -283,11 +283,12 @@ class MegatronPolicy:
         """A Megatron checkpoint folder (`hf/`, `weights/`) without optimizer state, adapters added. Collective."""
         checkpoint.save_model(self.shards, self.source_folder, Path(path))
 
-    def save_adapter(self, path: str | Path, base: AdapterBase) -> None:
-        """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes."""
+    def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
+        """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
         tensors, frozen = self.shards.adapter_tensors(), self.shards.frozen_tensors()
         if self.groups.rank == 0:
-            save_adapter(path, tensors, frozen, self.config.megatron_cfg.peft, base, hf_names(self.architecture))
+            belongs = AdapterBase(base, digest)
+            save_adapter(path, tensors, frozen, self.config.megatron_cfg.peft, belongs, hf_names(self.architecture))
         else:
             for _ in (*tensors, *frozen):
                 pass

@@ -10,7 +10,7 @@ import torch
 from nemotron_steps.engine.policy.lora import LowRank
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.models.adapter_folder import AdapterBase, merge_adapter
+from nemotron_steps.models.adapter_folder import merge_adapter
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
 from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
@@ -57,7 +57,7 @@ def test_a_merged_checkpoint_computes_what_the_adapters_do(name, tmp_path, batch
     policy = MegatronPolicy(config, tmp_path / "base", rl_loss())
     for _ in range(2):
         policy.train_step(batch)
-    policy.save_adapter(tmp_path / "adapter", AdapterBase(str(tmp_path / "base")))
+    policy.save_adapter(tmp_path / "adapter", str(tmp_path / "base"), "")
     merge_adapter(tmp_path / "adapter", None, tmp_path / "merged")
     live = {n: t.clone() for n, t in policy.weights()}
     merged = load_hf_weights(tmp_path / "merged")
@@ -111,7 +111,7 @@ def _normalizers(batch):
 def test_layers_are_chosen_by_name_and_pattern(qwen3_folder, tmp_path):
     def adapted(**peft):
         policy = MegatronPolicy(lora_config(**peft), qwen3_folder, rl_loss())
-        policy.save_adapter(tmp_path, AdapterBase(str(qwen3_folder)))
+        policy.save_adapter(tmp_path, str(qwen3_folder), "")
         return {name for name, module in policy.model.named_modules() if isinstance(module, LowRank)}, json.loads(
             (tmp_path / "adapter_config.json").read_text()
         )["target_modules"]
@@ -139,7 +139,7 @@ def test_adapters_of_a_megatron_base_merge_alike(qwen3_folder, tmp_path, batch):
     policies = [MegatronPolicy(lora_config(), folder, rl_loss()) for folder in (qwen3_folder, tmp_path / "base")]
     for number, policy in enumerate(policies):
         policy.train_step(batch)
-        policy.save_adapter(tmp_path / f"adapter{number}", AdapterBase(str(tmp_path / "base")))
+        policy.save_adapter(tmp_path / f"adapter{number}", str(tmp_path / "base"), "")
         merge_adapter(tmp_path / f"adapter{number}", None, tmp_path / f"merged{number}")
     one, other = (load_hf_weights(tmp_path / f"merged{number}") for number in (0, 1))
     assert all(torch.equal(one[name], other[name]) for name in one)

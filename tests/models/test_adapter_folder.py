@@ -1,0 +1,141 @@
+"""Adapter folders: PEFT's names, what is refused, and whose base it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nemotron_steps.artifacts.adapters import validate_adapter
+from nemotron_steps.artifacts.validators import sniff_type
+from nemotron_steps.config.schema.peft import PeftConfig
+from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.models.adapter_folder import AdapterBase, AdapterFolder, merge_adapter, save_adapter
+from nemotron_steps.models.adapters import adapter_pairs
+from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.huggingface import load_hf_weights
+from nemotron_steps.models.mapping import hf_names, megatron_shape, split
+from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps.convert import merge_adapter as step
+from tests.models.checkpoints import write_checkpoint
+
+PEFT_NAMES = {
+    f"base_model.model.model.layers.{layer}.{module}.lora_{half}.weight"
+    for layer in range(3)
+    for module in (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
+    )
+    for half in "AB"
+}
+"""As PEFT 0.21 saves a LoraConfig(target_modules="all-linear") of the tiny Qwen3."""
+
+
+@pytest.fixture
+def base(tmp_path):
+    write_checkpoint("qwen3", tmp_path / "base")
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def adapter(base, tmp_path):
+    """Random A and B of rank 4 for every linear."""
+    torch.manual_seed(0)
+    architecture, config = Architecture.from_folder(base), PeftConfig(enabled=True, dim=4, alpha=8)
+    tensors = {}
+    for pair in adapter_pairs(architecture, config, key="peft"):
+        linear_in = torch.randn(megatron_shape(pair.linear_in))
+        for name, rows in split(pair.linear_out, torch.randn(megatron_shape(pair.linear_out)), architecture):
+            tensors |= {name: rows, name.replace("lora_B", "lora_A"): linear_in}
+    weights = load_hf_weights(base)
+    frozen = [(name, weights[name]) for name in weights if "proj" in name]
+    save_adapter(
+        tmp_path / "adapter",
+        tensors.items(),
+        frozen,
+        config,
+        AdapterBase(str(base), "sha256:1"),
+        hf_names(architecture),
+    )
+    return tmp_path / "adapter"
+
+
+def test_the_folder_has_pefts_names_and_shapes(adapter):
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    assert tensors.keys() == PEFT_NAMES
+    shapes = {name.partition("layers.0.")[2]: tuple(t.shape) for name, t in tensors.items() if ".0." in name}
+    assert shapes["self_attn.q_proj.lora_A.weight"] == (4, 64) and shapes["self_attn.q_proj.lora_B.weight"] == (64, 4)
+    assert shapes["self_attn.k_proj.lora_B.weight"] == (32, 4) and shapes["mlp.down_proj.lora_A.weight"] == (4, 96)
+    assert sniff_type(adapter) == "adapter"
+    found = validate_adapter(adapter)
+    assert (found["rank"], found["alpha"], found["base"]) == (4, 8.0, "sha256:1")
+    assert found["target_modules"] == sorted(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+
+
+def test_merging_adds_the_scaled_product_and_nothing_else(adapter, base, tmp_path):
+    context = plain_context(
+        step.MergeConfig(), tmp_path / "run", inputs={"adapter": adapter}, outputs={"model": "checkpoint_hf"}
+    )
+    step.run(context)
+    merged, before = load_hf_weights(context.outputs["model"].path), load_hf_weights(base)
+    halves = load_file(adapter / "adapter_model.safetensors")
+    for name, tensor in before.items():
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{stem}.lora_A.weight" in halves:
+            tensor = tensor + 2.0 * halves[f"{stem}.lora_B.weight"] @ halves[f"{stem}.lora_A.weight"]
+        torch.testing.assert_close(merged[name], tensor, atol=1e-5, rtol=0)
+
+
+def test_another_base_is_refused_whatever_its_shapes(adapter, tmp_path):
+    write_checkpoint("qwen3", tmp_path / "other", seed=1)
+    with pytest.raises(ArtifactError, match="not the one that the adapter was trained on") as refused:
+        merge_adapter(adapter, tmp_path / "other", tmp_path / "merged")
+    assert refused.value.hints[0].startswith("--input base=")
+    write_checkpoint("qwen3", tmp_path / "smaller", hidden_size=32)
+    with pytest.raises(ArtifactError, match="does not fit"):
+        merge_adapter(adapter, tmp_path / "smaller", tmp_path / "merged")
+    with pytest.raises(ArtifactError, match="is not there"):
+        merge_adapter(adapter, tmp_path / "nowhere", tmp_path / "merged")
+
+
+def test_pefts_own_folder_merges_where_the_base_is_said(adapter, base, tmp_path):
+    merge_adapter(adapter, None, tmp_path / "ours")
+    (adapter / "base.json").unlink()
+    with pytest.raises(ArtifactError, match="is not there"):
+        merge_adapter(adapter, None, tmp_path / "theirs")
+    merge_adapter(adapter, base, tmp_path / "theirs")
+    ours, theirs = load_hf_weights(tmp_path / "ours"), load_hf_weights(tmp_path / "theirs")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("key, value", [("use_dora", True), ("bias", "all"), ("rank_pattern", {"q_proj": 2})])
+def test_more_than_a_low_rank_sum_is_refused(key, value, adapter):
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**settings, key: value}))
+    with pytest.raises(UnsupportedError, match=key):
+        AdapterFolder(adapter)
+
+
+def test_a_half_a_wrong_rank_and_a_missing_file_are_no_artifact(adapter):
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
+    for broken, why in (
+        ({n: t for n, t in tensors.items() if n != name}, "half"),
+        ({**tensors, name: torch.zeros(96, 5)}, "another rank"),
+        ({**tensors, "lm_head.weight": torch.zeros(2, 2)}, "neither lora_A nor lora_B"),
+    ):
+        save_file(broken, str(adapter / "adapter_model.safetensors"))
+        with pytest.raises(ArtifactError, match=why):
+            validate_adapter(adapter)
+    (adapter / "adapter_config.json").unlink()
+    with pytest.raises(ArtifactError, match="no adapter_config"):
+        validate_adapter(adapter)

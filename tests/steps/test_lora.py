@@ -1,0 +1,134 @@
+"""Adapters through the steps: what training leaves, what is refused before it starts, what merging makes of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from nemotron_steps.artifacts.adapters import validate_adapter
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.errors import ConfigError
+from nemotron_steps.models.huggingface import load_hf_weights
+from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
+from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps.convert import merge_adapter
+from nemotron_steps.steps.rl import dpo
+from nemotron_steps.steps.sft import megatron_bridge
+from nemotron_steps.steps.sft.preflight import check
+from tests.models.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    write_checkpoint("qwen3", folder / "hf", initializer_range=0.02)
+    convert_hf_to_megatron(folder / "hf", folder / "megatron")
+    return folder / "megatron"
+
+
+def policy(base, lr=1e-2, **peft):
+    return {
+        "checkpoint": str(base),
+        "precision": "float32",
+        "train_global_batch_size": 8,
+        "train_micro_batch_size": 8,
+        "max_total_sequence_length": 128,
+        "megatron_cfg": {"optimizer": {"lr": lr}, "peft": {"enabled": True, "dim": 8, "alpha": 16, **peft}},
+    }
+
+
+PLACE = {"backend": "process", "gpus_per_node": 0}
+
+
+def chats(folder, count=32):
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n}+1"}, {"role": "assistant", "content": str(n + 1)}]}
+        for n in range(count)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / "train.jsonl")
+
+
+def test_sft_leaves_an_adapter_that_merges_into_what_was_trained(base, tmp_path):
+    config = SftConfig.model_validate(
+        {
+            "sft": {"max_num_steps": 6, "max_num_epochs": 4},
+            "policy": policy(base),
+            "cluster": PLACE,
+            "data": {"train": {"data_path": chats(tmp_path / "data")}},
+        }
+    )
+    context = plain_context(config, tmp_path / "sft", inputs={"model": base}, outputs={"model": "adapter"})
+    megatron_bridge.run(context)
+    slot = context.outputs["model"]
+    assert validate_adapter(slot.path)["rank"] == 8 and slot.attributes["model_type"] == "qwen3"
+    assert not (slot.path / "weights").exists()
+    merging = plain_context(
+        merge_adapter.MergeConfig(), tmp_path / "m", inputs={"adapter": slot.path}, outputs={"model": "checkpoint_hf"}
+    )
+    merge_adapter.run(merging)
+    merged, before = load_hf_weights(merging.outputs["model"].path), load_hf_weights(base.parent / "hf")
+    moved = {name for name in before if not torch.equal(merged[name], before[name])}
+    assert moved == {name for name in before if name.endswith("proj.weight")}
+
+
+def test_dpo_starts_at_ln_2_against_its_own_base_and_leaves_an_adapter(base, tmp_path):
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{n}+1"}], "chosen": str(n + 1), "rejected": "no"} for n in range(16)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DpoConfig.model_validate(
+        {
+            "dpo": {"max_num_steps": 3, "max_num_epochs": 4},
+            "policy": policy(base),
+            "cluster": PLACE,
+            "data": {"train": {"data_path": str(tmp_path / "pairs.jsonl")}},
+        }
+    )
+    context = plain_context(config, tmp_path / "dpo", inputs={"policy": base}, outputs={"model": "adapter"})
+    dpo.run(context)
+    rows = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["values"]["loss"] for row in rows if "loss" in row["values"]]
+    assert losses[0] == pytest.approx(0.693147, abs=1e-6)
+    assert losses[-1] < 0.65
+    assert validate_adapter(context.outputs["model"].path)["rank"] == 8
+
+
+def test_an_adapter_of_a_new_model_is_refused_before_anything_runs():
+    config = SftConfig.model_validate(
+        {
+            "from_scratch": {},
+            "cluster": PLACE,
+            "policy": {"megatron_cfg": {"peft": {"enabled": True}}},
+        }
+    )
+    with pytest.raises(ConfigError, match="belongs to a checkpoint"):
+        check(config, {})
+
+
+def test_linear_layers_without_adapters_are_refused_before_anything_runs(tmp_path):
+    write_checkpoint("qwen3_moe", tmp_path)
+    config = SftConfig.model_validate({"policy": policy(tmp_path), "cluster": PLACE})
+    with pytest.raises(ConfigError, match="cannot have an adapter") as refused:
+        check(config, {})
+    assert "policy.megatron_cfg.peft.target_modules=[linear_qkv,linear_proj]" in refused.value.hints
+
+
+@pytest.mark.parametrize(
+    "megatron, key",
+    [
+        ({"peft": {"dim": 8}}, "peft.dim"),
+        ({"peft": {"enabled": True, "target_modules": ["linear_qkv"], "exclude_modules": ["a"]}}, "exclude_modules"),
+        ({"peft": {"enabled": True}, "mtp_num_layers": 1}, "mtp_num_layers"),
+        ({"peft": {"enabled": True, "dropout": 0.1}, "activation_checkpointing": True}, "dropout"),
+        ({"peft": {"enabled": True, "dropout_position": "post"}}, "dropout_position"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_without_a_meaning_are_refused(megatron, key):
+    with pytest.raises(ValueError, match=key.rpartition(".")[2]):
+        SftConfig.model_validate({"policy": {"megatron_cfg": megatron}})
