@@ -278,6 +278,7 @@ class Sources:
         key = (ref, port.type)
         if key not in self._described:
             found = None
+            problem: StepsError | None
             try:
                 found = self._describe_input(ref, port.type)
                 problem = found.absent
