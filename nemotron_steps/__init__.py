@@ -1,6 +1,56 @@
 """Composable, type-checked post-training steps that share one GRPO engine.
 
-Importing this package does no work: heavy libraries load only when a step runs.
+Importing this package does no work: what it offers (docs/python.md) is imported when it is first asked for, and heavy
+libraries load only when a step runs.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nemotron_steps.api.artifacts import Artifacts
+    from nemotron_steps.api.grpo import GRPO
+    from nemotron_steps.api.planned import Planned, plan
+    from nemotron_steps.api.registry import Registry
+    from nemotron_steps.api.result import Result, open_run
+    from nemotron_steps.api.running import run
+    from nemotron_steps.errors import StepsError
+
 __version__ = "0.1.0"
+
+_PLACES = {
+    "Artifacts": "nemotron_steps.api.artifacts",
+    "GRPO": "nemotron_steps.api.grpo",
+    "Planned": "nemotron_steps.api.planned",
+    "Registry": "nemotron_steps.api.registry",
+    "Result": "nemotron_steps.api.result",
+    "StepsError": "nemotron_steps.errors",
+    "open_run": "nemotron_steps.api.result",
+    "plan": "nemotron_steps.api.planned",
+    "run": "nemotron_steps.api.running",
+}
+
+__all__ = [
+    "GRPO",
+    "Artifacts",
+    "Planned",
+    "Registry",
+    "Result",
+    "StepsError",
+    "__version__",
+    "open_run",
+    "plan",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 def list_steps(arguments: argparse.Namespace) -> int:
     """`steps list`."""
     index = load_index()
-    for option in ("consumes", "produces"):
-        _known(getattr(arguments, option), _type_names(index), f"--{option}", "artifact type")
-    _known(arguments.category, {row.category for row in index.steps}, "--category", "category")
-    rows = [
-        row
-        for row in index.select(category=arguments.category, consumes=arguments.consumes, produces=arguments.produces)
-        if set(arguments.tag) <= set(row.tags)
-    ]
+    rows = selected(index, arguments.category, arguments.consumes, arguments.produces, arguments.tag)
     filtered = bool(arguments.category or arguments.consumes or arguments.produces or arguments.tag)
     pipelines = () if filtered else index.pipelines
     if arguments.as_json:
@@ -52,28 +45,48 @@ def list_steps(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def selected(
+    index: Index, category: str | None, consumes: str | None, produces: str | None, tags: Sequence[str]
+) -> list[StepRow]:
+    """Steps that match every filter given. UnknownNameError for a type or category that there is none of."""
+    for option, name in (("consumes", consumes), ("produces", produces)):
+        _known(name, _type_names(index), f"--{option}", "artifact type")
+    _known(category, {row.category for row in index.steps}, "--category", "category")
+    rows = index.select(category=category, consumes=consumes, produces=produces)
+    return [row for row in rows if set(tags) <= set(row.tags)]
+
+
 def show(arguments: argparse.Namespace) -> int:
     """`steps show STEP`: the manifest as it is written, and the configs beside it."""
     index = load_index()
-    row = index.step(arguments.step)
+    if arguments.as_json:
+        print_json(step_fields(index, arguments.step))
+        return 0
+    row, manifest, configs = _step(index, arguments.step)
+    _show_step(row, manifest, configs, Terminal.of())
+    return 0
+
+
+def step_fields(index: Index, step_id: str) -> dict[str, Any]:
+    """A step's row, its configs by name and its manifest as it is written. UnknownNameError with near ids."""
+    row, manifest, configs = _step(index, step_id)
+    return {**row.to_dict(), "configs": {path.stem: str(path) for path in configs}, "manifest": manifest}
+
+
+def _step(index: Index, step_id: str) -> tuple[StepRow, dict[str, Any], list[Path]]:
+    row = index.step(step_id)
     if row is None:
-        if any(pipeline.name == arguments.step for pipeline in index.pipelines):
+        if any(pipeline.name == step_id for pipeline in index.pipelines):
             raise UnknownNameError(
-                f"'{arguments.step}' is a pipeline, not a step",
+                f"'{step_id}' is a pipeline, not a step",
                 expected="a step; a pipeline's stages are in its plan",
-                hints=(f"steps plan {arguments.step}",),
+                hints=(f"steps plan {step_id}",),
             )
-        raise _missing_step(arguments.step, index)
+        raise _missing_step(step_id, index)
     import tomllib
 
     manifest = tomllib.loads(Path(row.file).read_text(encoding="utf-8"))
-    configs = config_files(Path(row.file), row.plain_id)
-    if arguments.as_json:
-        files = {path.stem: str(path) for path in configs}
-        print_json({**row.to_dict(), "configs": files, "manifest": manifest})
-        return 0
-    _show_step(row, manifest, configs, Terminal.of())
-    return 0
+    return row, manifest, config_files(Path(row.file), row.plain_id)
 
 
 def types(arguments: argparse.Namespace) -> int:
@@ -81,19 +94,7 @@ def types(arguments: argparse.Namespace) -> int:
     index = load_index()
     graph = index.types
     if arguments.as_json:
-        print_json(
-            {
-                name: {
-                    "description": declared.description,
-                    "is_a": list(declared.is_a),
-                    "convert_to": {hop.target: hop.step_id for hop in graph.conversions(name)},
-                    "attributes": dict(declared.attributes),
-                    "produced_by": [row.id for row in index.select(produces=name)],
-                    "consumed_by": [row.id for row in index.select(consumes=name)],
-                }
-                for name, declared in sorted(graph.types.items())
-            }
-        )
+        print_json(type_fields(index))
         return 0
     terminal = Terminal.of()
 
@@ -108,6 +109,22 @@ def types(arguments: argparse.Namespace) -> int:
     terminal.tree(below(None))
     _mention_problems(index, terminal)
     return 0
+
+
+def type_fields(index: Index) -> dict[str, Any]:
+    """Every artifact type by name: what it is, converts to, is made by and is read by."""
+    graph = index.types
+    return {
+        name: {
+            "description": declared.description,
+            "is_a": list(declared.is_a),
+            "convert_to": {hop.target: hop.step_id for hop in graph.conversions(name)},
+            "attributes": dict(declared.attributes),
+            "produced_by": [row.id for row in index.select(produces=name)],
+            "consumed_by": [row.id for row in index.select(consumes=name)],
+        }
+        for name, declared in sorted(graph.types.items())
+    }
 
 
 def config_files(manifest: Path, step_id: str) -> list[Path]:

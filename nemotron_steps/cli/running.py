@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import argparse
 
     from nemotron_steps.config.profiles import Profile
+    from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.execute import RunResult
     from nemotron_steps.runs.tracker import Listener, Record
 
@@ -51,24 +52,45 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> int:
+    terminal = None if arguments.as_json else Terminal.of()
+    with stdout_to_stderr() if arguments.as_json else nullcontext():
+        result, plan = run_here(bench, asked, force=arguments.force, resume=arguments.resume, terminal=terminal)
+    if terminal is None:
+        print_json(result_fields(result))
+    else:
+        from nemotron_steps.cli.summary import show_result
+
+        show_result(result, plan, bench.registry, terminal)
+    return 0
+
+
+def run_here(
+    bench: Workbench, asked: Asked, *, force: bool = False, resume: str | None = None, terminal: Terminal | None = None
+) -> tuple[RunResult, Plan]:
+    """Plan a request and run it in this process.
+
+    Args:
+        force: see `execute`, as `resume`.
+        terminal: where the plan and the progress are shown; None shows nothing.
+
+    Raises:
+        StepsError: the plan's errors, or the first step's that failed, with how to look closer and to go on.
+    """
     bound_spinning()
-    terminal = Terminal.of()
-    plan = with_cached(bench, bench.plan(asked), force=arguments.force)
-    if not arguments.as_json:
+    plan = with_cached(bench, bench.plan(asked), force=force)
+    if terminal is not None:
         show_plan(plan, terminal, asked)
         terminal.print()
-    listeners: list[Listener] = []
     seen = _RunSeen(bench.store.backend.url)
-    listeners.append(seen)
+    listeners: list[Listener] = [seen]
     display = None
-    if not arguments.as_json:
+    if terminal is not None:
         from nemotron_steps.cli.live import Tolerant, open_display
 
         display = Tolerant(open_display(terminal, plan))
         listeners.append(display)
     try:
-        with stdout_to_stderr() if arguments.as_json else nullcontext():
-            result = _execute(arguments, bench, asked, plan, listeners)
+        return _execute(bench, asked, plan, listeners, force=force, resume=resume), plan
     except StepsError as error:
         seen.add_hints(error)
         raise
@@ -78,17 +100,10 @@ def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> 
     finally:
         if display is not None:
             display.close()
-    if arguments.as_json:
-        print_json(result_fields(result))
-    else:
-        from nemotron_steps.cli.summary import show_result
-
-        show_result(result, plan, bench.registry, terminal)
-    return 0
 
 
 def _execute(
-    arguments: argparse.Namespace, bench: Workbench, asked: Asked, plan: Any, listeners: Sequence[Listener]
+    bench: Workbench, asked: Asked, plan: Plan, listeners: Sequence[Listener], *, force: bool, resume: str | None
 ) -> RunResult:
     from nemotron_steps.runs.execute import execute
     from nemotron_steps.runs.prerequisites import (
@@ -104,8 +119,8 @@ def _execute(
         plan,
         bench.store,
         types=bench.registry.types,
-        force=arguments.force,
-        resume=arguments.resume,
+        force=force,
+        resume=resume,
         listeners=listeners,
         request=asked.to_dict(),
         mirrored=bench.mirrors(),
@@ -189,9 +204,17 @@ def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
     """The request as typed, or, for `--resume RUN` alone, as that run was asked for."""
     if arguments.words or not arguments.resume:
         return asked_from(arguments)
+    asked = asked_before(bench, arguments.resume)
+    if arguments.config or arguments.input or arguments.first or arguments.until:
+        raise UsageError("--resume RUN alone goes on with what that run was asked for; name the steps to change it")
+    return asked
+
+
+def asked_before(bench: Workbench, run: str) -> Asked:
+    """What an earlier run was asked for. RequestError where it does not say, or was given a secret."""
     from nemotron_steps.runs.run_folder import get_run
 
-    info = get_run(bench.store, arguments.resume)
+    info = get_run(bench.store, run)
     if not info.request:
         raise RequestError(
             f"run '{info.id}' does not say what it was asked for",
@@ -212,8 +235,6 @@ def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
             found=asked.command,
             hints=(f"steps run {asked.command} --resume {info.id}   # with the secret again",),
         )
-    if arguments.config or arguments.input or arguments.first or arguments.until:
-        raise UsageError("--resume RUN alone goes on with what that run was asked for; name the steps to change it")
     return asked
 
 

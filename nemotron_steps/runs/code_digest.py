@@ -2,7 +2,7 @@
 
 Follows import statements through the step's own top-level package and `nemotron_steps`, without importing anything.
 C sources count with the modules beside which they lie.
-Layers that only carry data around (runs, artifacts, manifests, command line, errors) are left out: changing how a
+Layers that only carry data around (api, runs, artifacts, manifests, command line, errors) are left out: changing how a
 run is reported must not make every result stale.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 _OWN = __name__.partition(".")[0]
 _CARRIERS = tuple(
-    f"{_OWN}.{layer}" for layer in ("runs", "artifacts", "manifest", "resolver", "cli", "errors", "testing")
+    f"{_OWN}.{layer}" for layer in ("api", "runs", "artifacts", "manifest", "resolver", "cli", "errors", "testing")
 )
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?:\((?P<many>[^)]*)\)|(?P<names>[^\n;#]+))"

@@ -13,6 +13,7 @@ from nemotron_steps.artifacts import rows
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header
 from nemotron_steps.artifacts.validators import sniff_type, validate
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
+from nemotron_steps.manifest.registry import load_registry
 from tests.artifacts.checkpoint_files import write_hf, write_megatron, write_safetensors
 
 PROMPT = {"responses_create_params": {"input": [{"role": "user", "content": "2+2?"}]}, "agent_ref": {"name": "math"}}
@@ -207,7 +208,8 @@ def test_any_kind_of_tokenizer_will_do_and_a_chat_template_need_not_be_there(tmp
 def test_hf_folder_given_as_megatron_suggests_the_converter(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
         validate("checkpoint_megatron", write_hf(tmp_path / "m"))
-    assert any("convert/hf_to_megatron" in hint for hint in caught.value.hints)
+    (port,) = load_registry().step("convert/hf_to_megatron").consumes
+    assert f"steps run convert/hf_to_megatron --input {port.name}={tmp_path / 'm'}" in caught.value.hints
 
 
 @pytest.mark.parametrize(

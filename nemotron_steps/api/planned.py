@@ -1,0 +1,119 @@
+"""`plan`: what `steps plan` shows, as a value that can be looked at and run."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.api.asking import Input, Overrides, Target, asked_for
+from nemotron_steps.cli.planning import plan_fields, show_plan, with_cached
+from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from nemotron_steps.api.result import Result
+    from nemotron_steps.resolver.plan import Plan
+
+_COLUMNS = 120
+
+
+class Planned:
+    """A request that type-checks: steps in order, where each input comes from, and what is already there.
+
+    Attributes:
+        plan: the resolver's plan.
+        command: the same request on the command line, after `steps run`.
+    """
+
+    def __init__(self, bench: Workbench, asked: Asked) -> None:
+        self._bench = bench
+        self._asked = bench.settled(asked)
+        self.plan: Plan = with_cached(bench, bench.plan(self._asked))
+        self.command = self._asked.redacted().command
+
+    @property
+    def steps(self) -> list[str]:
+        """Keys of the steps, in the order in which they run."""
+        return [step.key for step in self.plan.steps]
+
+    @property
+    def cached(self) -> bool:
+        """Whether nothing is left to run."""
+        return all(step.cached is not None for step in self.plan.steps)
+
+    def config(self, step: str | None = None) -> dict[str, Any]:
+        """The merged config of a step, redacted; default: the last one's. KeyError if there is no such step."""
+        from nemotron_steps.config.redaction import redact
+
+        redacted: dict[str, Any] = redact(dict(self.plan.step(step or self.plan.goals[-1]).config))
+        return redacted
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `steps plan --json`."""
+        return plan_fields(self.plan)
+
+    def run(self, *, force: bool = False, resume: str | None = None, progress: bool = True) -> Result:
+        """Run it; see `nemotron_steps.run`."""
+        from nemotron_steps.api.running import run_asked
+
+        return run_asked(self._bench, self._asked, force=force, resume=resume, progress=progress)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        show_plan(self.plan, Terminal(text, color=False, width=_COLUMNS), self._asked)
+        return text.getvalue()
+
+    def __repr__(self) -> str:
+        return f"<Planned {self.command}: {len(self.plan.steps)} steps>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def plan(
+    target: Target,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    inputs: Mapping[str, Input] | None = None,
+    overrides: Overrides = (),
+    home: str | os.PathLike[str] | None = None,
+    profile: str | None = None,
+    first: str | None = None,
+    until: str | None = None,
+    **sections: Any,
+) -> Planned:
+    """Type-check a request, as `steps plan`. Nothing runs.
+
+    Args:
+        target: a step, a pipeline, or a list of steps to be chained.
+        config: the name of a config (`-c`), or the path of a file.
+        inputs: port → path, `NAME:VERSION` or artifact (`--input`).
+        overrides: texts in Hydra's grammar, or dotted keys and values.
+        home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
+        profile: of env.toml; plans are checked against what it offers.
+        first, until: stages of a pipeline (`--from`, `--until`).
+        sections: keys of the config: `grpo={"max_num_steps": 2}` is `grpo.max_num_steps=2`.
+
+    Raises:
+        PlanError: with every problem found, each with its code, place and hints.
+        RequestError: the request itself makes no sense.
+    """
+    asked = asked_for(
+        target,
+        config=config,
+        inputs=inputs,
+        overrides=overrides,
+        sections=sections,
+        profile=profile,
+        first=first,
+        until=until,
+    )
+    return Planned(bench_of(home), asked)
+
+
+def bench_of(home: str | os.PathLike[str] | None) -> Workbench:
+    """What requests are planned with."""
+    return Workbench(None if home is None else os.fspath(home))

@@ -1,0 +1,287 @@
+"""A function as the text of a module that defines it, with everything of this process that it uses.
+
+What the function names is looked up where it would look (what encloses it, then its globals) and written down in turn:
+imports, functions and classes, plain constants, compiled patterns. Anything else has no text, and is refused by name.
+Texts are normalised (`ast.unparse`), so that a comment or a blank line does not make another function.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import hashlib
+import inspect
+import linecache
+import math
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from nemotron_steps.config.redaction import is_secret_key, redact_text
+from nemotron_steps.errors import ConfigError
+
+_LONGEST = 1_000_000
+"""Characters of a constant: more is data, and belongs into a file."""
+_ANNOTATIONS = annotations.compiler_flag
+"""Of code whose annotations are not evaluated."""
+_IN_FILE = "rewards=['rewards.py:NAME']   # put it into a file, with what it needs"
+
+
+def written_down(function: FunctionType, name: str) -> str:
+    """The text of a module that defines `name` as the function.
+
+    Raises ConfigError for a function whose source is not to be had, or that uses what has no text.
+    """
+    capture = _Capture(function.__name__ if function.__name__.isidentifier() else name)
+    capture.define(name, function)
+    return capture.text()
+
+
+def importable(value: Any, module: ModuleType) -> bool:
+    """Whether importing the module in another process and looking the value up by its name gives it."""
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or ""
+    file = getattr(module, "__file__", None)
+    builtin = getattr(module, "__spec__", None) is not None and file is None
+    if module.__name__ == "__main__" or not name or not (builtin or file):
+        return False
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def root_of(module: ModuleType) -> str:
+    """The folder that has to be on sys.path for the module to be found."""
+    file = Path(module.__file__ or "").absolute()
+    depth = module.__name__.count(".") + (1 if hasattr(module, "__path__") else 0)
+    return str(file.parents[depth])
+
+
+class _Capture:
+    """What is written down so far.
+
+    Args:
+        subject: the reward function's name, for errors.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._known: dict[str, Any] = {}
+        self._imports: dict[str, None] = {}
+        self._paths: dict[str, None] = {}
+        self._texts: list[str] = []
+        self._future = False
+
+    def text(self) -> str:
+        """The module."""
+        head = ["from __future__ import annotations"] if self._future else []
+        if self._paths:
+            head += ["import sys", *(f"sys.path.append({path!r})" for path in sorted(self._paths))]
+        text = "\n".join([*head, *sorted(self._imports), *self._texts]) + "\n"
+        if redact_text(text) != text:
+            raise self._refused(
+                "it holds a text that looks like a secret, which is written nowhere", "os.environ['NAME']"
+            )
+        return text
+
+    def define(self, name: str, value: Any) -> None:
+        """Make `name` mean a value, with what that uses. ConfigError if there is no text for it."""
+        if name in self._known:
+            if self._known[name] is not value and self._known[name] != value:
+                raise self._refused(
+                    f"it uses two different things that are both called '{name}'", "another name for one"
+                )
+            return
+        self._known[name] = value
+        if isinstance(value, ModuleType):
+            self._import_module(name, value)
+            return
+        module = sys.modules.get(getattr(value, "__module__", None) or "")
+        if module is not None and importable(value, module) and "." not in getattr(value, "__qualname__", ""):
+            self._take_from(module)
+            own = getattr(value, "__qualname__", None) or value.__name__
+            self._imports[f"from {module.__name__} import {own}" + (f" as {name}" if own != name else "")] = None
+        elif isinstance(value, FunctionType | type) or isinstance(getattr(value, "__wrapped__", None), FunctionType):
+            self._define_code(name, value)
+        elif isinstance(value, re.Pattern):
+            self._imports["import re"] = None
+            self._texts.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")
+        else:
+            if is_secret_key(name):
+                raise self._refused(
+                    f"it uses '{name}', which may be a secret and is written nowhere", f"os.environ['{name}']"
+                )
+            literal = _literal(value)
+            if literal is None:
+                described = f"{type(value).__module__}.{type(value).__qualname__}"
+                raise self._refused(f"it uses '{name}', a {described} of this process")
+            if len(literal) > _LONGEST:
+                raise self._refused(
+                    f"it uses '{name}', {len(literal)} characters of data", f"read '{name}' from a file"
+                )
+            self._texts.append(f"{name} = {literal}")
+
+    def _import_module(self, name: str, module: ModuleType) -> None:
+        if module.__name__ == "__main__":
+            raise self._refused("it uses the running program as a module")
+        self._take_from(module)
+        self._imports[f"import {module.__name__}" + (f" as {name}" if name != module.__name__ else "")] = None
+
+    def _take_from(self, module: ModuleType) -> None:
+        """Let the module be found. One of the user's own counts with its content: changed, it is another function."""
+        file = getattr(module, "__file__", None)
+        if file is None or any(Path(file).is_relative_to(path) for path in set(sysconfig.get_paths().values())):
+            return
+        self._paths[root_of(module)] = None
+        if file.endswith(".py"):
+            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            self._texts.append(f"# {module.__name__}: sha256 {digest}")
+
+    def _define_code(self, name: str, value: Any) -> None:
+        """A function or class by its source, after everything that it uses."""
+        code = _code_of(value)
+        node = None if code is None else _node_of(value, code)
+        if code is None or node is None:
+            raise self._refused(
+                f"{type(value).__name__} '{name}' has no source here (typed into `python -c`, or made by code)"
+            )
+        if not isinstance(value, type) and not hasattr(value, "__wrapped__") and not isinstance(node, ast.Lambda):
+            # What a decorator was given, and not what it made of it: that is a function of its own.
+            node.decorator_list = []  # type: ignore[union-attr]
+        if isinstance(node, ast.Lambda):
+            text = f"{name} = {ast.unparse(node)}"
+        else:
+            text = ast.unparse(node) + (f"\n{name} = {node.name}" if node.name != name else "")
+        self._future |= bool(code.co_flags & _ANNOTATIONS)
+        try:
+            compiled = compile(text, "<reward>", "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise self._refused(f"'{name}' does not stand alone: {error.msg}") from error
+        around = _surroundings(value)
+        for used in _names_used(compiled):
+            if used in around and not (used == name and around[used] is value):
+                self.define(used, around[used])
+        self._texts.append(text)
+
+    def _refused(self, what: str, instead: str | None = None) -> ConfigError:
+        hints = ([f"{instead}   # inside the function"] if instead else []) + [_IN_FILE]
+        return ConfigError(
+            f"the reward function '{self._subject}' cannot be written down: {what}",
+            where="rewards",
+            expected="imports, functions, classes, numbers, texts, lists and mappings of them",
+            hints=hints,
+        )
+
+
+def _surroundings(value: Any) -> dict[str, Any]:
+    """What a function or a class sees around it."""
+    functions = _functions_of(value)
+    found: dict[str, Any] = {}
+    for function in functions:
+        found |= function.__globals__
+    for function in functions:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            if name != "__class__":
+                try:
+                    found[name] = cell.cell_contents
+                except ValueError:  # not assigned yet
+                    continue
+    return {name: each for name, each in found.items() if getattr(builtins, name, found) is not each}
+
+
+def _functions_of(value: Any) -> list[FunctionType]:
+    """The functions whose code a function (decorated or not) or a class is."""
+    if not isinstance(value, type):
+        inner = inspect.unwrap(value)
+        return [inner] if isinstance(inner, FunctionType) else []
+    methods = (getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(value).values())
+    return [each for each in methods if isinstance(each, FunctionType) and _lines(each.__code__)]
+
+
+def _code_of(value: Any) -> CodeType | None:
+    return next((function.__code__ for function in _functions_of(value)), None)
+
+
+def _lines(code: CodeType) -> list[str]:
+    linecache.checkcache(code.co_filename)
+    return linecache.getlines(code.co_filename)
+
+
+def _node_of(value: Any, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | None:
+    """The syntax that a function or a class comes from; None where it cannot be told."""
+    try:
+        tree = ast.parse("".join(_lines(code)))
+    except SyntaxError:
+        return None
+    if isinstance(value, type):
+        classes = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            and node.name == value.__name__
+            and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
+        ]
+        return classes[-1] if classes else None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    lambdas = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and _within(code, n.body)]
+    return max(lambdas, key=lambda node: (node.body.lineno, node.body.col_offset), default=None)
+
+
+def _within(code: CodeType, body: ast.expr) -> bool:
+    """Whether every instruction that comes from somewhere comes from this expression. So it is for the lambda's own,
+    and for that of a lambda around it, which begins before it."""
+    places = [each.positions for each in dis.get_instructions(code) if each.positions is not None]
+    spans = [
+        ((place.lineno, place.col_offset), (place.end_lineno, place.end_col_offset))
+        for place in places
+        if None not in place
+    ]
+    begin, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
+    return bool(spans) and all(begin <= first and last <= end for first, last in spans if first != last)  # type: ignore[operator]
+
+
+def _names_used(code: CodeType) -> Iterator[str]:
+    """Names that the code of a module looks up outside of its functions' own variables, in the order of first use."""
+    found: dict[str, None] = {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            found[instruction.argval] = None
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= dict.fromkeys(_names_used(constant))
+    yield from found
+
+
+def _literal(value: Any) -> str | None:
+    """A constant as Python writes it, the same in every process; None for what is none."""
+    if value is None or type(value) in (bool, int, str, bytes):
+        return repr(value)
+    if type(value) in (float, complex):
+        finite = math.isfinite(value) if type(value) is float else True
+        return repr(value) if finite else f"float('{value}')"
+    parts: list[str | None]
+    if type(value) is dict:
+        parts = [part for key, item in value.items() for part in (_literal(key), _literal(item))]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return None if None in parts else "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
+    if type(value) not in (list, tuple, set, frozenset):
+        return None
+    parts = [_literal(item) for item in value]
+    texts = [part for part in parts if part is not None]
+    if len(texts) != len(parts):
+        return None
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}([{', '.join(sorted(texts))}])"
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{text}, " for text in texts) + ")"
+    return f"[{', '.join(texts)}]"

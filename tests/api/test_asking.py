@@ -1,0 +1,50 @@
+"""Python values as overrides: what Hydra reads back is what was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemotron_steps.api.asking import asked_for, override_texts
+from nemotron_steps.errors import RequestError
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])).filter(lambda t: "${" not in t)
+NAMES = st.from_regex(r"[a-z][a-z_0-9]{0,5}", fullmatch=True)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.from_regex(r"[a-z][a-z_0-9]{0,5}", fullmatch=True), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(VALUES)
+def test_hydra_reads_back_what_was_given(value: Any) -> None:
+    (text,) = override_texts({"key": [value]})
+    parsed = OverridesParser.create().parse_override(text)
+    assert parsed.key_or_group == "key" and parsed.value() == [value]
+
+
+def test_nested_sections_are_dotted_keys() -> None:
+    asked = asked_for(
+        "step", overrides=["~a"], sections={"grpo": {"seed": 1, "async_grpo": {"enabled": True}}, "b": {}}
+    )
+    assert asked.overrides == ("~a", "grpo.seed=1", "grpo.async_grpo.enabled=true", "b={}")
+    assert asked_for("step", overrides={"grpo.seed": 1}).overrides == ("grpo.seed=1",)
+
+
+@pytest.mark.parametrize("arguments", [{"target": ""}, {"target": []}, {"target": "s", "overrides": "a=1"}])
+def test_what_no_command_line_could_say_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        asked_for(**arguments)
+
+
+def test_a_value_that_no_config_has_is_refused() -> None:
+    with pytest.raises(RequestError, match="a config holds"):
+        override_texts({"reward": lambda: 1})

@@ -1,0 +1,43 @@
+"""Loops of one's own below a loop that is running, and that one as it was afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nemotron_steps.api.event_loop import outside_event_loop
+
+
+def test_loops_nest_and_the_outer_one_goes_on() -> None:
+    async def inner() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    async def cell() -> list[str]:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        beside = asyncio.create_task(inner())
+        with outside_event_loop():
+            found = [asyncio.run(inner()), asyncio.run(inner())]
+            assert not beside.done()
+        assert asyncio.current_task() is task and asyncio.get_running_loop() is loop
+        assert asyncio.get_event_loop() is loop
+        async with asyncio.timeout(5):  # needs the current task
+            return [*found, await beside]
+
+    assert asyncio.run(cell()) == ["done", "done", "done"]
+
+
+def test_an_error_passes_and_the_outer_loop_is_back() -> None:
+    async def cell() -> bool:
+        with pytest.raises(KeyError), outside_event_loop():
+            raise KeyError
+        await asyncio.sleep(0)
+        return asyncio.current_task() is not None
+
+    assert asyncio.run(cell())
+
+
+def test_nothing_is_changed_where_no_loop_runs() -> None:
+    with outside_event_loop():
+        assert asyncio.run(asyncio.sleep(0, "done")) == "done"

@@ -1,0 +1,72 @@
+"""Data sets in memory as files: the same rows are the same file, whatever held them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nemotron_steps.api.given_rows import data_reference
+from nemotron_steps.errors import DataError
+
+ROWS = [{"prompt": "1 + 1?", "answer": "2", "level": 1}, {"prompt": "é", "answer": None, "level": 2}]
+
+
+def rows_of(dataset: Any, folder: Path) -> list[Any]:
+    return [json.loads(line) for line in Path(data_reference(dataset, folder)).read_text().splitlines()]
+
+
+def test_the_same_rows_are_the_same_file(tmp_path: Path) -> None:
+    path = data_reference(ROWS, tmp_path)
+    assert rows_of(ROWS, tmp_path) == ROWS
+    assert data_reference(iter(ROWS), tmp_path) == path
+    assert data_reference([*ROWS, ROWS[0]], tmp_path) != path
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_data_sets_and_tables_are_rows(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    pandas = pytest.importorskip("pandas")
+    path = data_reference(ROWS, tmp_path)
+    assert data_reference(datasets.Dataset.from_list(ROWS), tmp_path) == path
+    assert data_reference(pandas.DataFrame(ROWS), tmp_path) == path
+    missing = pandas.DataFrame({"prompt": ["x", "y"], "n": [1, None], "t": pandas.to_datetime(["2026-01-02", None])})
+    assert (
+        rows_of(missing, tmp_path)
+        == [
+            {"prompt": "x", "n": 1.0, "t": "2026-01-02T00:00:00"},
+            {"prompt": "y", "n": None, "t": "NaT"},
+        ]
+        or rows_of(missing, tmp_path)[1]["t"] is None
+    )
+
+
+def test_arrays_are_lists(tmp_path: Path) -> None:
+    row = {"prompt": "x", "tests": np.array([1, 2]), "p": np.float32(0.5), "nested": {"a": (np.int64(3), None)}}
+    assert rows_of([row], tmp_path) == [{"prompt": "x", "tests": [1, 2], "p": 0.5, "nested": {"a": [3, None]}}]
+
+
+def test_paths_stay_as_they_are(tmp_path: Path) -> None:
+    assert data_reference("rows.parquet", tmp_path / "given") == "rows.parquet"
+    assert data_reference(Path("rows.parquet"), tmp_path / "given") == "rows.parquet"
+    assert not (tmp_path / "given").exists()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [
+        ([], "has no rows"),
+        (3, "holds no rows"),
+        ({"train": ROWS}, "one data set is trained on"),
+        (["What is 1 + 1?"], "row 1"),
+        ([{"prompt": "x"}, {"prompt": object()}], "row 2, column prompt"),
+    ],
+)
+def test_what_holds_no_rows_is_refused_and_leaves_nothing(dataset: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as raised:
+        data_reference(dataset, tmp_path)
+    assert told in str(raised.value)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,231 @@
+"""A function of this process as the text of a module: what it uses comes along, what has no text is refused by name."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from nemotron_steps.api.functions import function_reference
+from nemotron_steps.api.source_text import written_down
+from nemotron_steps.environments.own.reward_function import load
+from nemotron_steps.errors import ConfigError
+
+TEXTS = ["a1", "22", "b"]
+
+
+def in_a_cell(source: str, names: dict[str, Any] | None = None, cell: str = "cell") -> dict[str, Any]:
+    """Names after a notebook's cell was run: of no module, their source known to linecache alone."""
+    import linecache
+
+    filename = f"/tmp/ipykernel_1/{abs(hash(source))}-{cell}.py"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    space = names if names is not None else {"__name__": "__main__"}
+    exec(compile(source, filename, "exec"), space)
+    return space
+
+
+def loaded(function: Callable[..., Any], folder: Path, position: int = 0) -> Callable[..., Any]:
+    """The function as a run has it: from the file that was written."""
+    return load(function_reference(function, folder, position))
+
+
+CELL = '''
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from math import sqrt as root
+
+DIGITS = re.compile(r"\\d", re.IGNORECASE)
+WORTH = {"a": 1.5, "b": (2, None), "c": float("inf"), "s": {"x", "y"}}
+
+
+def doubled(function):
+    @WRAPS
+    def twice(*given, **named):
+        return [2 * each for each in function(*given, **named)]
+
+    return twice
+
+
+@dataclass
+class Judge:
+    scale: float = WORTH["a"]
+
+    def score(self, text):
+        return self.scale * len(DIGITS.findall(text)) + helper(text)
+
+
+@lru_cache
+def known(text):
+    return len(text)
+
+
+def helper(text, depth=0):
+    # a comment
+    if depth < 2:
+        return helper(text, depth + 1)
+    return root(Counter(text).total()) + math.pi + known(text) + len(WORTH["s"])
+
+
+@doubled
+def score(completions, **columns):
+    """What it is."""
+    return [Judge().score(text) for text in completions]
+'''
+
+
+@pytest.mark.parametrize("wraps", ["@wraps(function)", ""])
+def test_a_cells_function_is_written_down_with_everything_it_uses(wraps: str, tmp_path: Path) -> None:
+    score = in_a_cell(CELL.replace("@WRAPS", wraps))["score"]
+    assert loaded(score, tmp_path)(completions=TEXTS) == score(completions=TEXTS)
+
+
+def test_the_text_is_the_same_in_every_process_and_another_where_something_changed(tmp_path: Path) -> None:
+    def name(source: str) -> str:
+        return function_reference(in_a_cell(source.replace("@WRAPS", "@wraps(function)"))["score"], tmp_path)
+
+    first = name(CELL)
+    assert name(CELL.replace("# a comment", "# another, and longer")) == first
+    others = {
+        name(CELL.replace('"a": 1.5', '"a": 1.25')),
+        name(CELL.replace("depth < 2", "depth < 3")),
+        name(CELL.replace('r"\\d"', 'r"\\d+"')),
+        name(CELL.replace("re.IGNORECASE", "0")),
+    }
+    assert len(others | {first}) == 5
+
+
+def test_lambdas_on_one_line_are_told_apart(tmp_path: Path) -> None:
+    scale = 3
+    first, second = (lambda completions, **c: [1 for _ in completions]), (lambda completions, **c: [scale] * 3)
+    outer = lambda: lambda completions, **c: [len(each) for each in completions]  # noqa: E731
+    assert loaded(first, tmp_path)(completions=TEXTS) == [1, 1, 1]
+    assert loaded(second, tmp_path, 1)(completions=TEXTS) == [3, 3, 3]
+    assert function_reference(second, tmp_path, 1).endswith(":reward_1")
+    assert loaded(outer(), tmp_path)(completions=TEXTS) == [2, 2, 1]
+
+
+def test_what_encloses_a_function_comes_along(tmp_path: Path) -> None:
+    def scaled(by: float) -> Callable[..., list[float]]:
+        def score(completions: list[str], **columns: Any) -> list[float]:
+            return [by * len(each) for each in completions]
+
+        return score
+
+    assert loaded(scaled(2.0), tmp_path)(completions=TEXTS) == [4.0, 4.0, 2.0]
+    assert function_reference(scaled(2.0), tmp_path) != function_reference(scaled(3.0), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("lock = __import__('threading').Lock()\ndef score(**c):\n    return lock", "uses 'lock', a _thread.lock"),
+        ("API_KEY = 'x'\ndef score(**c):\n    return API_KEY", "uses 'API_KEY', which may be a secret"),
+        ("def score(**c):\n    return 'sk-proj-4f9aB2cD8eF1gH3jK5mN7pQ9rS0tU2vW4xY6z'", "looks like a secret"),
+        ("data = ['x' * 100] * 20000\ndef score(**c):\n    return data", "uses 'data', 2080000 characters of data"),
+    ],
+)
+def test_what_has_no_text_is_refused_by_name(source: str, told: str, tmp_path: Path) -> None:
+    score = in_a_cell(source)["score"]
+    with pytest.raises(ConfigError) as raised:
+        function_reference(score, tmp_path)
+    assert told in raised.value.what and raised.value.hints
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_that_changes_what_encloses_it_is_refused(tmp_path: Path) -> None:
+    def counting() -> Callable[..., int]:
+        count = 0
+
+        def score(**columns: Any) -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        return score
+
+    with pytest.raises(ConfigError, match="'score' does not stand alone"):
+        function_reference(counting(), tmp_path)
+
+
+def test_a_function_without_source_is_refused(tmp_path: Path) -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("def score(**c): return 1", space)
+    with pytest.raises(ConfigError, match="has no source here"):
+        function_reference(space["score"], tmp_path)
+
+
+class Scorer:
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+
+@pytest.mark.parametrize("given", [Scorer(), functools.partial(max, 1), Scorer().__call__, 3])
+def test_what_is_no_function_is_refused(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a reward is a function"):
+        function_reference(given, tmp_path)
+
+
+def module_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> ModuleType:
+    import importlib
+
+    file = tmp_path / "src" / (name.replace(".", "/") + ".py")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    for loaded in [name, name.partition(".")[0]]:
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
+    return importlib.import_module(name)
+
+
+def test_a_function_of_a_file_goes_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = module_of(tmp_path, monkeypatch, "own_scores", "def score(**c):\n    return [1.0]\n")
+    assert function_reference(module.score, tmp_path / "given") == f"{module.__file__}:score"
+    assert not (tmp_path / "given").exists()
+
+
+def test_a_function_of_a_package_goes_by_the_module_where_others_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of(tmp_path, monkeypatch, "own_package.scores", "def score(**c):\n    return [1.0]\n")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(ConfigError, match="not to be found") as raised:
+        function_reference(module.score, tmp_path)
+    assert raised.value.hints[0].startswith(f"export PYTHONPATH={tmp_path / 'src'} ")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
+    assert function_reference(module.score, tmp_path) == "own_package.scores:score"
+
+
+def test_a_module_of_ones_own_that_is_used_counts_with_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of(tmp_path, monkeypatch, "own_helpers", "def norm(text):\n    return text.strip()\n")
+    space = in_a_cell(
+        "from own_helpers import norm\n"
+        "def score(completions, **c):\n    return [len(norm(each)) for each in completions]"
+    )
+    before = written_down(space["score"], "score")
+    assert f"sys.path.append('{tmp_path / 'src'}')" in before and "from own_helpers import norm" in before
+    Path(module.__file__ or "").write_text("def norm(text):\n    return text\n")
+    assert written_down(space["score"], "score") != before
+
+
+def test_numbers_that_have_no_literal_are_written_down() -> None:
+    space = in_a_cell(
+        "bounds = [float('-inf'), float('nan'), -0.0, 1e300, 2**70, b'x', frozenset([1])]\n"
+        "def f(**c):\n    return bounds"
+    )
+    names: dict[str, Any] = {}
+    exec(written_down(space["f"], "f"), names)
+    low, nan, *rest = names["f"]()
+    assert low == -math.inf and math.isnan(nan)
+    assert rest == [-0.0, 1e300, 2**70, b"x", frozenset([1])]
