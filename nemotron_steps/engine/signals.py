@@ -49,6 +49,10 @@ class SignalThresholds:
     """KL of a step against the median of the steps before."""
     kl_spike_floor: float = 0.05
     """KL, nats a token, below which no rise counts as a spike."""
+    teacher_kl_stalled: float = 0.9
+    """Divergence from the teachers in the window against the start."""
+    teacher_kl_floor: float = 0.02
+    """Divergence, nats a token, below which a policy is as its teachers."""
     entropy_collapse: float = 0.1
     """Entropy of the window against the start."""
     token_mult_prob_error: float = 1.05
@@ -232,6 +236,18 @@ def kl_spike(m: SignalMonitor) -> Finding | None:
     return _spike(m, "kl_penalty", m.thresholds.kl_spike_factor, m.thresholds.kl_spike_floor, "KL to the reference")
 
 
+def teacher_kl_stalled(m: SignalMonitor) -> Finding | None:
+    """After 20 steps the window's divergence from the teachers is above 90 % of the start's, and above 0.02 nats."""
+    name = "teacher_divergence"
+    start, window, before = m.start(name), m.window(name), m.before(name)
+    if start is None or window is None or before is None or len(before) < 4 * m.thresholds.window:
+        return None
+    first, now = fmean(start), fmean(window)
+    if now <= max(m.thresholds.teacher_kl_floor, m.thresholds.teacher_kl_stalled * first):
+        return None
+    return {"start": first, "now": now}, f"the divergence from the teachers is {now:.3g} nats a token, from {first:.3g}"
+
+
 def entropy_collapse(m: SignalMonitor) -> Finding | None:
     """Entropy of the window is below 10 % of what it was at the start. Uses `entropy`, else `approx_entropy`."""
     name = "entropy" if m.latest("entropy") is not None else "approx_entropy"
@@ -348,6 +364,7 @@ RULES: dict[str, Callable[[SignalMonitor], Finding | None]] = {
         sequences_masked,
         policy_lag_high,
         stragglers_high,
+        teacher_kl_stalled,
     )
 }
 """Every rule under its signal's name."""

@@ -177,12 +177,29 @@ class TrainBatch:
     """float32 [N, T]; None under force_on_policy_ratio when no correction needs it"""
     reference_logprobs: torch.Tensor | None = None
     """float32 [N, T]; None when the KL penalty is 0"""
+    teacher_logprobs: torch.Tensor | None = None
+    """float32 [N, T] of each row's teacher; None without teachers"""
+    teacher_topk_logprobs: torch.Tensor | None = None
+    """float32 [N, T, k], the teacher's logprobs of its k heaviest tokens, heaviest first; 0 where nothing is trained"""
+    teacher_topk_indices: torch.Tensor | None = None
+    """int32 [N, T, k], those tokens"""
     routed_experts: torch.Tensor | None = None
     """int16 [N, T, mixtures, k], the experts that the generator chose for each token in every layer of experts; all -1
     where they are not known. None: the policy's routers choose."""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
+
+
+class Teachers(Protocol):
+    """Frozen models that grade what the policy samples (on-policy distillation). Collective, as a Policy is."""
+
+    def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
+        """The batch with `teacher_logprobs`, `teacher_topk_logprobs` and `teacher_topk_indices`.
+
+        Args:
+            names: [N] the teacher of each row; None for rows that are not trained.
+        """
 
 
 class Snapshot(Protocol):

@@ -299,7 +299,8 @@ class StepManifest(_Table):
         ):
             for name in sorted({n for n in names if names.count(n) > 1}):
                 raise ValueError(f"{kind}: two entries are named {name!r}; give each its own name")
-        ports = {p.name for p in self.consumes}
+        # A port that takes many is PORT.NAME where a request has named them; constraints are about all of them.
+        ports = {p.name for p in self.consumes} | {p.name.partition(".")[0] for p in self.consumes}
         for output in self.produces:
             named = f"{self.pack}:{self.step.id}/{output.name}"
             if len(named) > LONGEST_OUTPUT:

@@ -46,9 +46,10 @@ def check_attributes(
                 )
     for index, constraint in enumerate(manifest.constraints):
         values = [
-            (f"{place}.{name}", known[place][name], place)
+            (f"{port}.{name}", known[port][name], port)
             for place, name in constraint.terms
-            if name in known.get(place, {})
+            for port in known
+            if (port == place or port.startswith(f"{place}.")) and name in known[port]  # PORT.NAME: a port takes many
         ]
         for term, value, place in values[1:]:
             first_term, first_value, first_place = values[0]

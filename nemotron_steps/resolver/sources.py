@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nemotron_steps.config.names import nearest
@@ -22,7 +23,7 @@ from nemotron_steps.resolver.advice import missing_input_hints, missing_stage_in
 from nemotron_steps.resolver.chain import Chain
 from nemotron_steps.resolver.config_checks import is_placeholder
 from nemotron_steps.resolver.graph import DEFAULT, Graph, Identity, Node
-from nemotron_steps.resolver.many import with_named_ports
+from nemotron_steps.resolver.many import with_named_ports, with_sources_of_config
 from nemotron_steps.resolver.plan import InputSource, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import UnknownPort
 from nemotron_steps.resolver.request import DescribeInput, Goal, Request
@@ -65,6 +66,10 @@ class Sources:
         """Find a source for every port of a step. `goal` is None for a step that a config asked for."""
         # From here on a config that names the same step, config and overrides means this node.
         self._shared.setdefault(node.identity, node)
+        if node.config is not None and node.config.inputs:
+            node.manifest, of_config = with_sources_of_config(node.manifest, node.config.inputs)
+            if of_config != node.config.inputs:
+                node.config = replace(node.config, inputs=of_config)
         wired = goal.wired if goal is not None else {}
         named = node.config.inputs if node.config is not None else {}
         for name in [*wired, *named]:

@@ -80,6 +80,7 @@ PROVOKE: dict[str, Callable[[int, Metrics], None]] = {
     "grad_norm_spike": lambda step, m: m.update(grad_norm=30.0) if step == 40 else None,
     "sequences_masked": after(30, **{"seq_logprob_error__masked_share": 0.3}),
     "policy_lag_high": after(30, policy_lag__max=2.0),
+    "teacher_kl_stalled": lambda step, m: m.update(teacher_divergence=0.5) if step >= 10 else None,
     "stragglers_high": after(30, async__withdrawn_straggler=900.0),
 }
 

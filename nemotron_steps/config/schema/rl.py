@@ -233,6 +233,11 @@ class LossFnConfig(Section):
         refuse(rl_rules.loss_rules(self))
         return self
 
+    @property
+    def reads_prev_logprobs(self) -> bool:
+        """Whether the loss, or the reward, is told of logprobs under the policy that starts a step."""
+        return not self.force_on_policy_ratio or self.use_kl_in_reward
+
 
 class VllmModelConfig(Section):
     """A judge model: local weights run in this process or by vLLM, or an OpenAI-compatible server."""

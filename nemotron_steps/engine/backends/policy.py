@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.loss import Loss
-from nemotron_steps.engine.types import Policy
+from nemotron_steps.engine.types import Policy, Teachers
 
 
 def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int) -> Policy:
@@ -19,3 +20,12 @@ def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, refer
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
 
     return MegatronPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+
+
+def build_teachers(
+    config: PolicyConfig, checkpoints: Mapping[str, Path], *, topk: int, vocab_size: int, offload: bool
+) -> Teachers:
+    """Teachers beside the policy that this process (or rank) has already built; arguments as `FrozenTeachers`'s."""
+    from nemotron_steps.engine.policy.teachers import FrozenTeachers
+
+    return FrozenTeachers(config, checkpoints, topk, vocab_size=vocab_size, offload=offload)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
 from nemotron_steps.engine.build.prompt_lengths import short_enough
 from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
+from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
 from nemotron_steps.environments.judged.judges import Messages
 from nemotron_steps.errors import ConfigError
@@ -89,7 +91,11 @@ def prompt_stream(config: RlConfig, rows: Sequence[PromptRow]) -> PromptStream:
 
 
 def check_run_rows(config: RlConfig, rows: RunRows) -> Needs:
-    """check_rows of a GRPO run."""
+    """check_rows of a GRPO run; where there are teachers, every row that is trained on has one."""
+    choice = teacher_choice(config)
+    if choice is not None:
+        for row in rows.train:
+            choice.of(row.row, row.where)
     return check_rows(
         config.env,
         JoinedRows(rows.train, rows.validation),
@@ -98,6 +104,13 @@ def check_run_rows(config: RlConfig, rows: RunRows) -> Needs:
         heldout_environment=config.heldout.environment,
         policy_served=config.policy.generation.vllm_cfg.expose_http_server,
     )
+
+
+def teacher_choice(config: RlConfig) -> TeacherChoice | None:
+    """Which row has which teacher; None without distillation. ConfigError: see TeacherChoice."""
+    if not isinstance(config, OpdConfig):
+        return None
+    return TeacherChoice(config.on_policy_distillation, only=config.env.only_environment)
 
 
 def check_rows(

@@ -8,22 +8,26 @@ from pathlib import Path
 from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.processes import refuse_rl_without_ray
 from nemotron_steps.config.layout.sizes import sizes_of
+from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.collector import build_collector
-from nemotron_steps.engine.build.rows import RunRows, check_run_rows, prompt_stream
+from nemotron_steps.engine.build.rows import RunRows, check_run_rows, prompt_stream, teacher_choice
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.loop import GrpoRun
 from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
-from nemotron_steps.engine.losses.loss import SampledFrom
+from nemotron_steps.engine.losses.distillation import DistillationLoss
+from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.placement.parts import Parts, Wanted
+from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers
 from nemotron_steps.engine.policy.malloc_tuning import freeze_objects
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.models.architecture import facts_of, hf_folder
+from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -53,11 +57,12 @@ def build_run(
         checkpoint=Path(config.policy.checkpoint or ""),
         hf_folder=folder,
         chat=chat,
-        loss_fn=PolicyGradientLoss(config.loss_fn, SampledFrom.of(config.policy.generation)),
+        loss_fn=_loss(config),
         reference=needs_reference_logprobs(config.loss_fn),
         total_steps=prompts.num_steps(grpo.max_num_steps) * updates,
         max_total_length=max(config.policy.max_total_sequence_length, config.policy.max_total_sequence_length_end or 0),
         judges=needs.judges,
+        teachers=_teachers(config, folder),
     )
     parts = place(config, wanted)
     with parts.resources:
@@ -92,6 +97,7 @@ def build_run(
                 max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
             ),
             reward_penalties=penalties,
+            distillation=_distillation(config, parts),
         )
         freeze_objects()
         parts.resources.callback(gc.unfreeze)
@@ -120,6 +126,30 @@ def _hf_folder(config: RlConfig) -> Path:
     if config.policy.checkpoint is None:
         raise ConfigError("no policy to train", where="policy.checkpoint", hints=["--input policy=PATH"])
     return hf_folder(config.policy.checkpoint)
+
+
+def _loss(config: RlConfig) -> Loss:
+    if not isinstance(config, OpdConfig):
+        return PolicyGradientLoss(config.loss_fn, SampledFrom.of(config.policy.generation))
+    loss = config.loss_fn
+    return DistillationLoss(TeacherKl(loss.kl_type, loss.mixed_kl_weight, loss.zero_outside_topk))
+
+
+def _teachers(config: RlConfig, policy: Path) -> WantedTeachers | None:
+    if not isinstance(config, OpdConfig):
+        return None
+    settings = config.on_policy_distillation
+    return WantedTeachers(
+        checkpoints={name: Path(folder) for name, folder in settings.teachers.items()},
+        topk=settings.topk_logits_k,
+        vocab_size=Architecture.from_folder(policy).vocab_size,
+        offload=settings.offload,
+    )
+
+
+def _distillation(config: RlConfig, parts: Parts) -> Distillation | None:
+    choice = teacher_choice(config)
+    return None if choice is None or parts.teachers is None else Distillation(choice, parts.teachers)
 
 
 def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | None:

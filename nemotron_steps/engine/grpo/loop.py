@@ -4,6 +4,7 @@
         groups   = collect(prompts)                   rollouts/collector.py: generator + environments
         prepared = prepare_batch(groups)              step.py: rewards, baselines, masks
         prepared.batch += prev, reference logprobs    the policy
+        prepared.batch += teachers' logprobs          distillation.py, where there are teachers
         batch    = finish_batch(prepared)             step.py: advantages, penalties, clip
         policy.train_step(each global batch)          losses/
         generator.update_weights(policy.weights())    refit
@@ -32,6 +33,7 @@ from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, BufferState, GroupBuffer
+from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler, failures_of, more_signal
 from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.grpo.step import (
@@ -71,6 +73,7 @@ class GrpoRun:
     reporter: Reporter
     signals: SignalMonitor
     reward_penalties: RewardPenalties | None = None
+    distillation: Distillation | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     """What ends with the run: engines, actors, servers."""
     step: int = 0
@@ -300,6 +303,8 @@ async def sample_groups(
     )
     for number, prompt, group in zip(begun, prompts, groups, strict=True):
         run.failures.saw(number, prompt, group)
+    if run.distillation is not None:
+        run.distillation.mark(prompts, groups)
     return groups if run.reward_penalties is None else run.reward_penalties.apply(groups)
 
 
@@ -324,10 +329,13 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
     with record.timer.phase("reference_logprobs"):
         if needs_reference_logprobs(config.loss_fn):
             prepared.batch.reference_logprobs = run.policy.reference_logprobs(prepared.batch)
+    with record.timer.phase("teacher_logprobs"):
+        if run.distillation is not None:
+            run.distillation.score(prepared)
     with record.timer.phase("prepare"):
         truncated = SampledFrom.of(config.policy.generation).truncated
         batch, metrics = finish_batch(prepared, config.grpo, config.loss_fn, config.env.nemo_gym, truncated=truncated)
-        record.metrics.update(metrics)
+        record.metrics.update(metrics if run.distillation is None else run.distillation.own_metrics(metrics))
     with record.timer.phase("train"):
         updates = [run.policy.train_step(part) for part in split_batch(batch, config.policy.train_global_batch_size)]
     record.metrics.update(combine_updates(updates))

@@ -60,7 +60,7 @@ class PreparedBatch:
 
 def needs_prev_logprobs(grpo: GrpoConfig, loss_fn: LossFnConfig) -> bool:
     """Whether the loop must compute logprobs under the policy that starts the step."""
-    return not loss_fn.force_on_policy_ratio or grpo.seq_logprob_error_threshold is not None or loss_fn.use_kl_in_reward
+    return loss_fn.reads_prev_logprobs or grpo.seq_logprob_error_threshold is not None
 
 
 def needs_reference_logprobs(loss_fn: LossFnConfig) -> bool:

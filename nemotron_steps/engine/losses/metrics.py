@@ -65,6 +65,8 @@ METRIC_KINDS: dict[str, MetricKind] = {
     "approx_entropy": MetricKind.TOKEN_MEAN,
     "entropy": MetricKind.TOKEN_MEAN,
     "nll": MetricKind.TOKEN_MEAN,
+    "teacher_divergence": MetricKind.TOKEN_MEAN,
+    "teacher_topk_mass": MetricKind.TOKEN_MEAN,
     "preference_loss": MetricKind.TOTAL,
     "sft_loss": MetricKind.TOTAL,
     "accuracy": MetricKind.PAIR_MEAN,

@@ -113,7 +113,7 @@ class PolicyGradientLoss(Loss):
             sums.update(counts(batch, whole))
             if self.sampled_from.truncated:
                 sums["outside_truncation"] = (whole - mask).sum()
-            sums.update(_mismatch_sums(prev, generation, mask, config.reference_policy_kl_type))
+            sums.update(mismatch_sums(prev, generation, mask, config.reference_policy_kl_type))
             sums.update(_ratio_sums(ratio, mask, trained))
             sums.update(_correction_sums(correction, mask, batch.sample_mask))
             # Entropy over the generator's samples, reweighted to the current policy.
@@ -200,7 +200,7 @@ def _fill(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     return torch.where(keep, values, torch.zeros_like(values))
 
 
-def _mismatch_sums(prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor, kind: KlType) -> MetricSums:
+def mismatch_sums(prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor, kind: KlType) -> MetricSums:
     """How far generator and trainer disagree on the tokens the generator sampled.
 
     gen_kl_error estimates KL(generator || trainer) and policy_kl_error KL(trainer || generator), by

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.backends.generator import build_generator
 from nemotron_steps.engine.backends.judges import build_judges
-from nemotron_steps.engine.backends.policy import build_policy
+from nemotron_steps.engine.backends.policy import build_policy, build_teachers
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.parts import Parts, Wanted
 from nemotron_steps.engine.policy.malloc_tuning import share_gpu_memory
@@ -32,6 +32,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         reference=wanted.reference,
         total_steps=wanted.total_steps,
     )
+    teachers = None if wanted.teachers is None else build_teachers(config.policy, **vars(wanted.teachers))
     generator = build_generator(
         wanted.hf_folder,
         config.policy.generation,
@@ -53,4 +54,5 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
                 resources.callback(judge.close)
         environments = EnvironmentSet(config.env.nemo_gym.environments, judges, only=config.env.only_environment)
         stepwise: list[StepwiseJudge] = [j for j in judges.values() if isinstance(j, GeneratorJudge | HttpJudge)]
-        return Parts(policy, generator, sampler, stepwise, environments, resources.pop_all(), {"backend": "process"})
+        where = {"backend": "process"}
+        return Parts(policy, generator, sampler, stepwise, environments, resources.pop_all(), where, teachers)

@@ -9,7 +9,8 @@ t is vLLM's tensor-parallel size. A bundle of the placement group is a device, o
 are on one node. Ray gives an actor either part of one GPU or whole GPUs: whoever shares the GPUs of a generator with
 t > 1 is told their names instead.
 
-The reference model lives in the policy ranks, as in one process. CPU devices are processes of the machine.
+The reference model and the teachers of distillation live in the policy ranks, as in one process. CPU devices are
+processes of the machine.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
             reference=wanted.reference,
             total_steps=wanted.total_steps,
         )
+        teachers = None if wanted.teachers is None else policy.build_teachers(config.policy, wanted.teachers)
         generator = RayGenerator(
             GeneratorSettings(
                 wanted.hf_folder,
@@ -158,6 +160,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
             environments,
             resources.pop_all(),
             {"backend": "ray", "workers": places(workers), "weight_sync": generator.transports},
+            teachers,
         )
 
 

@@ -10,9 +10,19 @@ from typing import Any
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
-from nemotron_steps.engine.types import Generator, Policy
+from nemotron_steps.engine.types import Generator, Policy, Teachers
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.models.chat import ChatFormat
+
+
+@dataclass(frozen=True)
+class WantedTeachers:
+    """Frozen models beside the policy; fields as `FrozenTeachers`'s."""
+
+    checkpoints: dict[str, Path]
+    topk: int
+    vocab_size: int
+    offload: bool
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class Wanted:
         total_steps: optimizer steps of the run.
         max_total_length: longest sequence of the run, in tokens.
         judges: roles that the rows' environments ask.
+        teachers: None without distillation.
     """
 
     checkpoint: Path
@@ -38,6 +49,7 @@ class Wanted:
     total_steps: int
     max_total_length: int
     judges: frozenset[str]
+    teachers: WantedTeachers | None = None
 
 
 @dataclass
@@ -54,3 +66,4 @@ class Parts:
     resources: ExitStack
     where: dict[str, Any]
     """Where everything is, for the journal."""
+    teachers: Teachers | None = None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.loss import Loss
-from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
-from nemotron_steps.engine.types import TrainBatch
+from nemotron_steps.engine.placement.policy_worker import FILES, SCORES, PolicyWorker, arrays_of
+from nemotron_steps.engine.types import Teachers, TrainBatch
 from nemotron_steps.engine.weight_sync.objects import get_weights
 from nemotron_steps.engine.weight_sync.offers import OBJECTS
 from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
@@ -26,6 +28,8 @@ from nemotron_steps.engine.workers.workers import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from nemotron_steps.engine.placement.parts import WantedTeachers
 
 
 _DRIVER = "driver"
@@ -80,6 +84,18 @@ class RayPolicy:
     ) -> None:
         """Load the model on every rank; arguments as engine.backends' build_policy."""
         self._everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
+
+    def build_teachers(self, config: PolicyConfig, wanted: WantedTeachers) -> Teachers:
+        """Load the teachers on every rank, where `score` asks them."""
+        self._everywhere("build_teachers", config, wanted)
+        return self
+
+    def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
+        """See Teachers; the ranks have them."""
+        import ray
+
+        scores = self._everywhere("score", ray.put(arrays_of(batch)), list(names))
+        return replace(batch, **{name: torch.from_numpy(np.array(scores[name])) for name in SCORES})
 
     def logprobs(self, batch: TrainBatch) -> torch.Tensor:
         """See Policy."""

@@ -17,12 +17,15 @@ from nemotron_steps.errors import StorageError
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import PolicyConfig
     from nemotron_steps.engine.losses.loss import Loss
-    from nemotron_steps.engine.types import Policy, TrainBatch
+    from nemotron_steps.engine.placement.parts import WantedTeachers
+    from nemotron_steps.engine.types import Policy, Teachers, TrainBatch
     from nemotron_steps.engine.weight_sync.ends import SendingEnd
 
 Arrays = Mapping[str, npt.NDArray[Any] | None]
 
 
+SCORES = ("teacher_logprobs", "teacher_topk_logprobs", "teacher_topk_indices")
+"""Of a batch, what teachers add to it."""
 FILES = "files"
 """Concurrency group in which snapshots are written while training goes on."""
 
@@ -32,6 +35,7 @@ class PolicyWorker(WorkerProcess):
 
     THREADS = (*WorkerProcess.THREADS, FILES)
     _policy: Policy
+    _teachers: Teachers
 
     def __init__(self) -> None:
         self._sending: dict[str, SendingEnd] = {}
@@ -56,6 +60,17 @@ class PolicyWorker(WorkerProcess):
         from nemotron_steps.engine.backends.policy import build_policy
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+
+    def build_teachers(self, config: PolicyConfig, wanted: WantedTeachers) -> None:
+        """Load this rank's part of the teachers."""
+        from nemotron_steps.engine.backends.policy import build_teachers
+
+        self._teachers = build_teachers(config, **vars(wanted))
+
+    def score(self, arrays: Arrays, names: Sequence[str | None]) -> Any:
+        """Teachers.score; rank 0 answers with what they add to the batch."""
+        scored = arrays_of(self._teachers.score(batch_of(arrays), names))
+        return self._answer({name: scored[name] for name in SCORES})
 
     def logprobs(self, arrays: Arrays) -> Any:
         """Policy.logprobs; rank 0 answers."""

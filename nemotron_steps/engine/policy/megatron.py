@@ -17,16 +17,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batches.batching import select_rows
-from nemotron_steps.engine.losses.loss import Loss, SampledFrom
+from nemotron_steps.engine.losses.distillation import DistillationLoss
+from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy import parallel_dims as parallel
-from nemotron_steps.engine.policy.context_parallel import sum_parts
 from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.hybrid import HybridModel
 from nemotron_steps.engine.policy.kernels.dense import row_multiple
@@ -38,9 +37,11 @@ from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.moe.replay import check_routed_experts, replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
+from nemotron_steps.engine.policy.output_layer import OutputLayer, Results, TokenOutputs
 from nemotron_steps.engine.policy.pipeline import Pipeline
 from nemotron_steps.engine.policy.shards import ModelShards
 from nemotron_steps.engine.policy.snapshot import PolicySnapshot
+from nemotron_steps.engine.policy.teacher_logprob import linear_divergence, linear_topk
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
@@ -64,6 +65,7 @@ class MegatronPolicy:
         reference: keep a frozen copy of the starting weights for `reference_logprobs`; with adapters they are there.
         seed: of torch's generator on this rank. The model itself draws nothing at random.
         total_steps: optimizer steps of the run, for decay styles without `lr_decay_iters`.
+        frozen: it never trains, so it has no gradients and no optimizer: a teacher.
 
     Raises:
         ArtifactError: the checkpoint cannot be loaded.
@@ -79,6 +81,7 @@ class MegatronPolicy:
         reference: bool = False,
         seed: int = 0,
         total_steps: int | None = None,
+        frozen: bool = False,
     ) -> None:
         self.config, self.loss_fn = config, loss_fn
         megatron = config.megatron_cfg
@@ -127,12 +130,15 @@ class MegatronPolicy:
         else:
             self.shards.load(to_megatron(WeightReader(checkpoint_path), self.architecture))
         sharded = megatron.optimizer.use_distributed_optimizer
-        self.buffers = self.shards.make_buffers(sharded=sharded)
+        self.buffers = [] if frozen else self.shards.make_buffers(sharded=sharded)
         self.optimizer = FlatAdamW(
             self.buffers,
             megatron.optimizer,
             self.shards.clip_groups(self.buffers, sharded=sharded),
             first_tensor_rank=self.groups.tensor_rank == 0,
+        )
+        self._outputs = TokenOutputs(
+            self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
         )
         self._pipeline = Pipeline(self.groups, self.model.dtype, self.device)
         scheduler = megatron.scheduler
@@ -147,26 +153,52 @@ class MegatronPolicy:
 
     def logprobs(self, batch: TrainBatch) -> torch.Tensor:
         """float32 [N, T] on CPU: logprobs of the trained tokens (token_mask) under the current weights, else 0."""
-        result = torch.zeros(batch.input_ids.shape, dtype=torch.float32)
+
+        def of(hidden: torch.Tensor, layout: TokenLayout) -> tuple[torch.Tensor]:
+            return (self._token_logprobs(hidden, layout, with_entropy=False)[0],)
+
+        return self._inferred(batch, of, [torch.zeros(batch.input_ids.shape)])[0]
+
+    def topk_logprobs(self, batch: TrainBatch, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """float32 [N, T] logprobs of the trained tokens, float32 [N, T, k] those of the k heaviest tokens at each, and
+        int32 [N, T, k] these tokens; on CPU, 0 where nothing is trained."""
+
+        def of(hidden: torch.Tensor, layout: TokenLayout) -> tuple[torch.Tensor, ...]:
+            select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
+            return self._outputs(partial(linear_topk, k), select, weight, layout, layout.source, layout.targets)
+
+        shape = batch.input_ids.shape
+        results = [torch.zeros(shape), torch.zeros(*shape, k), torch.zeros(*shape, k, dtype=torch.int32)]
+        logprobs, heaviest, tokens = self._inferred(batch, of, results)
+        return logprobs, heaviest, tokens
+
+    def _inferred(
+        self,
+        batch: TrainBatch,
+        of: Callable[[torch.Tensor, TokenLayout], tuple[torch.Tensor, ...]],
+        results: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Fill results [N, T, …] on CPU with what `of` makes, [R, …], of the last stage's output and its layout."""
         work = self._work(batch, range(len(batch)), train=False)
 
         def forward(number: int, received: torch.Tensor | None) -> torch.Tensor:
             layout = work.layout(number)
             hidden = self.model(layout, received)
             if self.groups.is_last_stage and not work.is_idle(number):
-                logprobs, _ = self._token_logprobs(hidden, layout, with_entropy=False)
-                values = _scatter(logprobs, layout).cpu()
-                result[torch.as_tensor(work.rows(number)), : layout.shape[1]] = values
+                rows = torch.as_tensor(work.rows(number))
+                for result, values in zip(results, of(hidden, layout), strict=True):
+                    result[rows, : layout.shape[1]] = _scatter(values, layout).cpu()
             return hidden  # type: ignore[no-any-return]
 
         with torch.no_grad(), on_available_device():
             self._pipeline.infer(work.count, forward, work.shape)
         for group in (self.groups.data, self.groups.pipeline):
             if dist.get_world_size(group) > 1:
-                moved = result.to(self.device)
-                dist.all_reduce(moved, group=group)
-                result = moved.cpu()
-        return result
+                for number, result in enumerate(results):
+                    moved = result.to(self.device)
+                    dist.all_reduce(moved, group=group)
+                    results[number] = moved.cpu()
+        return results
 
     def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
         """The same under the frozen starting weights, whose routers choose their experts themselves. EngineError when
@@ -234,8 +266,7 @@ class MegatronPolicy:
             if not self.groups.is_last_stage:
                 return hidden
             micro = _to_device(work.select(number), self.device)
-            logprobs, entropy = (_scatter(values, layout) for values in self._token_logprobs(hidden, layout))
-            loss, sums = self.loss_fn(logprobs, micro, normalizers, entropy)
+            loss, sums = self._loss(hidden, layout, micro, normalizers)
             parts.append(sums)
             if ahead is not None and torch.is_grad_enabled():
                 loss = loss + ahead(list(self._logprobs_ahead(hidden, layout)), layout, micro)
@@ -321,6 +352,28 @@ class MegatronPolicy:
         multiple = math.lcm(shares, shapes, token_multiple(self.config))
         return _Work(batch, own, count, unit, shares, multiple, ahead, self.architecture, self.device)
 
+    def _loss(
+        self, hidden: torch.Tensor, layout: TokenLayout, micro: TrainBatch, normalizers: LossNormalizers
+    ) -> tuple[torch.Tensor, MetricSums]:
+        """Of a micro-batch, from the last stage's output."""
+        if not isinstance(self.loss_fn, DistillationLoss):
+            logprobs, entropy = (_scatter(values, layout) for values in self._token_logprobs(hidden, layout))
+            return self.loss_fn(logprobs, micro, normalizers, entropy)
+        teacher = (micro.teacher_topk_logprobs, micro.teacher_topk_indices)
+        if teacher[0] is None or teacher[1] is None:
+            raise EngineError("no teacher has scored the batch", where="engine/policy/megatron.py")
+        found = self._outputs(
+            partial(linear_divergence, self.loss_fn.divergence),
+            partial(self.model.predictors, hidden),
+            self.model.output_weight(),
+            layout,
+            layout.source,
+            layout.targets,
+            *(each.flatten(0, 1)[layout.cells] for each in (teacher[0], teacher[1])),
+        )
+        divergence, logprobs, entropy = (_scatter(values, layout) for values in found)
+        return self.loss_fn(logprobs, micro, normalizers, entropy, divergence)
+
     def _token_logprobs(
         self, hidden: torch.Tensor, layout: TokenLayout, *, with_entropy: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -351,51 +404,18 @@ class MegatronPolicy:
         layout: TokenLayout,
         source: torch.Tensor,
         targets: torch.Tensor,
-        **settings: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 [R] logprobs and entropies of targets [R].
-
-        Args:
-            select: positions among this rank's tokens → the states there, for the output layer.
-            source: flat token of all ranks whose state predicts each target.
-            settings: of `_logprobs_of`.
-        """
-        if self.layout.context == 1:
-            return self._logprobs_of(select, source, targets, **settings)
-        share = (layout.token_ids.shape[0]) // self.layout.context
-        first = self.groups.context_rank * share
-        mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
-        parts = self._logprobs_of(select, source[mine] - first, targets[mine], **settings)
-        empty = torch.zeros(source.shape[0], dtype=torch.float32, device=self.device)
-        logprobs, entropy = (sum_parts(empty.index_copy(0, mine, part), self.groups.context) for part in parts)
-        return logprobs, entropy.detach()
-
-    def _logprobs_of(
-        self,
-        select: Callable[[torch.Tensor], torch.Tensor],
-        source: torch.Tensor,
-        targets: torch.Tensor,
         *,
         weight: torch.Tensor,
-        with_entropy: bool = True,
-        sampled_from: SampledFrom = SampledFrom(),  # noqa: B008  (frozen)
+        **settings: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = source.shape[0]
-        extra = -rows % row_multiple(self.device, self.model.dtype)
-        if extra:
-            source, targets = F.pad(source, (0, extra)), F.pad(targets, (0, extra))
-        logprobs, entropy = linear_logprobs(
-            select(source),
-            weight,
-            targets,
-            chunk=self.config.logprob_chunk_size,
-            vocab_size=self.architecture.vocab_size,
-            vocab_start=self.groups.tensor_rank * weight.shape[0],
-            group=self.groups.tensor,
-            with_entropy=with_entropy,
-            sampled_from=sampled_from,
-        )
-        return logprobs[:rows], entropy[:rows]
+        """float32 [R] logprobs and entropies of targets [R]; settings are those of `linear_logprobs`."""
+
+        def of(states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer) -> Results:
+            where: dict[str, Any] = {**vars(layer), **settings}
+            return linear_logprobs(states, weight, targets, **where)
+
+        logprobs, entropy = self._outputs(of, select, weight, layout, source, targets)
+        return logprobs, entropy
 
     def _moving(self) -> list[torch.Tensor]:
         """Everything that training changes."""
@@ -474,9 +494,9 @@ class _Work:
 
 
 def _scatter(values: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
-    """[R] → [n, W], zero where nothing is trained."""
-    flat = values.new_zeros(layout.shape[0] * layout.shape[1])
-    return flat.index_copy(0, layout.cells, values).view(layout.shape)
+    """[R, …] → [n, W, …], zero where nothing is trained."""
+    flat = values.new_zeros(layout.shape[0] * layout.shape[1], *values.shape[1:])
+    return flat.index_copy(0, layout.cells, values).view(*layout.shape, *values.shape[1:])
 
 
 def _off_device(tensor: torch.Tensor) -> torch.Tensor:

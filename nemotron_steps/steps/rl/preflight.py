@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.layout.processes import refuse_rl_without_ray
 from nemotron_steps.config.names import nearest
+from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import check_run_rows, prompt_stream, read_data
 from nemotron_steps.environments.registry import names
@@ -28,9 +29,19 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
         return  # whatever the config names gives way to what an earlier step will make
     if "policy" in inputs and inputs["policy"] is None:
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"checkpoint": None})})
+    if isinstance(config, OpdConfig):
+        config = _with_teachers(config, inputs)
     rows = read_data(config)
     check_run_rows(config, rows)
     prompt_stream(config, rows.train)
+
+
+def _with_teachers(config: OpdConfig, inputs: Mapping[str, Artifact | None]) -> OpdConfig:
+    """With the teachers that earlier steps will make, which so far have a name only."""
+    distillation = config.on_policy_distillation
+    named = {port.removeprefix("teachers."): "" for port in inputs if port.startswith("teachers.")}
+    update = {"teachers": {**named, **distillation.teachers}}
+    return config.model_copy(update={"on_policy_distillation": distillation.model_copy(update=update)})
 
 
 def check_low_effort(config: RlConfig) -> None:

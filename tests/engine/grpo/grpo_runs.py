@@ -123,7 +123,7 @@ class StuckEverywhere(Stuck):
 ENVIRONMENTS = (Vowels, AnyVowel, Indifferent, Silent, Unreliable, Marked, Hanging, Stuck, StuckEverywhere)
 
 
-def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -> RlConfig:
+def config_of(checkpoint, steps, *, environment: str | None = None, schema=RlConfig, **changes) -> RlConfig:
     """Four groups of eight a step; `changes` by dotted key, with `__` for the dot."""
     values: dict = {
         "grpo": {
@@ -156,7 +156,7 @@ def config_of(checkpoint, steps, *, environment: str | None = None, **changes) -
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = value
-    return RlConfig.model_validate(values)
+    return schema.model_validate(values)
 
 
 def start(config, work, records=None, rows=None, *, begun_s_ago=0.0):

@@ -1,0 +1,76 @@
+"""KL divergence between a policy's and a teacher's next-token distributions, with its gradient in the logits.
+
+Per position, p the policy's and q the teacher's distribution:
+
+    forward = sum_v q (log q - log p)        the policy covers what the teacher may say
+    reverse = sum_v p (log p - log q)        the policy avoids what the teacher would not say
+    mixed   = mixed_kl_weight forward + (1 - mixed_kl_weight) reverse
+
+Of a teacher's k heaviest tokens S alone, q is its softmax over S, and p is (NeMo-RL's DistillationLossFn)
+- the policy's softmax over S too, or
+- under `zero_outside_topk` its softmax over everything, log q being -100 outside of S: the reverse KL then is
+  sum_v p log p - sum_S p log q + 100 (1 - sum_S p).
+
+Gradients are written out here and not left to autograd, so that logits exist for a chunk of tokens at a time, and so
+that each rank of a vocabulary-parallel group can form its own columns (engine/policy/teacher_logprob.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+TeacherKlType = Literal["forward", "reverse", "mixed"]
+
+LOG_INFINITESIMAL = -100.0
+"""log q of a token that the teacher's k heaviest are not, under `zero_outside_topk`."""
+
+
+@dataclass(frozen=True)
+class TeacherKl:
+    """Which divergence; keys as `loss_fn.*`."""
+
+    kl_type: TeacherKlType = "mixed"
+    mixed_kl_weight: float = 0.5
+    zero_outside_topk: bool = False
+
+    @property
+    def forward(self) -> float:
+        """Weight of the forward KL; 1 less it is that of the reverse."""
+        return {"forward": 1.0, "reverse": 0.0, "mixed": self.mixed_kl_weight}[self.kl_type]
+
+    def of_chosen(
+        self, chosen: torch.Tensor, teacher: torch.Tensor, lse: torch.Tensor, negative_entropy: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The divergence over a teacher's k heaviest tokens.
+
+        Args:
+            chosen: [n, k] the policy's logits of those tokens.
+            teacher: [n, k] the teacher's log softmax over them.
+            lse: [n] log-sum-exp of all the policy's logits.
+            negative_entropy: [n] sum_v p log p of the policy's whole distribution.
+
+        Returns:
+            (nats [n]; its gradient in the chosen logits [n, k]; and a [n], where p (a + (1 - `forward`) log p) is to be
+            added to the gradient in every logit, or None where nothing is).
+        """
+        weight = self.forward
+        q = teacher.exp()
+        if not self.zero_outside_topk:
+            log_p = chosen.log_softmax(-1)
+            p, ratio = log_p.exp(), log_p - teacher
+            reverse = (p * ratio).sum(-1)
+            value = weight * -(q * ratio).sum(-1) + (1 - weight) * reverse
+            gradient = weight * (p - q) + (1 - weight) * p * (ratio - reverse[:, None])
+            return value, gradient, None
+        log_p = chosen - lse[:, None]
+        p = log_p.exp()
+        rest = 1 - p.sum(-1)
+        forward = (q * (teacher - log_p)).sum(-1)
+        reverse = negative_entropy - (p * teacher).sum(-1) - LOG_INFINITESIMAL * rest
+        value = weight * forward + (1 - weight) * reverse
+        gradient = -weight * q + (1 - weight) * p * (LOG_INFINITESIMAL - teacher)
+        everywhere = weight + (1 - weight) * (-LOG_INFINITESIMAL - reverse)
+        return value, gradient, everywhere

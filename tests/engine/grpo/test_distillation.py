@@ -1,0 +1,129 @@
+"""On-policy distillation through the GRPO loops: who teaches which row, what is learnt, what a kill costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nemotron_steps.config.schema.opd import OpdConfig
+from nemotron_steps.engine.rollouts.data import read_rows
+from nemotron_steps.errors import DataError
+from tests.benchmarks.grpo_task import make_checkpoint
+from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
+
+LOOPS = {"sync": False, "async": True}
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    folders = {}
+    for seed, name in enumerate(("a", "b"), start=1):
+        folders[name] = tmp_path_factory.mktemp("teacher") / name
+        make_checkpoint(folders[name], seed)
+    return {name: str(folder) for name, folder in folders.items()}
+
+
+def distilling(task, steps, teachers, asynchronous=False, **changes):
+    return config_of(
+        task,
+        steps,
+        schema=OpdConfig,
+        loss_fn={"kl_type": "reverse"},
+        on_policy_distillation__teachers=teachers,
+        on_policy_distillation__topk_logits_k=32,
+        grpo__async_grpo__enabled=asynchronous,
+        **changes,
+    )
+
+
+def two_kinds(task):
+    """Prompts of which every other one names the second teacher."""
+    rows = read_rows(task / "train.jsonl")[:32]
+    return marked(rows, teacher=["ab"[i % 2] for i in range(len(rows))])
+
+
+def asked_of(run):
+    """The names that the run's teachers are asked with, a list a step."""
+    asked, teachers = [], run.distillation.teachers
+
+    class Asked:
+        def score(self, batch, names):
+            asked.append(names)
+            return teachers.score(batch, names)
+
+    run.distillation = replace(run.distillation, teachers=Asked())
+    return asked
+
+
+@pytest.mark.parametrize("asynchronous", LOOPS.values(), ids=LOOPS)
+def test_the_policy_comes_closer_to_its_teachers(asynchronous, task, teachers, tmp_path):
+    records = []
+    config = distilling(task, 10, teachers, asynchronous, on_policy_distillation__teacher_field="teacher")
+    run = start(config, tmp_path, records, two_kinds(task))
+    scored = []
+    score = run.distillation.teachers.score
+    object.__setattr__(
+        run.distillation.teachers, "score", lambda batch, names: scored.append(names) or score(batch, names)
+    )
+    run_loop(run)
+    metrics = metrics_of(records)
+    assert metrics[-1]["teacher_divergence"] < 0.8 * metrics[0]["teacher_divergence"]
+    assert metrics[-1]["teacher_kl/mean"] < metrics[0]["teacher_kl/mean"]
+    assert {name for names in scored for name in names} == {"a", "b"}
+    assert all("reward/mean" in m and "teacher_kl/vowels" in m for m in metrics)
+    assert not any(name.startswith(("advantages/", "groups/")) for m in metrics for name in m)
+
+
+def test_rollouts_are_scored_by_the_teacher_of_their_row(task, teachers, tmp_path):
+    rows, groups = two_kinds(task), []
+    run = start(distilling(task, 1, teachers, on_policy_distillation__teacher_field="teacher"), tmp_path, rows=rows)
+    asked, collect = asked_of(run), run.collector.collect
+
+    async def collected(*args, **kwargs):
+        groups.extend(await collect(*args, **kwargs))
+        return groups
+
+    run.collector.collect = collected
+    run_loop(run)
+    wanted = {row.index: row.row["teacher"] for row in rows}
+    assert asked == [[wanted[group.prompt_index] for group in groups for _ in group.rollouts]]
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(task, teachers, tmp_path):
+    whole, first, second = [], [], []
+    config = distilling(task, 6, teachers, on_policy_distillation__teacher_field="teacher")
+    rows = two_kinds(task)
+    run_loop(start(config, tmp_path / "whole", whole, rows))
+    broken = start(config, tmp_path / "broken", first, rows)
+    stop_after(broken, 4)
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(broken)
+    run_loop(start(config, tmp_path / "broken", second, rows))
+    for name in ("loss", "grad_norm", "teacher_kl/mean", "reward/mean"):
+        assert [m[name] for m in metrics_of(whole)][3:] == [m[name] for m in metrics_of(second)], name
+
+
+def test_the_buffer_of_a_killed_asynchronous_run_remembers_the_teachers(task, teachers, tmp_path):
+    config = distilling(task, 6, teachers, True, on_policy_distillation__teacher_field="teacher")
+    rows, records = two_kinds(task), []
+    broken = start(config, tmp_path, [], rows)
+    stop_after(broken, 4)
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(broken)
+    again = start(config, tmp_path, records, rows)
+    seen = []
+    score = again.distillation.teachers.score
+    object.__setattr__(
+        again.distillation.teachers, "score", lambda batch, names: seen.extend(names) or score(batch, names)
+    )
+    run_loop(again)
+    assert [m for m in metrics_of(records)] and set(seen) == {"a", "b"}
+
+
+def test_a_row_without_a_teacher_is_refused_before_anything_is_loaded(task, teachers, tmp_path):
+    config = distilling(task, 1, teachers)
+    with pytest.raises(DataError, match="no teacher for rows of") as caught:
+        start(config, tmp_path)
+    assert caught.value.hints[1] == "on_policy_distillation.default_teacher_alias=a"
+    run_loop(start(distilling(task, 1, teachers, on_policy_distillation__default_teacher_alias="a"), tmp_path))

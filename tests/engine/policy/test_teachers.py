@@ -1,0 +1,125 @@
+"""Teachers beside a policy: what they score, and a policy that learns from it, against transformers in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemotron_steps.engine.losses.distillation import DistillationLoss
+from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.policy.teachers import FrozenTeachers
+from nemotron_steps.errors import ConfigError, EngineError
+from tests.engine.losses.test_distillation import KINDS, plain
+from tests.engine.policy.batches import policy_config, rl_loss
+from tests.engine.policy.distilling_ranks import LAYOUTS, VOCAB, distilled, names_of, run_two, write_models
+from tests.models.checkpoints import write_checkpoint
+
+K = 5
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("teachers"))
+
+
+def whole_logits(folder, batch):
+    """float64 [N, T, V] at each token: of the distribution it was drawn from."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    rows = []
+    for ids, length in zip(batch.input_ids, batch.lengths.tolist(), strict=True):
+        logits = model(ids[None, :length]).logits[0, :-1]
+        rows.append(torch.nn.functional.pad(logits, (0, 0, 1, len(ids) - length)))
+    return torch.stack(rows), model
+
+
+def teachers_of(folders, **changes):
+    named = {name: folders[name] for name in ("a", "b")}
+    return FrozenTeachers(policy_config(**changes), named, K, vocab_size=VOCAB, offload=True)
+
+
+def test_each_row_is_scored_by_its_teacher_alone(folders, batch):
+    names = names_of(batch)
+    scored = teachers_of(folders).score(batch, names)
+    trained = (batch.token_mask > 0) & (batch.sample_mask > 0)[:, None]
+    for name in ("a", "b"):
+        logprobs = whole_logits(folders[name], batch)[0].detach().log_softmax(-1)
+        mine = trained & torch.tensor([chosen == name for chosen in names])[:, None]
+        assert mine.any()
+        sampled = logprobs.gather(2, batch.input_ids[..., None])[..., 0]
+        heaviest = logprobs.topk(K)
+        torch.testing.assert_close(scored.teacher_logprobs[mine].double(), sampled[mine], atol=2e-5, rtol=0)
+        found = scored.teacher_topk_logprobs[mine].double()
+        torch.testing.assert_close(found, heaviest.values[mine], atol=2e-5, rtol=0)
+        assert (scored.teacher_topk_indices[mine].long() == heaviest.indices[mine]).float().mean() > 0.99
+    assert not scored.teacher_topk_logprobs[~trained].any() and not scored.teacher_logprobs[~trained].any()
+
+
+@pytest.mark.parametrize("kl", KINDS, ids=lambda kl: f"{kl.kl_type}, {'zero' if kl.zero_outside_topk else 'top k'}")
+def test_loss_and_gradient_over_packed_rows_are_those_of_whole_distributions_row_by_row(kl, folders, batch):
+    packed = {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}}
+    scored = teachers_of(folders, **packed).score(batch, names_of(batch))
+    policy = MegatronPolicy(policy_config(max_grad_norm=1e9, **packed), folders["policy"], DistillationLoss(kl))
+    metrics = policy.train_step(scored)
+
+    logits, model = whole_logits(folders["policy"], batch)
+    trained = (batch.token_mask > 0) & (batch.sample_mask > 0)[:, None]
+    tokens = scored.teacher_topk_indices[trained].long()
+    teacher = torch.full((len(tokens), VOCAB), -1e9, dtype=torch.float64)
+    teacher.scatter_(1, tokens, scored.teacher_topk_logprobs[trained].double())
+    loss = plain(kl, logits[trained], teacher, tokens).mean()
+    loss.backward()
+    norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["teacher_divergence"] == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+    log_p = logits.detach()[trained].log_softmax(-1)
+    assert metrics["entropy"] == pytest.approx(-(log_p.exp() * log_p).sum(-1).mean().item(), rel=1e-4)
+    assert metrics["teacher_topk_mass"] == pytest.approx(
+        scored.teacher_topk_logprobs[trained].exp().sum(-1).mean().item(), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("change", [{"train_micro_batch_size": 1}, {"train_micro_batch_size": 5}], ids=str)
+def test_it_does_not_depend_on_how_the_batch_is_cut(change, folders, batch):
+    assert distilled(folders, change) == pytest.approx(distilled(folders, {}), rel=2e-5, abs=1e-6)
+
+
+def test_a_policy_learns_what_its_teachers_say_and_they_do_not_move(folders, batch):
+    teachers = teachers_of(folders)
+    scored = teachers.score(batch, names_of(batch))
+    policy = MegatronPolicy(policy_config(), folders["policy"], DistillationLoss(TeacherKl("reverse")))
+    losses = [policy.train_step(scored)["loss"] for _ in range(8)]
+    assert losses[-1] < 0.7 * losses[0]
+    again = teachers.score(batch, names_of(batch))
+    assert torch.equal(again.teacher_topk_logprobs, scored.teacher_topk_logprobs)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(folders, tmp_path):
+    write_checkpoint("qwen3", tmp_path, vocab_size=VOCAB + 8)
+    with pytest.raises(ConfigError, match="another vocabulary") as caught:
+        FrozenTeachers(policy_config(), {"other": tmp_path}, K, vocab_size=VOCAB, offload=True)
+    assert caught.value.where == "on_policy_distillation.teachers.other" and caught.value.hints
+
+
+def test_a_batch_that_no_teacher_has_scored_is_refused(folders, batch):
+    policy = MegatronPolicy(policy_config(), folders["policy"], DistillationLoss(TeacherKl()))
+    with pytest.raises(EngineError, match="no teacher has scored"):
+        policy.train_step(batch)
+
+
+def test_a_frozen_policy_keeps_neither_gradients_nor_moments(folders):
+    frozen = MegatronPolicy(policy_config(), folders["a"], rl_loss(), frozen=True)
+    assert frozen.buffers == [] and frozen.optimizer.moments == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.device_count() < 2, reason="needs two GPUs, or none")
+def test_two_ranks_distil_like_one(folders, tmp_path):
+    found, other = run_two(tmp_path, folders)
+    assert found == other
+    expected = distilled(folders, {})
+    for layout in LAYOUTS:
+        assert found[layout] == pytest.approx(expected, rel=1e-4, abs=1e-6), layout
