@@ -6,7 +6,7 @@ What an environment needs of a row beyond the shape is the environment's own che
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,15 @@ def check_file(path: Path, check: RowCheck) -> int:
             raise DataError(
                 problem,
                 where=f"{path}:{number}",
-                found="fields " + (", ".join(sorted(row)[:12]) or "none"),
+                found=shown_fields(row),
             )
         count += 1
     return count
+
+
+def shown_fields(row: Mapping[str, Any]) -> str:
+    """What a row has, for errors: the names of its first fields."""
+    return "fields " + (", ".join(sorted(row)[:12]) or "none")
 
 
 def any_row(row: Row) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.artifacts.rows import Row, prompt_row
+from nemotron_steps.artifacts.rows import Row, prompt_row, shown_fields
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
 
@@ -55,7 +55,7 @@ class PromptImport:
         if self.column is None and "responses_create_params" in row:
             problem = prompt_row(row)
             if problem is not None:
-                raise DataError(problem, where=where, found=_fields(row), hints=show_line(where))
+                raise DataError(problem, where=where, found=shown_fields(row), hints=show_line(where))
             return row
         column = self.column if self.column is not None else layout_of(row)[1]
         if column not in row:
@@ -63,7 +63,7 @@ class PromptImport:
                 "nothing in the row is a prompt" if self.column is None else f"the row has no column '{column}'",
                 where=where,
                 expected=f"a row like {CORRECT}",
-                found=_fields(row),
+                found=shown_fields(row),
                 hints=(*(f"prompt_column={name}" for name in _texts(row)[:2]), *show_line(where)),
             )
         messages, answer = _conversation(row[column], column in _CHAT_COLUMNS, f"{where} field {column}", where)
@@ -127,7 +127,3 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
     """Columns that hold a text, the longest first: the prompt is likely to be one of them."""
     texts = [name for name, value in row.items() if isinstance(value, str) and value.strip()]
     return sorted(texts, key=lambda name: -len(row[name]))
-
-
-def _fields(row: Mapping[str, Any]) -> str:
-    return "fields " + (", ".join(list(row)[:12]) or "none")

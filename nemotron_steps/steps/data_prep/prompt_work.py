@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nemotron_steps.artifacts.rows import Row, prompt_row
+from nemotron_steps.artifacts.rows import Row, prompt_row, shown_fields
 from nemotron_steps.config.schema.data_prep import PromptLengthConfig
 from nemotron_steps.environments.agents import agent_of, resolve
 from nemotron_steps.environments.registry import environment_class, settings_of, unknown_agent
@@ -50,8 +50,7 @@ class PromptWork:
                 row = filler.fill(row, where)
             problem = prompt_row(row)
             if problem is not None:
-                fields = "fields " + (", ".join(sorted(row)[:12]) or "none")
-                raise DataError(problem, where=where, found=fields, hints=show_line(where))
+                raise DataError(problem, where=where, found=shown_fields(row), hints=show_line(where))
             if self.agent is not None and row.get("agent_ref") is None:
                 row["agent_ref"] = agent_ref(self.agent)
                 changed = True

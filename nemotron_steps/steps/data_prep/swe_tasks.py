@@ -21,8 +21,7 @@ from nemotron_steps.config.schema.swe_packages import MadeUpPackages
 from nemotron_steps.config.schema.swe_tasks import PackageSource, SweTasksConfig
 from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
-from nemotron_steps.steps.data_prep.blends.sources import data_files
+from nemotron_steps.steps.data_prep.blends.prepare import jsonl_source, prepare
 from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES, SPLITS, Split, split_groups, write_splits
 from nemotron_steps.steps.data_prep.swe.made_up import failing_test, made_up_tasks
 from nemotron_steps.steps.data_prep.swe.mining import STEPS_AGENT, Miner, Task, issue_of, row_of
@@ -41,7 +40,7 @@ def run(context: StepContext[SweTasksConfig]) -> None:
     folder = context.outputs["prompts"].path
     if config.jsonl is not None:
         counts = prepare(
-            [Source("jsonl", data_files(config.jsonl.path, key="jsonl.path"))],
+            [jsonl_source(config.jsonl)],
             SweRows(),
             config,
             folder=folder,

@@ -25,9 +25,8 @@ from nemotron_steps.environments.responses import content_text
 from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.blends.prepare import REFUSALS, Source, prepare
+from nemotron_steps.steps.data_prep.blends.prepare import REFUSALS, jsonl_source, prepare
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
-from nemotron_steps.steps.data_prep.blends.sources import data_files
 from nemotron_steps.steps.data_prep.hallucinations import Calls, HallucinationMaker, calls_of, tools_of
 from nemotron_steps.steps.data_prep.split_files import FILES, SPLITS, Split, split_groups, write_splits
 from nemotron_steps.steps.data_prep.tool_tasks import tool_rows
@@ -88,7 +87,7 @@ def usable_rows(context: StepContext[ToolPreferencePrepConfig]) -> Path:
         return file
     assert config.jsonl is not None  # the config has exactly one source
     prepare(
-        [Source("jsonl", data_files(config.jsonl.path, key="jsonl.path"))],
+        [jsonl_source(config.jsonl)],
         ToolRows(),
         config.model_copy(update={"rows": SplitRows(validation=0)}),
         folder=folder,

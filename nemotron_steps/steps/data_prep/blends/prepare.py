@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
-from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
+from nemotron_steps.config.schema.data_prep import DataPrepConfig, JsonlSource, SplitRows
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
@@ -76,7 +76,12 @@ def sources_of(config: DataPrepConfig) -> list[Source]:
         name = config.input_path.rstrip("/").rpartition("/")[2]
         return [Source(name, data_files(config.input_path, key="input_path", mirror=config.mirror))]
     assert config.jsonl is not None  # the config has exactly one source
-    return [Source("jsonl", data_files(config.jsonl.path, key="jsonl.path"))]
+    return [jsonl_source(config.jsonl)]
+
+
+def jsonl_source(jsonl: JsonlSource) -> Source:
+    """The user's own JSON Lines. DataError if there are none."""
+    return Source("jsonl", data_files(jsonl.path, key="jsonl.path"))
 
 
 class Preparation(Protocol):
