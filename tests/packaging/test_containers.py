@@ -50,6 +50,13 @@ def test_images_install_the_versions_the_project_names() -> None:
     assert vllm is not None and f"'{vllm[1]}'" in cuda
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_images_read_parquet_and_mirror_runs(kind: str) -> None:
+    """Public blends point to questions in Parquet files, and env.toml may ask for either mirror."""
+    found = re.search(r"'\.\[([\w,]+)\]'", (ROOT / "containers" / f"Dockerfile.{kind}").read_text())
+    assert found is not None and {"data", "tensorboard", "wandb"} <= set(found[1].split(","))
+
+
 def test_linters_have_nothing_to_say() -> None:
     tools = {"hadolint": DOCKERFILES, "shellcheck": [LAUNCH, *(ROOT / "scripts").glob("*.sh")]}
     there = [name for name in tools if shutil.which(name)]
