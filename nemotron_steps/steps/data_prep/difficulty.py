@@ -18,6 +18,7 @@ from nemotron_steps.engine.build.collector import build_collector
 from nemotron_steps.engine.build.rows import Needs, check_rows
 from nemotron_steps.engine.grpo.ungraded import FailureWatch
 from nemotron_steps.engine.placement.sampling import SamplingWanted, place_sampling
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
 from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty, rate_prompts
 from nemotron_steps.engine.types import RolloutGroup
@@ -60,15 +61,15 @@ def _rate(context: StepContext[DifficultyConfig], rows: PromptRows, needs: Needs
     parts = place_sampling(
         config.cluster,
         SamplingWanted(
-            folder,
-            chat,
-            config.generation,
-            config.env,
-            needs.judges,
-            config.env.only_environment,
-            settings.max_total_sequence_length,
-            settings.precision,
-            settings.seed,
+            hf_folder=folder,
+            chat=chat,
+            generation=config.generation,
+            env=config.env,
+            judges=needs.judges,
+            only=config.env.only_environment,
+            max_total_length=settings.max_total_sequence_length,
+            precision=settings.precision,
+            seed=settings.seed,
         ),
     )
     with parts.resources:
@@ -91,18 +92,6 @@ def _rate(context: StepContext[DifficultyConfig], rows: PromptRows, needs: Needs
         def told() -> None:
             context.tracker.progress("sampling prompts", len(journal.rates), len(rows))
 
-        def wanted() -> list[int]:
-            """Places that are not rated. An environment that compares answers has no pass mark."""
-            left = []
-            for prompt in rows:
-                if prompt.index in journal.rates:
-                    continue
-                if collector.environment_of(prompt).judges_groups:
-                    journal.add(PassRate(prompt.index, 0, 0, None, 0.0))
-                else:
-                    left.append(prompt.index)
-            return left
-
         def rated(number: int, prompt: PromptRow, group: RolloutGroup) -> None:
             watch.saw(number, prompt, group)
             journal.add(PassRate.of(prompt.index, group, settings.pass_reward))
@@ -116,7 +105,7 @@ def _rate(context: StepContext[DifficultyConfig], rows: PromptRows, needs: Needs
             try:
                 await rate_prompts(
                     collector,
-                    (rows[place] for place in wanted()),
+                    (rows[place] for place in _unrated(rows, collector, journal)),
                     samples=settings.samples_per_prompt,
                     at_once=settings.prompts_at_once or _enough(config),
                     began=watch.began,
@@ -127,6 +116,19 @@ def _rate(context: StepContext[DifficultyConfig], rows: PromptRows, needs: Needs
 
         told()
         asyncio.run(rate())
+
+
+def _unrated(rows: PromptRows, collector: RolloutCollector, journal: RateJournal) -> list[int]:
+    """Places to be rated. Prompts of an environment that compares answers, which has no pass mark, get no rate."""
+    left = []
+    for prompt in rows:
+        if prompt.index in journal.rates:
+            continue
+        if collector.environment_of(prompt).judges_groups:
+            journal.add(PassRate(prompt.index, graded=0, passed=0, mean_reward=None, answer_tokens=0.0))
+        else:
+            left.append(prompt.index)
+    return left
 
 
 def _enough(config: DifficultyConfig) -> int:
