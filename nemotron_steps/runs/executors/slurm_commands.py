@@ -61,7 +61,9 @@ class Commands:
         parts = urlsplit(job)
         number = parts.path.removeprefix("/")
         given = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        here = Commands(parts.hostname or "", parts.username or "", given.get("identity", ""), given.get("folder", ""))
+        # Not parts.hostname, which is in small letters: ssh's own names of hosts need not be.
+        user, _, host = parts.netloc.rpartition("@")
+        here = Commands(host, user, given.get("identity", ""), given.get("folder", ""))
         fits = (
             parts.scheme == "ssh"
             and number.isdigit()

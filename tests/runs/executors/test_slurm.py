@@ -28,6 +28,7 @@ from nemotron_steps.errors import (
 from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors.base import JobState, Launch
 from nemotron_steps.runs.executors.slurm import SlurmExecutor, SlurmProfile, batch_script, parse_fields
+from nemotron_steps.runs.executors.slurm_commands import Commands
 from nemotron_steps.runs.run_folder import get_run, read_events
 from tests.runs.executors.jobs import ROOT, submit, wait_until
 
@@ -373,6 +374,14 @@ def test_a_cluster_is_reached_through_ssh(
     assert home.find("toy/train/model").producer is not None and "-l me -- login.example" in asked.read_text()
     assert "-i /keys/id" in asked.read_text()
     assert not any(b"hf_1234567890" in file.read_bytes() for file in there.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [Commands(), Commands("Login-A", folder="/a b"), Commands("login.example", "Me", "/keys/i&d", "/scratch/me")],
+)
+def test_a_jobs_name_says_where_its_commands_are(commands: Commands) -> None:
+    assert Commands.of_job(commands.job("7")) == (commands, "7")
 
 
 @pytest.mark.parametrize(
