@@ -13,6 +13,7 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import LossFnConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConfig
 from nemotron_steps.errors import ConfigError
 
@@ -230,6 +231,9 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         (SftPrepConfig, {"input_path": "x", "reasoning.strip_share": 0.9, "reasoning.truncate_share": 0.2}),
         (PreferencePrepConfig, {"reasoning_gym.tasks": TASKS, "rows.train": 9}),
         (ToolPreferencePrepConfig, {"tool_tasks.offered": 3}),
+        (SweTasksConfig, {}),
+        (SweTasksConfig, {"packages.path": "x", "sample": 9}),
+        (SweTasksConfig, {"jsonl.path": "x", "kind": "steps"}),
         (SftConfig, {"from_scratch.architecture": "nemotron_h"}),
         (SftConfig, {"from_scratch.hybrid.pattern": "M*"}),
         (SftConfig, {**HYBRID, "from_scratch.num_hidden_layers": 5}),
@@ -243,9 +247,9 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 def test_other_steps_refuse_with_a_hint_as_well(schema: Any, broken: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         composed(broken).model(schema)
-    hint = caught.value.hints[0]
-    pasted = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in hint.split(" "))}
-    composed({**{key: broken[key] for key in broken if key.split(".")[0] not in pasted}, **pasted}).model(schema)
+    for hint in caught.value.hints:
+        pasted = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in hint.split(" "))}
+        composed({**{key: broken[key] for key in broken if key.split(".")[0] not in pasted}, **pasted}).model(schema)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,10 @@ class SplitRows(Section):
     heldout: int = Field(0, ge=0)
 
 
+_SECTIONS = ("jsonl", "packages")
+"""Sources that have a path among other keys."""
+
+
 def source_rules(
     name: str,
     made_up: bool,
@@ -82,7 +86,7 @@ def source_rules(
             not made_up and not given,
             "jsonl",
             f"exactly one of {name} and {', '.join(own)} must be given",
-            tuple("jsonl.path=FILE" if key == "jsonl" else f"{key}=PATH" for key in own),
+            tuple(f"{key}.path=FILE" if key in _SECTIONS else f"{key}=PATH" for key in own),
         ),
         Rule(
             made_up and bool(given),
