@@ -68,49 +68,57 @@ def refused(bench, given, step, config, model, *overrides):
     return problem
 
 
+GREEDY = ("rl/nemo_rl/rlvr", "one_node", "qwen8b", "policy.generation.vllm_cfg.gpu_memory_utilization=0.85")
+UNSHARDED = (
+    "sft/megatron_bridge",
+    "one_node",
+    "qwen8b",
+    "policy.megatron_cfg.optimizer.use_distributed_optimizer=false",
+)
+LONG = (
+    "sft/megatron_bridge",
+    "one_node",
+    "qwen8b",
+    "policy.megatron_cfg.activation_checkpointing=false",
+    "policy.max_total_sequence_length=16384",
+)
 CASES = [
-    ("rl/nemo_rl/rlvr", "one_gpu", "qwen8b", ()),
-    ("rl/nemo_rl/rlvr", "one_node", "qwen30b", ("policy.megatron_cfg.expert_model_parallel_size=4",)),
-    ("rl/nemo_rl/rlvr", "one_node", "qwen8b", ("policy.generation.vllm_cfg.gpu_memory_utilization=0.85",)),
-    ("rl/nemo_rl/rlvr", "one_node", "qwen8b", ("policy.generation.vllm_cfg.gpu_memory_utilization=0.1",)),
-    ("rl/nemo_rl/rlvr", "one_node", "qwen8b", ("policy.generation.backend=embedded",)),
-    ("rl/nemo_rl/rlvr", "one_gpu", "nano", ()),
-    ("rl/nemo_rl/rlvr", "one_gpu", "qwen30b", ()),
-    ("rl/nemo_rl/dpo", "one_node", "qwen8b", ()),
-    ("sft/megatron_bridge", "one_gpu", "qwen8b", ()),
-    ("rl/nemo_rl/rlvr", "one_gpu", "nano4b", ("policy.megatron_cfg.activation_checkpointing=false",)),
-    ("sft/megatron_bridge", "one_node", "qwen8b", ("policy.megatron_cfg.optimizer.use_distributed_optimizer=false",)),
-    (
-        "sft/megatron_bridge",
-        "one_node",
-        "qwen8b",
-        ("policy.megatron_cfg.activation_checkpointing=false", "policy.max_total_sequence_length=16384"),
-    ),
-    ("rl/nemo_rl/rlvr", "rlvr1", "super", ()),
-    ("rl/nemo_rl/swe", "swe2", "super", ()),
+    ("rl/nemo_rl/rlvr", "one_gpu", "qwen8b"),
+    ("rl/nemo_rl/rlvr", "one_node", "qwen30b", "policy.megatron_cfg.expert_model_parallel_size=4"),
+    GREEDY,
+    ("rl/nemo_rl/rlvr", "one_node", "qwen8b", "policy.generation.vllm_cfg.gpu_memory_utilization=0.1"),
+    ("rl/nemo_rl/rlvr", "one_node", "qwen8b", "policy.generation.backend=embedded"),
+    ("rl/nemo_rl/rlvr", "one_gpu", "nano"),
+    ("rl/nemo_rl/rlvr", "one_gpu", "qwen30b"),
+    ("rl/nemo_rl/dpo", "one_node", "qwen8b"),
+    ("sft/megatron_bridge", "one_gpu", "qwen8b"),
+    ("rl/nemo_rl/rlvr", "one_gpu", "nano4b", "policy.megatron_cfg.activation_checkpointing=false"),
+    UNSHARDED,
+    LONG,
+    ("rl/nemo_rl/rlvr", "rlvr1", "super"),
+    ("rl/nemo_rl/swe", "swe2", "super"),
 ]
 
 
-@pytest.mark.parametrize(("step", "config", "model", "overrides"), CASES)
-def test_every_hint_pasted_plans(step, config, model, overrides, bench, given):
-    problem = refused(bench, given, step, config, model, *overrides)
+@pytest.mark.parametrize("asked", CASES, ids=" ".join)
+def test_every_hint_pasted_plans(asked, bench, given):
+    problem = refused(bench, given, *asked)
     overriding = [hint for hint in problem.hints if not hint.startswith("steps show ")]
     assert overriding, problem.render()
     for hint in overriding:
         pasted = hint.partition("   #")[0].split(" ")
-        memory = planned(bench, given, step, config, model, *overrides, *pasted).memory
+        memory = planned(bench, given, *asked, *pasted).memory
         assert memory.shortages == [] and memory.devices, hint
 
 
 def test_the_hint_is_what_takes_least_from_the_run(bench, given):
     """Free ones first, then smaller micro-batches and layers computed again, then host memory, then more GPUs."""
-    step = "sft/megatron_bridge"
-    first = refused(bench, given, step, "one_node", "qwen8b", *CASES[10][3]).hints[0]
+    first = refused(bench, given, *UNSHARDED).hints[0]
     assert first == "policy.megatron_cfg.optimizer.use_distributed_optimizer=true"
-    first = refused(bench, given, step, "one_node", "qwen8b", *CASES[11][3]).hints[0]
+    first = refused(bench, given, *LONG).hints[0]
     assert first == "policy.megatron_cfg.activation_checkpointing=true"
     assert refused(bench, given, "rl/nemo_rl/dpo", "one_node", "qwen8b").hints[0] == "policy.train_micro_batch_size=1"
-    share = refused(bench, given, *CASES[2][:3], *CASES[2][3]).hints[0]
+    share = refused(bench, given, *GREEDY).hints[0]
     assert share == "policy.generation.vllm_cfg.gpu_memory_utilization=0.7"
 
 
