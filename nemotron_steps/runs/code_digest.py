@@ -56,8 +56,10 @@ def import_closure(module: str) -> dict[str, Path]:
     start = _find(module, folders[module.partition(".")[0]])
     if start is None:
         raise ModuleNotFoundError(f"no module named '{module}'", name=module)
-    found = {module: start}
-    frontier = [module]
+    # What a package does when it is imported is done before its module is.
+    parents = {name: _find(name, folders[name.partition(".")[0]]) for name in _with_parents(module)}
+    found = {name: path for name, path in parents.items() if path is not None}
+    frontier = list(found)
     while frontier:
         name = frontier.pop()
         for imported in _imports(str(found[name]), found[name].stat().st_mtime_ns, name):

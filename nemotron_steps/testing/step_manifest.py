@@ -1,0 +1,322 @@
+"""Checks of a step that run nothing: its manifest, its config model, its hints, what importing it does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from nemotron_steps.errors import StepsError
+from nemotron_steps.testing.step_subject import StepSubject
+from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
+
+HEAVY = frozenset({"torch", "ray", "vllm", "megatron", "transformers", "wandb", "tensorflow", "jax"})
+"""Packages that may be imported when a step runs, and not before."""
+
+SUITE: Suite[StepSubject] = Suite()
+
+
+@SUITE.check()
+def manifest_loads(step: StepSubject) -> None:
+    """The manifest is found, and strict: no unknown key, no wrong type."""
+    try:
+        file = str(step.manifest.file)
+    except StepsError as error:
+        raise Unmet(
+            f"{error.code}: {error.what}",
+            where=error.where,
+            found=error.found,
+            hint="; ".join(error.hints) or "pip install -e PACK, or put its folder on STEPS_PATH",
+        ) from error
+    for problem in step.registry.problems:
+        if file in (problem.where or ""):
+            raise Unmet(problem.what, where=problem.where, hint="; ".join(problem.hints))
+
+
+@SUITE.check("manifest_loads")
+def manifest_has_no_warnings(step: StepSubject) -> None:
+    """Nothing in it is remarked on: no type that is declared nowhere, no misspelt table."""
+    for warning in step.registry.warnings:
+        if (warning.where or "").startswith(f"{step.manifest.file}:") and "is hidden by" not in warning.what:
+            raise Unmet(warning.what, where=warning.where, hint="; ".join(warning.hints) or None)
+
+
+@SUITE.check("manifest_loads")
+def manifest_is_complete(step: StepSubject) -> None:
+    """The step, every port and every parameter say what they are."""
+    manifest = step.manifest
+    for key in ("name", "category", "description", "version", "entry", "config_schema"):
+        if not getattr(manifest.step, key):
+            raise Unmet(f"[step] has no {key}", where=manifest.where("step"), hint=f'{key} = "…"')
+    for table in ("consumes", "produces", "parameters"):
+        for index, entry in enumerate(getattr(manifest, table)):
+            if not entry.description:
+                raise Unmet(
+                    f"'{entry.name}' has no description",
+                    where=manifest.where(table, index),
+                    hint='description = "what it is, and its unit"',
+                )
+
+
+@SUITE.check("manifest_loads")
+def id_is_its_own(step: StepSubject) -> None:
+    """No other pack has a step of this id, so that the plain id means this one everywhere."""
+    manifest = step.manifest
+    plain = manifest.step.id
+    others = [each for each in step.registry.hidden_steps.values() if each.step.id == plain]
+    if manifest.hidden or others:
+        packs = sorted({step.registry.steps[plain].pack, *(other.pack for other in others)} - {manifest.pack})
+        raise Unmet(
+            f"the packs {', '.join(packs)} have a step '{plain}' too",
+            where=manifest.where("step", "id"),
+            hint=f'id = "{manifest.pack}/{plain.rpartition("/")[2]}"',
+        )
+
+
+@SUITE.check("manifest_loads")
+def entry_takes_a_context(step: StepSubject) -> None:
+    """The function of `entry` can be imported and takes one argument."""
+    import inspect
+    from importlib import import_module
+
+    entry = step.manifest.step.entry
+    if entry is None:
+        raise NotApplicable("the step has no entry")
+    module, _, name = entry.partition(":")
+    where = step.manifest.where("step", "entry")
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise Unmet(f"'{entry}' cannot be imported: {error}", where=where) from error
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError as error:
+        raise Unmet(
+            f"'{entry}' cannot be called with one argument: {error}",
+            where=where,
+            hint="def run(context: StepContext[MyConfig]) -> None",
+        ) from error
+
+
+@SUITE.check("manifest_loads")
+def config_model_is_strict(step: StepSubject) -> None:
+    """The config model and every model in it are frozen and refuse unknown keys."""
+    from pydantic import BaseModel
+
+    try:
+        schema = step.schema
+    except StepsError as error:
+        raise Unmet(error.what, found=error.found, hint=error.expected) from error
+
+    def walk(model: type[BaseModel], seen: set[type]) -> Iterator[type[BaseModel]]:
+        if model not in seen:
+            seen.add(model)
+            yield model
+            for info in model.model_fields.values():
+                for inner in _models_in(info.annotation):
+                    yield from walk(inner, seen)
+
+    for model in walk(schema, set()):
+        if model.model_config.get("extra") != "forbid" or not model.model_config.get("frozen"):
+            raise Unmet(
+                f"{model.__module__}:{model.__qualname__} lets unknown keys or later changes through",
+                hint='model_config = ConfigDict(frozen=True, extra="forbid")',
+            )
+
+
+def _models_in(annotation: Any) -> Iterator[Any]:
+    from typing import get_args
+
+    from pydantic import BaseModel
+
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+@SUITE.check("config_model_is_strict")
+def parameters_exist(step: StepSubject) -> None:
+    """Every `[[parameters]]` and every key that an input is bound to is a key of the config model."""
+    from nemotron_steps.config.validation import has_key, nearest_keys
+
+    named = [(p.name, step.manifest.where("parameters", i, "name")) for i, p in enumerate(step.manifest.parameters)]
+    named += [(key, step.manifest.where_input(p.name, "bind")) for p in step.manifest.consumes for key in p.bindings]
+    for name, where in named:
+        if not has_key(step.schema, name):
+            close = nearest_keys(step.schema, name)
+            raise Unmet(f"'{name}' is no key of the config", where=where, hint=", ".join(close) or None)
+
+
+@SUITE.check("parameters_exist")
+def every_config_composes(step: StepSubject) -> None:
+    """Every file of configs is accepted by the config model."""
+    for name in step.manifest.config_names or (None,):
+        try:
+            step.compose(config=name)
+        except StepsError as error:
+            raise Unmet(f"config '{name or 'default'}': {error.what}", where=error.where, found=error.found) from error
+
+
+@SUITE.check("every_config_composes")
+def parameters_tell_their_defaults(step: StepSubject) -> None:
+    """What the manifest says is a parameter's default is what the config `default` has."""
+    names = step.manifest.config_names
+    if names and "default" not in names:
+        raise NotApplicable("the step has no config `default`")
+    values = step.compose(config="default" if names else None).flat
+    for index, parameter in enumerate(step.manifest.parameters):
+        found = values.get(parameter.name)
+        if parameter.default is not None and found != parameter.default:
+            raise Unmet(
+                f"the default of '{parameter.name}' is not what the manifest says",
+                where=step.manifest.where("parameters", index, "default"),
+                found=f"{found!r} in the config, {parameter.default!r} in the manifest",
+            )
+
+
+@SUITE.check("every_config_composes")
+def choices_are_accepted(step: StepSubject) -> None:
+    """The config model accepts every choice that the manifest offers."""
+    for index, parameter in enumerate(step.manifest.parameters):
+        for choice in parameter.choices:
+            try:
+                step.compose([f"{parameter.name}={_override_value(choice)}"])
+            except StepsError as error:
+                raise Unmet(
+                    f"the config refuses '{parameter.name}={choice}', which the manifest offers",
+                    where=step.manifest.where("parameters", index, "choices"),
+                    found=error.what,
+                ) from error
+
+
+@SUITE.check("every_config_composes")
+def overrides_can_be_pasted(step: StepSubject) -> None:
+    """The overrides that strategies and errors advise are accepted by the config."""
+    config = step.compose().values
+    for table in ("strategies", "errors"):
+        for index, entry in enumerate(getattr(step.manifest, table)):
+            for override in entry.overrides_for(config):
+                try:
+                    step.compose([override])
+                except StepsError as error:
+                    raise Unmet(
+                        f"the advised override '{override}' is refused",
+                        where=step.manifest.where(table, index, "override"),
+                        found=error.what,
+                        hint="; ".join(error.hints) or None,
+                    ) from error
+
+
+@SUITE.check("manifest_loads")
+def hints_are_reachable(step: StepSubject) -> None:
+    """Strategies answer signals that are raised here or by the step itself; errors match something that can be met."""
+    from nemotron_steps.engine.signals import RULES
+
+    raised = {*RULES, "out_of_memory", "judge_unavailable"}
+    source = _sources(step)
+    for index, strategy in enumerate(step.manifest.strategies):
+        for signal in strategy.signal:
+            if signal not in raised and not re.search(rf"[\"']{re.escape(signal)}[\"']", source):
+                raise Unmet(
+                    f"nothing raises the signal '{signal}'",
+                    where=step.manifest.where("strategies", index, "signal"),
+                    hint=f"one of {', '.join(sorted(raised))}, or one that the step's code reports",
+                )
+    for index, error in enumerate(step.manifest.errors):
+        if not error.match:
+            raise Unmet(
+                f"the error '{error.name}' matches nothing",
+                where=step.manifest.where("errors", index),
+                hint='match = ["E410", "a pattern of the message"]',
+            )
+
+
+@SUITE.check("manifest_loads")
+def importing_it_is_light(step: StepSubject) -> None:
+    """The modules of the function and of the config import no framework, print nothing and are quick.
+
+    A plan imports the config model. The function's own module is imported before the step is known to run: it imports
+    torch and its like inside of the function.
+    """
+    references = [step.manifest.step.entry, step.manifest.step.config_schema]
+    modules = sorted({reference.partition(":")[0] for reference in references if reference})
+    if not modules:
+        raise NotApplicable("the step names no code")
+    check_import(modules)
+
+
+def check_import(modules: list[str], seconds: float = 20.0) -> None:
+    """Import modules in a fresh process. Unmet if that imports a framework, prints, leaves threads or takes long."""
+    import os
+
+    code = (
+        "import importlib, json, sys, threading\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "found = [sorted({n.partition('.')[0] for n in sys.modules}), threading.active_count() - 1]\n"
+        "sys.stderr.write('KIT' + json.dumps(found))\n"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *modules],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        raise Unmet(f"importing {', '.join(modules)} takes longer than {seconds:.0f} s") from None
+    printed, mark, told = done.stderr.rpartition("KIT")
+    if done.returncode or not mark:
+        raise Unmet(f"importing {', '.join(modules)} fails", found=done.stderr[-500:])
+    loaded, threads = json.loads(told)
+    heavy = sorted(HEAVY & set(loaded))
+    if heavy:
+        raise Unmet(
+            f"importing {', '.join(modules)} imports {', '.join(heavy)}",
+            hint="import it inside of the function that needs it, or under `if TYPE_CHECKING:`",
+        )
+    if done.stdout or printed:
+        raise Unmet(f"importing {', '.join(modules)} prints", found=repr((done.stdout + printed)[:200]))
+    if threads:
+        raise Unmet(f"importing {', '.join(modules)} leaves {threads} threads running")
+
+
+@SUITE.check("every_config_composes")
+def wrong_values_are_refused(step: StepSubject) -> None:
+    """A value of the wrong kind for a parameter is an error with a code when the step is planned, not when it runs."""
+    if not step.manifest.parameters:
+        raise NotApplicable("the step has no parameters")
+    for index, parameter in enumerate(step.manifest.parameters):
+        override = f"{parameter.name}={{kit: [1]}}"
+        try:
+            step.compose([override])
+        except StepsError:
+            continue
+        raise Unmet(
+            f"the config accepts '{override}'",
+            where=step.manifest.where("parameters", index, "name"),
+            hint="give the field of the config model the type that it has",
+        )
+
+
+def _override_value(value: Any) -> str:
+    return "null" if value is None else json.dumps(value)
+
+
+def _sources(step: StepSubject) -> str:
+    """The text of the step's own modules."""
+    from nemotron_steps.runs.code_digest import import_closure
+
+    if not step.entry_module:
+        return ""
+    own = step.entry_module.partition(".")[0]
+    try:
+        closure = import_closure(step.entry_module)
+    except ModuleNotFoundError:
+        return ""
+    return "\n".join(path.read_text("utf-8") for name, path in closure.items() if name.partition(".")[0] == own)

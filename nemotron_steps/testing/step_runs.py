@@ -1,0 +1,335 @@
+"""Checks of a step that run it, each run in a process of its own: what it makes, and what else it does."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.errors import StepFailedError
+from nemotron_steps.testing.step_manifest import SUITE as MANIFEST
+from nemotron_steps.testing.step_subject import CANARY, Ran, StepSubject, tree_of
+from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
+
+SUITE: Suite[StepSubject] = Suite(MANIFEST)
+_COMPOSES = "every_config_composes"
+
+
+@SUITE.check("manifest_loads")
+def show_and_help_render(step: StepSubject) -> None:
+    """`steps list` and `steps show` tell the step with its ports and parameters, as text and as JSON."""
+    manifest = step.manifest
+    home = step.folder / "shown"
+    commands = [["show", manifest.id], ["show", manifest.id, "--json"], ["list", "--json"], ["run", "--help"]]
+    ran = step.process("shown", commands, home=home)
+    for words, done in zip(commands, ran.commands, strict=False):
+        if done["code"]:
+            raise Unmet(f"`steps {' '.join(words)}` fails", found=done["err"][-400:])
+    if len(ran.commands) < len(commands):
+        raise Unmet("`steps show` ended the process", found=ran.output[-400:])
+    text = ran.commands[0]["out"]
+    names = [entry.name for entry in (*manifest.consumes, *manifest.produces, *manifest.parameters)]
+    missing = [name for name in (manifest.id, *names) if name not in text]
+    if missing:
+        raise Unmet(f"`steps show {manifest.id}` does not tell {', '.join(missing)}")
+    stray = [character for character in text if not character.isprintable() and character != "\n"]
+    if stray:
+        raise Unmet(
+            f"`steps show {manifest.id}` prints control characters",
+            where=manifest.where("step"),
+            found=repr(stray[0]),
+            hint="descriptions are plain text",
+        )
+
+
+@SUITE.check(_COMPOSES)
+def dry_run_needs_no_data(step: StepSubject) -> None:
+    """`steps run STEP -c CONFIG -d` shows the merged config and the plan, of every config, before any input is there."""
+    names = step.manifest.config_names or ("default",)
+    home = step.folder / "dry"
+    ran = step.process("dry", [[*step.words(home, inputs={}, config=name), "--dry-run"] for name in names], home=home)
+    for index, name in enumerate(names):
+        error = ran.error(index) if index < len(ran.commands) else {"what": ran.output[-400:]}
+        if error is not None:
+            raise Unmet(
+                f"`steps run {step.manifest.id} -c {name} -d` fails without data",
+                where=error.get("where"),
+                found=error["what"],
+                hint="; ".join(error.get("hints", ())) or None,
+            )
+
+
+@SUITE.check(_COMPOSES, "entry_takes_a_context")
+def runs(step: StepSubject) -> None:
+    """The step runs with its tiny config and small inputs."""
+    if step.manifest.step.entry is None:
+        raise NotApplicable("the step has no entry")
+    ran = step.first
+    if not ran.commands:
+        raise Unmet("the process of the step died", found=f"exit code {ran.code}: {ran.output[-600:]}")
+    error = ran.error()
+    if error is not None and not _is_about_outputs(error):
+        raise Unmet(f"{error['code']}: {error['what']}", where=error["where"], found=error["found"])
+
+
+@SUITE.check("runs")
+def outputs_validate(step: StepSubject) -> None:
+    """Every promised output is there and is what its type says."""
+    error = step.first.error()
+    if error is not None:
+        raise Unmet(error["what"], where=error["where"], found=error["found"])
+    made = step.digests(step.first)
+    missing = [port.name for port in step.manifest.produces if port.required and port.name not in made]
+    if missing:
+        raise Unmet(f"the step leaves {', '.join(missing)} out")
+
+
+@SUITE.check("outputs_validate")
+def says_what_it_did(step: StepSubject) -> None:
+    """The step reports a summary, which `steps run` prints and the report shows."""
+    if not _own_result(step, step.first)["summary"]:
+        raise Unmet("the step reports no summary", hint='context.tracker.summary({"rows": count})')
+
+
+@SUITE.check("outputs_validate")
+def is_quick(step: StepSubject) -> None:
+    """The tiny config is done within the seconds that the kit allows."""
+    seconds = _own_result(step, step.first)["seconds"]
+    if seconds > step.seconds:
+        raise Unmet(f"the step takes {seconds:.1f} s, of {step.seconds:.1f} s", hint="give it a config `tiny`")
+
+
+@SUITE.check("outputs_validate")
+def a_second_run_is_cached(step: StepSubject) -> None:
+    """The same command again does nothing and says so."""
+    again = step.first.error(1)
+    if again is not None:
+        raise Unmet(f"the same command again fails: {again['what']}", where=again["where"])
+    state = _own_result(step, step.first, 1)["state"]
+    if state != "cached":
+        raise Unmet(
+            f"the same command again is not cached: it {state}",
+            hint="what the config takes from clocks, folders or random numbers belongs into the step's function",
+        )
+
+
+@SUITE.check("a_second_run_is_cached")
+def same_seed_same_outputs(step: StepSubject) -> None:
+    """Another process, home, hash seed and working directory make the same bytes."""
+    error = step.second.error() if step.second.commands else {"what": step.second.output[-400:]}
+    if error is not None:
+        raise Unmet(f"the step fails in another home: {error['what']}")
+    first, second = step.digests(step.first), step.digests(step.second)
+    differing = sorted(port for port in first if first[port] != second.get(port))
+    if differing:
+        raise Unmet(
+            f"two runs differ in {', '.join(differing)}",
+            hint="seed every generator from the config; sort sets and listings; write no times and no paths",
+        )
+
+
+@SUITE.check("same_seed_same_outputs")
+def resumes_after_a_kill(step: StepSubject) -> None:
+    """Killed at its last file, and again when it has returned, it goes on and makes the same."""
+    home = step.folder / "killed"
+    words = step.words(home)
+    if step.first.seen["writes_inside"]:
+        _expect_signal(step.process("killed", [words], home=home, at_write=step.first.seen["writes_inside"]))
+    _expect_signal(step.process("killed", [words], home=home, at_return=True))
+    last = step.process("resumed", [words], home=home)
+    error = last.error() if last.commands else {"what": last.output[-400:], "where": None}
+    if error is not None:
+        raise Unmet(
+            f"after a kill the step fails: {error['what']}",
+            where=error["where"],
+            hint="context.work keeps what a killed attempt left: use it or clear it",
+        )
+    if step.digests(last) != step.digests(step.first):
+        raise Unmet("after a kill the step makes something else", hint="append to nothing in context.work")
+
+
+@SUITE.check("outputs_validate")
+def stops_when_asked(step: StepSubject) -> None:
+    """On SIGTERM the step ends at once, as interrupted, and nothing is committed."""
+    count = step.first.seen["writes_inside"]
+    if not count:
+        raise NotApplicable("the step opens no file that Python knows of")
+    home = step.folder / "stopped"
+    ran = step.process("stopped", [step.words(home)], home=home, at_write=count, signal=int(signal.SIGTERM))
+    if not ran.commands or ran.commands[0]["code"] != 130:
+        found = ran.commands[0]["code"] if ran.commands else ran.code
+        raise Unmet(
+            "the step goes on after SIGTERM",
+            found=f"exit code {found}, of 130",
+            hint="`except Exception`, never `except:` or `except BaseException`",
+        )
+
+
+@SUITE.check("outputs_validate")
+def writes_only_where_it_may(step: StepSubject) -> None:
+    """It writes below its run's home and TMPDIR only, not beside its inputs, into HOME or the working directory."""
+    mine = {str(path) for path in step.fed.values()}
+    written = [path for path in step.first.seen["written"] if not any(path.startswith(each) for each in mine)]
+    for folder, name in (("cwd", "the working directory"), ("user", "HOME")):
+        written += [f"{path} in {name}" for path in step.leftovers("first", folder)]
+    if written:
+        raise Unmet(
+            "the step writes outside of its folders",
+            found=", ".join(dict.fromkeys(written)),
+            hint="context.outputs[PORT].path, context.work, or tempfile.TemporaryDirectory()",
+        )
+
+
+@SUITE.check("outputs_validate")
+def removes_its_temporary_files(step: StepSubject) -> None:
+    """Nothing is left in TMPDIR."""
+    left = step.leftovers("first", "tmp")
+    if left:
+        raise Unmet("the step leaves temporary files", found=", ".join(left[:5]), hint="with TemporaryDirectory() as …")
+
+
+@SUITE.check("outputs_validate")
+def inputs_stay_as_they_are(step: StepSubject) -> None:
+    """It writes to none of its inputs."""
+    if not step.fed:
+        raise NotApplicable("the step is fed no input")
+    written = [path for path in step.first.seen["written"] if any(path.startswith(str(f)) for f in step.fed.values())]
+    if written:
+        raise Unmet("the step writes to its inputs", found=", ".join(written))
+    for port, path in step.fed.items():
+        if tree_of(path) != step.fed_before[port]:
+            raise Unmet(f"the input '{port}' is otherwise than before the run", where=str(path))
+
+
+@SUITE.check("outputs_validate")
+def leaves_nothing_running(step: StepSubject) -> None:
+    """When it returns, the threads and programs that it started are over."""
+    seen = step.first.seen
+    if seen["children"] or seen["threads"]:
+        raise Unmet("the step leaves something running", found=", ".join([*seen["children"], *seen["threads"]]))
+
+
+@SUITE.check("outputs_validate")
+def leaves_the_process_as_it_was(step: StepSubject) -> None:
+    """The working directory, the environment and signals are for the steps behind it as they were."""
+    if step.first.seen["changed"]:
+        raise Unmet(f"the step changes {', '.join(step.first.seen['changed'])} and does not restore it")
+
+
+@SUITE.check("outputs_validate")
+def asks_no_other_machine(step: StepSubject) -> None:
+    """The tiny config needs no network."""
+    if step.first.seen["hosts"]:
+        raise Unmet("the step asks other machines", found=", ".join(step.first.seen["hosts"][:5]))
+
+
+@SUITE.check("outputs_validate")
+def keeps_secrets_out(step: StepSubject) -> None:
+    """The value of a secret variable is in no artifact and no file of the run."""
+    for path in sorted(step.first.home.rglob("*")):
+        if path.is_file() and CANARY.encode() in path.read_bytes():
+            raise Unmet("the value of the variable KIT_API_KEY is written down", where=str(path))
+
+
+# -- the cache key ---------------------------------------------------------------------------------------------
+
+
+@SUITE.check("a_second_run_is_cached")
+def key_knows_every_parameter(step: StepSubject) -> None:
+    """A parameter whose value is no part of the cache key does not change what is made."""
+    from nemotron_steps.errors import StepsError
+
+    key, tried = step.key(), 0
+    for parameter in step.manifest.parameters:
+        for value in _other_values(step.compose().flat.get(parameter.name), parameter.choices):
+            override = f"{parameter.name}={json.dumps(value)}"
+            try:
+                same = step.key(overrides=[override]) == key
+            except StepsError:
+                continue  # a value that the config refuses
+            tried += 1
+            if same:
+                _expect_same_outputs(step, override)
+            break
+    if not tried:
+        raise NotApplicable("the step has no parameter with another value to try")
+
+
+@SUITE.check("a_second_run_is_cached")
+def key_knows_the_code(step: StepSubject) -> None:
+    """Every module and file of its own package that the step used is part of the cache key."""
+    from nemotron_steps.runs.code_digest import import_closure
+
+    known = {path.resolve() for path in import_closure(step.entry_module).values()}
+    if step.manifest.step.config_schema:
+        known |= {path.resolve() for path in import_closure(step.manifest.step.config_schema.split(":")[0]).values()}
+    used = {Path(file).resolve() for file in step.first.seen["modules"].values()}
+    used |= {Path(file).resolve() for file in step.first.seen["read"]}
+    packs = tuple(pack.base.parent.resolve() for pack in step.registry.packs if pack.name == step.manifest.pack)
+    unknown = sorted(str(f) for f in used - known if not any(f.is_relative_to(pack) for pack in packs))
+    if unknown:
+        raise Unmet(
+            "a change of these files would not make the step run again",
+            found=", ".join(unknown),
+            hint="import modules by name (a string 'package.module' counts), or raise the manifest's version",
+        )
+
+
+@SUITE.check("a_second_run_is_cached")
+def key_ignores_where_it_runs(step: StepSubject) -> None:
+    """Another home, working directory and copy of the inputs have the same cache key."""
+    keys = {_own_key(step, step.first), _own_key(step, step.second)}
+    if len(keys) > 1:
+        raise Unmet(
+            "the cache key depends on where the step runs",
+            found=" and ".join(sorted(keys)),
+            hint="no default of the config comes from the machine, the folder or the clock",
+        )
+
+
+def _is_about_outputs(error: Mapping[str, Any]) -> bool:
+    return error["code"] == StepFailedError.code and " left " in error["what"]
+
+
+def _expect_signal(ran: Ran) -> None:
+    if ran.code != -signal.SIGKILL:
+        raise Unmet("the step did not reach the point where it is killed", found=f"exit code {ran.code}")
+
+
+def _expect_same_outputs(step: StepSubject, override: str) -> None:
+    home = step.folder / "operational" / override.partition("=")[0]
+    ran = step.process(f"operational-{home.name}", [step.words(home, overrides=[override])], home=home)
+    if ran.commands and ran.error() is None and step.digests(ran) != step.digests(step.first):
+        raise Unmet(
+            f"'{override}' changes what is made, and is no part of the cache key",
+            hint="OPERATIONAL is for keys that change results by rounding at most",
+        )
+
+
+def _other_values(value: Any, choices: tuple[Any, ...]) -> list[Any]:
+    if choices:
+        return [choice for choice in choices if choice != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, max(1, value // 2), value - 1]
+    if isinstance(value, float):
+        return [value / 2, value * 2]
+    if isinstance(value, str):
+        return [f"{value}_kit"]
+    return []
+
+
+def _own_result(step: StepSubject, ran: Ran, index: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = next(s for s in ran.result(index)["steps"] if s["step"] == step.manifest.id)
+    return found
+
+
+def _own_key(step: StepSubject, ran: Ran) -> str:
+    from nemotron_steps.artifacts.store import ArtifactStore
+
+    output = next(iter(_own_result(step, ran)["outputs"].values()))
+    producer = ArtifactStore(ran.home).find(output["ref"]).producer
+    return producer.cache_key if producer is not None else ""

@@ -1,0 +1,325 @@
+"""A step under test: its manifest, what it is fed, and its runs in processes of their own, each made once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.artifacts.files import sha256_file
+from nemotron_steps.manifest.models import StepManifest
+from nemotron_steps.manifest.packs import PATH_VARIABLE, find_packs
+from nemotron_steps.manifest.registry import Registry, load_registry
+from nemotron_steps.testing.samples import write_sample
+from nemotron_steps.testing.suite import NotApplicable, Unmet
+
+if TYPE_CHECKING:
+    from nemotron_steps.artifacts.models import Artifact
+    from nemotron_steps.resolver.plan import PlannedStep
+    from nemotron_steps.resolver.request import StepConfig
+
+Source = str | Path | Callable[[Path], Path]
+"""A path, or a function that writes into an empty folder and returns the path."""
+
+CANARY = "kit-4f1c9e0b7a53-canary"
+"""Value of a secret variable while a step runs: it must be found nowhere afterwards."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A process of commands: what each printed, what was seen, how it ended (negative: by a signal)."""
+
+    home: Path
+    commands: list[dict[str, Any]]
+    seen: Mapping[str, Any]
+    code: int
+    output: str = ""
+
+    def result(self, index: int = 0) -> dict[str, Any]:
+        """The JSON that a command printed."""
+        out = self.commands[index]["out"]
+        try:
+            found: dict[str, Any] = json.loads(out)
+        except ValueError:
+            raise Unmet("`steps run --json` printed something else than JSON", found=repr(out[:300])) from None
+        return found
+
+    def error(self, index: int = 0) -> dict[str, Any] | None:
+        """The error that a command told; None where it told none."""
+        error = self.result(index).get("error")
+        return error if isinstance(error, dict) else None
+
+
+@dataclass
+class StepSubject:
+    """What the checks of a step ask.
+
+    Args:
+        step_id: `ID` or `PACK:ID`.
+        folder: for everything that the runs write.
+        config: the config they use; None for `tiny` where there is one, else `default`.
+        inputs: port → what to feed it. Ports of the built-in types of rows have a sample; optional ones stay empty.
+        overrides: further overrides of every run.
+        seconds: the longest that a run may take.
+    """
+
+    step_id: str
+    folder: Path
+    config: str | None = None
+    inputs: Mapping[str, Source] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+    seconds: float = 60.0
+    _remembered: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Every manifest that is found here."""
+        return load_registry(find_packs())
+
+    @cached_property
+    def manifest(self) -> StepManifest:
+        """The step's. Raises the error that the manifest has, or that there is none."""
+        return self.registry.step(self.step_id)
+
+    @cached_property
+    def config_name(self) -> str | None:
+        """The config that runs use."""
+        names = self.manifest.config_names
+        return self.config or next((name for name in ("tiny", "default") if name in names), None)
+
+    @cached_property
+    def entry_module(self) -> str:
+        """The module of the step's function."""
+        return (self.manifest.step.entry or "").partition(":")[0]
+
+    @property
+    def schema(self) -> Any:
+        """The class of the config model."""
+        from nemotron_steps.config.validation import load_schema
+
+        if self.manifest.step.config_schema is None:
+            raise NotApplicable("the step has no config model")
+        return load_schema(self.manifest.step.config_schema)
+
+    def compose(self, overrides: Sequence[str] = (), config: str | None = None) -> StepConfig:
+        """A config of the step, checked by its model."""
+        from nemotron_steps.cli.request import Workbench
+
+        return Workbench(str(self.folder / "home")).compose(
+            self.manifest.id, config or self.config_name, [*self.overrides, *overrides]
+        )
+
+    @cached_property
+    def fed(self) -> dict[str, Path]:
+        """Port → what runs feed it."""
+        sourced = self.compose().inputs
+        fed: dict[str, Path] = {}
+        for port in self.manifest.consumes:
+            if port.name in self.inputs:
+                fed[port.name] = self._written(port.name, self.inputs[port.name])
+            elif port.required and port.name not in sourced:
+                sample = write_sample(port.type, self.folder / "inputs" / port.name)
+                if sample is None:
+                    raise Unmet(
+                        f"nothing is known to feed the input '{port.name}' with, a {port.type}",
+                        where=self.manifest.where_input(port.name),
+                        hint=f'step_conformance("{self.step_id}", inputs={{"{port.name}": PATH}})',
+                    )
+                fed[port.name] = sample
+        return fed
+
+    @cached_property
+    def fed_before(self) -> dict[str, dict[str, str]]:
+        """Port → the files that it was fed, before any run."""
+        return {port: tree_of(path) for port, path in self.fed.items()}
+
+    def _written(self, name: str, source: Source) -> Path:
+        if not callable(source):
+            return Path(source).absolute()
+        folder = self.folder / "inputs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return source(folder).absolute()
+
+    def plan(self, *, overrides: Sequence[str] = (), home: Path | None = None) -> PlannedStep:
+        """The step as a run plans it."""
+        from nemotron_steps.cli.request import Asked, Workbench
+
+        inputs = {port: str(path) for port, path in self.fed.items()}
+        asked = Asked((self.manifest.id,), (*self.overrides, *overrides), self.config_name, inputs)
+        return Workbench(str(home or self.folder / "home")).plan(asked).step(self.manifest.id)
+
+    def key(self, *, overrides: Sequence[str] = (), home: Path | None = None) -> str:
+        """The cache key that a run has."""
+        from nemotron_steps.artifacts.store import ArtifactStore
+        from nemotron_steps.resolver.plan import StepOutput
+        from nemotron_steps.runs.cache import cache_key
+        from nemotron_steps.runs.inputs import open_input
+
+        planned = self.plan(overrides=overrides, home=home)
+        store = ArtifactStore(home or self.folder / "home")
+        inputs: dict[str, Artifact] = {}
+        for port, source in planned.inputs.items():
+            if isinstance(source, StepOutput):
+                raise NotApplicable("the step's inputs are made by other steps")
+            artifact = open_input(planned, port, source, store, types=self.registry.types)
+            assert artifact is not None
+            inputs[port] = artifact
+        return cache_key(planned, inputs)
+
+    # -- runs ------------------------------------------------------------------------------------------------
+
+    def words(
+        self,
+        home: Path,
+        *,
+        inputs: Mapping[str, Path] | None = None,
+        overrides: Sequence[str] = (),
+        config: str | None = None,
+    ) -> list[str]:
+        """A run's words after `steps`."""
+        name = config or self.config_name
+        words = ["run", self.manifest.id, *self.overrides, *overrides]
+        words += ["-c", name] if name and name != "default" else []
+        for port, path in (self.fed if inputs is None else inputs).items():
+            words += ["--input", f"{port}={path}"]
+        return [*words, "--home", str(home), "--json"]
+
+    @cached_property
+    def first(self) -> Ran:
+        """The step run twice in one home."""
+        home = self.folder / "first"
+        assert self.fed_before is not None  # looked at before the first run
+        return self.process("first", [self.words(home), self.words(home)], home=home)
+
+    @cached_property
+    def second(self) -> Ran:
+        """The step run in another home, by another process: other hashes, folders and variables."""
+        home = self.folder / "second" / "deeper"
+        return self.process("second", [self.words(home)], home=home, variables={"PYTHONHASHSEED": "2", "LANG": "C"})
+
+    def process(
+        self,
+        name: str,
+        commands: Sequence[Sequence[str]],
+        *,
+        home: Path,
+        variables: Mapping[str, str] | None = None,
+        **watch: Any,
+    ) -> Ran:
+        """Run commands in a process of their own, in empty folders of their own.
+
+        Args:
+            watch: fields of the process's request (`at_write`, `signal`, `at_return`).
+        """
+        place = self.folder / "processes" / name
+        for folder in ("cwd", "tmp", "user"):
+            (place / folder).mkdir(parents=True, exist_ok=True)
+        request = {
+            "commands": [list(words) for words in commands],
+            "step": self.manifest.id,
+            "allowed": [str(home), str(place / "tmp")],
+            "inside": str(home / "work"),
+            "package": self.entry_module.partition(".")[0],
+            **watch,
+        }
+        (place / "request.json").write_text(json.dumps(request))
+        (place / "result.json").unlink(missing_ok=True)
+        with (place / "output.txt").open("w+b") as output:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "nemotron_steps.testing.process",
+                    str(place / "request.json"),
+                    str(place / "result.json"),
+                ],
+                cwd=place / "cwd",
+                env=self._environment(place, variables or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(timeout=60 + self.seconds * len(commands))
+            except subprocess.TimeoutExpired:
+                raise Unmet(
+                    f"{' '.join(commands[0][:2])} did not end within {self.seconds:.0f} s",
+                    hint="give the step a config `tiny`, or step_conformance(…, seconds=…)",
+                ) from None
+            finally:
+                _end(process)
+            output.seek(0)
+            text = output.read().decode("utf-8", "replace")
+        result = {"commands": [], "seen": {}}
+        if (place / "result.json").is_file():
+            result = json.loads((place / "result.json").read_text())
+        return Ran(home, result["commands"], result["seen"], code, text)
+
+    def remember(self, name: str, make: Callable[[StepSubject], Any]) -> Any:
+        """What `make` gives, made once."""
+        if name not in self._remembered:
+            self._remembered[name] = make(self)
+        return self._remembered[name]
+
+    def leftovers(self, name: str, folder: str) -> list[str]:
+        """What a process left in its working directory (`cwd`), temporary folder (`tmp`) or HOME (`user`)."""
+        place = self.folder / "processes" / name / folder
+        return sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+
+    def digests(self, ran: Ran, index: int = 0) -> dict[str, str]:
+        """Output port → digest of what a command of `ran` made."""
+        from nemotron_steps.artifacts.store import ArtifactStore
+
+        store = ArtifactStore(ran.home)
+        (step,) = [step for step in ran.result(index)["steps"] if step["step"] == self.manifest.id]
+        return {port: store.find(output["ref"]).digest for port, output in step["outputs"].items()}
+
+    def _environment(self, place: Path, variables: Mapping[str, str]) -> dict[str, str]:
+        packs = [str(pack.base) for pack in self.registry.packs if pack.origin in (PATH_VARIABLE, "working directory")]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPS_")}
+        return {
+            **kept,
+            "HOME": str(place / "user"),
+            "PYTHONUSERBASE": os.environ.get("PYTHONUSERBASE", str(Path.home() / ".local")),
+            "TMPDIR": str(place / "tmp"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "XDG_CONFIG_HOME": str(place / "user"),
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "1",
+            "KIT_API_KEY": CANARY,
+            PATH_VARIABLE: os.pathsep.join(packs),
+            **variables,
+        }
+
+
+def tree_of(path: Path) -> dict[str, str]:
+    """File → digest of its bytes, of a file or a folder."""
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    return {str(file): sha256_file(file) for file in files}
+
+
+def copied(path: Path, folder: Path) -> Path:
+    """A copy of an input to be broken; a file stays a file."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        return Path(shutil.copytree(path, folder))
+    folder.mkdir()
+    return Path(shutil.copy(path, folder / path.name))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it left of its session."""
+    with suppress(ProcessLookupError):  # nothing is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

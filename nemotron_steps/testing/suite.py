@@ -1,0 +1,148 @@
+"""A suite: named checks of one kind of thing, each an item that pytest shows, selects and overrides by name.
+
+A check is a function of a subject that raises Unmet with one sentence and what to do. One that asks what the subject
+does not have raises NotApplicable, and one whose `needs` did not pass is skipped: a mistake fails the check that is
+about it, and not every check behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+SubjectT = TypeVar("SubjectT")
+
+
+class Unmet(AssertionError):
+    """What a check found. `hint` says what to write instead."""
+
+    def __init__(self, what: str, *, where: str | None = None, found: object = None, hint: str | None = None) -> None:
+        lines = [what]
+        lines += [f"  --> {where}"] if where else []
+        lines += [f"  found: {found}"] if found is not None else []
+        lines += [f"  hint:  {hint}"] if hint else []
+        super().__init__("\n".join(lines))
+
+
+class NotApplicable(Exception):
+    """The subject has nothing that the check is about."""
+
+
+class State(StrEnum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a check ended, and why. `error`: an exception that the check did not expect, with its traceback."""
+
+    state: State
+    text: str = ""
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Check(Generic[SubjectT]):
+    """One check: its name in pytest's output, what it does, and the checks that have to pass first."""
+
+    name: str
+    run: Callable[[SubjectT], None]
+    needs: tuple[str, ...] = ()
+
+
+class Suite(Generic[SubjectT]):
+    """The checks of one kind, in the order in which they are shown."""
+
+    def __init__(self, *parts: Suite[SubjectT]) -> None:
+        self.checks: dict[str, Check[SubjectT]] = {name: each for part in parts for name, each in part.checks.items()}
+
+    def check(self, *needs: str) -> Callable[[Callable[[SubjectT], None]], Callable[[SubjectT], None]]:
+        """Add a function as a check under its own name, behind the checks it `needs`."""
+
+        def add(function: Callable[[SubjectT], None]) -> Callable[[SubjectT], None]:
+            self.checks[function.__name__] = Check(function.__name__, function, needs)
+            return function
+
+        return add
+
+    def test_class(self, name: str, open_subject: Callable[[Path], SubjectT]) -> type:
+        """A class of tests for pytest, one method `test_CHECK` a check. The subject is opened once for all.
+
+        Args:
+            name: of the class; pytest shows the name it is assigned to.
+            open_subject: given an empty folder, the subject.
+        """
+        import pytest
+
+        suite = self
+
+        def examination(self: Any, tmp_path_factory: pytest.TempPathFactory) -> Examination[SubjectT]:
+            return Examination(suite, open_subject(tmp_path_factory.mktemp("kit")))
+
+        members: dict[str, Any] = {
+            "__doc__": f"Conformance of {name}.",
+            "examination": pytest.fixture(scope="class")(examination),
+        }
+        for check in self.checks.values():
+            members[f"test_{check.name}"] = _test_of(check)
+        return type(name, (), members)
+
+
+class Examination(Generic[SubjectT]):
+    """The checks of a suite over one subject; each runs once, when it is first asked for."""
+
+    def __init__(self, suite: Suite[SubjectT], subject: SubjectT) -> None:
+        self.suite = suite
+        self.subject = subject
+        self._outcomes: dict[str, Outcome] = {}
+
+    def outcome(self, name: str) -> Outcome:
+        """How the check of that name ended. KeyError if there is none."""
+        if name not in self._outcomes:
+            self._outcomes[name] = self._examine(self.suite.checks[name])
+        return self._outcomes[name]
+
+    def outcomes(self, names: Iterable[str] | None = None) -> dict[str, Outcome]:
+        """How every check (or those named) ended, in order."""
+        return {name: self.outcome(name) for name in (names or self.suite.checks)}
+
+    def _examine(self, check: Check[SubjectT]) -> Outcome:
+        for need in check.needs:
+            if self.outcome(need).state is State.FAILED:
+                return Outcome(State.SKIPPED, f"{need} comes first, and fails")
+            if self.outcome(need).state is State.SKIPPED:
+                return Outcome(State.SKIPPED, self.outcome(need).text)
+        try:
+            check.run(self.subject)
+        except NotApplicable as reason:
+            return Outcome(State.SKIPPED, str(reason))
+        except Unmet as found:
+            return Outcome(State.FAILED, str(found))
+        except Exception as error:  # of the subject's own code: shown by pytest with its traceback
+            return Outcome(State.FAILED, f"{type(error).__name__}: {error}", error)
+        return Outcome(State.PASSED)
+
+
+def _test_of(check: Check[SubjectT]) -> Callable[[Any, Examination[SubjectT]], None]:
+    import pytest
+
+    def test(self: Any, examination: Examination[SubjectT]) -> None:
+        __tracebackhide__ = True
+        outcome = examination.outcome(check.name)
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.state is State.FAILED:
+            pytest.fail(outcome.text, pytrace=False)
+        if outcome.state is State.SKIPPED:
+            pytest.skip(outcome.text)
+
+    test.__name__ = f"test_{check.name}"
+    test.__doc__ = check.run.__doc__
+    return test

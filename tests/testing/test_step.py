@@ -1,0 +1,196 @@
+"""Every check of a step can fail: a toy that breaks one rule fails the check of that rule and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.testing.step_bad_input import SUITE
+from nemotron_steps.testing.step_manifest import SUITE as MANIFEST
+from nemotron_steps.testing.step_subject import StepSubject
+from nemotron_steps.testing.suite import Examination, State
+from tests.testing.toy_packages import STEP, TABLE_STEP, Change
+
+TOML, CODE = "shorten.toml", "toykit/shorten.py"
+LAST = "    context.tracker.summary("
+TABLE_CODE = "toykit_table/add.py"
+BEGUN_ONCE = """\
+    rows = []
+    begun = context.work / "begun"
+    if begun.exists():
+        raise DataError("begun before")
+    begun.touch()
+"""
+AT = "    at: float = Field(default_factory=__import__('time').time)\n"
+HERE = "    here: str = Field(default_factory=__import__('os').getcwd)\n"
+LAZILY = "words = __import__('importlib').import_module('.'.join(['toykit', 'words']))\n"
+OTHER = '[step]\nid = "toykit/shorten"\n[[produces]]\ntype = "training_jsonl"\n'
+
+STATIC: dict[str, tuple[Change, ...]] = {
+    "manifest_loads": ((TOML, 'name = "Shorten"', 'nmae = "Shorten"'),),
+    "manifest_has_no_warnings": ((TOML, "[[strategies]]", '[[consume]]\ntype = "x"\n\n[[strategies]]'),),
+    "manifest_is_complete": ((TOML, 'description = "the first of them"\n', ""),),
+    "id_is_its_own": (("../manifests/x.toml", "", OTHER),),
+    "entry_takes_a_context": ((CODE, "def run(context):", "def run(context, other):"),),
+    "config_model_is_strict": (
+        (CODE, "class ShortenConfig", "class Inner(BaseModel):\n    a: int = 1\n\n\nclass ShortenConfig"),
+        (CODE, "    count: PositiveInt = 3", "    inner: Inner = Inner()\n    count: PositiveInt = 3"),
+    ),
+    "parameters_exist": ((TOML, 'name = "count"', 'name = "cuont"'),),
+    "every_config_composes": (("toykit/pack/configs/toykit/shorten/large.yaml", "", "cuont: 9\n"),),
+    "parameters_tell_their_defaults": ((TOML, "default = 3", "default = 4"),),
+    "choices_are_accepted": ((TOML, '["first", "last"]', '["first", "last", "middle"]'),),
+    "overrides_can_be_pasted": ((TOML, '"count*=2|6"', '"cuont=6"'),),
+    "hints_are_reachable": ((TOML, 'then = "Keep more."', 'then = "Keep more."\nsignal = "reward_saturatd"'),),
+    "importing_it_is_light": ((CODE, "import json\n", "import json\nimport jax\n"), ("jax.py", "", "a = 1\n")),
+    "wrong_values_are_refused": ((CODE, "count: PositiveInt = 3", "count: Any = 3"),),
+}
+
+RUN: dict[str, tuple[Change, ...]] = {
+    "show_and_help_render": ((TOML, "Keeps the first rows.", "Keeps\\u001b[2J the first rows."),),
+    "dry_run_needs_no_data": (
+        ("toykit/pack/configs/toykit/shorten/large.yaml", "", "count: 9\ninputs: {rows: {step: no/such_step}}\n"),
+    ),
+    "runs": ((CODE, LAST, "    raise KeyError('x')\n" + LAST),),
+    "outputs_validate": ((CODE, 'file.write(json.dumps({"text"', 'file.write("}" + json.dumps({"text"'),),
+    "says_what_it_did": ((CODE, LAST, "    return\n" + LAST),),
+    "is_quick": ((CODE, LAST, "    import time\n    time.sleep(1.2)\n" + LAST),),
+    "a_second_run_is_cached": (
+        (
+            CODE,
+            "    count: PositiveInt = 3",
+            AT + "    count: PositiveInt = 3",
+        ),
+    ),
+    "same_seed_same_outputs": ((CODE, '{"text": words', '{"hash": hash("a"), "text": words'),),
+    "resumes_after_a_kill": ((CODE, "    rows = []\n", BEGUN_ONCE),),
+    "stops_when_asked": (
+        (
+            CODE,
+            "    with (context",
+            "    try:\n        open(context.work / 'x', 'w').close()\n"
+            "    except BaseException:\n        open(context.work / 'x', 'w').close()\n    with (context",
+        ),
+        (
+            CODE,
+            'with (context.outputs["short"].path / "train.jsonl").open("w") as file',
+            "with __import__('io').StringIO() as file",
+        ),
+    ),
+    "writes_only_where_it_may": ((CODE, LAST, "    open('debug.txt', 'w').close()\n" + LAST),),
+    "removes_its_temporary_files": ((CODE, LAST, "    __import__('tempfile').mkstemp()\n" + LAST),),
+    "inputs_stay_as_they_are": ((CODE, LAST, "    source.open('a').write('\\n')\n" + LAST),),
+    "leaves_nothing_running": ((CODE, LAST, "    __import__('subprocess').Popen(['sleep', '20'])\n" + LAST),),
+    "leaves_the_process_as_it_was": ((CODE, LAST, "    __import__('os').environ['TOY'] = '1'\n" + LAST),),
+    "asks_no_other_machine": (
+        (
+            CODE,
+            LAST,
+            "    import socket\n    asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "    asked.connect(('192.0.2.1', 9))\n    asked.close()\n" + LAST,
+        ),
+    ),
+    "keeps_secrets_out": (
+        (CODE, '{"text": words', '{"key": __import__("os").environ.get("KIT_API_KEY"), "text": words'),
+    ),
+    "key_knows_every_parameter": ((CODE, "count: PositiveInt = 3", "count: Annotated[PositiveInt, OPERATIONAL] = 3"),),
+    "key_knows_the_code": (
+        (
+            CODE,
+            "from toykit import words\n",
+            LAZILY,
+        ),
+    ),
+    "key_ignores_where_it_runs": (
+        (
+            CODE,
+            "    count: PositiveInt = 3",
+            HERE + "    count: PositiveInt = 3",
+        ),
+    ),
+}
+"""Check → what breaks it, of those that run the step."""
+
+BAD_INPUT: dict[str, tuple[Change, ...]] = {
+    "a_missing_input_is_told": ((TABLE_CODE, "if not file.is_file():", "if file.is_dir():"),),
+    "a_wrong_type_is_told": ((TABLE_CODE, "except UnicodeDecodeError", "except RecursionError"),),
+    "a_truncated_file_is_told": ((TABLE_CODE, "except json.JSONDecodeError", "except RecursionError"),),
+}
+"""Of those that feed it what is broken; the toy has a type of its own, for which nothing else looks."""
+
+SLOW = {"show_and_help_render", "dry_run_needs_no_data", "resumes_after_a_kill", "stops_when_asked"} | {
+    name for name in SUITE.checks if name.endswith("_is_told")
+}
+"""Checks with processes of their own, which are asked only of the toys that are about them."""
+
+
+def examined(folder: Path, step: str = "toykit/shorten", **options) -> Examination[StepSubject]:
+    folder.mkdir()
+    return Examination(SUITE, StepSubject(step, folder, **options))
+
+
+def failed(examination: Examination[StepSubject], names: list[str]) -> list[str]:
+    outcomes = examination.outcomes(names)
+    return [name for name in names if outcomes[name].state is State.FAILED]
+
+
+def test_there_is_a_toy_for_every_check():
+    assert {*STATIC, *RUN, *BAD_INPUT, "a_broken_row_is_told"} == set(SUITE.checks)
+    assert len(SUITE.checks) >= 25
+
+
+@pytest.mark.slow
+def test_a_step_that_keeps_to_the_rules_passes_every_check(package: Callable[..., Path], tmp_path: Path):
+    package(STEP)
+    found = examined(tmp_path / "kit").outcomes()
+    assert {name: outcome.text for name, outcome in found.items() if outcome.state is not State.PASSED} == {}
+
+
+@pytest.mark.parametrize("check", STATIC)
+def test_a_broken_manifest_fails_the_check_that_is_about_it(package: Callable[..., Path], tmp_path: Path, check: str):
+    package(STEP, STATIC[check])
+    assert failed(examined(tmp_path / "kit"), list(MANIFEST.checks)) == [check]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", RUN)
+def test_a_broken_function_fails_the_check_that_is_about_it(package: Callable[..., Path], tmp_path: Path, check: str):
+    package(STEP, RUN[check])
+    names = [name for name in SUITE.checks if name not in MANIFEST.checks and (name == check or name not in SLOW)]
+    options = {"seconds": 1.0} if check == "is_quick" else {}
+    assert failed(examined(tmp_path / "kit", **options), names) == [check]
+
+
+def written_table(folder: Path) -> Path:
+    (folder / "table.json").write_text('{"a": [1, 2, 3], "b": [4, 5, 6]}')
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [None, *BAD_INPUT])
+def test_what_raises_without_a_code_is_found(package: Callable[..., Path], tmp_path: Path, check: str | None):
+    package(TABLE_STEP, BAD_INPUT[check] if check else ())
+    examination = examined(tmp_path / "kit", "toykit_table/sum", inputs={"table": written_table})
+    assert failed(examination, list(BAD_INPUT)) == ([check] if check else [])
+
+
+@pytest.mark.slow
+def test_a_row_that_raises_without_a_code_is_found(package: Callable[..., Path], tmp_path: Path):
+    package(STEP, ((CODE, '        if not isinstance(row.get("text"), str):', "        if not row['text'].strip():"),))
+    names = [name for name in SUITE.checks if name.endswith("_is_told")]
+    assert failed(examined(tmp_path / "kit"), names) == ["a_broken_row_is_told"]
+
+
+def test_an_input_that_nobody_has_a_sample_of_is_asked_for(package: Callable[..., Path], tmp_path: Path):
+    package(TABLE_STEP)
+    outcome = examined(tmp_path / "kit", "toykit_table/sum").outcome("runs")
+    assert outcome.state is State.FAILED
+    assert 'step_conformance("toykit_table/sum", inputs={"table": PATH})' in outcome.text
+
+
+def test_a_step_that_is_not_there_is_told_once(tmp_path: Path):
+    found = examined(tmp_path / "kit", "toykit/nowhere").outcomes()
+    assert [name for name, outcome in found.items() if outcome.state is State.FAILED] == ["manifest_loads"]
+    assert {outcome.state for outcome in found.values()} == {State.FAILED, State.SKIPPED}
