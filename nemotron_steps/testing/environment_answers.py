@@ -32,7 +32,7 @@ def rewards_are_in_range(subject: EnvironmentSubject) -> None:
                 raise Unmet(f"{what}: {verdict.failure}: {verdict.details.get('message')}")
 
 
-@SUITE.check("rewards_are_in_range")
+@SUITE.check("rewards_are_in_range", "empty_answers_are_judged")
 def right_answers_earn_most(subject: EnvironmentSubject) -> None:
     """The right answer of each row earns more than an answer without content."""
     for number, row in enumerate(subject.rows, start=1):

@@ -112,7 +112,7 @@ def verdicts_can_be_written_down(subject: EnvironmentSubject) -> None:
             raise Unmet(f"a verdict is not JSON: {error}", found=repr(verdict.details)[:200]) from error
 
 
-@SUITE.check("rows_are_accepted")
+@SUITE.check("it_keeps_no_state")
 def groups_are_judged_whole(subject: EnvironmentSubject) -> None:
     """Four rollouts of a prompt get four verdicts, each its own."""
     row = subject.rows[0]

@@ -62,7 +62,7 @@ def settings_are_strict(subject: EnvironmentSubject) -> None:
         )
 
 
-@SUITE.check("is_registered")
+@SUITE.check("env_show_renders")
 def it_is_documented(subject: EnvironmentSubject) -> None:
     """Its module says what it rewards and names the fields of a row; each setting says what it does."""
     from nemotron_steps.environments.catalog import described
@@ -110,7 +110,7 @@ def env_show_renders(subject: EnvironmentSubject) -> None:
                 raise Unmet(f"`steps {' '.join(words)}` prints no JSON", found=done.stdout[:200]) from error
 
 
-@SUITE.check("is_registered")
+@SUITE.check("settings_are_strict")
 def settings_mistakes_are_told(subject: EnvironmentSubject) -> None:
     """An unknown setting is an error with a code; the given ones are accepted."""
     settings_of(subject.name, subject.config)
@@ -185,7 +185,7 @@ def _refused_or_judged(subject: EnvironmentSubject, row: Row, kind: str, whole: 
         )
 
 
-@SUITE.check("rows_are_accepted")
+@SUITE.check("rows_are_accepted", "rewards_are_in_range", "judging_is_deterministic")
 def unknown_fields_change_nothing(subject: EnvironmentSubject) -> None:
     """A field that it does not know is left alone."""
     row = subject.rows[0]

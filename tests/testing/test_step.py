@@ -69,19 +69,13 @@ RUN: dict[str, tuple[Change, ...]] = {
     "stops_when_asked": (
         (
             CODE,
-            "    with (context",
-            "    try:\n        open(context.work / 'x', 'w').close()\n"
-            "    except BaseException:\n        open(context.work / 'x', 'w').close()\n    with (context",
-        ),
-        (
-            CODE,
-            'with (context.outputs["short"].path / "train.jsonl").open("w") as file',
-            "with __import__('io').StringIO() as file",
+            LAST,
+            "    try:\n        (context.work / 'x').touch()\n    except BaseException:\n        pass\n" + LAST,
         ),
     ),
     "writes_only_where_it_may": ((CODE, LAST, "    open('debug.txt', 'w').close()\n" + LAST),),
     "removes_its_temporary_files": ((CODE, LAST, "    __import__('tempfile').mkstemp()\n" + LAST),),
-    "inputs_stay_as_they_are": ((CODE, LAST, "    source.open('a').write('\\n')\n" + LAST),),
+    "inputs_stay_as_they_are": ((CODE, LAST, "    source.open('a').close()\n" + LAST),),
     "leaves_nothing_running": ((CODE, LAST, "    __import__('subprocess').Popen(['sleep', '20'])\n" + LAST),),
     "leaves_the_process_as_it_was": ((CODE, LAST, "    __import__('os').environ['TOY'] = '1'\n" + LAST),),
     "asks_no_other_machine": (

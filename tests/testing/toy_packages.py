@@ -139,6 +139,64 @@ def run(context):
 }
 """With a step that takes a type of the package's own."""
 
+ENVIRONMENT = {
+    "toykit_env/__init__.py": "",
+    "toykit_env/environment.py": '''\
+"""Sums. A row has `expected_answer`, the sum as text."""
+
+import asyncio
+import json
+import random
+import time
+from typing import ClassVar
+
+from pydantic import ConfigDict, create_model, model_validator
+
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, RowError, Session, Verdict
+
+TOOL = {
+    "type": "function",
+    "name": "add",
+    "description": "Adds two numbers.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+}
+
+
+class SumConfig(EnvironmentConfig):
+    full: float = 1.0
+    """Reward of a right answer."""
+
+
+class Sum(Environment):
+    name: ClassVar[str] = "toykit_env"
+    required_fields = ("expected_answer",)
+    config_class = SumConfig
+    count = 0
+
+    def check_values(self, row):
+        if not isinstance(row["expected_answer"], str) or not row["expected_answer"]:
+            raise RowError("expected_answer", "a text", repr(row["expected_answer"])[:50])
+
+    async def seed(self, row):
+        return Session(tools=[dict(TOOL)], state={"calls": 0})
+
+    async def call_tool(self, session, name, arguments):
+        session.state["calls"] += 1
+        a, b = arguments.get("a"), arguments.get("b")
+        if name != "add" or not isinstance(a, int | float) or not isinstance(b, int | float):
+            return "error: add(a: number, b: number)"
+        return f"{a + b} ({session.state['calls']} calls)"
+
+    async def verify(self, row, response, session):
+        text = response.text.strip()
+        await asyncio.sleep(0)
+        right = text == row["expected_answer"].strip()
+        return Verdict(self.config.full if right else 0.0, {"length": min(len(text), 100)}, None, {"found": text[:50]})
+''',
+}
+"""With an environment that has a tool."""
+ENVIRONMENT_POINTS = {"nemotron_steps.environments": "toykit_env = toykit_env.environment:Sum"}
+
 Change = tuple[str, str, str]
 """(end of a path, text in it, other text); an empty text stands for a whole new file."""
 
