@@ -66,8 +66,10 @@ def build(prog: str) -> Parser:
     command = add("explain", "explain:explain", "say why an error is raised and what mends it")
     command.add_argument("code", metavar="CODE", nargs="?", help="the code in error[CODE] (default: list them)")
     _json(command)
-    command = add("new", "scaffold:new", "write a new step: manifest, config, function and test")
-    command.add_argument("step", metavar="STEP", help="id of the step, like data_prep/my_prep")
+    command = add("new", "scaffold:new", "write a new step, environment, executor, type or pipeline, with its test")
+    command.add_argument(
+        "what", metavar="[KIND] NAME", nargs="+", help="step (the default), environment, executor, type or pipeline"
+    )
     command.add_argument("--into", metavar="DIR", help="folder of the pack (default: ./steps_pack)")
     _json(command)
     return parser

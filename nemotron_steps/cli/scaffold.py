@@ -1,15 +1,20 @@
-"""`steps new STEP`: a pack one can install, with a manifest, a config, a step function and a test that passes.
+"""`steps new KIND NAME`: a package one can install, with a step, environment, executor, type or pipeline that works.
 
-The step it writes copies a JSON Lines data set without its longest rows: small, real, and with every part a step has.
+What it writes is small and real, and its test is one line of the conformance kit (`nemotron_steps.testing`): green as
+it is, and red when a change breaks a rule. The files are templates/KIND/*.tmpl, with `@field@` for what differs.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
+from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.cli.summary import shown_path
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import RequestError
@@ -18,227 +23,214 @@ from nemotron_steps.manifest.index import load_index
 if TYPE_CHECKING:
     import argparse
 
+_TEMPLATES = Path(__file__).parent / "templates"
 _STEP_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(/[a-z0-9][a-z0-9_.-]*)*")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DEFAULT_FOLDER = "steps_pack"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What `steps new` can write.
+
+    Attributes:
+        files: path in the package → template.
+        group, value: the entry point that announces it.
+        try_it: a command to paste once it is installed.
+    """
+
+    files: Mapping[str, str]
+    group: str = "nemotron_steps.packs"
+    point: str = "@package@"
+    value: str = "@package@:pack"
+    try_it: str = ""
+    suffix: str = ""
+
+
+KINDS: Mapping[str, Kind] = {
+    "step": Kind(
+        {
+            "@package@/pack/manifests/@name@.toml": "step/manifest.toml",
+            "@package@/pack/configs/@name@/default.yaml": "step/default.yaml",
+            "@package@/pack/configs/@name@/tiny.yaml": "step/tiny.yaml",
+            "@package@/@module@.py": "step/module.py",
+            "tests/test_@module@.py": "step/test.py",
+        },
+        try_it="steps run @name@ --input rows=FILE.jsonl",
+        suffix="Config",
+    ),
+    "environment": Kind(
+        {
+            "@package@/@module@.py": "environment/module.py",
+            "tests/test_@module@.py": "environment/test.py",
+            "tests/@module@_rows.jsonl": "environment/rows.jsonl",
+        },
+        group="nemotron_steps.environments",
+        point="@name@",
+        value="@package@.@module@:@class_name@",
+        try_it="steps env show @name@",
+    ),
+}
 
 
 def new(arguments: argparse.Namespace) -> int:
     """`steps new`."""
-    step_id: str = arguments.step
-    if not _STEP_ID.fullmatch(step_id):
-        raise RequestError(
-            f"'{step_id}' is no step id",
-            expected="lower-case parts with slashes between them, like data_prep/my_prep",
-            hints=("steps new data_prep/my_prep",),
-        )
+    kind, name = _asked(arguments.what)
+    _require_name(kind, name)
     root = Path(arguments.into or _DEFAULT_FOLDER)
-    manifest = next((row.file for row in load_index().steps if row.id == step_id), None)
-    if manifest is not None and root.resolve() not in Path(manifest).resolve().parents:
-        raise RequestError(
-            f"there is a step '{step_id}' already",
-            where=manifest,
-            expected="an id of its own",
-            hints=(f"steps new {step_id}_mine",),
-        )
-    written = write_step(root, step_id)
+    _require_free(kind, name, root)
+    written = write(root, kind, name)
     if arguments.as_json:
-        print_json({"step": step_id, "pack": str(root), "files": [str(path) for path in written]})
+        print_json({kind: name, "pack": str(root), "files": [str(path) for path in written]})
         return 0
     terminal = Terminal.of()
-    terminal.print(f"{terminal.style(step_id, 'bold')} in {shown_path(root)}")
+    terminal.print(f"{terminal.style(name, 'bold')} in {shown_path(root)}")
     for path in written:
         terminal.print(f"  {terminal.style('+', 'green')} {path.relative_to(root)}")
     terminal.print()
+    install = shown_path(root) if str(root).startswith(("/", ".")) else f"./{shown_path(root)}"
     for command, purpose in (
-        (f"pip install -e {shown_path(root)}", "makes the step known everywhere"),
-        (f"pytest {shown_path(root)}", "runs its test; pip install pytest if it is not there"),
-        (f"steps show {step_id}", ""),
-        (f"steps run {step_id} --input rows=FILE.jsonl", ""),
+        (f"pip install -e '{install}[test]'", f"makes the {kind} known everywhere"),
+        (f"pytest {shown_path(root)}", "runs its checks"),
+        *([(f"steps show {name}", "")] if kind == "step" else []),
+        (_filled(KINDS[kind].try_it, _fields(kind, name, root)), ""),
     ):
         comment = terminal.style(f"   # {purpose}", "dim") if purpose else ""
         terminal.print(f"  {terminal.style(command, 'cyan')}{comment}")
     return 0
 
 
-def write_step(root: Path, step_id: str) -> list[Path]:
-    """Write a step into the pack at `root`, making the pack if it is not there. Returns the new files.
+def _asked(words: list[str]) -> tuple[str, str]:
+    """(kind, name): a name alone is a step's."""
+    if len(words) == 1 and words[0] not in KINDS:
+        return "step", words[0]
+    if len(words) == 2 and words[0] in KINDS:
+        return words[0], words[1]
+    raise UsageError(
+        "say what to write, and its name",
+        expected=f"steps new [{'|'.join(KINDS)}] NAME",
+        found=" ".join(words),
+        hints=("steps new step acme/filter_prompts", "steps new environment acme_lookup"),
+    )
+
+
+def _require_name(kind: str, name: str) -> None:
+    if kind == "step" and not _STEP_ID.fullmatch(name):
+        raise RequestError(
+            f"'{name}' is no step id",
+            expected="lower-case parts with slashes between them, like data_prep/my_prep",
+            hints=("steps new data_prep/my_prep",),
+        )
+    if kind != "step" and not _NAME.fullmatch(name):
+        raise RequestError(
+            f"'{name}' is no name of {'an' if kind[0] in 'aeio' else 'a'} {kind}",
+            expected="lower-case letters, digits and _",
+            hints=(f"steps new {kind} {_identifier(name)}",),
+        )
+
+
+def _require_free(kind: str, name: str, root: Path) -> None:
+    """Refuse a name that something else has already."""
+    where = None
+    if kind == "environment":
+        from nemotron_steps.environments.registry import BUILT_IN
+
+        where = BUILT_IN.get(name)
+    elif kind == "executor":
+        from nemotron_steps.runs.executors.base import executor_names
+
+        where = "an installed executor" if name in executor_names() else None
+    else:
+        index = load_index()
+        if kind == "step":
+            where = next((row.file for row in index.steps if row.id == name), None)
+        elif kind == "pipeline":
+            where = next((row.file for row in index.pipelines if row.name == name), None)
+        elif name in index.types:
+            where = index.types.types[name].where
+    if where is not None and root.resolve() not in Path(where).resolve().parents:
+        article = "an" if kind[0] in "aeio" else "a"
+        raise RequestError(
+            f"there is {article} {kind} '{name}' already",
+            where=where,
+            expected="a name of its own",
+            hints=(f"steps new {kind} {name}_mine",),
+        )
+
+
+def write(root: Path, kind: str, name: str) -> list[Path]:
+    """Write one thing into the package at `root`, making the package if it is not there. Returns the new files.
 
     Raises:
-        RequestError: the pack has that step already, or the folder is something else.
+        RequestError: the package has that already, or the folder is something else.
     """
-    package = _identifier(root.resolve().name)
-    module = _identifier(step_id.rsplit("/", 1)[-1])
-    fields = {
-        "step_id": step_id,
-        "package": package,
-        "module": module,
-        "class_name": "".join(part.capitalize() for part in module.split("_")) + "Config",
-        "category": step_id.split("/", 1)[0] if "/" in step_id else "data_prep",
-        "distribution": package.replace("_", "-"),
-    }
+    fields = _fields(kind, name, root)
     pyproject = root / "pyproject.toml"
     if root.exists() and any(root.iterdir()) and not pyproject.is_file():
         raise RequestError(
             f"'{root}' is not empty and is no pack",
             expected="a new folder, or one that `steps new` made",
-            hints=(f"steps new {step_id} --into OTHER",),
+            hints=(f"steps new {kind} {name} --into OTHER",),
         )
-    inside = root / package
-    files = {
-        pyproject: _PYPROJECT,
-        inside / "__init__.py": '"""Steps of this pack."""\n',
-        inside / "pack" / "manifests" / f"{step_id}.toml": _MANIFEST,
-        inside / "pack" / "configs" / step_id / "default.yaml": _CONFIG,
-        inside / f"{module}.py": _MODULE,
-        root / "tests" / f"test_{module}.py": _TEST,
-    }
-    shared = (pyproject, inside / "__init__.py")
-    taken = [path for path in files if path.exists() and path not in shared]
+    files = {root / _filled(path, fields): template for path, template in KINDS[kind].files.items()}
+    taken = [path for path in files if path.exists()]
     if taken:
-        raise RequestError(f"this would overwrite '{taken[0]}'", hints=("choose another step id or folder",))
+        raise RequestError(f"this would overwrite '{taken[0]}'", hints=("choose another name or folder",))
+    shared = {pyproject: "pyproject.toml", root / fields["package"] / "__init__.py": ""}
     written = []
-    for path, template in files.items():
-        if path.exists():
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = template
-        for name, value in fields.items():
-            text = text.replace(f"@{name}@", value)
-        path.write_text(text, encoding="utf-8")
-        written.append(path)
+    for path, template in {**shared, **files}.items():
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_template(template, fields), encoding="utf-8")
+            written.append(path)
+    group, point, value = (_filled(text, fields) for text in (KINDS[kind].group, KINDS[kind].point, KINDS[kind].value))
+    text = pyproject.read_text("utf-8")
+    pyproject.write_text(with_entry_point(text, group, point, value), encoding="utf-8")
     return written
+
+
+def with_entry_point(text: str, group: str, name: str, value: str) -> str:
+    """The text of a pyproject.toml with an entry point in it, at the end of its group where there is one.
+
+    Raises:
+        RequestError: the group announces another thing by that name.
+    """
+    known = tomllib.loads(text).get("project", {}).get("entry-points", {}).get(group, {})
+    if name in known:
+        if known[name] != value:
+            raise RequestError(f"pyproject.toml announces another '{name}'", where=group, found=known[name])
+        return text
+    line, header = f'{name} = "{value}"\n', f'[project.entry-points."{group}"]\n'
+    if header in text:
+        return text.replace(header, header + line)
+    before, table, after = text.partition("[tool.")
+    return f"{before.rstrip()}\n\n{header}{line}\n{table}{after}" if table else f"{text.rstrip()}\n\n{header}{line}"
+
+
+def _fields(kind: str, name: str, root: Path) -> dict[str, str]:
+    package = _identifier(root.resolve().name)
+    module = _identifier(name.rsplit("/", 1)[-1])
+    return {
+        "name": name,
+        "step_id": name,
+        "package": package,
+        "module": module,
+        "class_name": "".join(part.capitalize() for part in module.split("_")) + KINDS[kind].suffix,
+        "category": name.split("/", 1)[0] if "/" in name else "data_prep",
+        "distribution": package.replace("_", "-"),
+    }
+
+
+def _template(name: str, fields: Mapping[str, str]) -> str:
+    return _filled((_TEMPLATES / f"{name}.tmpl").read_text("utf-8"), fields) if name else '"""A pack."""\n'
+
+
+def _filled(text: str, fields: Mapping[str, str]) -> str:
+    for name, value in fields.items():
+        text = text.replace(f"@{name}@", value)
+    return text
 
 
 def _identifier(text: str) -> str:
     name = re.sub(r"\W+", "_", text).strip("_").lower() or "step"
     return name if not name[0].isdigit() else f"_{name}"
-
-
-_PYPROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "@distribution@"
-version = "0.1.0"
-description = "Steps for nemotron_steps"
-requires-python = ">=3.11"
-dependencies = ["nemotron-steps"]
-
-[project.entry-points."nemotron_steps.packs"]
-@package@ = "@package@:pack"
-
-[tool.hatch.build.targets.wheel]
-packages = ["@package@"]
-
-[tool.pytest.ini_options]
-pythonpath = ["."]
-testpaths = ["tests"]
-"""
-
-_MANIFEST = """\
-[step]
-id = "@step_id@"
-name = "@module@"
-category = "@category@"
-description = "Copies a JSON Lines data set without its longest rows."
-tags = ["example"]
-version = "1"
-entry = "@package@.@module@:run"
-config_schema = "@package@.@module@:@class_name@"
-
-[[consumes]]
-name = "rows"
-type = "training_jsonl"
-description = "the data set to filter"
-
-[[produces]]
-name = "filtered"
-type = "training_jsonl"
-description = "the rows that are short enough"
-
-[[parameters]]
-name = "max_characters"
-description = "longest row that is kept, in characters of JSON"
-default = 20000
-
-[[strategies]]
-when = "Too few rows are left"
-then = "Raise the limit."
-override = "max_characters*=2|40000"
-"""
-
-_CONFIG = """\
-max_characters: 20000
-"""
-
-_MODULE = '''\
-"""@step_id@: copy a JSON Lines data set without its longest rows."""
-
-from __future__ import annotations
-
-from pydantic import BaseModel, ConfigDict, PositiveInt
-
-from nemotron_steps.errors import DataError
-from nemotron_steps.runs.context import StepContext
-
-
-class @class_name@(BaseModel):
-    """The step's config. Unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_characters: PositiveInt = 20_000
-    """Longest row that is kept, in characters of JSON."""
-
-
-def run(context: StepContext[@class_name@]) -> None:
-    """Write the rows of `rows` that are short enough to `filtered`."""
-    source = context.inputs["rows"].require_jsonl("train")
-    target = context.outputs["filtered"].path / "train.jsonl"
-    kept = dropped = 0
-    with source.open(encoding="utf-8") as rows, target.open("w", encoding="utf-8") as output:
-        for line in rows:
-            if len(line.rstrip("\\n")) <= context.config.max_characters:
-                output.write(line)
-                kept += 1
-            else:
-                dropped += 1
-    if not kept:
-        raise DataError("no row is short enough", where=str(source), hints=("max_characters=40000",))
-    context.tracker.summary({"kept": kept, "dropped": dropped})
-'''
-
-_TEST = """\
-from __future__ import annotations
-
-import json
-from pathlib import Path
-
-import pytest
-from @package@.@module@ import @class_name@, run
-
-from nemotron_steps.errors import DataError
-from nemotron_steps.runs.context import plain_context
-
-
-def _context(folder: Path, limit: int):
-    rows = folder / "train.jsonl"
-    rows.write_text("".join(json.dumps({"text": "x" * n}) + "\\n" for n in (5, 500)))
-    config = @class_name@(max_characters=limit)
-    return plain_context(config, folder / "run", inputs={"rows": rows.parent}, outputs={"filtered": "training_jsonl"})
-
-
-def test_long_rows_are_left_out(tmp_path):
-    context = _context(tmp_path, 200)
-    run(context)
-    lines = (context.outputs["filtered"].path / "train.jsonl").read_text().splitlines()
-    assert len(lines) == 1
-    assert json.loads(lines[0]) == {"text": "xxxxx"}
-
-
-def test_nothing_left_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no row is short enough"):
-        run(_context(tmp_path, 1))
-"""

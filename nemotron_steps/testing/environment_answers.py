@@ -9,6 +9,7 @@ from nemotron_steps.testing.environment_subject import (
     STRANGE,
     UNITS,
     WORTHLESS,
+    Answer,
     EnvironmentSubject,
     only_calls,
 )
@@ -26,7 +27,8 @@ def rewards_are_in_range(subject: EnvironmentSubject) -> None:
     if not low < high:
         raise Unmet("reward_range is empty", found=(low, high))
     for row in subject.rows:
-        for what, answer in (("the right answer", subject.right(row)), *WORTHLESS.items()):
+        answers: dict[str, Answer] = {"the right answer": subject.right(row), **WORTHLESS}
+        for what, answer in answers.items():
             (verdict, *_) = subject.judge(row, *subject.with_company(answer))
             if verdict.failure in ("reward_out_of_range", "verdict_invalid"):
                 raise Unmet(f"{what}: {verdict.failure}: {verdict.details.get('message')}")

@@ -7,7 +7,7 @@ import copy
 import json
 import threading
 import time
-from typing import Any
+from typing import Any, SupportsIndex
 
 from nemotron_steps.environments.base import Environment, Verdict
 from nemotron_steps.errors import StepsError
@@ -133,9 +133,9 @@ def it_never_sleeps_in_the_loop(subject: EnvironmentSubject) -> None:
     slept: list[float] = []
     here, sleep = threading.get_ident(), time.sleep
 
-    def noted(seconds: float) -> None:
+    def noted(seconds: float | SupportsIndex) -> None:
         if threading.get_ident() == here:
-            slept.append(seconds)
+            slept.append(float(seconds))
         sleep(seconds)
 
     time.sleep = noted
@@ -190,10 +190,11 @@ def tool_mistakes_are_told_to_the_policy(subject: EnvironmentSubject) -> None:
     """A tool that is not there, arguments missing or of another type: an output that says so, never an exception."""
     names = [tool["name"] for tool in _tools(subject)]
     keys = {key for tool in _tools(subject) for key in tool["parameters"]["properties"]}
+    strange: tuple[Any, ...] = (None, 3, [], {"a": 1}, "\ud800", "x" * 100_000)
     calls: list[tuple[str, dict[str, Any]]] = [("no_such_tool", {})]
     for name in names:
         calls += [(name, {}), (name, {"no_such_argument": 1})]
-        calls += [(name, dict.fromkeys(keys, value)) for value in (None, 3, [], {"a": 1}, "\ud800", "x" * 100_000)]
+        calls += [(name, dict.fromkeys(keys, value)) for value in strange]
 
     async def run() -> None:
         environment = subject.build()

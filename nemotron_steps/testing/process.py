@@ -43,9 +43,9 @@ def main(request_path: str, result_path: str) -> None:
 
 def _watch_step(step_id: str, watch: Any, *, at_return: bool) -> None:
     """Put the watch around the function of one step, wherever the runner takes it from."""
-    from nemotron_steps.runs import execute
+    from nemotron_steps.runs import execute, step_entry
 
-    find = execute.imported
+    find = step_entry.imported
 
     def watched(reference: str, planned: Any) -> Any:
         function = find(reference, planned)
@@ -60,7 +60,7 @@ def _watch_step(step_id: str, watch: Any, *, at_return: bool) -> None:
 
         return run
 
-    execute.imported = watched
+    vars(execute)["imported"] = watched
 
 
 if __name__ == "__main__":

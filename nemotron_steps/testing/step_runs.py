@@ -30,7 +30,7 @@ def show_and_help_render(step: StepSubject) -> None:
     if len(ran.commands) < len(commands):
         raise Unmet("`steps show` ended the process", found=ran.output[-400:])
     shown = " ".join(ran.commands[0]["out"].split())
-    names = [entry.name for entry in (*manifest.consumes, *manifest.produces, *manifest.parameters)]
+    names = [*manifest.inputs, *manifest.outputs, *(parameter.name for parameter in manifest.parameters)]
     missing = [text for text in (manifest.id, manifest.step.description, *names) if " ".join(text.split()) not in shown]
     if missing:
         raise Unmet(

@@ -260,7 +260,7 @@ class StepSubject:
                 _end(process)
             output.seek(0)
             text = output.read().decode("utf-8", "replace")
-        result = {"commands": [], "seen": {}}
+        result: dict[str, Any] = {"commands": [], "seen": {}}
         if (place / "result.json").is_file():
             result = json.loads((place / "result.json").read_text())
         return Ran(home, result["commands"], result["seen"], code, text)
