@@ -41,16 +41,7 @@ def encode_chat(
         DataError: no assistant turn, a template that rewrites earlier turns, or chat_template_kwargs that are none.
     """
     tools = row.get("tools") or ()
-    template_kwargs = row.get("chat_template_kwargs")
-    if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-        raise DataError(
-            "chat_template_kwargs must be an object",
-            where=f"{where} field chat_template_kwargs",
-            expected='{"enable_thinking": false}',
-            found=type(template_kwargs).__name__,
-            hints=show_line(where),
-        )
-    chat = chat.with_template_kwargs(template_kwargs)
+    chat = chat.with_template_kwargs(_template_kwargs(row, where))
     token_ids: list[int] = []
     token_mask: list[int] = []
     rendered = ""
@@ -90,6 +81,20 @@ def encode_chat(
         )
     last = len(token_mask) - token_mask[::-1].index(1)
     return ChatSequence(token_ids[:last], token_mask[:last])
+
+
+def _template_kwargs(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    """A row's own variables of the chat template. DataError if they are none."""
+    template_kwargs = row.get("chat_template_kwargs")
+    if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
+        raise DataError(
+            "chat_template_kwargs must be an object",
+            where=f"{where} field chat_template_kwargs",
+            expected='{"enable_thinking": false}',
+            found=type(template_kwargs).__name__,
+            hints=show_line(where),
+        )
+    return template_kwargs
 
 
 def batch_of(sequences: Sequence[ChatSequence], pad_id: int = 0, divisible_by: int = 1) -> TrainBatch:
