@@ -13,6 +13,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.command_server import COMMAND_SERVER
 from nemotron_steps.sandbox.containers import ENGINE_TIMEOUT_S, check_engine
@@ -57,6 +58,10 @@ class ApptainerSession(ServedSession):
         waiting = asyncio.ensure_future(ready.wait())
         await asyncio.wait([waiting, self._whole], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
+        if not ready.is_set():
+            raise SandboxError(
+                "apptainer could not be started", where=self.image[:200], found=str(self._whole.exception())
+            )
 
     async def _hold(self, ready: asyncio.Event) -> SandboxResult:
         """The session's process to its end."""

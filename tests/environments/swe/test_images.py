@@ -45,7 +45,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def graded(image: Path, calls: list[Call], engine: str = "docker", **changed: Any) -> Any:
+def graded(image: Path, /, calls: list[Call], engine: str = "docker", **changed: Any) -> Any:
     added = "".join(f"+{line}\n" for line in TESTS.splitlines())
     patch = f"--- /dev/null\n+++ b/tests/test_calc.py\n@@ -0,0 +1,{len(TESTS.splitlines())} @@\n{added}"
     row = task("pytest", files=None, test_files=None, test_command=None, image="repo.sif", base_commit="HEAD")
@@ -85,6 +85,12 @@ def test_a_row_may_name_its_image_by_its_instance(image: Path, monkeypatch: pyte
     with pytest.raises(UnsupportedError, match="podman"):
         monkeypatch.setenv("PATH", str(image))
         rollout(FIXED, task(files=None, test_files=None, test_patch="x"), image="x/{instance_id}", engine="podman")
+
+
+def test_an_engine_that_does_not_start_says_why(image: Path) -> None:
+    with pytest.raises(SandboxError, match="apptainer could not be started") as refused:
+        graded(image, FIXED, "apptainer", image="x" * 200_000)  # longer than an argument may be
+    assert "Argument list too long" in str(refused.value.found)
 
 
 def test_an_image_without_the_repository_says_so(image: Path) -> None:
