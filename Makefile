@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Compiled at set-up: a machine that keeps Python from writing bytecode would compile every module at every start.
 UV := $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -c requirements/constraints.txt
 
-.PHONY: run test setup setup-test lint types unit bench-cpu bench-gpu clean
+.PHONY: run test setup setup-test lint types unit docs bench-cpu bench-gpu clean
 
 run: setup
 	$(BIN)/steps run rl/nemo_rl/rlhf -c tiny
@@ -44,6 +44,10 @@ unit: setup-test
 	$(BIN)/python -m pytest -m "not vllm and not slurm" -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m slurm
 	$(BIN)/python -m pytest -m vllm
+
+# The documentation as a site, in build/site: open index.html.
+docs: setup-test
+	$(BIN)/mkdocs build --strict --quiet
 
 bench-cpu: setup-test
 	$(UV) trl==1.16.0
