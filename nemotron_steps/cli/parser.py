@@ -150,6 +150,13 @@ def _request(
         "--from", dest="first", metavar="STAGE", help="begin a pipeline here: earlier results must be there"
     )
     command.add_argument("--until", metavar="STAGE", help="end a pipeline after this stage")
+    command.add_argument(
+        "--over",
+        metavar="KEY=V1,V2",
+        action="append",
+        default=[],
+        help="fan out: the step, or STAGE.KEY's of a pipeline, once for each value; repeat for combinations",
+    )
     command.add_argument("--force", action="store_true", help="the named steps run even if their results are cached")
     _home(command)
 

@@ -49,6 +49,8 @@ class Asked:
     """`--from`: the pipeline's stage to begin with."""
     until: str | None = None
     """`--until`: the last one."""
+    over: tuple[str, ...] = ()
+    """`--over`: what to fan out over, each KEY=V1,V2,…"""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
@@ -61,6 +63,7 @@ class Asked:
             "passthrough": list(self.passthrough),
             "from": self.first,
             "until": self.until,
+            "over": list(self.over),
         }
 
     @staticmethod
@@ -93,6 +96,7 @@ class Asked:
             texts("passthrough"),
             text("from"),
             text("until"),
+            texts("over"),
         )
 
     def redacted(self) -> Asked:
@@ -104,6 +108,7 @@ class Asked:
             overrides=tuple(redact_text(text) for text in self.overrides),
             inputs={port: redact_text(ref) for port, ref in self.inputs.items()},
             passthrough=tuple(redact(list(self.passthrough))),
+            over=tuple(redact_text(text) for text in self.over),
         )
 
     @property
@@ -114,6 +119,7 @@ class Asked:
         words = [*self.targets]
         for flag, value in (("-c", self.config), ("--from", self.first), ("--until", self.until)):
             words += [flag, value] if value is not None else []
+        words += [part for text in self.over for part in ("--over", text)]
         words += [part for port, ref in self.inputs.items() for part in ("--input", f"{port}={ref}")]
         words += self.overrides
         words += ["--", *self.passthrough] if self.passthrough else []
@@ -149,7 +155,8 @@ def asked_from(arguments: argparse.Namespace) -> Asked:
         )
     profile = arguments.run or batch
     first, until = arguments.first, arguments.until
-    return Asked(targets, overrides, arguments.config, inputs, profile, passthrough, first, until)
+    over = tuple(arguments.over)
+    return Asked(targets, overrides, arguments.config, inputs, profile, passthrough, first, until, over)
 
 
 class Workbench:
@@ -251,9 +258,13 @@ class Workbench:
         if pipeline is not None:
             from nemotron_steps.cli.pipelines import pipeline_request
 
-            return pipeline_request(asked, pipeline)
+            return pipeline_request(asked, pipeline, self._has_key)
         if asked.first is not None or asked.until is not None:
             raise UsageError("--from and --until name stages of a pipeline", found=" ".join(asked.targets))
+        if asked.over:
+            from nemotron_steps.cli.pipelines import fanned_out_step
+
+            return fanned_out_step(asked, self._passthrough(asked) if asked.passthrough else None)
         own = [list[str]() for _ in asked.targets]
         for text in asked.overrides:
             position, override = _addressee(text, asked.targets)
@@ -422,6 +433,13 @@ class Workbench:
 
     def _is_checkpoint(self, type_name: str) -> bool:
         return any(ancestor.startswith("checkpoint") for ancestor in self.registry.types.ancestors(type_name))
+
+    def _has_key(self, step_id: str, key: str) -> bool:
+        """Whether a step's config has a key; not, where the step has no config model."""
+        from nemotron_steps.config.validation import has_key, load_schema
+
+        schema = self.registry.step(step_id).step.config_schema
+        return schema is not None and has_key(load_schema(schema), key)
 
     def _passthrough(self, asked: Asked) -> str:
         """The override that hands what stands after `--` to the last step. UsageError if it takes none."""

@@ -182,6 +182,10 @@ def result_fields(result: RunResult) -> dict[str, Any]:
         "folder": str(result.folder),
         "report": str(result.folder / "report.html"),
         "seconds": result.seconds,
+        "fan_out": {
+            title: {row: {name: cell.to_dict() for name, cell in cells.items()} for row, cells in table.items()}
+            for title, table in result.spreads.items()
+        },
         "steps": [
             {
                 "key": step.key,
@@ -205,7 +209,7 @@ def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
     if arguments.words or not arguments.resume:
         return asked_from(arguments)
     asked = asked_before(bench, arguments.resume)
-    if arguments.config or arguments.input or arguments.first or arguments.until:
+    if arguments.config or arguments.input or arguments.first or arguments.until or arguments.over:
         raise UsageError("--resume RUN alone goes on with what that run was asked for; name the steps to change it")
     return asked
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
 from nemotron_steps.runs.lines import columns_of, is_table
+from nemotron_steps.runs.spread import MEANING, as_text
 
 if TYPE_CHECKING:
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.execute import RunResult, StepResult
+    from nemotron_steps.runs.spread import Table
 
 _LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "length", "seconds")
 
@@ -34,6 +36,7 @@ def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Ter
     others = [step for step in result.steps if step.state == "ran" and step.key not in plan.goals]
     for step in [*others, *goals]:
         _show_summary(step, terminal)
+    show_spreads(result.spreads, terminal)
     _show_hints(result, terminal)
     _show_places(result, goals, terminal)
     _show_next(result, goals[-1], registry, terminal)
@@ -50,6 +53,18 @@ def show_values(values: Mapping[str, Any], terminal: Terminal) -> None:
             head = [f"{name.replace('_', ' ')}", *columns]
             body = [[row, *(number(cells[c]) if c in cells else "" for c in columns)] for row, cells in table.items()]
             terminal.table([[terminal.style(printable(text), "dim") for text in head], *body], indent=4, flexible=0)
+
+
+def show_spreads(tables: Mapping[str, Table], terminal: Terminal) -> None:
+    """What a fan-out came to: mean ± spread over seeds."""
+    for title, table in tables.items():
+        shown = as_text(table)
+        columns = columns_of(shown)
+        rows = [[row, *(cells.get(column, "") for column in columns)] for row, cells in shown.items()]
+        head = [terminal.style(printable(text).replace("_", " "), "dim") for text in ("", *columns)]
+        terminal.print()
+        terminal.print(f"  {terminal.style(printable(title), 'bold')}  {terminal.style(MEANING, 'dim')}")
+        terminal.table([head, *([printable(cell) for cell in row] for row in rows)], indent=4, flexible=0)
 
 
 def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str]]:

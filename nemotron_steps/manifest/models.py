@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
+    StrictFloat,
     StrictInt,
     StrictStr,
     field_validator,
@@ -375,6 +376,9 @@ class TypeManifest(_Table):
     """Attribute → what it means. Recorded when an artifact is committed, checked when it is consumed."""
 
 
+Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
+
+
 class StageSource(_Table):
     """Where a stage's port gets its artifact: an earlier stage (and port), or a path or artifact name."""
 
@@ -409,6 +413,9 @@ class Stage(_Table):
     overrides: OneOrMore = ()
     inputs: dict[StrictStr, StageSource] = Field(default_factory=dict)
     """Port → source. A port that takes many has a table of them, NAME → source, and is `PORT.NAME` here."""
+    fan_out: dict[StrictStr, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Config key, or `inputs.PORT` → values: the stage is one of its own for each value, for each combination of
+    several keys' values."""
 
     @model_validator(mode="before")
     @classmethod
@@ -416,6 +423,16 @@ class Stage(_Table):
         if isinstance(data, dict) and not data.get("name") and isinstance(data.get("step"), str):
             return {**data, "name": data["step"].rpartition(":")[2].rsplit("/", 1)[-1]}
         return data
+
+    @field_validator("fan_out")
+    @classmethod
+    def _instances_differ(cls, table: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        for key, values in table.items():
+            if not _DOTTED.fullmatch(key):
+                raise ValueError(f"fan_out: {key!r} is not a dotted config key, nor inputs.PORT")
+            if len({(type(value), value) for value in values}) < len(values):
+                raise ValueError(f"fan_out: {key} has a value twice; each instance has one of its own")
+        return table
 
     @field_validator("inputs", mode="before")
     @classmethod

@@ -49,7 +49,7 @@ def _absent(plan: Plan) -> dict[str, str]:
         if step.cached is not None:
             continue
         if step.earlier:
-            absent[step.key] = step.key
+            absent[step.key] = step.key if step.instance is None else step.instance.stage
         elif step.inserted:
             sources = [s.step_key for s in step.inputs.values() if isinstance(s, StepOutput)]
             stage = next((absent[key] for key in sources if key in absent), None)

@@ -11,7 +11,7 @@ from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import Conversion
-from nemotron_steps.resolver.plan import InputSource, PlannedStep, StepOutput, SuppliedInput
+from nemotron_steps.resolver.plan import InputSource, Instance, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import SourceCycle
 from nemotron_steps.resolver.references import with_references
 from nemotron_steps.resolver.request import Compose, StepConfig
@@ -35,6 +35,7 @@ class Node:
     because: str
     inserted: bool = False
     earlier: bool = False
+    instance: Instance | None = None
     inputs: dict[str, InputSource] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     """Input ports that an error was already reported for."""
@@ -63,6 +64,7 @@ class Node:
             because=self.because,
             earlier=self.earlier,
             memory=memory,
+            instance=self.instance,
         )
 
     def _values(self) -> Mapping[str, Any]:

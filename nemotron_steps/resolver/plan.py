@@ -60,6 +60,23 @@ InputSource = SuppliedInput | StepOutput
 
 
 @dataclass(frozen=True)
+class Instance:
+    """Which instance of a fanned-out stage a step is.
+
+    Attributes:
+        stage: the stage as its pipeline names it, or the step.
+        labels: what was fanned out over → this instance's value of it, as it stands in the step's key.
+    """
+
+    stage: str
+    labels: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable form."""
+        return {"stage": self.stage, "labels": dict(self.labels)}
+
+
+@dataclass(frozen=True)
 class PlannedStep:
     """One step of a plan.
 
@@ -77,6 +94,7 @@ class PlannedStep:
         cached: output port → artifact reference when nothing needs to run; None until a runner has looked.
         earlier: whether it is a stage before the first one asked for, which is not run: its result must be there.
         memory: what it takes of each device, and how its batch is cut; None where nothing is trained.
+        instance: which instance of a fanned-out stage it is; None for any other step.
     """
 
     key: str
@@ -92,6 +110,7 @@ class PlannedStep:
     cached: Mapping[str, str] | None = None
     earlier: bool = False
     memory: StepMemory | None = None
+    instance: Instance | None = None
 
     def to_dict(self, *, with_config: bool = False) -> dict[str, Any]:
         """JSON-serialisable form; the config only on request, as it may hold values to be redacted."""
@@ -108,6 +127,8 @@ class PlannedStep:
         }
         if self.memory is not None:
             fields["memory"] = self.memory.to_dict()
+        if self.instance is not None:
+            fields["instance"] = self.instance.to_dict()
         if with_config:
             fields["values"] = dict(self.config)
         return fields

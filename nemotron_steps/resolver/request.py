@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nemotron_steps.manifest.models import PipelineManifest, StageSource
-from nemotron_steps.resolver.plan import SuppliedInput
+from nemotron_steps.resolver.plan import Instance, SuppliedInput
 
 _SCALARS = frozenset({str, int, float, bool, type(None), list, tuple})
 
@@ -24,6 +24,7 @@ class Goal:
         wired: port → earlier stage or reference, from a pipeline file.
         where: port → file:line of that wiring; '' → file:line of the stage.
         earlier: whether it is a stage before the first one asked for: it is not run, what it left is read.
+        instance: which instance of a fanned-out stage it is.
     """
 
     step_id: str
@@ -33,6 +34,7 @@ class Goal:
     wired: Mapping[str, StageSource] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
     earlier: bool = False
+    instance: Instance | None = None
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,9 @@ def _goal_nodes(request: Request, graph: Graph) -> list[tuple[Goal, Node]]:
         if manifest is not None:
             key = goal.name or manifest.id
             manifest = with_named_ports(manifest, key, goal, request)
-            goals.append((goal, graph.add(key, manifest, goal.config_name, goal.overrides, because)))
+            node = graph.add(key, manifest, goal.config_name, goal.overrides, because)
+            node.instance = goal.instance
+            goals.append((goal, node))
     return goals
 
 
@@ -216,7 +218,10 @@ def _unused_outputs(order: Sequence[Node], goals: Sequence[Node]) -> list[str]:
     return [
         f"nothing in this plan reads what {node.key} produces"
         for node in goals[:-1]
-        if node.key not in read and node.manifest.produces and not _is_report(node)
+        if node.key not in read
+        and node.manifest.produces
+        and not _is_report(node)
+        and not (node.instance and goals[-1].instance and node.instance.stage == goals[-1].instance.stage)
     ]
 
 

@@ -36,12 +36,13 @@ from nemotron_steps.errors import (
     DataError,
     InterruptedRunError,
     RequestError,
+    RetryableError,
     StepFailedError,
     StepsError,
     StorageError,
 )
 from nemotron_steps.manifest.typegraph import TypeGraph
-from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
+from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, cache_key, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
@@ -60,12 +61,17 @@ from nemotron_steps.runs.run_folder import (
     new_run_id,
     this_process,
 )
+from nemotron_steps.runs.spread import Outcome, Table, spread_tables
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.tracker import Listener
 from nemotron_steps.runs.work import WorkFolder
 
 if TYPE_CHECKING:
     from nemotron_steps.config.mirrors import MirrorSettings
+
+
+_STOPS_ALL = (RetryableError, StorageError, InterruptedRunError)
+"""What the other instances of a fan-out would run into as well."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ class StepResult:
     seconds: float
     summary: Mapping[str, Any] = field(default_factory=dict)
     hints: tuple[advice.Hint, ...] = ()
+    instance: Instance | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,14 @@ class RunResult:
     folder: Path
     steps: tuple[StepResult, ...]
     seconds: float
+
+    @property
+    def spreads(self) -> dict[str, Table]:
+        """What instances of fanned-out stages came to, by title; see `spread`."""
+        return spread_tables(
+            Outcome(s.key, s.summary, s.instance.stage if s.instance else "", s.instance.labels if s.instance else None)
+            for s in self.steps
+        )
 
     @property
     def nothing_ran(self) -> bool:
@@ -153,7 +168,7 @@ def execute(
                 for mirror in mirrors(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
                     open_mirrors.append(mirror)
                     recorder.listen(mirror)
-                results = [run.step(planned) for planned in plan.steps]
+                run.steps()
             except BaseException as error:
                 ended = run.end_badly(error, interrupt.get("signal"), started)
                 if ended is error:
@@ -166,7 +181,7 @@ def execute(
                     mirror.close()
                 recorder.close()
                 _publish(folder)
-        return RunResult(folder.id, folder.path, tuple(results), time.monotonic() - started)
+        return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)
 
 
 class _Run:
@@ -212,7 +227,28 @@ class _Run:
             attempt=recorder.info.attempts,
         )
 
-    def step(self, planned: PlannedStep) -> StepResult:
+    def steps(self) -> None:
+        """Do every step in order. An instance of a fan-out that fails takes along only what reads it.
+
+        Raises what failed first, once nothing else is left to do.
+        """
+        lost: set[str] = set()
+        failures: list[StepsError] = []
+        for planned in self.plan.steps:
+            if any(isinstance(s, StepOutput) and s.step_key in lost for s in planned.inputs.values()):
+                lost.add(planned.key)
+                continue
+            try:
+                self.step(planned)
+            except StepsError as error:
+                if planned.instance is None or isinstance(error, _STOPS_ALL):
+                    raise failures[0] if failures else error from None
+                lost.add(planned.key)
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def step(self, planned: PlannedStep) -> None:
         """Do one step: reuse, continue or execute it."""
         try:
             result = self._do(planned)
@@ -230,7 +266,6 @@ class _Run:
             self._journal_hint(planned, hint, failure=False)
         if result.state == "ran":
             _publish(self.recorder.folder)
-        return result
 
     def _do(self, planned: PlannedStep) -> StepResult:
         inputs = self._open_inputs(planned)
@@ -264,7 +299,10 @@ class _Run:
         tracker.record("step_finished", outputs=refs, seconds=entry.seconds)
         signals = self.recorder.signals(planned.key)
         found = advice.hints_for_signals(signals, planned.manifest, planned.config)
-        return StepResult(planned.key, planned.step_id, "ran", outputs, entry.seconds, entry.summary, tuple(found))
+        hints = tuple(found)
+        return StepResult(
+            planned.key, planned.step_id, "ran", outputs, entry.seconds, entry.summary, hints, planned.instance
+        )
 
     def _open_inputs(self, planned: PlannedStep) -> dict[str, Artifact]:
         inputs: dict[str, Artifact] = {}
@@ -290,7 +328,15 @@ class _Run:
             made_by=entry.run,
             summary=entry.summary,
         )
-        return StepResult(planned.key, planned.step_id, state, outputs, entry.seconds, entry.summary)
+        return StepResult(
+            planned.key,
+            planned.step_id,
+            state,
+            outputs,
+            entry.seconds,
+            entry.summary,
+            instance=planned.instance,
+        )
 
     def _call(
         self, planned: PlannedStep, config: Any, inputs: Mapping[str, Artifact], work: WorkFolder

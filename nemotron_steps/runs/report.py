@@ -20,6 +20,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.lines import columns_of, is_table, number, seconds
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report_svg import Node, bars, curve, plan_graph
+from nemotron_steps.runs.spread import MEANING, Outcome, as_text, spread_tables
 
 _FIRST = (
     "reward",
@@ -118,11 +119,25 @@ def _error(run: RunReport) -> str:
 
 
 def _results(run: RunReport) -> str:
-    return "".join(
+    return _fan_out(run) + "".join(
         f"<h3>{escape(step.key)}{_made_by(step)}</h3>{_summary(step.summary)}"
         for step in _goals_first(run)
         if step.summary
     )
+
+
+def _fan_out(run: RunReport) -> str:
+    """What instances of fanned-out stages came to."""
+    instances = {step.key: step.plan.get("instance") or {} for step in run.steps}
+    tables = spread_tables(
+        Outcome(step.key, step.summary, instances[step.key].get("stage", ""), instances[step.key].get("labels"))
+        for step in run.steps
+    )
+    parts = []
+    for title, table in tables.items():
+        heading = f"<h3>{escape(title)} <span class='note'>{MEANING}</span></h3>"
+        parts.append(f"{heading}{_table('', as_text(table))}")
+    return "".join(parts)
 
 
 def _summary(summary: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ class Judge(Section):
 
 class TrainConfig(Section):
     steps: PositiveInt = 6
+    seed: int | None = None
     seconds_per_step: float = 0.0
     end: Literal["done", "diverge", "judge", "bug", "interrupt", "row", "vanish", "killed", "ray"] = "done"
     data: Data = Data()
@@ -86,6 +87,8 @@ def train(context: StepContext[TrainConfig]) -> None:
     model: dict[str, Any] = {"rows": len(rows), "lr": config.optimizer.lr, "passthrough": list(config.passthrough)}
     (context.outputs["model"].path / "model.json").write_text(json.dumps(model))
     context.tracker.summary({"held_out_reward": {"before": 0.25, "after": 0.75}, "loss": {"before": 2.0, "after": 0.5}})
+    if (seed := config.seed) is not None:
+        context.tracker.summary({"seeded_reward": {"before": 0.25, "after": 0.25 + 0.05 * seed}})
 
 
 def lose_ray() -> None:
