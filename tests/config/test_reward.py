@@ -43,7 +43,20 @@ def test_a_changed_file_is_another_config(rewards: Path) -> None:
 def test_several_functions_have_weights(rewards: Path) -> None:
     given = ["rewards.py:score", {"function": "json:dumps", "weight": 0.5}]
     first, second = functions(RlConfig.model_validate({"reward": given}))
-    assert (first["weight"], second) == (1.0, {"function": "json:dumps", "weight": 0.5})
+    assert (first["weight"], second["function"], second["weight"]) == (1.0, "json:dumps", 0.5)
+
+
+def test_a_changed_module_is_another_config_and_is_not_imported(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = rewards.parent / "own_scores"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "one.py").write_text("def score(**columns): return 0.0\n")
+    monkeypatch.syspath_prepend(str(rewards.parent))
+    (before,) = functions(RlConfig.model_validate({"reward": "own_scores.one:score"}))
+    (package / "one.py").write_text("def score(**columns): return 1.0\n")
+    (after,) = functions(RlConfig.model_validate({"reward": "own_scores.one:score"}))
+    assert before["function"] == after["function"] == "own_scores.one:score"
+    assert before["sha256"] != after["sha256"]
 
 
 @pytest.mark.parametrize(

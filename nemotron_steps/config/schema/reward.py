@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +32,8 @@ Reward = Function | RewardFunctionConfig | tuple[Function | RewardFunctionConfig
 
 
 def move(values: Any) -> Any:
-    """A copy of a config's raw values with what `reward` says at `env`, each file with its path from the root and its
-    digest, so that a changed function is another run.
+    """A copy of a config's raw values with what `reward` says at `env`: files by their path from the root, and all with
+    the digest of their source, so that a changed function is another run.
 
     Raises BrokenRulesError for a file that is not there.
     """
@@ -78,7 +79,29 @@ def _file(entry: Mapping[str, Any]) -> Path | None:
 
 
 def _with_digest(entry: dict[str, Any]) -> dict[str, Any]:
-    path, name = _file(entry), entry["function"].rpartition(":")[2]
-    if path is None:
+    place, _, name = entry["function"].rpartition(":")
+    path = _file(entry)
+    source = path if path is not None else _source_of(place)
+    if source is None:  # the environment says so when it starts
         return entry
-    return {**entry, "function": f"{path}:{name}", "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    function = entry["function"] if path is None else f"{path}:{name}"
+    return {**entry, "function": function, "sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
+
+
+def _source_of(module: str) -> Path | None:
+    """The file of a module, found by path, so that nothing of it runs; None for one that is not here or has none."""
+    top, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not rest and spec.origin is not None and spec.origin.endswith(".py"):
+        return Path(spec.origin)
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, *rest)
+        for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
+            if file.is_file():
+                return file
+    return None

@@ -43,6 +43,8 @@ from nemotron_steps.errors import ConfigError
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
 
+_TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})
+"""What TRL gives a function besides: tokens and state of its own trainer."""
 _VERL = frozenset({"solution_str", "ground_truth"})
 
 
@@ -55,7 +57,7 @@ class RewardFunction(BaseModel):
     """`FILE.py:NAME`, or `MODULE:NAME` of what is installed."""
     weight: float = 1.0
     sha256: str | None = None
-    """Of the file as it was when the run was planned; another one is refused."""
+    """Of the file (or the module's) as it was when the run was planned; another one is refused."""
 
 
 class RewardFunctionConfig(EnvironmentConfig):
@@ -83,7 +85,8 @@ class RewardFunctionEnvironment(Environment):
     async def start(self) -> None:
         """Load every function here, so that a wrong name is told before the first rollout."""
         for each in self.config.functions:
-            path = _file_of(each.function)
+            loaded = load(each.function)
+            path = _file_of(each.function) or _module_file(each.function)
             if path is not None and each.sha256 is not None and _sha256(path) != each.sha256:
                 raise ConfigError(
                     "the reward function's file is not the one that the run was planned with",
@@ -92,7 +95,7 @@ class RewardFunctionEnvironment(Environment):
                     found=_sha256(path)[:12],
                     hints=("run the same command again without --resume: the change makes it another run",),
                 )
-            load(each.function)
+            _refuse_unfillable(loaded, each.function)
 
     async def close(self) -> None:
         """End the helper processes."""
@@ -145,7 +148,7 @@ def call(function: str, prompt: Any, completions: list[str], columns: dict[str, 
         chat = not isinstance(prompt, str)
         answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
         repeated = {key: [value] * count for key, value in columns.items()}
-        rewards = _awaited(loaded(prompts=[prompt] * count, completions=answers, **_taken(loaded, repeated)))
+        rewards = _awaited(loaded(**_taken(loaded, {**repeated, "prompts": [prompt] * count, "completions": answers})))
     rewards = list(rewards) if isinstance(rewards, Sequence) or hasattr(rewards, "tolist") else [rewards]
     if len(rewards) != len(completions):
         raise TypeError(f"{function} gave {len(rewards)} rewards for {len(completions)} completions")
@@ -158,6 +161,28 @@ def _taken(function: Callable[..., Any], columns: dict[str, Any]) -> dict[str, A
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return columns
     return {key: value for key, value in columns.items() if key in parameters}
+
+
+def _refuse_unfillable(function: Callable[..., Any], name: str) -> None:
+    """ConfigError for a function that wants what only a trainer in its own process has."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a function in C that does not say
+        return
+    required = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty and parameter.name in _TRAINERS_OWN
+    ]
+    if required:
+        plain = name.rpartition(":")[2]
+        raise ConfigError(
+            f"the reward function takes {' and '.join(required)}, which it is not given",
+            where=name,
+            expected="f(prompts, completions, **columns): texts or messages, and columns of the rows",
+            found=f"{plain}{signature}",
+            hints=(f"def {plain}(prompts, completions, **columns)",),
+        )
 
 
 def _verl_arguments(function: Callable[..., Any], text: str, columns: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +214,6 @@ def _number(reward: Any, function: str) -> float:
         raise TypeError(f"{function} gave {reward!r}, which is no number and not None") from None
 
 
-@lru_cache(maxsize=64)
 def load(function: str) -> Callable[..., Any]:
     """The function of a name.
 
@@ -199,7 +223,7 @@ def load(function: str) -> Callable[..., Any]:
     place, _, name = function.rpartition(":")
     path = _file_of(function)
     try:
-        module: Any = _module_of(path) if path is not None else importlib.import_module(place)
+        module: Any = _module_of(path, _stamp(path)) if path is not None else importlib.import_module(place)
     except Exception as error:  # the user's own code may raise anything
         raise ConfigError(
             f"the reward function's {'file' if path is not None else 'module'} does not load",
@@ -234,8 +258,11 @@ def _file_of(function: str) -> Path | None:
 
 
 @lru_cache(maxsize=64)
-def _module_of(path: Path) -> Any:
-    """The module of a file, loaded under a name of its own; what is beside the file can be imported."""
+def _module_of(path: Path, stamp: tuple[int, int]) -> Any:
+    """The module of a file, loaded under a name of its own; what is beside the file can be imported.
+
+    Loaded again when the file changed: a notebook's process outlives many of its versions.
+    """
     name = f"reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -245,6 +272,18 @@ def _module_of(path: Path) -> Any:
     sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
     return module
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Changes when a file does."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+def _module_file(function: str) -> Path | None:
+    """The source of a module that is loaded; None for one without."""
+    file = getattr(sys.modules.get(function.rpartition(":")[0]), "__file__", None) or ""
+    return Path(file) if file.endswith(".py") else None
 
 
 def _sha256(path: Path) -> str:

@@ -48,4 +48,12 @@ def hangs(completions, **kwargs):
     time.sleep(60)
 
 
+def answers_alone(completions, answer):
+    return [float(text == key) for text, key in zip(completions, answer, strict=True)]
+
+
+def of_tokens(completions, completion_ids, **kwargs):
+    return [float(len(ids)) for ids in completion_ids]
+
+
 LIMIT = 3

@@ -43,6 +43,18 @@ def test_a_function_of_trls_signature_gets_columns_and_answers(function: str, ro
     assert verdicts[0].components == {function: 1.0}
 
 
+def test_a_function_need_not_take_the_prompts() -> None:
+    assert [verdict.reward for verdict in graded("answers_alone", ["2", "3"], TEXT)] == [1.0, 0.0]
+
+
+def test_a_file_that_changed_in_a_long_process_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "scores.py"
+    file.write_text("def one(**columns): return 1\n")
+    assert load(f"{file}:one")() == 1
+    file.write_text("def one(**columns): return 2\ndef two(**columns): return 3\n")
+    assert (load(f"{file}:one")(), load(f"{file}:two")()) == (2, 3)
+
+
 def test_verls_signature_gets_the_ground_truth() -> None:
     row = {**CHAT, "data_source": "sums", "reward_model": {"ground_truth": "2"}, "extra_info": {"index": 1}}
     assert [verdict.reward for verdict in graded("compute_score", ["2", "22"], row)] == [1.0, 0.0]
@@ -90,6 +102,7 @@ def test_a_missing_column_is_named() -> None:
     [
         (f"{FILE}:match", "there is no function 'match'", f"reward={FILE}:matches"),
         (f"{FILE}:LIMIT", "'LIMIT' is not a function", ""),
+        (f"{FILE}:of_tokens", "takes completion_ids, which it is not given", "def of_tokens(prompts, completions,"),
         ("nothing_there:score", "the reward function's module does not load", "reward=FILE.py:FUNCTION"),
     ],
 )
@@ -111,3 +124,5 @@ def test_a_file_that_fails_as_it_is_loaded_is_told_with_its_error(text: str, tmp
 def test_a_file_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the one that the run was planned with"):
         graded([{"function": f"{FILE}:matches", "sha256": "0" * 64}], ["2"])
+    with pytest.raises(ConfigError, match="not the one that the run was planned with"):
+        graded([{"function": "json:dumps", "sha256": "0" * 64}], ["2"])
