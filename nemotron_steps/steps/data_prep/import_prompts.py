@@ -18,7 +18,9 @@ def run(context: StepContext[ImportPromptsConfig]) -> None:
     config = context.config
     if config.dataset.path is None:
         raise DataError("no data set was given", where="dataset.path", hints=("--input dataset=FILE.parquet",))
-    files = data_files(config.dataset.path, key="dataset.path")
+    files, aside = _training_files(config.dataset.path)
+    if aside:
+        context.tracker.summary({"left_aside": aside})
     context.tracker.summary(_recognised(files[0], config.prompt_column))
     counts = prepare(
         [Source(config.dataset.path, files)],
@@ -30,6 +32,15 @@ def run(context: StepContext[ImportPromptsConfig]) -> None:
         tracker=context.tracker,
     )
     context.tracker.summary({f"{split}_prompts": count for split, count in counts.items()})
+
+
+def _training_files(path: str) -> tuple[list[DataFile], list[str]]:
+    """The files to train on, and the names of those that are of other splits: nobody means to train on a `test`."""
+    every = data_files(path, key="dataset.path")
+    if len(every) < 2:
+        return every, []
+    files = data_files(path, key="dataset.path", split="train")
+    return files, [file.name for file in every if file not in files]
 
 
 def _recognised(file: DataFile, column: str | None) -> dict[str, str]:

@@ -107,3 +107,30 @@ def test_rows_without_a_prompt_are_refused_with_what_mends_it(
     assert steps(command) == 2
     assert "prompt_column=task" in capsys.readouterr().err
     assert steps([*command, "prompt_column=task"]) == 0
+
+
+def test_of_a_folder_with_splits_the_training_rows_are_imported(
+    home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    splits = {"train": datasets.Dataset.from_list(ROWS[:3]), "test": datasets.Dataset.from_list(ROWS[3:])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={tmp_path / 'saved'}"]) == 0
+    shown = capsys.readouterr().out
+    assert "left aside" in shown and "test/data-00000" in shown
+    folder = home.open(home.find("data_prep/import_prompts/prompts")).path
+    found = [json.loads(line)["question"] for line in (folder / "train.jsonl").read_text().splitlines()]
+    assert found == [row["question"] for row in ROWS[:3]]
+
+
+@pytest.mark.parametrize("name", ["test.jsonl", "rows/part-0.jsonl"])
+def test_files_that_tell_no_split_are_all_imported(name: str, home: ArtifactStore, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    _jsonl(file)
+    if file.parent != tmp_path:
+        _jsonl(file.with_name("part-1.jsonl"))
+    given = file if file.parent == tmp_path else file.parent
+    assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={given}"]) == 0
+    folder = home.open(home.find("data_prep/import_prompts/prompts")).path
+    assert len((folder / "train.jsonl").read_text().splitlines()) == len(ROWS) * (1 if given == file else 2)
