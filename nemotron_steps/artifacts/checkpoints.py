@@ -164,7 +164,7 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
     intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups,
     bounded_time_steps, mtp_layers, shape (what memory depends on, as config.json has it), sequence_length, tokenizer
-    (digest), tokenizer_size, chat_template (digest) where known.
+    (digest), tokenizer_size, chat_template (digest), quantised (how) where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -207,6 +207,10 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     template = chat_template_digest(folder)
     if template is not None:
         attributes["chat_template"] = template
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+        attributes["quantised"] = str(method or "unnamed")
     return attributes
 
 

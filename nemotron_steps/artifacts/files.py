@@ -221,8 +221,8 @@ def as_storage_error(error: BaseException, where: Path | str) -> StorageError | 
                 where=place,
                 found=f"{free_bytes(Path(where)) / 1e9:.2f} GB free",
                 hints=(
+                    "--home DIR   # on a larger disk",
                     "free some space and run the same command again: committed artifacts and checkpoints are kept",
-                    "steps run ... --home <folder on a larger disk>",
                 ),
             )
         seen = seen.__cause__ or seen.__context__

@@ -161,7 +161,7 @@ def corrupt(artifact: Artifact, where: str, expected: str, found: str) -> Artifa
         where=where,
         expected=expected,
         found=found,
-        hints=(f"steps artifacts verify {artifact.ref}", recreate_hint(artifact)),
+        hints=(recreate_hint(artifact), f"steps artifacts verify {artifact.ref}"),
     )
 
 

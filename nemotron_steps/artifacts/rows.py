@@ -6,13 +6,13 @@ What an environment needs of a row beyond the shape is the environment's own che
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import DataError, show_line, without_line
 
 Row = dict[str, Any]
 LONGEST_LINE = 32 << 20
@@ -41,16 +41,12 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
                 )
             if not raw.strip():
                 continue
-            whole = (f"head -n {number - 1} {path} > fixed.jsonl   # keeps the complete rows",) if number > 1 else ()
-            row, _ = parse_row(raw, f"{path}:{number}", if_cut_off=whole)
+            row, _ = parse_row(raw, f"{path}:{number}")
             yield number, row
 
 
-def parse_row(line: bytes, where: str, *, if_cut_off: Sequence[str] = ()) -> tuple[Row, bool]:
+def parse_row(line: bytes, where: str) -> tuple[Row, bool]:
     """(row, whether it is strict JSON). The same lines are rows as for Python's json, which takes NaN for a number.
-
-    Args:
-        if_cut_off: hints for a last line without its newline, whose end is missing.
 
     Raises:
         DataError: the line is not a JSON object.
@@ -58,7 +54,7 @@ def parse_row(line: bytes, where: str, *, if_cut_off: Sequence[str] = ()) -> tup
     try:
         row, strict = _decode(line), True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        row, strict = _parse_leniently(line, where, if_cut_off), False
+        row, strict = _parse_leniently(line, where), False
     if not isinstance(row, dict):
         raise DataError(
             "the row is not a JSON object",
@@ -167,7 +163,7 @@ def _messages_problem(messages: Any, name: str) -> str | None:
     return None
 
 
-def _parse_leniently(line: bytes, where: str, if_cut_off: Sequence[str]) -> Any:
+def _parse_leniently(line: bytes, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -177,7 +173,7 @@ def _parse_leniently(line: bytes, where: str, if_cut_off: Sequence[str]) -> Any:
             where=where,
             expected="one complete JSON object a line",
             found=f"{_excerpt(line)} ({error.msg if isinstance(error, json.JSONDecodeError) else error})",
-            hints=(*(if_cut_off if cut_off else ()), *show_line(where)),
+            hints=(*without_line(where), *show_line(where)),
         ) from error
 
 

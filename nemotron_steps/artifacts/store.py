@@ -419,6 +419,7 @@ class ArtifactStore:
                 expected=", ".join(f"v{v}" for v in versions[-8:]),
                 found=ref,
                 hints=(f"steps artifacts show {name}:latest",),
+                meant=(ref, f"{name}:v{max(versions)}"),
             )
         near = difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
         return UnknownNameError(
@@ -427,6 +428,7 @@ class ArtifactStore:
             expected=" or ".join(near) if near else None,
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
+            meant=(ref, near[0]) if near else None,
         )
 
 

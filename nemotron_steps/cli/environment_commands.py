@@ -180,7 +180,7 @@ def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
     from nemotron_steps.config.layout.sizes import JUDGE_ROLES
     from nemotron_steps.environments.judged.judges import HttpJudge, served_model
 
-    judges: dict[str, Judge] = {}
+    urls: dict[str, str] = {}
     for word in arguments.judge:
         role, equals, url = word.partition("=")
         if not equals or "/" in role:
@@ -192,11 +192,14 @@ def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
                 expected=" or ".join(JUDGE_ROLES),
                 hints=(f"--judge {JUDGE_ROLES[1]}={url}",),
             )
-        judge = HttpJudge(
+        urls.update(dict.fromkeys([role] if role else JUDGE_ROLES, url))
+    known = {
+        url: HttpJudge(
             url, arguments.judge_model or served_model(url, arguments.judge_key), api_key_env=arguments.judge_key
         )
-        judges.update(dict.fromkeys([role] if role else JUDGE_ROLES, judge))
-    return judges
+        for url in dict.fromkeys(urls.values())
+    }
+    return {role: known[url] for role, url in urls.items()}
 
 
 def _rows(path: str) -> Iterator[Placed]:

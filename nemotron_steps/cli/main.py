@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.parser import UsageError, build, refuse_flags_first, split_passthrough
+from nemotron_steps.errors import StepsError
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +56,7 @@ def _program(arguments: Sequence[str], prog: str) -> int:
 def _main(arguments: Sequence[str], prog: str) -> int:
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
     before, passthrough = split_passthrough(arguments)
-    return _guarded(lambda: _dispatch(before, passthrough, prog), as_json="--json" in before)
+    return _guarded(lambda: _dispatch(before, passthrough, prog), prog, arguments, as_json="--json" in before)
 
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
@@ -110,15 +111,17 @@ def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageE
     hidden = {"command", "handler", "words", "as_json"}
     flags = ["--" + name.replace("_", "-") for name in vars(namespace) if name not in hidden] + ["--json"]
     command = " ".join(part for part in (prog, namespace.command) if part)
-    close = nearest(flag.split("=", 1)[0], flags)
+    typed = flag.split("=", 1)[0]
+    close = nearest(typed, flags)
     return UsageError(
         f"`{command}` has no flag '{flag}'",
         expected=" or ".join(close) or None,
         hints=(f"{command} --help",),
+        meant=(typed, close[0]) if close else None,
     )
 
 
-def _guarded(action: Callable[[], int], *, as_json: bool) -> int:
+def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, as_json: bool) -> int:
     try:
         code = action()
         sys.stdout.flush()
@@ -133,6 +136,10 @@ def _guarded(action: Callable[[], int], *, as_json: bool) -> int:
     except (Exception, KeyboardInterrupt) as error:
         from nemotron_steps.cli.errors import exit_code, report
 
+        if isinstance(error, StepsError):
+            from nemotron_steps.cli.correction import add_corrected_command
+
+            add_corrected_command(error, prog, arguments)
         with suppress(BrokenPipeError):
             return report(error, as_json=as_json)
         return exit_code(error)

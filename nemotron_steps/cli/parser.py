@@ -35,12 +35,13 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
+            close = nearest(str(value), choices)
             what = "command" if isinstance(action, argparse._SubParsersAction) else f"value for {_flag(action)}"
             raise UsageError(
                 f"'{value}' is not a {what}",
                 expected=", ".join(choices),
-                hints=tuple(f"{self.prog} {close}" for close in nearest(str(value), choices))
-                or (f"{self.prog} --help",),
+                hints=tuple(f"{self.prog} {each}" for each in close) or (f"{self.prog} --help",),
+                meant=(str(value), close[0]) if close else None,
             )
 
 
@@ -63,8 +64,8 @@ def build(prog: str) -> Parser:
     command = add("doctor", "doctor:doctor", "check this machine and say how to fix what is missing")
     _home(command)
     _json(command)
-    command = add("explain", "explain:explain", "say why an error is raised and what mends it")
-    command.add_argument("code", metavar="CODE", nargs="?", help="the code in error[CODE] (default: list them)")
+    command = add("explain", "explain:explain", "say why an error or a signal is raised and what mends it")
+    command.add_argument("code", metavar="CODE|SIGNAL", nargs="?", help="as in error[CODE] (default: list them)")
     _json(command)
     command = add("new", "scaffold:new", "write a new step, environment, executor, type or pipeline, with its test")
     command.add_argument(

@@ -94,11 +94,13 @@ def _overridden(request: Request, axes: list[Axis], asked: Asked, names: list[st
 def _position(flag: str, stage: str, names: list[str]) -> int:
     if stage in names:
         return names.index(stage)
+    close = nearest(stage, names)
     raise UsageError(
         f"there is no stage '{stage}'",
         where=f"{flag} {stage}",
         expected=f"one of {', '.join(names)}",
-        hints=tuple(f"{flag} {name}" for name in nearest(stage, names)[:2]),
+        hints=tuple(f"{flag} {name}" for name in close[:2]),
+        meant=(stage, close[0]) if close else None,
     )
 
 
@@ -119,6 +121,7 @@ def _overrides_by_stage(asked: Asked, names: list[str], instances: list[str], ow
                 where=f"override '{shown}'",
                 expected=f"STAGE.key=value with STAGE one of {', '.join(names)}",
                 hints=(f"{prefix}{names[-1]}.{shown[len(prefix) :]}",),
+                meant=(shown, f"{prefix}{names[-1]}.{shown[len(prefix) :]}"),
             )
         extra.setdefault(stage, []).append(prefix + rest)
     return extra

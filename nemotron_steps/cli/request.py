@@ -339,13 +339,15 @@ class Workbench:
                     is_hf = self.registry.types.is_a(wanted_type, "checkpoint_hf")
                     return SuppliedInput(ref, None if is_hf else "checkpoint_hf")
                 hints = error.hints
+                meant = error.meant
         else:
-            hints = ()
+            hints, meant = (), None
         raise AbsentInput(
             f"'{ref}' is neither a path nor an artifact of this home",
             expected=f"PATH, NAME, NAME:VERSION or a digest of a {wanted_type}",
             found=ref,
             hints=hints or ("steps artifacts list",),
+            meant=_file_meant(ref, path) or meant,
         )
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
@@ -503,6 +505,15 @@ def _addressee(override: str, targets: Sequence[str]) -> tuple[int, str]:
 
 def _is_override(word: str) -> bool:
     return "=" in word or word.startswith(("~", "+"))
+
+
+def _file_meant(ref: str, path: Path) -> tuple[str, str] | None:
+    """The file or folder beside `path` that has nearly its name."""
+    from difflib import get_close_matches
+
+    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return (ref, ref.removesuffix(path.name) + close[0]) if close else None
 
 
 def _looks_like_path(ref: str) -> bool:

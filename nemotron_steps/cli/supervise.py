@@ -104,17 +104,20 @@ def _died(said: dict[str, Any], status: int, *, as_json: bool) -> int:
     """Write down and tell that the working process died without doing so."""
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.cli.errors import report
-    from nemotron_steps.errors import StepsError, WorkerLostError
+    from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
     from nemotron_steps.runs.aftermath import record_death
 
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[?25h\n")  # a progress display that could not tidy up hides the cursor
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     how = f"killed by {signal.Signals(number).name}" if number is not None else f"exit code {os.WEXITSTATUS(status)}"
-    error = WorkerLostError("the process that worked on this ended without a word", found=how)
+    asked_by = signal.Signals(number).name if number in _HANDED_ON else None
+    error: StepsError = WorkerLostError("the process that worked on this ended without a word", found=how)
+    if asked_by is not None:
+        error = InterruptedRunError(f"ended by {asked_by}", hints=("run the same command again to go on",))
     if "run" in said:
         try:
-            error = record_death(ArtifactStore(said["home"]), said["run"], how)
+            error = record_death(ArtifactStore(said["home"]), said["run"], how, asked_by=asked_by)
         except StepsError as unwritable:
             error.hints = (f"what happened could not be written down: {unwritable.what}",)
     return report(error, as_json=as_json)

@@ -39,6 +39,8 @@ from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError, first_line
 
 _GRAMMAR = "https://hydra.cc/docs/1.3/advanced/override_grammar/basic"
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,\d{3})*$)")
+"""Commas in a number like 1,000,000."""
 _ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[\]{}])+")
 """An item of a list as it was typed: commas within its own brackets do not end it."""
 
@@ -152,12 +154,14 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
         except HydraException as error:
             # Hydra's reason quotes the value.
             reason = f": {first_line(error)}" if shown == text else ""
+            repaired = shlex.split(_repaired(shown))[0]
             problems.append(
                 ConfigError(
                     f"override '{shown}' does not parse{reason}",
                     where=f"override '{shown}'",
                     expected="key=value, +key=value or ~key",
                     hints=(f"quote special characters: {_repaired(shown)}", f"the grammar: {_GRAMMAR}"),
+                    meant=(shown, repaired) if _is_override(repaired) else None,
                 )
             )
             continue
@@ -168,6 +172,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
                     where=f"override '{shown}'",
                     expected="one value",
                     hints=(f"for a list: {_listed(shown)}", f"for text with commas: {_quoted(shown)}"),
+                    meant=(shown, _THOUSANDS.sub("", shown) if _is_number(shown) else shlex.split(_listed(shown))[0]),
                 )
             )
             continue
@@ -264,9 +269,18 @@ def _repaired(text: str) -> str:
     return shlex.quote(f"{key}=[{','.join(item if _parses(item) else json.dumps(item) for item in items)}]")
 
 
+def _is_number(text: str) -> bool:
+    """Whether an override's value is a number written as 1,000."""
+    return re.fullmatch(r"\d{1,3}(,\d{3})+", text.partition("=")[2]) is not None
+
+
 def _parses(item: str) -> bool:
+    return _is_override(f"key=[{item}]")
+
+
+def _is_override(text: str) -> bool:
     try:
-        OverridesParser.create().parse_override(f"key=[{item}]")
+        OverridesParser.create().parse_override(text)
     except HydraException:
         return False
     return True

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_fi
 from nemotron_steps.config.mirrors import MirrorSettings, Table, TensorBoardSettings, WandbSettings
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
-from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError
+from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
 
 Count = Annotated[PositiveInt, Field(strict=True)]
 
@@ -172,13 +173,19 @@ class Environment:
 
     def _unknown(self, name: str, where: str | None) -> UnknownNameError:
         close = nearest(name, self.profiles)
-        looked = ", ".join(str(file) for file in environment_files())
+        files = environment_files()
+        looked = ", ".join(str(file) for file in files)
+        hints = [f"-r {other}" for other in close]
+        if not close and name not in OTHER_TABLES and re.fullmatch(r"[\w-]+", name):
+            table = shlex.quote(f'\\n[{name}]\\nexecutor = "local"\\n')
+            hints.append(f"printf {table} >> {shlex.quote(str(files[0]))}   # docs/executors.md has every executor")
         return UnknownNameError(
             f"no profile '{name}'",
             where=where,
             expected=", ".join(self.names) or f"a [{name}] table in one of: {looked}",
             found=f"[{name}], which other tools read" if name in OTHER_TABLES else name,
-            hints=tuple(f"-r {other}" for other in close),
+            hints=hints,
+            meant=(name, close[0]) if close else None,
         )
 
 
@@ -287,6 +294,7 @@ def _validated(
                         where=where,
                         expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
                         found=key,
+                        hints=renamed_key(where, key, close[0]) if close and not reason else (),
                     )
                 )
             else:

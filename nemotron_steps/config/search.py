@@ -117,10 +117,14 @@ class SearchPath:
         if config is not None and is_path(config):
             file = Path(config).expanduser().absolute()
             if not file.is_file():
+                there = [str(path) for path in (file.parent or Path()).glob("*.y*ml")]
+                close = nearest(str(file), there)
                 raise ConfigError(
                     f"config file '{config}' does not exist",
                     where=f"-c {config}",
                     expected=f"a yaml file, or one of: {', '.join(self.names()) or 'this step has no named configs'}",
+                    hints=tuple(f"-c {other}" for other in self.names()[:3]),
+                    meant=(config, _as_path(close[0])) if close else None,
                 )
             # A name of its own, so that a file called tiny.yaml can build on the step's tiny; the files beside it
             # come after the step's configs.
@@ -134,14 +138,19 @@ class SearchPath:
         names = self.names()
         if config is None or (config == DEFAULT_CONFIG and not names):
             return None, mounts
-        close = nearest(name, names) or names[:3]
+        close = nearest(name, names)
         raise ConfigError(
             f"step '{self.step}' has no config '{name}'",
             where=f"-c {name}",
             expected=", ".join(names) or "a path to a yaml file: this step has no named configs",
             found=name,
-            hints=tuple(f"-c {other}" for other in close),
+            hints=tuple(f"-c {other}" for other in close or names[:3]),
+            meant=(name, close[0]) if close else None,
         )
+
+
+def _as_path(file: str) -> str:
+    return file if is_path(file) else f"./{file}"
 
 
 def is_path(config: str) -> bool:

@@ -6,6 +6,7 @@ pydantic; importing `nemotron_steps.config` does not.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +21,7 @@ from nemotron_steps.config.redaction import MASK, mask, shown_override
 from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, Rule
 from nemotron_steps.config.secret_shapes import looks_random
 from nemotron_steps.config.yaml_lines import KeyPath
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.errors import ConfigError, renamed_key
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -264,7 +265,10 @@ def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel
         expected = None
     scalar = isinstance(value, bool | int | float | str)
     hints = tuple(shown_override(f"{other}={value}", key) for other in close) if scalar else ()
-    return ConfigError(f"unknown key '{key}'", where=where, expected=expected, found=key, hints=hints)
+    if close and close[0].rpartition(".")[0] == parent:
+        hints = renamed_key(where, key.rpartition(".")[2], close[0].rpartition(".")[2]) or hints
+    meant = (key, close[0]) if close else None
+    return ConfigError(f"unknown key '{key}'", where=where, expected=expected, found=key, hints=hints, meant=meant)
 
 
 def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | None) -> ConfigError:
@@ -275,12 +279,35 @@ def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | No
         return ConfigError(what, where=where)
     shown = MASK if isinstance(value, str) and looks_random(value) else mask(key, value)
     text = repr(shown)
+    right = None if shown != value else _right_value(details[0])
     return ConfigError(
         f"'{key}' has a wrong value",
         where=where,
         expected=" or ".join(messages),
         found=f"{text if len(text) <= 120 else text[:117] + '...'} ({type(value).__name__})",
+        hints=() if right is None else (f"{key}={right}",),
+        # Without one that is surely right, the value that the config has is the one to fall back to.
+        meant=(key, "" if right is None else f"{key}={right}"),
     )
+
+
+def _right_value(detail: Mapping[str, Any]) -> str | None:
+    """What the value was probably meant to be; None where there is no telling."""
+    value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})
+    if kind in ("literal_error", "enum"):
+        choices = re.findall("'([^']*)'", str(context.get("expected", "")))
+        return next(iter(nearest(str(value), choices)), choices[0] if choices else None)
+    if kind == "bool_parsing":
+        return next(iter(nearest(str(value), ("true", "false"))), None)
+    if kind in ("int_parsing", "int_from_float", "int_type", "float_parsing"):
+        text = re.sub(r"[ ,_]", "", str(value))
+        try:
+            number = float(text)
+        except ValueError:
+            return None
+        whole = kind.startswith("int")
+        return None if whole and number != int(number) else f"{int(number) if whole else number}"
+    return None
 
 
 def _expectation(detail: Mapping[str, Any]) -> str:

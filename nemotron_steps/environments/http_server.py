@@ -18,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from nemotron_steps.environments import http_bounds
+from nemotron_steps.errors import UnsupportedError
 
 MAX_BODY = 64 * 1024 * 1024
 _ACCEPTED_AT_ONCE = 16
@@ -66,7 +67,16 @@ class HttpServer:
     def __init__(self, handler: Handler, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._handler = handler
         self._host = host
-        self._socket = socket.create_server((host, port))
+        try:
+            self._socket = socket.create_server((host, port))
+        except OSError as error:
+            raise UnsupportedError(
+                "the server cannot listen there",
+                where=f"{host}:{port}",
+                expected="a free port of an address of this machine",
+                found=error.strerror,
+                hints=("--port 0   # any free port", "--host 127.0.0.1   # this machine only"),
+            ) from error
         self._socket.setblocking(False)
         self._connections: _Connections | None = None
         self._server: asyncio.Server | None = None

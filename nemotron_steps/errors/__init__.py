@@ -23,6 +23,7 @@ StepsError
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -37,6 +38,8 @@ class StepsError(Exception):
         expected: what would have been accepted.
         found: what was there instead.
         hints: commands or overrides that can be pasted, most useful first.
+        meant: a part of the request that looks like a slip, and what was probably meant ("": nothing in its place). The
+            command line makes its first hint of it: the whole command as it was probably meant.
     """
 
     code: ClassVar[str] = "E000"
@@ -50,6 +53,7 @@ class StepsError(Exception):
         expected: str | None = None,
         found: str | None = None,
         hints: Sequence[str] = (),
+        meant: tuple[str, str] | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -57,6 +61,7 @@ class StepsError(Exception):
         self.expected = expected
         self.found = found
         self.hints = tuple(hints)
+        self.meant = meant
 
     def __str__(self) -> str:
         return self.render()
@@ -99,6 +104,21 @@ def show_line(where: str) -> tuple[str, ...]:
 def first_line(error: BaseException) -> str:
     """What an exception of a library says, in a line; its type where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def without_line(where: str) -> tuple[str, ...]:
+    """A command that takes the line an error is about out of its file, as a hint; none unless it is `file:line`."""
+    path, _, line = where.rpartition(":")
+    file = shlex.quote(path)
+    return (f"sed -i.bak {line}d {file}   # takes it out; {path}.bak stays",) if path and line.isdigit() else ()
+
+
+def renamed_key(where: str | None, wrong: str, right: str) -> tuple[str, ...]:
+    """A command that corrects a misspelt key in the line that an error is about, as a hint; else none."""
+    path, _, line = (where or "").rpartition(":")
+    if not path or not line.isdigit() or not re.fullmatch(r"[\w-]+ [\w-]+", f"{wrong} {right}"):
+        return ()
+    return (f"sed -i '{line}s/{wrong}/{right}/' {shlex.quote(path)}   # corrects the key",)
 
 
 def _rebuild(cls: type[StepsError], what: str, state: dict[str, Any]) -> StepsError:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import ManifestError
+from nemotron_steps.errors import ManifestError, renamed_key
 from nemotron_steps.manifest.models import PipelineManifest, StepManifest, TypeManifest
 from nemotron_steps.manifest.override import is_override
 from nemotron_steps.manifest.source import SourceText
@@ -67,7 +67,7 @@ def parse_step(
             f"unknown key '{key}' at the top of a step manifest",
             where=file.where(key),
             expected=f"one of the tables {', '.join(sorted(_STEP_TABLES))}, or a table of your own",
-            hints=_did_you_mean(key, _STEP_TABLES),
+            hints=_did_you_mean(key, _STEP_TABLES, file.where(key)),
         )
         for key, value in extra.items()
         if not isinstance(value, dict) and not _is_tables(value)
@@ -91,7 +91,7 @@ def parse_pipeline(file: TomlFile, *, pack: str = "") -> tuple[PipelineManifest 
             f"unknown key '{key}' in a pipeline",
             where=file.where(key),
             expected=f"one of {', '.join(sorted(_PIPELINE_TABLES))}",
-            hints=_did_you_mean(key, _PIPELINE_TABLES),
+            hints=_did_you_mean(key, _PIPELINE_TABLES, file.where(key)),
         )
         for key in unknown
     )
@@ -182,7 +182,7 @@ def _explain(
             f"unknown key '{dotted}'",
             where=where,
             expected=f"one of {', '.join(sorted(fields))}" if fields else None,
-            hints=_did_you_mean(str(location[-1]), fields),
+            hints=_did_you_mean(str(location[-1]), fields, where),
         )
     if kind == "value_error":
         return ManifestError(str(item["msg"]).removeprefix("Value error, "), where=_deeper(item, file, where, prefix))
@@ -240,8 +240,9 @@ def _check_overrides(step: StepManifest, file: TomlFile) -> list[ManifestError]:
     ]
 
 
-def _did_you_mean(key: str, known: frozenset[str]) -> tuple[str, ...]:
-    return tuple(f"did you mean '{name}'?" for name in nearest(key, known)[:1])
+def _did_you_mean(key: str, known: frozenset[str], where: str) -> tuple[str, ...]:
+    close = nearest(key, known)[:1]
+    return tuple(hint for name in close for hint in (*renamed_key(where, key, name), f"did you mean '{name}'?"))
 
 
 def _is_tables(value: Any) -> bool:

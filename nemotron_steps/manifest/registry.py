@@ -82,6 +82,7 @@ class Registry:
             f"there is no step '{step_id}'",
             expected="an id that `steps list` shows",
             hints=(*(f"steps show {name}" for name in close), "steps list"),
+            meant=(step_id, close[0]) if close else _apart(step_id),
         )
 
     def pipeline(self, name: str) -> PipelineManifest:
@@ -96,6 +97,7 @@ class Registry:
             f"there is no pipeline '{name}'",
             expected=f"one of {', '.join(sorted(self.pipelines)) or 'none are installed'}, or a path to a .toml file",
             hints=tuple(f"steps plan {other}" for other in close),
+            meant=(name, close[0]) if close else None,
         )
 
     def type(self, name: str) -> ArtifactType:
@@ -409,6 +411,11 @@ def _why_no_converter(
     if not any(graph.is_a(port.type, target) for port in step.produces):
         return f"step '{step_id}' produces no '{target}'"
     return None
+
+
+def _apart(name: str) -> tuple[str, str] | None:
+    """`a.key` and `=` that stand apart, as another program's flags would."""
+    return (f"{name} ", f"{name}=") if "." in name and "/" not in name and not name.startswith(".") else None
 
 
 def _find(name: str, plain: Mapping[str, M], hidden: Mapping[str, M]) -> M | None:

@@ -43,6 +43,7 @@ def report_unused(inputs: Mapping[str, str], used: set[str], graph: Graph) -> No
                     expected=" or ".join(keys) or "a step of the plan",
                     found=step,
                     hints=tuple(f"--input {name}.{port}={reference}" for name in nearest(step, keys)[:2]),
+                    meant=(target, f"{near[0]}.{port}") if (near := nearest(step, keys)) else None,
                 )
             )
 
@@ -55,6 +56,7 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
         return [having[0][1]]
     if not having:
         known = sorted({name for _, node in goals for name in node.manifest.inputs})
+        close = nearest(port, known)
         if goals:
             graph.report(
                 UnknownPort(
@@ -62,7 +64,8 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
                     where=where,
                     expected=" or ".join(known) or "no inputs at all",
                     found=port,
-                    hints=tuple(f"--input {name}={reference}" for name in nearest(port, known)[:2]),
+                    hints=tuple(f"--input {name}={reference}" for name in close[:2]),
+                    meant=(port, close[0]) if close else None,
                 )
             )
         return []

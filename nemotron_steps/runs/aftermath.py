@@ -6,24 +6,26 @@ import time
 from pathlib import Path
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
+from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.recorder import Recorder
 from nemotron_steps.runs.report import write_report
-from nemotron_steps.runs.run_folder import FAILED, RUNNING, RunFolder, RunInfo, read_events
+from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, read_events
 
 
-def record_death(store: ArtifactStore, run_id: str, how: str) -> WorkerLostError:
+def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str | None = None) -> StepsError:
     """Journal that a run's process is gone, as far as nobody else works on the run or has ended it.
 
     Args:
         how: what is known of the end: a signal, an exit code.
+        asked_by: the signal that ended it at the user's wish, a second Ctrl-C.
 
     Returns:
         What to tell; its hints say how to look closer and to go on.
     """
     folder = RunFolder(store, run_id)
-    error = WorkerLostError(
+    error: StepsError = WorkerLostError(
         "the process that worked on the run ended without a word",
         where=f"run {run_id}",
         found=how,
@@ -31,25 +33,33 @@ def record_death(store: ArtifactStore, run_id: str, how: str) -> WorkerLostError
     )
     with hold_if_free(folder.lock) as free:
         info = folder.load()
+        if asked_by is not None:
+            left = kept(info.steps if info is not None else {}, store.backend.local("work"))
+            error = InterruptedRunError(
+                f"ended at once by a second {asked_by}; {left}", where=error.where, hints=error.hints[-1:]
+            )
         if free and info is not None and info.status == RUNNING:
             _journal(store, folder, info, error)
     return error
 
 
-def _journal(store: ArtifactStore, folder: RunFolder, info: RunInfo, error: WorkerLostError) -> None:
+def _journal(store: ArtifactStore, folder: RunFolder, info: RunInfo, error: StepsError) -> None:
     recorder = Recorder(folder, info, [])
+    interrupted = isinstance(error, InterruptedRunError)
+    ended = INTERRUPTED if interrupted else FAILED
     fields = error.to_dict()
     starts = [record["time"] for record in read_events(store, folder.id) if record.get("kind") == "run_started"]
     states = [step.get("state") for step in info.steps.values()]
     try:
         for key, step in info.steps.items():
             if step.get("state") == RUNNING:
-                recorder.tracker(key).record("step_failed", error=fields)
-                recorder.set_step(key, FAILED)
-        recorder.set_status(FAILED, error=fields)
+                if not interrupted:
+                    recorder.tracker(key).record("step_failed", error=fields)
+                recorder.set_step(key, ended)
+        recorder.set_status(ended, error=fields)
         recorder.run.record(
             "run_finished",
-            status=FAILED,
+            status=ended,
             seconds=time.time() - starts[-1] if starts else 0.0,
             ran=states.count("ran"),
             cached=states.count("cached") + states.count("reused"),

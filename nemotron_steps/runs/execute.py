@@ -48,6 +48,7 @@ from nemotron_steps.runs.cache import CacheEntry, cache_key, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
 from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
 from nemotron_steps.runs.interrupts import interruptible, was_interrupted
+from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.mirrors import Mirror, mirrors
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
@@ -458,7 +459,7 @@ class _Run:
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
             error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}; what was committed is kept",
+                f"interrupted by {signal_name or 'SIGINT'}; {self._kept()}",
                 where=f"run {run_id}",
                 hints=(f"steps run --resume {run_id}",),
             )
@@ -474,6 +475,9 @@ class _Run:
         except (OSError, StorageError) as unwritable:
             report_unwritable(unwritable, self.recorder.folder.path)
         return error
+
+    def _kept(self) -> str:
+        return kept(self.recorder.info.steps, self.store.backend.local("work"))
 
     def _config_yaml(self) -> str:
         import yaml

@@ -48,9 +48,9 @@ class Hint:
     skill: str | None = None
 
     def render(self) -> str:
-        """One line."""
+        """One line: the overrides, which can be pasted as they stand, and why behind `#`."""
         text = f"{self.because}: {self.advice}"
-        return f"{text}; add {' '.join(self.overrides)}" if self.overrides else text
+        return f"{' '.join(self.overrides)}   # {text}" if self.overrides else text
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""

@@ -41,6 +41,9 @@ def interruptible() -> Iterator[dict[str, str]]:
         first = time.monotonic()
         seen["signal"] = signal.Signals(number).name
         _hush_asyncio()
+        if number == signal.SIGINT and os.isatty(2):
+            # Unwinding may take a while. Not through `sys.stderr`, which may be in the middle of a write.
+            os.write(2, b"\nstopping; a second Ctrl-C ends it at once\n")
         raise KeyboardInterrupt
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

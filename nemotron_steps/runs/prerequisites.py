@@ -24,6 +24,9 @@ from nemotron_steps.runs.step_entry import imported, validated_config
 PACKAGES = {"ray": "pip install 'nemotron-steps[ray]'", "vllm": "pip install 'nemotron-steps[vllm]'"}
 """Values of a key `backend` that name an optional package, and how to have it."""
 
+WITHOUT = {"ray": "process", "vllm": "embedded"}
+"""What to set such a key to instead."""
+
 
 def refuse_unimplemented(plan: Plan) -> None:
     """PlanError, naming every step that is still to run and whose manifest names no code."""
@@ -49,7 +52,7 @@ def refuse_missing_packages(plan: Plan) -> None:
                     UnsupportedError(
                         f"{planned.key} needs the package {backend}, which is not installed here",
                         where=f"{key}={backend}",
-                        hints=(PACKAGES[backend], "steps doctor"),
+                        hints=(PACKAGES[backend], f"{key}={WITHOUT[backend]}   # does without", "steps doctor"),
                     )
                 )
     raise_all(problems, "this machine cannot run the plan")

@@ -21,6 +21,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -209,19 +210,24 @@ def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
     runs = list_runs(store)
     if not runs:
         raise UnknownNameError(
-            "there is no run yet", where=f"{store.backend.url}/runs", found=run_id, hints=("steps list",)
+            "there is no run yet",
+            where=f"{store.backend.url}/runs",
+            found=run_id,
+            hints=("steps run data_prep/rl_prep -c tiny   # makes one, in seconds", "steps list"),
         )
     if run_id == "latest":
         return runs[-1]
     matching = [info for info in runs if run_id and run_id in info.id]
     if len(matching) == 1:
         return matching[0]
+    close = [info.id for info in matching] or get_close_matches(run_id, [info.id for info in runs], n=1, cutoff=0.5)
     raise UnknownNameError(
         f"no run is called '{run_id}'" if not matching else f"'{run_id}' is part of {len(matching)} run ids",
         where=f"{store.backend.url}/runs",
         expected=" or ".join(info.id for info in (matching or runs)[-3:]),
         found=run_id,
         hints=("steps runs",),
+        meant=(run_id, close[-1] if close else "latest"),
     )
 
 

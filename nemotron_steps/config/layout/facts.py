@@ -36,6 +36,7 @@ class ModelFacts:
         has_chat_template: whether its tokenizer has one.
         vocabulary: rows of its embedding.
         tokens: of its tokenizer.
+        quantised: how its weights are, if they are no plain numbers.
     """
 
     model_type: str
@@ -54,6 +55,7 @@ class ModelFacts:
     has_chat_template: bool | None = None
     vocabulary: int | None = None
     tokens: int | None = None
+    quantised: str | None = None
 
     @property
     def is_moe(self) -> bool:
@@ -137,4 +139,5 @@ class ModelFacts:
             has_chat_template="chat_template" in attributes if "tokenizer" in attributes else None,
             vocabulary=count("vocab_size"),
             tokens=count("tokenizer_size"),
+            quantised=attributes.get("quantised"),
         )

@@ -55,6 +55,17 @@ def beyond(model_key: str, port: str, model: ModelFacts, get: Callable[[str], An
             ", ".join(f"{key}={lengths[key]}" for key in longer),
             (" ".join(f"{key}={model.positions}" for key in longer),),
         )
+    if model.quantised is not None:
+        yield BeyondModel(
+            f"the model of '{port}' is quantised, and only whole weights can be converted and trained",
+            model_key,
+            "bfloat16, float16 or float32 weights",
+            f"quantization_config of {model.quantised}",
+            (
+                f"--input {port}=PATH   # the model that it was quantised from",
+                "hf download MODEL-BF16 --local-dir PATH",
+            ),
+        )
     if model.has_chat_template is False:
         yield BeyondModel(
             f"the model of '{port}' has no chat template: its tokenizer cannot write chats",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema import other_names
 from nemotron_steps.config.schema.base import Rule, Section, refuse
 
@@ -35,7 +37,7 @@ def move(values: Any) -> Any:
     """A copy of a config's raw values with what `reward` says at `env`: files by their path from the root, and all with
     the digest of their source, so that a changed function is another run.
 
-    Raises BrokenRulesError for a file that is not there.
+    Raises BrokenRulesError for a file that is not there, is no Python, or does not define the function.
     """
     given = other_names.get(values, "reward")
     if given is None:
@@ -54,6 +56,7 @@ def move(values: Any) -> Any:
             )
         ]
     )
+    refuse([rule for entry in entries if (rule := _unbound(entry)) is not None])
     for name, value in {
         "env.should_use_nemo_gym": False,
         "env.environment": ENVIRONMENT,
@@ -76,6 +79,44 @@ def _entry(given: Any) -> dict[str, Any]:
 def _file(entry: Mapping[str, Any]) -> Path | None:
     place = entry["function"].rpartition(":")[0]
     return Path(place).expanduser().absolute() if place.endswith(".py") else None
+
+
+def _unbound(entry: Mapping[str, Any]) -> Rule | None:
+    """The rule that a file defines the function it is named for; it is read, not run."""
+    path, name = _file(entry), entry["function"].rpartition(":")[2].partition(".")[0]
+    if path is None:
+        return None
+    shown = entry["function"].rpartition(":")[0]
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError) as error:
+        return Rule(True, "reward", f"reward names {shown}, which is no Python: {error}", ())
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    bound = _bound(body)
+    if bound is None or name in bound:
+        return None
+    own = [each for each in functions if not each.startswith("_")]
+    close = (*nearest(name, own), *own)[:1]
+    what = f"reward names the function {name} of {shown}, which defines {', '.join(own) or 'none'}"
+    return Rule(True, "reward", what, tuple(f"reward={shown}:{each}" for each in close))
+
+
+def _bound(body: list[ast.stmt]) -> set[str] | None:
+    """The names that a module's statements bind; None where only running it tells."""
+    names: set[str] = set()
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Import() | ast.ImportFrom() if all(alias.name != "*" for alias in node.names):
+                names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+            case ast.Assign() if all(isinstance(target, ast.Name) for target in node.targets):
+                names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+            case ast.Expr():
+                pass
+            case _:
+                return None
+    return names
 
 
 def _with_digest(entry: dict[str, Any]) -> dict[str, Any]:

@@ -167,7 +167,10 @@ def served_model(base_url: str, api_key_env: str | None = None) -> str:
             where=f"{client.base_url}/models",
             expected='{"data": [{"id": "NAME"}]}',
             found=str(error),
-            hints=(f"curl {client.base_url}/models",),
+            hints=(
+                "--judge http://HOST:PORT/v1   # of a server that answers",
+                f"curl {client.base_url}/models   # what this one says",
+            ),
         ) from error
     finally:
         client.close()

@@ -229,7 +229,10 @@ def load(function: str) -> Callable[..., Any]:
             f"the reward function's {'file' if path is not None else 'module'} does not load",
             where=place,
             found=f"{type(error).__name__}: {error}",
-            hints=("reward=FILE.py:FUNCTION",),
+            hints=(
+                *((f"pip install {error.name}",) if isinstance(error, ModuleNotFoundError) and error.name else ()),
+                "reward=FILE.py:FUNCTION",
+            ),
         ) from error
     found = module
     for part in name.split("."):

@@ -70,7 +70,10 @@ class WandbMirror:
         try:
             handler(record)
         except (self._wandb.Error, OSError) as error:
-            logger.warning("the W&B mirror stops here, the run goes on: %s", error)
+            text = f"the W&B mirror stops here, the run goes on: {error}"
+            if "API key" in str(error):
+                text += "; hint: export WANDB_MODE=offline   # `wandb sync` sends it later"
+            logger.warning(text)
             self._run = None
 
     def close(self) -> None:

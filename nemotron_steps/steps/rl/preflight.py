@@ -14,6 +14,7 @@ from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import check_run_rows, prompt_stream, read_data
+from nemotron_steps.environments.own.reward_function import load
 from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus
@@ -24,6 +25,7 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     refuse_rl_without_ray(config)
     refuse_misfits(config, inputs)
     check_low_effort(config)
+    load_reward_functions(config)
     refuse_without_gpus(config.cluster)
     if "prompts" in inputs and inputs["prompts"] is None:
         return  # whatever the config names gives way to what an earlier step will make
@@ -42,6 +44,14 @@ def _with_teachers(config: OpdConfig, inputs: Mapping[str, Artifact | None]) -> 
     named = {port.removeprefix("teachers."): "" for port in inputs if port.startswith("teachers.")}
     update = {"teachers": {**named, **distillation.teachers}}
     return config.model_copy(update={"on_policy_distillation": distillation.model_copy(update=update)})
+
+
+def load_reward_functions(config: RlConfig) -> None:
+    """Refuse functions of the user's own that cannot be loaded: what they need may not be installed here."""
+    settings = config.env.nemo_gym.environments.get("reward_function")
+    for each in settings.get("functions", ()) if isinstance(settings, Mapping) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("function"), str):
+            load(each["function"])
 
 
 def check_low_effort(config: RlConfig) -> None:

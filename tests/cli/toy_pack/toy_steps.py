@@ -41,7 +41,9 @@ class TrainConfig(Section):
     steps: PositiveInt = 6
     seed: int | None = None
     seconds_per_step: float = 0.0
-    end: Literal["done", "diverge", "judge", "bug", "interrupt", "row", "vanish", "killed", "ray"] = "done"
+    end: Literal["done", "diverge", "judge", "bug", "interrupt", "interrupt_once", "row", "vanish", "killed", "ray"] = (
+        "done"
+    )
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     judge: Judge = Judge()
@@ -69,7 +71,7 @@ def train(context: StepContext[TrainConfig]) -> None:
             step, {"reward/mean": step / config.steps, "loss": 1 / step, "kl_penalty": 0.001 * step}
         )
         context.tracker.progress(f"reward {step / config.steps:.2f}", step, config.steps)
-    if config.end == "diverge":
+    if config.end == "diverge" and config.optimizer.lr > 0.01:
         raise NonFiniteLossError("the loss is NaN at step 2", found="loss=nan")
     if config.end == "judge":
         raise JudgeUnavailableError("the judge did not answer", hints=("env.judge=other",))
@@ -82,6 +84,9 @@ def train(context: StepContext[TrainConfig]) -> None:
     if config.end == "ray":
         lose_ray()
     if config.end == "interrupt":
+        raise KeyboardInterrupt
+    if config.end == "interrupt_once" and not (context.work / "interrupted").exists():
+        (context.work / "interrupted").touch()
         raise KeyboardInterrupt
     context.tracker.signal("reward_saturated", share=0.99)
     model: dict[str, Any] = {"rows": len(rows), "lr": config.optimizer.lr, "passthrough": list(config.passthrough)}

@@ -231,7 +231,7 @@ def _refuse_too_many(data_sets: Sequence[DataSet], accounts: Accounts, max_refus
         where=first.where,
         expected=first.expected if max_refused_share == 0 else f"at most {max_refused_share:.1%} unusable rows",
         found=first.found if max_refused_share == 0 else f"{share:.1%}",
-        hints=(*first.hints, *tolerated),
+        hints=(*tolerated, *first.hints),
     )
 
 

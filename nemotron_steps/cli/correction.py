@@ -1,0 +1,57 @@
+"""A command with a slip in it, as it was probably meant: the first hint of the error about the slip."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from nemotron_steps.config.redaction import redact_text
+from nemotron_steps.errors import StepsError
+
+
+def add_corrected_command(error: StepsError, prog: str, words: Sequence[str]) -> None:
+    """Put the corrected command before the hints of an error, where one of its problems says what was meant.
+
+    Args:
+        prog: the program as it was called.
+        words: what was typed after it.
+    """
+    problems: tuple[StepsError, ...] = tuple(getattr(error, "problems", ()))
+    corrected = list(words)
+    for each in (error, *problems):
+        if each.meant is not None:
+            corrected = _replaced(corrected, *each.meant)
+    if corrected == list(words):
+        return
+    # The one problem of a request is shown in its place.
+    shown = problems[0] if len(problems) == 1 else error
+    hint = redact_text(" ".join(map(_quoted, [*prog.split(), *corrected])))
+    if hint not in shown.hints:
+        shown.hints = (hint, *shown.hints)
+
+
+def _quoted(word: str) -> str:
+    """A word as the shell wants it; Hydra's single quotes inside of double ones, which are easier to read."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\\\!') else shlex.quote(word)
+
+
+def _replaced(words: list[str], typed: str, meant: str) -> list[str]:
+    """The words with the first occurrence of `typed` replaced: a word, an override by its key, a REF.
+
+    What ends with a space takes the next word with it: `("a.b ", "a.b=")` makes `a.b=4` of `a.b 4`.
+    """
+    for at in range(len(words)):
+        if typed.endswith(" ") and words[at] == typed[:-1] and at + 1 < len(words):
+            return [*words[:at], meant + words[at + 1], *words[at + 2 :]]
+        if words[at] == typed:
+            return [*words[:at], *([meant] if meant else []), *words[at + 1 :]]
+        head, equals, value = words[at].partition("=")
+        sign = head[: len(head) - len(head.lstrip("+~-"))]
+        key = head.removeprefix(sign)
+        if key == typed or key.endswith("." + typed):
+            stage = key.removesuffix(typed)
+            new = f"{sign}{stage}{meant}" if "=" in meant else f"{sign}{stage}{meant}{equals}{value}"
+            return [*words[:at], *([new] if meant else []), *words[at + 1 :]]
+        if equals and value == typed:
+            return [*words[:at], f"{head}={meant}", *words[at + 1 :]]
+    return words

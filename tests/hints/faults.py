@@ -1,0 +1,374 @@
+"""Faults as users make them: what was typed, the error, the hint, and what comes of pasting it.
+
+docs/errors.md is this table, and `test_faults` provokes each of them. A new row needs its command alone: the test says
+what the error and its hint are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.hints import machines as on
+from tests.hints.machines import Setup
+from tests.hints.pasting import WORKS
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        name: what went wrong, in a user's words.
+        command: what was typed, after `steps`.
+        code: of the error; `warning` where the run goes on.
+        hint: what was pasted: the first hint, or that of number `pasted`.
+        then: `works`, or the code of the next error, which is another one.
+        setup: what there is before.
+        put: what stands for the hint's words in capitals.
+        again: the hint is a command of its own, after which the one that was typed is typed again.
+    """
+
+    name: str
+    command: str
+    code: str
+    hint: str
+    then: str = WORKS
+    setup: Setup = lambda bench: None
+    put: Mapping[str, str] = field(default_factory=dict)
+    pasted: int = 0
+    again: bool = False
+
+
+RLVR = "rl/nemo_rl/rlvr -c tiny"
+PREP = "run data_prep/rl_prep rows.validation=0 jsonl.path=rows.jsonl"
+SMALL = (
+    "grpo.max_num_steps=1 grpo.num_prompts_per_step=2 grpo.num_generations_per_prompt=2 grpo.val_period=-1 "
+    "policy.generation.max_new_tokens=4 policy.train_global_batch_size=4"
+)
+OWN = "--input policy=model --input prompts=rows.jsonl"
+REWARDS = on.files({"rewards.py": "def score(completions, **columns):\n    return [0.0] * len(completions)\n"})
+SECRET = "toy/train -c tiny judge.api_key=sk-abcdefghijklmnop"
+
+
+def profile(text: str) -> Setup:
+    return on.files({"env.toml": text})
+
+
+def own_config(text: str) -> Setup:
+    return on.files({"mine.yaml": text})
+
+
+FAULTS = (
+    # the command line
+    Fault("a misspelt step", "plan rl/nemo_rl/rlfh -c tiny", "E110", "steps plan rl/nemo_rl/rlhf -c tiny"),
+    Fault("a misspelt command", "plna toy/make", "E120", "steps plan toy/make"),
+    Fault("a misspelt flag", "run --dryrun toy/make", "E120", "steps run --dry-run toy/make"),
+    Fault("a flag before the command", "--home here runs", "E120", "steps runs --home here"),
+    Fault(
+        "key and value apart",
+        f"plan {RLVR} grpo.max_num_steps 5",
+        "E110",
+        "steps plan rl/nemo_rl/rlvr -c tiny grpo.max_num_steps=5",
+        pasted=-1,
+    ),
+    Fault("a misspelt stage", "run toy_all --until trian", "E120", "steps run toy_all --until train"),
+    Fault("a misspelt environment", "env show mcqaa", "E110", "steps env show mcqa"),
+    Fault(
+        "an artifact that is not there",
+        "artifacts show toy/make/row",
+        "E110",
+        "steps artifacts show toy/make/rows",
+        setup=on.after("run toy/make"),
+    ),
+    Fault(
+        "a run that is not there",
+        "status 20990101-000000-make-0000",
+        "E110",
+        "steps status RUN",
+        setup=on.after("run toy/make"),
+    ),
+    Fault("no run yet", "status", "E110", "steps run data_prep/rl_prep -c tiny   # makes one, in seconds", again=True),
+    # configs
+    Fault("a config that the step lacks", "plan rl/nemo_rl/rlvr -c tny", "E200", "steps plan rl/nemo_rl/rlvr -c tiny"),
+    Fault(
+        "a config file that is not there",
+        "plan toy/train -c ./mine.yml",
+        "E200",
+        "steps plan toy/train -c mine.yaml",
+        setup=own_config("defaults: [tiny]\n"),
+    ),
+    Fault(
+        "a misspelt key",
+        f"plan {RLVR} grpo.num_promts_per_step=4",
+        "E200",
+        "steps plan rl/nemo_rl/rlvr -c tiny grpo.num_prompts_per_step=4",
+    ),
+    Fault(
+        "a misspelt key in a file",
+        "plan toy/train -c mine.yaml",
+        "E200",
+        "sed -i '2s/step/steps/' mine.yaml   # corrects the key",
+        setup=own_config("defaults: [tiny]\nstep: 2\n"),
+    ),
+    Fault(
+        "a word for a number",
+        f"plan {RLVR} grpo.num_prompts_per_step=four",
+        "E200",
+        "steps plan rl/nemo_rl/rlvr -c tiny",
+    ),
+    Fault(
+        "a number with commas",
+        f"plan {RLVR} grpo.max_num_steps='1,000'",
+        "E200",
+        "steps plan rl/nemo_rl/rlvr -c tiny grpo.max_num_steps=1000",
+    ),
+    Fault(
+        "none of the choices",
+        f"plan {RLVR} policy.generation.backend=embeded",
+        "E200",
+        "steps plan rl/nemo_rl/rlvr -c tiny policy.generation.backend=embedded",
+    ),
+    Fault("a value out of range", f"plan {RLVR} grpo.max_num_steps=-1", "E200", "steps plan rl/nemo_rl/rlvr -c tiny"),
+    Fault(
+        "an override that does not parse",
+        f"plan {RLVR} 'checkpointing.metric_name=reward{{mean'",
+        "E200",
+        "steps plan rl/nemo_rl/rlvr -c tiny \"checkpointing.metric_name='reward{mean'\"",
+    ),
+    Fault(
+        "a comma where a list is meant",
+        "plan toy/train -c tiny passthrough=a,b",
+        "E200",
+        "steps plan toy/train -c tiny 'passthrough=[a,b]'",
+    ),
+    Fault("a setting that nothing reads", f"plan {RLVR} grpo.val_start_at=5", "E200", "grpo.val_start_at=-1"),
+    Fault(
+        "a variable that is not set",
+        "plan toy/train -c mine.yaml",
+        "E200",
+        "export STEPS_OF_MINE=VALUE",
+        setup=own_config("defaults: [tiny]\nsteps: ${oc.env:STEPS_OF_MINE}\n"),
+        put={"VALUE": "3"},
+    ),
+    # what goes into a step
+    Fault(
+        "a misspelt input",
+        f"plan {RLVR} --input prompt=rows.jsonl",
+        "E305",
+        "steps plan rl/nemo_rl/rlvr -c tiny --input prompts=rows.jsonl",
+        setup=on.questions(),
+    ),
+    Fault(
+        "a file that is not there",
+        f"plan {RLVR} --input prompts=row.jsonl",
+        "E400",
+        "steps plan rl/nemo_rl/rlvr -c tiny --input prompts=rows.jsonl",
+        setup=on.questions(),
+    ),
+    Fault(
+        "nothing feeds an input",
+        "plan toy/train",
+        "E303",
+        "steps run toy/train --input rows=PATH",
+        put={"PATH": "toy/make/rows:v1"},
+        setup=on.after("run toy/make"),
+    ),
+    Fault(
+        "an artifact of another type",
+        f"plan {RLVR} --input policy=toy/make/rows:v1",
+        "E301",
+        "steps plan sft/megatron_bridge rl/nemo_rl/rlvr",
+        "E303",
+        setup=on.after("run toy/make"),
+    ),
+    Fault(
+        "steps that do not fit",
+        "plan data_prep/rl_prep rl/nemo_rl/dpo",
+        "E301",
+        "steps plan data_prep/rl_prep data_prep/preference_prep rl/nemo_rl/dpo",
+        "E303",
+    ),
+    Fault(
+        "a placeholder left in",
+        "plan data_prep/rl_prep rows.validation=0 jsonl.path=/path/to/rows.jsonl",
+        "E307",
+        "jsonl.path=VALUE",
+        setup=on.questions(),
+        put={"VALUE": "rows.jsonl"},
+    ),
+    Fault(
+        "a pipeline begun in the middle",
+        "run toy_all --from score",
+        "E303",
+        "steps run toy_all --until train",
+        pasted=1,
+        again=True,
+    ),
+    Fault(
+        "a damaged artifact",
+        "run toy/train --input rows=toy/make/rows:v1",
+        "E400",
+        "steps run toy/make --force   # makes it again; with the config of `steps status RUN`",
+        setup=on.damaged,
+        again=True,
+    ),
+    # rows
+    Fault("a few broken rows", PREP, "E410", "max_refused_share=0.03", setup=on.questions(2, expected_answer=None)),
+    Fault(
+        "a file cut off in its last line",
+        PREP,
+        "E410",
+        "sed -i.bak 101d rows.jsonl   # takes it out; rows.jsonl.bak stays",
+        setup=on.cut_off,
+    ),
+    Fault(
+        "rows for an unknown environment",
+        PREP,
+        "E410",
+        "check_environments=false",
+        setup=on.questions(100, agent_ref={"name": "my_own"}),
+    ),
+    # batches, layouts, models
+    Fault(
+        "batches that do not divide",
+        f"plan {RLVR} cluster.backend=ray cluster.policy_workers=3",
+        "E309",
+        "policy.train_global_batch_size=120 grpo.num_prompts_per_step=15",
+    ),
+    Fault(
+        "a layout that does not divide",
+        f"plan rl/nemo_rl/rlvr -c one_node {OWN} policy.megatron_cfg.tensor_model_parallel_size=3",
+        "E310",
+        "policy.megatron_cfg.tensor_model_parallel_size=1",
+        setup=on.together(on.model(), on.questions()),
+    ),
+    Fault(
+        "lengths beyond the model's",
+        f"plan {RLVR} --input policy=model policy.max_total_sequence_length=16384",
+        "E310",
+        "policy.max_total_sequence_length=8192",
+        setup=on.model(),
+    ),
+    Fault(
+        "a model without a chat template",
+        f"plan {RLVR} --input policy=model",
+        "E312",
+        "cp TEMPLATE.jinja MODEL/chat_template.jinja   # of the model it was made from, or of its family",
+        put={"TEMPLATE.jinja": "family.jinja", "MODEL": "model"},
+        setup=on.model(template=False),
+    ),
+    Fault(
+        "a quantised checkpoint",
+        f"plan {RLVR} --input policy=model",
+        "E312",
+        "--input policy=PATH   # the model that it was quantised from",
+        setup=on.model(quantised=True),
+        put={"PATH": "whole"},
+    ),
+    Fault(
+        "no GPU",
+        f"run rl/nemo_rl/rlvr -c one_gpu {OWN} {SMALL} policy.generation.backend=embedded",
+        "E500",
+        "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
+        setup=on.together(on.without_gpus, on.model(), on.questions()),
+    ),
+    Fault(
+        "a package that is not installed",
+        f"run {RLVR} {OWN} {SMALL} policy.generation.backend=vllm",
+        "E500",
+        "policy.generation.backend=embedded   # does without",
+        setup=on.together(on.without_package("vllm"), on.model(), on.questions()),
+        pasted=1,
+    ),
+    # rewards and judges
+    Fault(
+        "a reward function that is not there",
+        f"plan {RLVR} reward=rewards.py:scor",
+        "E200",
+        "reward=rewards.py:score",
+        setup=REWARDS,
+    ),
+    Fault(
+        "a reward file that is not there",
+        f"plan {RLVR} reward=reward.py:score",
+        "E200",
+        "reward=FILE.py:FUNCTION",
+        setup=REWARDS,
+        put={"FILE.py:FUNCTION": "rewards.py:score"},
+    ),
+    Fault(
+        "a judge that does not answer",
+        f"env verify math_with_judge rows.jsonl --judge http://127.0.0.1:{on.PORT}/v1",
+        "E700",
+        "--judge http://HOST:PORT/v1   # of a server that answers",
+        "E410",
+        setup=on.together(on.questions(), on.judge_elsewhere),
+        put={"HOST:PORT": f"127.0.0.1:{on.OTHER_PORT}"},
+    ),
+    # the machine
+    Fault("an unwritable home", "run toy/make --home /proc/home", "E610", "--home DIR", put={"DIR": "elsewhere"}),
+    Fault(
+        "a full disk",
+        "run toy/make count=100000 --home small",
+        "E610",
+        "--home DIR   # on a larger disk",
+        setup=on.full_disk,
+        put={"DIR": "elsewhere"},
+    ),
+    Fault(
+        "a port in use", f"env serve mcqa --port {on.PORT}", "E500", "--port 0   # any free port", setup=on.port_taken
+    ),
+    Fault(
+        "an unknown profile",
+        "run toy/make -r mine",
+        "E110",
+        "printf '\\n[mine]\\nexecutor = \"local\"\\n' >> env.toml   # docs/executors.md has every executor",
+    ),
+    Fault(
+        "a misspelt profile",
+        "run toy/make -r cluter",
+        "E110",
+        "steps run toy/make -r cluster",
+        setup=profile('[cluster]\nexecutor = "local"\n'),
+    ),
+    Fault(
+        "a misspelt key of a profile",
+        "run toy/make -r cluster -d",
+        "E200",
+        "sed -i '3s/partitoin/partition/' env.toml   # corrects the key",
+        setup=profile('[cluster]\nexecutor = "slurm"\npartitoin = "gpu"\n'),
+    ),
+    Fault(
+        "W&B without a key",
+        "run toy/make",
+        "warning",
+        "export WANDB_MODE=offline   # `wandb sync` sends it later",
+        setup=profile('[wandb]\nproject = "mine"\n'),
+    ),
+    Fault(
+        "a misspelt key of a manifest",
+        "show mine/step",
+        "E100",
+        "sed -i '4s/categroy/category/' manifests/mine.toml   # corrects the key",
+        setup=on.files({"manifests/mine.toml": '[step]\nid = "mine/step"\nname = "Mine"\ncategroy = "x"\n'}),
+    ),
+    # runs
+    Fault("Ctrl-C in a pipeline", "run toy_all train.end=interrupt_once", "E800", "steps run --resume RUN"),
+    Fault(
+        "a loss that is not finite",
+        "run toy/train -c tiny end=diverge",
+        "E600",
+        "optimizer.lr=0.01   # diverged: Lower the learning rate.",
+    ),
+    Fault("resuming a run that is at work", "run --resume latest", "E010", "steps logs RUN -f", setup=on.at_work),
+    Fault("cancelling a finished run", "cancel latest", "E010", "steps status RUN", setup=on.after("run toy/make")),
+    Fault(
+        "resuming a run that had a secret",
+        "run --resume latest",
+        "E010",
+        "steps run toy/train -c tiny 'judge.api_key=***' --resume RUN   # with the secret again",
+        setup=on.after(f"run {SECRET}"),
+        put={"***": "sk-abcdefghijklmnop"},
+    ),
+)
