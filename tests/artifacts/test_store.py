@@ -97,7 +97,7 @@ def test_corrupt_file_is_named_with_both_hashes_and_a_way_out(store: ArtifactSto
     error = caught.value
     assert error.where == str(artifact.path / "train.jsonl")
     assert error.expected == f"sha256 {artifact.files[0].sha256}" and error.found and error.found != error.expected
-    assert error.hints[0] == "steps artifacts verify data:v1"
+    assert error.hints[1] == "steps artifacts verify data:v1"
     assert len(store.verify("data")) == 1
 
 

@@ -247,7 +247,7 @@ def test_truncated_last_line_is_told_from_a_malformed_one(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="truncated") as caught:
         validate("training_jsonl", tmp_path / "d")
     assert caught.value.where == f"{path}:3"
-    assert any(hint.startswith("head -n 2") for hint in caught.value.hints)
+    assert any(hint.startswith("sed -i.bak 3d ") for hint in caught.value.hints)
     path.write_text('{"x": 1}\n{"x": oops}\n{"x": 3}\n')
     with pytest.raises(DataError, match="not JSON") as caught:
         validate("training_jsonl", tmp_path / "d")

@@ -94,9 +94,14 @@ anything = 1
 
 def test_unknown_key_names_line_and_nearest_key(tmp_path: Path) -> None:
     text = '[step]\nid = "a"\ndescripton = "x"\n[[consumes]]\ntype = "t"\nrequird = false\n'
+    file = tmp_path / "step.toml"
+
+    def hints(line: int, wrong: str, right: str) -> tuple[str, ...]:
+        return f"sed -i '{line}s/{wrong}/{right}/' {file}   # corrects the key", f"did you mean '{right}'?"
+
     assert mistakes(tmp_path, text) == [
-        (3, "unknown key 'step.descripton'", ("did you mean 'description'?",)),
-        (6, "unknown key 'consumes[0].requird'", ("did you mean 'required'?",)),
+        (3, "unknown key 'step.descripton'", hints(3, "descripton", "description")),
+        (6, "unknown key 'consumes[0].requird'", hints(6, "requird", "required")),
     ]
 
 

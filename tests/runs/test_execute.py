@@ -165,7 +165,7 @@ def test_resume_continues_in_the_same_run_folder(store: ArtifactStore) -> None:
 def test_failures_carry_the_manifests_advice(store: ArtifactStore) -> None:
     with pytest.raises(NonFiniteLossError) as nan:
         run(store, train={"fail": "nan"})
-    assert nan.value.hints[-1] == "nan: lower the learning rate; add steps=3"
+    assert nan.value.hints[-1] == "steps=3   # nan: lower the learning rate"
     with pytest.raises(JudgeUnavailableError) as judge:
         run(store, train={"fail": "judge"})
     assert "start the judge first" in judge.value.hints[-1] and judge.value.exit_code == 3
@@ -178,7 +178,7 @@ def test_signal_is_answered_with_the_runs_own_numbers(store: ArtifactStore) -> N
     result = run(store, train={"fail": "signal"})
     (hint,) = result.step("toy/train").hints
     assert hint.render() == (
-        "kl_spike (kl=0.9123, step=6, 2 times): the policy leaves its reference: raise the penalty; add kl=2"
+        "kl=2   # kl_spike (kl=0.9123, step=6, 2 times): the policy leaves its reference: raise the penalty"
     )
     assert hint.render() in (result.folder / "log.txt").read_text()
 
@@ -242,7 +242,7 @@ def test_corrupt_input_stops_the_run_and_force_repairs_it(store: ArtifactStore) 
     path.write_text("spoiled\n")
     with pytest.raises(ArtifactError, match="corrupt") as caught:
         run(store, train={"steps": 3})
-    assert caught.value.where == str(path) and "steps run toy/make --force" in caught.value.hints[1]
+    assert caught.value.where == str(path) and "steps run toy/make --force" in caught.value.hints[0]
     plan = make_plan()
     execute(Plan(steps=plan.steps[:1], goals=("toy/make",), name="make"), store, force=True)
     assert [s.state for s in run(store, train={"steps": 3}).steps] == ["cached", "ran"]
