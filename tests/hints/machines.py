@@ -171,6 +171,6 @@ def at_work(bench: Any) -> None:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     bench.closing += [process.kill, process.wait]
     deadline = time.monotonic() + 60
-    while not list(Path("home/runs").glob("*/metrics.jsonl")):
+    while not any(file.stat().st_size for file in Path("home/runs").glob("*/metrics.jsonl")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
