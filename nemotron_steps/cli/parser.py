@@ -158,6 +158,13 @@ def _request(
         default=[],
         help="fan out: the step, or STAGE.KEY's of a pipeline, once for each value; repeat for combinations",
     )
+    command.add_argument(
+        "--ignore-checks",
+        metavar="STAGE",
+        action="append",
+        default=[],
+        help="go on though this stage's results do not pass its checks; repeat for more",
+    )
     command.add_argument("--force", action="store_true", help="the named steps run even if their results are cached")
     _home(command)
 

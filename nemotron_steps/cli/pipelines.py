@@ -88,7 +88,22 @@ def _overridden(request: Request, axes: list[Axis], asked: Asked, names: list[st
         return replace(goal, overrides=(*goal.overrides, *overrides.get(goal.name or "", ())))
 
     request = fanned_out(replace(request, goals=tuple(given(goal) for goal in request.goals)), axes)
-    return replace(request, goals=tuple(given(goal) if goal.instance else goal for goal in request.goals))
+    goals = tuple(given(goal) if goal.instance else goal for goal in request.goals)
+    return replace(request, goals=_with_ignored_checks(goals, asked, [*names, *instances]))
+
+
+def _with_ignored_checks(goals: tuple[Goal, ...], asked: Asked, names: list[str]) -> tuple[Goal, ...]:
+    """The stages with the checks of those that `--ignore-checks` names as warnings."""
+    for stage in asked.ignore_checks:
+        _position("--ignore-checks", stage, names)
+
+    def said(goal: Goal) -> Goal:
+        stage = goal.instance.stage if goal.instance else goal.name
+        if not {goal.name, stage} & set(asked.ignore_checks):
+            return goal
+        return replace(goal, checks=tuple(check.model_copy(update={"severity": "warn"}) for check in goal.checks))
+
+    return tuple(said(goal) for goal in goals)
 
 
 def _position(flag: str, stage: str, names: list[str]) -> int:

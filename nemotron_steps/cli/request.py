@@ -51,6 +51,8 @@ class Asked:
     """`--until`: the last one."""
     over: tuple[str, ...] = ()
     """`--over`: what to fan out over, each KEY=V1,V2,…"""
+    ignore_checks: tuple[str, ...] = ()
+    """`--ignore-checks`: stages whose failed checks block nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
@@ -64,6 +66,7 @@ class Asked:
             "from": self.first,
             "until": self.until,
             "over": list(self.over),
+            "ignore_checks": list(self.ignore_checks),
         }
 
     @staticmethod
@@ -97,6 +100,7 @@ class Asked:
             text("from"),
             text("until"),
             texts("over"),
+            texts("ignore_checks"),
         )
 
     def redacted(self) -> Asked:
@@ -120,6 +124,7 @@ class Asked:
         for flag, value in (("-c", self.config), ("--from", self.first), ("--until", self.until)):
             words += [flag, value] if value is not None else []
         words += [part for text in self.over for part in ("--over", text)]
+        words += [part for stage in self.ignore_checks for part in ("--ignore-checks", stage)]
         words += [part for port, ref in self.inputs.items() for part in ("--input", f"{port}={ref}")]
         words += self.overrides
         words += ["--", *self.passthrough] if self.passthrough else []
@@ -155,8 +160,8 @@ def asked_from(arguments: argparse.Namespace) -> Asked:
         )
     profile = arguments.run or batch
     first, until = arguments.first, arguments.until
-    over = tuple(arguments.over)
-    return Asked(targets, overrides, arguments.config, inputs, profile, passthrough, first, until, over)
+    over, ignored = tuple(arguments.over), tuple(arguments.ignore_checks)
+    return Asked(targets, overrides, arguments.config, inputs, profile, passthrough, first, until, over, ignored)
 
 
 class Workbench:
@@ -259,6 +264,8 @@ class Workbench:
             from nemotron_steps.cli.pipelines import pipeline_request
 
             return pipeline_request(asked, pipeline, self._has_key)
+        if asked.ignore_checks:
+            raise UsageError("--ignore-checks names stages of a pipeline", found=" ".join(asked.targets))
         if asked.first is not None or asked.until is not None:
             raise UsageError("--from and --until name stages of a pipeline", found=" ".join(asked.targets))
         if asked.over:

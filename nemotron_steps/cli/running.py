@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json
@@ -211,7 +212,7 @@ def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
     asked = asked_before(bench, arguments.resume)
     if arguments.config or arguments.input or arguments.first or arguments.until or arguments.over:
         raise UsageError("--resume RUN alone goes on with what that run was asked for; name the steps to change it")
-    return asked
+    return replace(asked, ignore_checks=(*asked.ignore_checks, *arguments.ignore_checks))
 
 
 def asked_before(bench: Workbench, run: str) -> Asked:

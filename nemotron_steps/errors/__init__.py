@@ -13,7 +13,8 @@ StepsError
 │   ├── NonFiniteLossError       E600  the loss or a gradient is NaN or infinite; no update was made
 │   ├── StorageError             E610  writing failed (disk full, permission)
 │   ├── EngineError              E620  generation, training or weight synchronisation broke
-│   └── SandboxError             E630  the sandbox is unsafe or failed
+│   ├── SandboxError             E630  the sandbox is unsafe or failed
+│   └── CheckFailedError         E640  a stage's results are not what its pipeline asks for
 ├── RetryableError (exit 3)      trying again may help
 │   ├── JudgeUnavailableError    E700  a judge did not answer within its retries
 │   ├── WorkerLostError          E710  a worker, node or server died
@@ -221,6 +222,12 @@ class SandboxError(StepFailedError):
     """The sandbox lets something through, or failed to run."""
 
     code = "E630"
+
+
+class CheckFailedError(StepFailedError):
+    """A stage's results are not what its pipeline asks for. They are kept; what reads them did not run."""
+
+    code = "E640"
 
 
 class RetryableError(StepsError, RuntimeError):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -401,6 +401,33 @@ class StageSource(_Table):
         return self
 
 
+class StageCheck(_Table):
+    """`[[stages.checks]]`: what a number that a stage reported has to be, before anything that reads the stage runs."""
+
+    metric: StrictStr
+    """Of its summary (`held_out_reward`, of a table `NAME/ROW/COLUMN`), else of its metrics, the last value."""
+    at_least: StrictInt | StrictFloat | None = None
+    at_most: StrictInt | StrictFloat | None = None
+    severity: Literal["block", "warn"] = "block"
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError(f"the check of {self.metric!r} has no bound: give at_least, at_most or both")
+        return self
+
+    @property
+    def expected(self) -> str:
+        """The bounds in words."""
+        bounds = (("at least", self.at_least), ("at most", self.at_most))
+        return " and ".join(f"{words} {bound}" for words, bound in bounds if bound is not None)
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is within the bounds; NaN never is."""
+        low = self.at_least is None or value >= self.at_least
+        return low and (self.at_most is None or value <= self.at_most)
+
+
 class Stage(_Table):
     """`[[stages]]` of a pipeline: a step with a config and wired inputs."""
 
@@ -416,6 +443,8 @@ class Stage(_Table):
     fan_out: dict[StrictStr, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Config key, or `inputs.PORT` → values: the stage is one of its own for each value, for each combination of
     several keys' values."""
+
+    checks: tuple[StageCheck, ...] = ()
 
     @model_validator(mode="before")
     @classmethod

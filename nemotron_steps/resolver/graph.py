@@ -8,7 +8,7 @@ from typing import Any
 
 from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.errors import StepsError
-from nemotron_steps.manifest.models import StepManifest
+from nemotron_steps.manifest.models import StageCheck, StepManifest
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import Conversion
 from nemotron_steps.resolver.plan import InputSource, Instance, PlannedStep, StepOutput, SuppliedInput
@@ -36,6 +36,7 @@ class Node:
     inserted: bool = False
     earlier: bool = False
     instance: Instance | None = None
+    checks: tuple[StageCheck, ...] = ()
     inputs: dict[str, InputSource] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     """Input ports that an error was already reported for."""
@@ -65,6 +66,7 @@ class Node:
             earlier=self.earlier,
             memory=memory,
             instance=self.instance,
+            checks=self.checks,
         )
 
     def _values(self) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nemotron_steps.config.layout.memory.devices import StepMemory
     from nemotron_steps.errors import StepsError
-    from nemotron_steps.manifest.models import StepManifest
+    from nemotron_steps.manifest.models import StageCheck, StepManifest
     from nemotron_steps.resolver.problems import AbsentInput
 
 
@@ -95,6 +95,7 @@ class PlannedStep:
         earlier: whether it is a stage before the first one asked for, which is not run: its result must be there.
         memory: what it takes of each device, and how its batch is cut; None where nothing is trained.
         instance: which instance of a fanned-out stage it is; None for any other step.
+        checks: what its results have to be before anything that reads them runs.
     """
 
     key: str
@@ -111,6 +112,7 @@ class PlannedStep:
     earlier: bool = False
     memory: StepMemory | None = None
     instance: Instance | None = None
+    checks: tuple[StageCheck, ...] = ()
 
     def to_dict(self, *, with_config: bool = False) -> dict[str, Any]:
         """JSON-serialisable form; the config only on request, as it may hold values to be redacted."""
@@ -129,6 +131,8 @@ class PlannedStep:
             fields["memory"] = self.memory.to_dict()
         if self.instance is not None:
             fields["instance"] = self.instance.to_dict()
+        if self.checks:
+            fields["checks"] = [check.model_dump(exclude_none=True) for check in self.checks]
         if with_config:
             fields["values"] = dict(self.config)
         return fields

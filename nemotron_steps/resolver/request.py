@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from nemotron_steps.manifest.models import PipelineManifest, StageSource
+from nemotron_steps.manifest.models import PipelineManifest, StageCheck, StageSource
 from nemotron_steps.resolver.plan import Instance, SuppliedInput
 
 _SCALARS = frozenset({str, int, float, bool, type(None), list, tuple})
@@ -25,6 +25,7 @@ class Goal:
         where: port → file:line of that wiring; '' → file:line of the stage.
         earlier: whether it is a stage before the first one asked for: it is not run, what it left is read.
         instance: which instance of a fanned-out stage it is.
+        checks: what its results have to be before anything that reads them runs.
     """
 
     step_id: str
@@ -35,6 +36,7 @@ class Goal:
     where: Mapping[str, str] = field(default_factory=dict)
     earlier: bool = False
     instance: Instance | None = None
+    checks: tuple[StageCheck, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def request_for_pipeline(pipeline: PipelineManifest, *, inputs: Mapping[str, str
                 stage.name,
                 stage.inputs,
                 {**where, "": pipeline.where("stages", index)},
+                checks=stage.checks,
             )
         )
     return Request(tuple(goals), pipeline.name, inputs or {}, chained=False, name=pipeline.name)

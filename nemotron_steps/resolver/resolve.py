@@ -103,7 +103,7 @@ def _goal_nodes(request: Request, graph: Graph) -> list[tuple[Goal, Node]]:
             key = goal.name or manifest.id
             manifest = with_named_ports(manifest, key, goal, request)
             node = graph.add(key, manifest, goal.config_name, goal.overrides, because)
-            node.instance = goal.instance
+            node.instance, node.checks = goal.instance, goal.checks
             goals.append((goal, node))
     return goals
 

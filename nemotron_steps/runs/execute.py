@@ -63,6 +63,7 @@ from nemotron_steps.runs.run_folder import (
     this_process,
 )
 from nemotron_steps.runs.spread import Outcome, Table, spread_tables
+from nemotron_steps.runs.stage_checks import blocked, failed_checks
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.tracker import Listener
 from nemotron_steps.runs.work import WorkFolder
@@ -90,6 +91,9 @@ class StepResult:
     summary: Mapping[str, Any] = field(default_factory=dict)
     hints: tuple[advice.Hint, ...] = ()
     instance: Instance | None = None
+    made_by: str = ""
+    """The run that made it, and the key of the cache that it made it under."""
+    cache_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -267,6 +271,18 @@ class _Run:
             self._journal_hint(planned, hint, failure=False)
         if result.state == "ran":
             _publish(self.recorder.folder)
+        self._check(planned, result)
+
+    def _check(self, planned: PlannedStep, result: StepResult) -> None:
+        """Hold what a step came to against its checks. CheckFailedError where one blocks what reads it."""
+        if not planned.checks:
+            return
+        failed = failed_checks(planned.checks, result.summary, self.store, result.made_by, result.cache_key)
+        for each in failed:
+            self.recorder.tracker(planned.key).record("warning", text=f"check of {planned.key} failed: {each}")
+        blocking = [each for each in failed if each.check.severity == "block"]
+        if blocking:
+            raise blocked(blocking, planned, self.recorder.folder.id)
 
     def _do(self, planned: PlannedStep) -> StepResult:
         inputs = self._open_inputs(planned)
@@ -300,10 +316,7 @@ class _Run:
         tracker.record("step_finished", outputs=refs, seconds=entry.seconds)
         signals = self.recorder.signals(planned.key)
         found = advice.hints_for_signals(signals, planned.manifest, planned.config)
-        hints = tuple(found)
-        return StepResult(
-            planned.key, planned.step_id, "ran", outputs, entry.seconds, entry.summary, hints, planned.instance
-        )
+        return _result(planned, entry, "ran", outputs, tuple(found))
 
     def _open_inputs(self, planned: PlannedStep) -> dict[str, Artifact]:
         inputs: dict[str, Artifact] = {}
@@ -329,15 +342,7 @@ class _Run:
             made_by=entry.run,
             summary=entry.summary,
         )
-        return StepResult(
-            planned.key,
-            planned.step_id,
-            state,
-            outputs,
-            entry.seconds,
-            entry.summary,
-            instance=planned.instance,
-        )
+        return _result(planned, entry, state, outputs)
 
     def _call(
         self, planned: PlannedStep, config: Any, inputs: Mapping[str, Artifact], work: WorkFolder
@@ -485,6 +490,27 @@ class _Run:
         values = {planned.key: self.recorder.redact(plain(dict(planned.config))) for planned in self.plan.steps}
         text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
         return text
+
+
+def _result(
+    planned: PlannedStep,
+    entry: CacheEntry,
+    state: str,
+    outputs: Mapping[str, Artifact],
+    hints: tuple[advice.Hint, ...] = (),
+) -> StepResult:
+    return StepResult(
+        planned.key,
+        planned.step_id,
+        state,
+        outputs,
+        entry.seconds,
+        entry.summary,
+        hints,
+        planned.instance,
+        entry.run,
+        entry.key,
+    )
 
 
 def _refuse_running(run_id: str, holder: Mapping[str, Any]) -> None:
