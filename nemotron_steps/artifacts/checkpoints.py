@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.chat_templates import chat_template, roles_written
 from nemotron_steps.artifacts.confinement import require_relative
 from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
 from nemotron_steps.errors import ArtifactError
@@ -60,6 +61,8 @@ _SHAPE = (
     "mamba_chunk_size",
 )
 """Keys of config.json that the memory of a model depends on."""
+_PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
+"""Classes of tokenizers without special tokens but those that their files name."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -164,7 +167,7 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
     intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups,
     bounded_time_steps, mtp_layers, shape (what memory depends on, as config.json has it), sequence_length, tokenizer
-    (digest), tokenizer_size, chat_template (digest), quantised (how) where known.
+    (digest), tokenizer_size, chat_template (digest), chat_roles, has_end_token, quantised (how) where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -207,6 +210,12 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     template = chat_template_digest(folder)
     if template is not None:
         attributes["chat_template"] = template
+        written = chat_template(folder)
+        if written is not None:
+            attributes["chat_roles"] = list(roles_written(written))
+    ends = _has_end_token(folder)
+    if ends is not None:
+        attributes["has_end_token"] = ends
     quantisation = config.get("quantization_config")
     if quantisation:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
@@ -289,6 +298,28 @@ def _tokenizer_size(folder: Path) -> int | None:
     ids = [number for number in vocabulary.values() if type(number) is int] if isinstance(vocabulary, dict) else []
     ids += [token["id"] for token in added or () if isinstance(token, dict) and type(token.get("id")) is int]
     return max([*ids, len(vocabulary) - 1]) + 1
+
+
+def _has_end_token(folder: Path) -> bool | None:
+    """Whether the tokenizer names an end token that is one of its tokens; None where that cannot be told here."""
+    tokenizer, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if not tokenizer.is_file() or not settings.is_file():
+        return None
+    config, content = read_json_object(settings), read_json_object(tokenizer)
+    named = config.get("eos_token")
+    if named is None and (folder / "special_tokens_map.json").is_file():
+        named = read_json_object(folder / "special_tokens_map.json").get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    if not isinstance(text, str):
+        # Classes of a family have end tokens of their own.
+        return False if config.get("tokenizer_class") in _PLAIN_TOKENIZERS else None
+    model, added, later = content.get("model"), content.get("added_tokens"), config.get("added_tokens_decoder")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):  # of unigrams, each with its score
+        vocabulary = [entry[0] for entry in vocabulary if isinstance(entry, list) and entry]
+    tokens = [*(added or ()), *(later.values() if isinstance(later, dict) else ())]
+    known = {token.get("content") for token in tokens if isinstance(token, dict)}
+    return None if vocabulary is None else text in vocabulary or text in known
 
 
 def chat_template_digest(folder: Path) -> str | None:

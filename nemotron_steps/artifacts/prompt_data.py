@@ -1,13 +1,22 @@
-"""Whether a user's file or folder looks like prompts as other trainers have them (type `prompt_data`)."""
+"""What a user's prompts look like at a glance: whether they are some (type `prompt_data`), and who speaks in them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from nemotron_steps.artifacts.chat_templates import ROLES
 from nemotron_steps.artifacts.rows import read_rows
+from nemotron_steps.errors import DataError
 
 _TABLES = (".parquet", ".csv", ".tsv", ".json", ".jsonl.gz")
 _PROMPTS = frozenset({"prompt", "messages", "conversations", "question", "problem", "instruction", "query"})
+_LOOKED_AT = 64
+"""Rows."""
+_THEIRS = {"human": "user", "gpt": "assistant"}
+"""Roles of `conversations`."""
 
 
 def looks_like_prompts(path: Path) -> bool:
@@ -23,3 +32,48 @@ def looks_like_prompts(path: Path) -> bool:
         return path.name.lower().endswith(_TABLES) and path.stat().st_size > 0
     names = [file.name for file in path.rglob("*") if file.is_file()]
     return any(name in ("dataset_info.json", "dataset_dict.json") or name.endswith(".parquet") for name in names)
+
+
+def roles_in(path: Path) -> tuple[str, ...]:
+    """Roles of the messages in the first rows of JSON Lines, as the policy will see them; none of other files.
+
+    What is wrong with a row is told by whoever reads all of them.
+    """
+    file = path if path.is_file() else next(iter(sorted(path.rglob("*.jsonl"))), path)
+    if file.suffix != ".jsonl":
+        return ()
+    found: set[str] = set()
+    try:
+        for _, row in islice(read_rows(file), _LOOKED_AT):
+            found.update(_roles_of(row))
+    except DataError:
+        pass
+    return tuple(role for role in ROLES if role in found)
+
+
+def _roles_of(row: Mapping[str, Any]) -> Iterator[str]:
+    request = row.get("responses_create_params")
+    if isinstance(request, Mapping):
+        if request.get("instructions"):
+            yield "system"
+        messages = request.get("input")
+    else:
+        messages = row.get("prompt") or row.get("messages") or row.get("conversations")
+        if isinstance(messages, list) and not row.get("prompt") and _role(messages[-1]) == "assistant":
+            messages = messages[:-1]  # its answer
+    if not isinstance(messages, list):
+        yield "user"
+        return
+    for message in messages:
+        role = _role(message)
+        if role is not None:
+            yield role
+
+
+def _role(message: Any) -> str | None:
+    if not isinstance(message, Mapping):
+        return None
+    if message.get("type") == "function_call_output":
+        return "tool"
+    role = message.get("role", message.get("from"))
+    return _THEIRS.get(role, role) if isinstance(role, str) else None

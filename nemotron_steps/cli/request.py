@@ -372,7 +372,7 @@ class Workbench:
             return SuppliedInput(ref, wanted_type)
         found = sniff_type(path)
         if found != "rl_prompts" and wanted_type in ("rl_prompts", "prompt_data") and looks_like_prompts(path):
-            return SuppliedInput(ref, "prompt_data")
+            return SuppliedInput(ref, "prompt_data", _roles(path))
         # Rows are read and checked when the step opens them; anything else is cheap to look at now.
         if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
             raise refusal(path, ref, wanted_type, self.registry)
@@ -380,7 +380,7 @@ class Workbench:
         if path.is_file() and type_name.startswith("checkpoint"):
             raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")
         if found is not None and not type_name.startswith("checkpoint"):
-            return SuppliedInput(ref, type_name)
+            return SuppliedInput(ref, type_name, _roles(path) if type_name == "rl_prompts" else {})
         try:
             return SuppliedInput(ref, type_name, validate(type_name, path, types.ancestors(type_name)))
         except ArtifactError as error:
@@ -486,6 +486,14 @@ class Workbench:
         if not file.is_file():
             raise RequestError("no such pipeline file", where=named[0], hints=("steps list",))
         return load_pipeline_file(file)
+
+
+def _roles(path: Path) -> dict[str, Any]:
+    """The attribute of prompts that says who speaks in them, where that can be told at a glance."""
+    from nemotron_steps.artifacts.prompt_data import roles_in
+
+    roles = roles_in(path)
+    return {"roles": list(roles)} if roles else {}
 
 
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:

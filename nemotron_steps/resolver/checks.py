@@ -129,6 +129,28 @@ def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
             )
 
 
+def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """The policy's chat template writes messages of every role that the prompts have."""
+    policy = next((port for key, port, _ in subject.models if key == POLICY), None)
+    written = subject.artifacts.get(policy or "", {}).get("chat_roles")
+    if policy is None or written is None:
+        return
+    for port, attributes in subject.artifacts.items():
+        missing = [role for role in attributes.get("roles", ()) if role not in written]
+        if missing:
+            named = " and ".join(missing)
+            yield ModelLimitProblem(
+                f"'{port}' of {subject.key} has {named} messages, which the chat template of '{policy}' does not write",
+                chain=(f"{subject.key}.{policy}",),
+                expected=", ".join(attributes["roles"]),
+                found=", ".join(written) or "no message of any role",
+                hints=(
+                    f"cp TEMPLATE.jinja MODEL/chat_template.jinja   # one that writes {named} messages",
+                    f"--input {policy}=PATH   # a model whose template does",
+                ),
+            )
+
+
 def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The config asks for no more nodes and GPUs than its profile has."""
     for key, name in (("cluster.num_nodes", "nodes"), ("cluster.gpus_per_node", "gpus_per_node")):
@@ -165,6 +187,7 @@ def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProble
 CHECKS: tuple[Check, ...] = (
     layout_fits,
     model_limits,
+    chats_can_be_written,
     profile_size,
     memory_fits,
     sorted_data_is_served_in_order,

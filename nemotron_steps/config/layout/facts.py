@@ -34,6 +34,7 @@ class ModelFacts:
         positions: longest sequence that its position embedding was made for, scaling included.
         mtp_layers: blocks of multi-token prediction that can be trained.
         has_chat_template: whether its tokenizer has one.
+        has_end_token: whether its tokenizer has a token that ends an answer.
         vocabulary: rows of its embedding.
         tokens: of its tokenizer.
         quantised: how its weights are, if they are no plain numbers.
@@ -53,6 +54,7 @@ class ModelFacts:
     positions: int | None = None
     mtp_layers: int | None = None
     has_chat_template: bool | None = None
+    has_end_token: bool | None = None
     vocabulary: int | None = None
     tokens: int | None = None
     quantised: str | None = None
@@ -137,6 +139,7 @@ class ModelFacts:
             mtp_layers=count("mtp_layers") if hybrid else 0,
             # A tokenizer that was looked at and a template that was not found: there is none.
             has_chat_template="chat_template" in attributes if "tokenizer" in attributes else None,
+            has_end_token=attributes.get("has_end_token") if "tokenizer" in attributes else None,
             vocabulary=count("vocab_size"),
             tokens=count("tokenizer_size"),
             quantised=attributes.get("quantised"),

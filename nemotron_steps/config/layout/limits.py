@@ -5,6 +5,7 @@ Not here: the lengths that a policy is trained at (misfits.py), which smaller la
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,11 @@ from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.sizes import JUDGE_ROLES, JUDGES
 
 POLICY = "policy.checkpoint"
+_SET_END = (
+    "import sys, json, pathlib; p = pathlib.Path(sys.argv[1], 'tokenizer_config.json'); "
+    "p.write_text(json.dumps({**json.loads(p.read_text()), 'eos_token': sys.argv[2]}, indent=2))"
+)
+"""Takes the model's folder and its end token."""
 LENGTHS: dict[str, tuple[str, ...]] = {
     POLICY: (),
     "model": ("evaluation.max_total_sequence_length", "generation.max_new_tokens"),
@@ -75,6 +81,17 @@ def beyond(model_key: str, port: str, model: ModelFacts, get: Callable[[str], An
             (
                 "cp TEMPLATE.jinja MODEL/chat_template.jinja   # of the model it was made from, or of its family",
                 f"--input {port}=PATH   # a model with a chat template",
+            ),
+        )
+    if model.has_end_token is False:
+        yield BeyondModel(
+            f"the tokenizer of '{port}' has no token that ends an answer",
+            model_key,
+            "an eos_token in tokenizer_config.json that is one of the tokenizer's tokens",
+            "none, or one that it does not have",
+            (
+                f"python -c {shlex.quote(_SET_END)} MODEL '<|im_end|>'   # what its template ends a turn with",
+                f"--input {port}=PATH   # a model with an end token",
             ),
         )
     if model.tokens is not None and model.vocabulary is not None and model.tokens > model.vocabulary:

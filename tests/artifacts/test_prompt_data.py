@@ -1,0 +1,46 @@
+"""Who speaks in a user's prompts, told from the first rows of every known layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.prompt_data import roles_in
+
+USER, SYSTEM = {"role": "user", "content": "x"}, {"role": "system", "content": "y"}
+SAID, RESULT = {"role": "assistant", "content": "z"}, {"role": "tool", "content": "w"}
+
+
+@pytest.mark.parametrize(
+    ("row", "roles"),
+    [
+        ({"prompt": "x"}, ("user",)),
+        ({"question": "x"}, ("user",)),
+        ({"prompt": [SYSTEM, USER]}, ("system", "user")),
+        ({"messages": [USER, SAID]}, ("user",)),
+        ({"messages": [USER, SAID, USER]}, ("user", "assistant")),
+        ({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}, ("user",)),
+        ({"responses_create_params": {"input": "x", "instructions": "y"}}, ("system", "user")),
+        (
+            {"responses_create_params": {"input": [USER, SAID, {"type": "function_call_output", "output": "1"}]}},
+            ("user", "assistant", "tool"),
+        ),
+        ({"prompt": [USER, RESULT, 3]}, ("user", "tool")),
+    ],
+)
+def test_roles_of_a_row(row: dict[str, Any], roles: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert roles_in(tmp_path / "rows.jsonl") == roles == roles_in(tmp_path)
+
+
+def test_a_broken_row_is_left_to_who_reads_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n{"prompt": [{"ro\n')
+    assert roles_in(tmp_path / "rows.jsonl") == ("user",)
+
+
+def test_other_files_say_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt\nx\n")
+    assert roles_in(tmp_path / "rows.csv") == () == roles_in(tmp_path)
