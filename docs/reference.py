@@ -6,9 +6,7 @@ A hook of mkdocs (mkdocs.yml).
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 import types
 import typing
 from argparse import Action, ArgumentParser, _SubParsersAction
@@ -22,6 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from nemotron_steps.cli.explain import explanations
 from nemotron_steps.cli.parser import build
+from nemotron_steps.environments.catalog import field_texts
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.packs import PackSearch, builtin_pack_root, open_pack
 from nemotron_steps.manifest.registry import Registry, load_registry
@@ -80,7 +79,7 @@ def _step(step: StepManifest) -> str:
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
     """(dotted key, type, default, what it says) of every leaf of a config model."""
-    said = _attribute_docs(model)
+    said = field_texts(model)
     for name, field in model.model_fields.items():
         key = prefix + (field.alias or name)
         inner = _section_of(field.annotation)
@@ -99,21 +98,6 @@ def _section_of(annotation: object) -> type[BaseModel] | None:
     if len(choices) == 1 and inspect.isclass(choices[0]) and issubclass(choices[0], BaseModel):
         return choices[0]
     return None
-
-
-def _attribute_docs(model: type[BaseModel]) -> dict[str, str]:
-    """Field → the string below its line, from the model's own source and its bases'."""
-    found: dict[str, str] = {}
-    for each in reversed(model.__mro__):
-        if not issubclass(each, BaseModel) or each is BaseModel:
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, after in zip(body.body, body.body[1:], strict=False):
-            match field, after:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = " ".join(text.split())
-    return found
 
 
 def _type_name(annotation: object) -> str:

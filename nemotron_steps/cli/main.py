@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,6 +45,10 @@ def _program(arguments: Sequence[str], prog: str) -> int:
     from nemotron_steps.cli.pipes import open_standard_streams
 
     open_standard_streams()
+    if "_ARGCOMPLETE" in os.environ:
+        from nemotron_steps.cli.completion import answer
+
+        answer(build(prog))
     before, _ = split_passthrough(arguments)
     works = before[:1] == ["run"] or prog == "nemotron"
     if not works or {"-d", "--dry-run", "-h", "--help"} & set(before):

@@ -64,6 +64,10 @@ def build(prog: str) -> Parser:
     command = add("doctor", "doctor:doctor", "check this machine and say how to fix what is missing")
     _home(command)
     _json(command)
+    command = add("completion", "completion:completion", "print what makes a shell complete steps, configs and keys")
+    command.add_argument(
+        "shell", metavar="SHELL", choices=("bash", "zsh", "fish", "tcsh"), help="bash, zsh, fish, tcsh"
+    )
     command = add("explain", "explain:explain", "say why an error or a signal is raised and what mends it")
     command.add_argument("code", metavar="CODE|SIGNAL", nargs="?", help="as in error[CODE] (default: list them)")
     _json(command)

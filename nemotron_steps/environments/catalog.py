@@ -26,6 +26,8 @@ from nemotron_steps.environments.registry import (
 from nemotron_steps.errors import UnknownNameError, UnsupportedError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from nemotron_steps.environments.base import EnvironmentConfig
 
 _DOCSTRING = re.compile(r'\s*"""(.*?)(?:"""|\n\s*\n)', re.DOTALL)
@@ -165,7 +167,7 @@ def _summary(reference: str) -> str:
 
 
 def _settings(config: type[EnvironmentConfig]) -> tuple[Setting, ...]:
-    texts = _field_texts(config)
+    texts = field_texts(config)
     return tuple(
         Setting(
             name,
@@ -182,10 +184,10 @@ def _type_name(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
-def _field_texts(config: type[EnvironmentConfig]) -> dict[str, str]:
-    """The string below each field of a settings class and of those that it extends."""
+def field_texts(model: type[BaseModel]) -> dict[str, str]:
+    """The string below each field of a model and of those that it extends."""
     texts: dict[str, str] = {}
-    for each in reversed(config.__mro__):
+    for each in reversed(model.__mro__):
         if each.__module__.startswith("pydantic") or each is object:
             continue
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
