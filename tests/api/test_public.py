@@ -1,0 +1,36 @@
+"""What `import nemotron_steps` offers, and that it does nothing until it is asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import nemotron_steps
+
+NAMES = {"GRPO", "Artifacts", "Planned", "Registry", "Result", "StepsError", "open_run", "plan", "run"}
+
+
+def test_the_public_names_are_exactly_these() -> None:
+    assert set(nemotron_steps.__all__) == NAMES | {"__version__"}
+    for name in NAMES:
+        assert getattr(nemotron_steps, name).__name__ == name
+        assert name in dir(nemotron_steps)
+    assert not hasattr(nemotron_steps, "trainer")
+
+
+def test_importing_the_package_imports_none_of_it() -> None:
+    code = "import sys, nemotron_steps; print(*[n for n in sys.modules if n.startswith('nemotron_steps')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["nemotron_steps"]
+
+
+def test_planning_in_python_imports_no_framework() -> None:
+    code = (
+        "import sys; from nemotron_steps import GRPO, Artifacts, Registry, open_run, plan, run;"
+        "Registry().list(); plan('rl/nemo_rl/rlvr', config='tiny');"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    loaded = set(done.stdout.split())
+    assert "nemotron_steps" in loaded
+    assert loaded.isdisjoint({"torch", "ray", "vllm", "transformers", "megatron", "wandb", "pandas", "datasets"})

@@ -1,0 +1,143 @@
+"""`plan` and `run` in Python: values, coded errors and results, whatever loop runs around them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps import Artifacts, Registry, StepsError, open_run, plan, run
+from nemotron_steps.errors import (
+    InterruptedRunError,
+    NonFiniteLossError,
+    PlanError,
+    RequestError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from tests.cli.conftest import TOY_PACK
+
+
+@pytest.fixture(autouse=True)
+def toys(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPS_PATH", str(TOY_PACK))
+    monkeypatch.setenv("PYTHONPATH", str(TOY_PACK))
+    monkeypatch.syspath_prepend(str(TOY_PACK))
+
+
+def test_a_plan_is_looked_at_and_run() -> None:
+    planned = plan("toy/train", config="tiny", optimizer={"lr": 0.5})
+    assert planned.steps[-1] == "toy/train" and not planned.cached
+    assert planned.config()["optimizer"]["lr"] == 0.5
+    assert "toy/train" in str(planned) and planned.command in planned._repr_html_()
+    assert planned.to_dict()["steps"][-1]["key"] == "toy/train"
+    result = planned.run(progress=False)
+    assert plan("toy/train", config="tiny", overrides=["optimizer.lr=0.5"]).cached
+    assert result.status == "done" and result.folder.is_dir()
+
+
+def test_a_result_has_what_the_run_recorded(capfd: pytest.CaptureFixture[str]) -> None:
+    result = run("toy/train", config="tiny", steps=3, progress=False)
+    assert "reward" not in capfd.readouterr().out
+    assert result.metrics["loss"] == {1: 1.0, 2: 0.5, 3: pytest.approx(1 / 3)}
+    assert result.summary["held_out_reward"] == {"before": 0.25, "after": 0.75}
+    made = result.outputs["model"]
+    assert json.loads((result.artifacts.path(made) / "model.json").read_text())["lr"] == 0.1
+    assert [step.state for step in result.steps.values()] == ["ran", "ran"]
+    assert result.steps["toy/train"].hints[0]["name"] == "reward_saturated"
+    links = Artifacts().lineage(made.ref)["ancestors"]
+    assert [link["port"] for link in links] == ["rows"]
+    assert made.ref in [artifact.ref for artifact in result.artifacts.list(type=made.type)]
+    # Cached, it is the same to whoever reads it.
+    again = run("toy/train", config="tiny", steps=3, progress=False)
+    assert again.id != result.id and again.metrics == result.metrics and again.outputs == result.outputs
+    assert open_run("latest").id == again.id
+
+
+def test_progress_is_shown_as_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    run("toy/train", config="tiny")
+    shown = capsys.readouterr().out
+    assert "toy/train" in shown and "done" in shown and "held out reward" in shown
+
+
+def test_curves_are_drawn_and_a_wrong_name_is_told(tmp_path: Path) -> None:
+    result = run("toy/train", config="tiny", progress=False)
+    plot = result.plot()
+    assert list(plot.series) == ["reward/mean", "loss", "kl_penalty"]
+    assert plot.save(tmp_path / "curves.html").read_text().count('<svg class="curve"') == 3
+    assert result._repr_html_().count("<svg") == 3 and "0.25 → <b>0.75</b>" in result._repr_html_()
+    with pytest.raises(UnknownNameError, match="no metric 'los'") as raised:
+        result.plot("los")
+    assert "plot('loss')" in raised.value.hints
+
+
+def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
+    with pytest.raises(NonFiniteLossError) as raised:
+        run("toy/train", config="tiny", end="diverge", progress=False)
+    failed = open_run()
+    assert any(f"steps logs {failed.id}" in hint for hint in raised.value.hints)
+    assert failed.status == "failed" and failed.error is not None and failed.error["code"] == "E600"
+    assert failed.metrics["loss"] and "error[E600]" in failed._repr_html_()
+    resumed = run("toy/train", config="tiny", resume=failed.id, progress=False)
+    assert resumed.id == failed.id and resumed.status == "done"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"target": "toy/trian"}, PlanError, "toy/trian"),
+        ({"target": "toy/train", "config": "tiny", "optimizer": {"lrr": 1}}, PlanError, "lrr"),
+        ({"target": "toy/train", "config": "tiny", "inputs": {"row": "x"}}, PlanError, "row"),
+        ({}, RequestError, "name a step"),
+        ({"resume": "latest", "config": "tiny"}, RequestError, "resume alone"),
+        ({"resume": "latest"}, UnknownNameError, "no run yet"),
+    ],
+)
+def test_a_wrong_request_is_a_coded_error(arguments: dict[str, Any], error: type[StepsError], told: str) -> None:
+    with pytest.raises(error) as raised:
+        run(**arguments, progress=False)
+    assert told in str(raised.value)
+
+
+def test_a_profile_that_works_elsewhere_is_refused_with_the_command(workplace: Path) -> None:
+    (workplace / "env.toml").write_text('[cluster]\nexecutor = "slurm"\n')
+    with pytest.raises(UnsupportedError) as raised:
+        run("toy/train", config="tiny", profile="cluster")
+    assert raised.value.hints == ("steps run toy/train -c tiny -r cluster",)
+
+
+def test_a_local_profile_sets_its_variables(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_FLAG", "before")
+    (workplace / "env.toml").write_text('[here]\nexecutor = "local"\nenv_vars = { OWN_FLAG = "after" }\n')
+    run("toy/train", config="tiny", profile="here", progress=False)
+    assert os.environ["OWN_FLAG"] == "after"
+
+
+def test_the_stop_button_ends_a_run_in_a_cell_and_the_cell_goes_on() -> None:
+    async def cell() -> str:
+        threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(InterruptedRunError):
+            run("toy/train", config="tiny", seconds_per_step=5.0, progress=False)
+        await asyncio.sleep(0)
+        return open_run().status
+
+    assert asyncio.run(cell()) == "interrupted"
+
+
+def test_what_there_is_can_be_listed_and_shown() -> None:
+    registry = Registry()
+    assert {"toy/make", "toy/train"} <= {row.id for row in registry.list(tag=None)}
+    assert [row.id for row in registry.list(produces="rl_prompts", category="data_prep")]
+    assert "tiny" in registry.show("toy/train")["configs"]
+    assert registry.types["prompt_data"]["convert_to"] == {"rl_prompts": "data_prep/import_prompts"}
+    assert any("toy/train" in steps for steps in registry.packs.values()) and "super3_rl" in registry.pipelines
+    with pytest.raises(UnknownNameError):
+        registry.show("toy/trian")
+    with pytest.raises(UnknownNameError):
+        registry.list(produces="rl_promts")
