@@ -7,13 +7,14 @@ nearest supertype's, and at last only have to hold a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts import adapters, rows
 from nemotron_steps.artifacts.checkpoints import read_json_object, validate_hf, validate_megatron
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.errors import ArtifactError, StepsError, UnsupportedError
 
 Validator = Callable[[Path], dict[str, Any]]
 
@@ -27,19 +28,54 @@ def validate(type_name: str, folder: Path, supertypes: Sequence[str] = ()) -> di
     for name in (type_name, *supertypes):
         if name in _VALIDATORS:
             return _VALIDATORS[name](folder)
+        if name in _DECLARED:
+            return _declared(name, folder)
     return _any_file(folder)
 
 
-def register(type_name: str, validator: Validator) -> None:
-    """Add a validator for a type of a third-party pack. ValueError if the type already has one."""
-    if type_name in _VALIDATORS:
-        raise ValueError(f"type '{type_name}' already has a validator")
-    _VALIDATORS[type_name] = validator
+def declare(validators: Mapping[str, str]) -> None:
+    """Say which functions validate the types of third-party packs: type → `module:function`.
+
+    A module is imported when an artifact of its type is validated. Built-in types keep their own.
+    """
+    _DECLARED.update(validators)
 
 
 def has_validator(type_name: str) -> bool:
-    """Whether a type has a validator of its own."""
+    """Whether a type is a built-in one with a validator of its own."""
     return type_name in _VALIDATORS
+
+
+def _declared(type_name: str, folder: Path) -> dict[str, Any]:
+    """What the validator of a third-party type says. One that is not there, or raises what has no code, is named."""
+    reference = _DECLARED[type_name]
+    module, _, name = reference.partition(":")
+    try:
+        validator: Validator = getattr(import_module(module), name)
+    except Exception as error:
+        raise UnsupportedError(
+            f"the validator of type '{type_name}' cannot be imported: {type(error).__name__}: {error}",
+            where=reference,
+            hints=("steps types   # names the file that declares it",),
+        ) from error
+    try:
+        found = validator(folder)
+    except StepsError:
+        raise
+    except Exception as error:
+        raise ArtifactError(
+            f"the validator of type '{type_name}' failed: {type(error).__name__}: {error}",
+            where=f"{folder}, by {reference}",
+            expected="an ArtifactError or a DataError for a folder that is no such artifact",
+        ) from error
+    if not isinstance(found, dict):
+        raise ArtifactError(
+            f"the validator of type '{type_name}' gives no attributes",
+            where=reference,
+            expected="a dict",
+            found=type(found).__name__,
+        )
+    return found
 
 
 def sniff_type(path: Path) -> str | None:
@@ -140,6 +176,7 @@ def _any_file(folder: Path) -> dict[str, Any]:
     return {}
 
 
+_DECLARED: dict[str, str] = {}
 _VALIDATORS: dict[str, Validator] = {
     "checkpoint_hf": validate_hf,
     "checkpoint_megatron": validate_megatron,

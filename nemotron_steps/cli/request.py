@@ -181,9 +181,12 @@ class Workbench:
     @cached_property
     def registry(self) -> Registry:
         """Every manifest of every pack."""
+        from nemotron_steps.artifacts.validators import declare
         from nemotron_steps.manifest.registry import load_registry
 
-        return load_registry()
+        registry = load_registry()
+        declare(registry.types.validators)
+        return registry
 
     @cached_property
     def store(self) -> ArtifactStore:

@@ -70,6 +70,28 @@ KINDS: Mapping[str, Kind] = {
         value="@package@.@module@:@class_name@",
         try_it="steps env show @name@",
     ),
+    "executor": Kind(
+        {"@package@/@module@.py": "executor/module.py", "tests/test_@module@.py": "executor/test.py"},
+        group="nemotron_steps.executors",
+        point="@name@",
+        value="@package@.@module@:@class_name@",
+        try_it="steps run STEP -b PROFILE   # of env.toml, with executor = '@name@'",
+    ),
+    "type": Kind(
+        {
+            "@package@/pack/manifests/@name@/types.toml": "type/types.toml",
+            "@package@/@module@.py": "type/module.py",
+            "tests/test_@module@.py": "type/test.py",
+        },
+        try_it="steps artifacts add PATH --type @name@",
+    ),
+    "pipeline": Kind(
+        {
+            "@package@/pack/manifests/pipelines/@name@.toml": "pipeline/pipeline.toml",
+            "tests/test_@module@.py": "pipeline/test.py",
+        },
+        try_it="steps plan @name@ -c tiny",
+    ),
 }
 
 

@@ -10,7 +10,6 @@ import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -22,6 +21,7 @@ from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, Rul
 from nemotron_steps.config.secret_shapes import looks_random
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError, renamed_key
+from nemotron_steps.errors.plugins import load_object
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -35,12 +35,12 @@ def load_schema(reference: str) -> type[BaseModel]:
     Raises:
         ConfigError: it cannot be imported, or is not a frozen pydantic model that forbids unknown keys.
     """
-    module_name, _, class_name = reference.partition(":")
     try:
-        schema = getattr(import_module(module_name), class_name)
+        schema = load_object(reference)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"config_schema '{reference}' cannot be imported: {error}",
+            where=getattr(error, "line", None),
             expected="module:Class of a pydantic model",
             hints=("pip install -e PACK   # or put the pack's folder on PYTHONPATH",)
             if isinstance(error, ModuleNotFoundError)

@@ -21,7 +21,7 @@ from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import PATH_VARIABLE, InstalledPack, PackSearch, find_installed, find_packs
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 
-FORMAT = 4
+FORMAT = 5
 """Version of the cache file; raise it when its rows or how they are made change."""
 
 _KEYS = frozenset({"files", "python_path", "installed", "steps", "pipelines", "types", "problems", "warnings"})

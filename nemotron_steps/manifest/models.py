@@ -374,6 +374,16 @@ class TypeManifest(_Table):
     """Target type → id of the step that converts. None: what the parents convert to; {}: nothing."""
     attributes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Attribute → what it means. Recorded when an artifact is committed, checked when it is consumed."""
+    validator: StrictStr | None = None
+    """`module:function` of a folder, imported when an artifact of the type is committed or opened: raises ArtifactError
+    or DataError for what is no such artifact, returns the attributes read from it. None: the parents' is used."""
+
+    @field_validator("validator")
+    @classmethod
+    def _is_object_path(cls, value: str | None) -> str | None:
+        if value is not None and not _OBJECT_PATH.fullmatch(value):
+            raise ValueError(f"validator must look like 'package.module:name', not {value!r}")
+        return value
 
 
 Scalar = StrictBool | StrictInt | StrictFloat | StrictStr

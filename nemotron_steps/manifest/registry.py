@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -325,7 +325,8 @@ class _Reading:
             first_file = definitions[0][1]
             description = next((d.description for d, _ in definitions if d.description), "")
             where = first_file.where(name)
-            merged[name] = ArtifactType(name, description, tuple(parents), convert, attributes, where)
+            validator = next((d.validator for d, _ in definitions if d.validator), None)
+            merged[name] = ArtifactType(name, description, tuple(parents), convert, attributes, validator, where)
         return TypeGraph(self.without_bad_parents(merged).values())
 
     def without_bad_parents(self, merged: dict[str, ArtifactType]) -> dict[str, ArtifactType]:
@@ -358,10 +359,7 @@ class _Reading:
                 child, parent = max(pairwise(cycle), key=lambda edge: (self.parents[edge], cycle.index(edge[0])))
                 dropped.add((child, parent))
                 parents[child] = [p for p in parents[child] if p != parent]
-        return {
-            name: ArtifactType(name, t.description, tuple(parents[name]), t.convert_to, t.attributes, t.where)
-            for name, t in merged.items()
-        }
+        return {name: replace(t, is_a=tuple(parents[name])) for name, t in merged.items()}
 
     def unusable_conversions(self, graph: TypeGraph, steps: Mapping[str, StepManifest]) -> list[Conversion]:
         """Conversions whose step is not there or does not do what the type says; each is a warning."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 
@@ -31,6 +31,8 @@ class ArtifactType:
     is_a: tuple[str, ...] = ()
     convert_to: Mapping[str, str] | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
+    validator: str | None = None
+    """`module:function` that checks a folder; None where a parent's, or nothing, does."""
     where: str = ""
     """file:line of its definition; empty for a type that is only used, never declared."""
 
@@ -44,6 +46,11 @@ class TypeGraph:
         self._paths: dict[tuple[str, str], tuple[Conversion, ...] | None] = {}
         self._conversions: dict[str, tuple[Conversion, ...]] = {}
         self._leading: dict[str, Mapping[str, int]] = {}
+
+    @property
+    def validators(self) -> dict[str, str]:
+        """Type → `module:function`, of the types that declare one."""
+        return {name: each.validator for name, each in self.types.items() if each.validator is not None}
 
     def __contains__(self, name: object) -> bool:
         return name in self.types
@@ -183,15 +190,11 @@ class TypeGraph:
         """The same graph without some conversions (a converter step that is missing or unusable)."""
         gone = {(hop.source, hop.target) for hop in dropped}
         return TypeGraph(
-            ArtifactType(
-                t.name,
-                t.description,
-                t.is_a,
-                None
+            replace(
+                t,
+                convert_to=None
                 if t.convert_to is None
                 else {target: step for target, step in t.convert_to.items() if (t.name, target) not in gone},
-                t.attributes,
-                t.where,
             )
             for t in self.types.values()
         )

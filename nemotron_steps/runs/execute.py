@@ -31,6 +31,7 @@ from nemotron_steps.artifacts.files import as_storage_error, storage_errors, to_
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.artifacts.validators import declare
 from nemotron_steps.errors import (
     ArtifactError,
     DataError,
@@ -153,6 +154,7 @@ def execute(
         StepsError: the first step that failed, with hints; InterruptedRunError on Ctrl-C or SIGTERM. The run folder
             says the same, and running the same command again continues.
     """
+    declare((types or TypeGraph()).validators)
     folder = RunFolder(store, get_run(store, resume).id if resume else new_run_id(plan.name or plan.goals[-1]))
     info = folder.load() or folder.create(plan.name, {})
     with (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.files import as_storage_error, free_bytes
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import StepFailedError, StepsError, StorageError, UnsupportedError
+from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.inputs import filled_config
 
@@ -24,11 +24,11 @@ def imported(reference: str, planned: PlannedStep) -> Any:
     """
     module_name, _, name = reference.partition(":")
     try:
-        return getattr(import_module(module_name), name)
+        return load_object(reference)
     except ImportError as error:
         raise UnsupportedError(
             f"step '{planned.step_id}' cannot be imported: {error}",
-            where=planned.manifest.where("step", "entry"),
+            where=getattr(error, "line", None) or planned.manifest.where("step", "entry"),
             found=reference,
             hints=("steps doctor",),
         ) from error

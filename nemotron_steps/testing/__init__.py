@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from nemotron_steps.testing.environment_subject import Answer, Row
     from nemotron_steps.testing.step_subject import Source
 
-__all__ = ["environment_conformance", "step_conformance"]
+__all__ = [
+    "environment_conformance",
+    "executor_conformance",
+    "pipeline_conformance",
+    "step_conformance",
+    "type_conformance",
+]
 
 
 def step_conformance(
@@ -75,3 +81,38 @@ def environment_conformance(
         return EnvironmentSubject(name, rows, answer, dict(config or {}), dict(judges or {}), worthless)
 
     return SUITE.test_class(f"environment {name}", open_subject)
+
+
+def executor_conformance(name: str, *, profile: Mapping[str, Any] | None = None, seconds: float = 60.0) -> type:
+    """A class of tests for an executor; assign it to a name that begins with `Test`. It starts small jobs for real.
+
+    Args:
+        name: its name; the package that brings it is installed, and what it starts jobs with is at hand.
+        profile: its keys in env.toml.
+        seconds: the longest that a job may take to start or to end.
+    """
+    from nemotron_steps.testing.executor import SUITE, ExecutorSubject
+
+    def open_subject(folder: Path) -> ExecutorSubject:
+        return ExecutorSubject(name, folder, dict(profile or {}), seconds)
+
+    return SUITE.test_class(f"executor {name}", open_subject)
+
+
+def type_conformance(name: str, *, example: Callable[[Path], object]) -> type:
+    """A class of tests for an artifact type; assign it to a name that begins with `Test`.
+
+    Args:
+        name: of the type; the pack that declares it is installed, on STEPS_PATH or in ./manifests.
+        example: writes a valid artifact into an empty folder, the same each time.
+    """
+    from nemotron_steps.testing.artifact_type import SUITE, TypeSubject
+
+    return SUITE.test_class(f"type {name}", lambda folder: TypeSubject(name, folder, example))
+
+
+def pipeline_conformance(name: str) -> type:
+    """A class of tests for a pipeline; assign it to a name that begins with `Test`."""
+    from nemotron_steps.testing.pipeline import SUITE, PipelineSubject
+
+    return SUITE.test_class(f"pipeline {name}", lambda folder: PipelineSubject(name, folder))

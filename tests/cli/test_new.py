@@ -19,6 +19,9 @@ from nemotron_steps.errors import RequestError
 NAMES = {
     "step": "acme/filter_prompts",
     "environment": "acme_lookup",
+    "executor": "acme_queue",
+    "type": "acme_table",
+    "pipeline": "acme_rl",
 }
 
 
