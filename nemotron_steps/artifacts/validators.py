@@ -8,13 +8,13 @@ nearest supertype's, and at last only have to hold a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts import adapters, rows
 from nemotron_steps.artifacts.checkpoints import read_json_object, validate_hf, validate_megatron
 from nemotron_steps.errors import ArtifactError, StepsError, UnsupportedError
+from nemotron_steps.errors.plugins import load_object
 
 Validator = Callable[[Path], dict[str, Any]]
 
@@ -49,13 +49,12 @@ def has_validator(type_name: str) -> bool:
 def _declared(type_name: str, folder: Path) -> dict[str, Any]:
     """What the validator of a third-party type says. One that is not there, or raises what has no code, is named."""
     reference = _DECLARED[type_name]
-    module, _, name = reference.partition(":")
     try:
-        validator: Validator = getattr(import_module(module), name)
-    except Exception as error:
+        validator: Validator = load_object(reference)
+    except (ImportError, AttributeError) as error:
         raise UnsupportedError(
-            f"the validator of type '{type_name}' cannot be imported: {type(error).__name__}: {error}",
-            where=reference,
+            f"the validator of type '{type_name}' cannot be imported: {error}",
+            where=getattr(error, "line", None) or reference,
             hints=("steps types   # names the file that declares it",),
         ) from error
     try:

@@ -14,7 +14,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, show_line
+from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError, show_line
+from nemotron_steps.errors.plugins import load_object
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -98,7 +99,22 @@ def environment_class(name: str) -> type[Environment]:
             found=name,
             hints=tuple(f"environment name: {match}" for match in close),
         )
-    loaded = entry.load()
+    rivals = {each.value: each for each in _plugins(tuple(sys.path)) if each.name == name}
+    if len(rivals) > 1:
+        packages = sorted(_package(each) for each in rivals.values())
+        raise ConfigError(
+            f"several installed packages bring an environment `{name}`",
+            found=", ".join(packages),
+            hints=tuple(f"pip uninstall {package}" for package in packages),
+        )
+    try:
+        loaded = load_object(entry.value)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"environment `{name}` of {_package(entry)} cannot be loaded: {error}",
+            where=getattr(error, "line", None) or f"entry point {entry.name} = {entry.value}",
+            hints=(f"pip uninstall {_package(entry)}",),
+        ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Environment)):
         raise ConfigError(
             f"the plug-in environment `{name}` is not an Environment class",
@@ -207,6 +223,10 @@ def environment_name(agent: str) -> str | None:
         if variants:
             return known[max(variants, key=len)]
     return None
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "an unnamed package"
 
 
 def plugin(name: str) -> EntryPoint | None:

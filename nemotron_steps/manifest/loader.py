@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from nemotron_steps.manifest.source import SourceText
 
 M = TypeVar("M", bound=BaseModel)
 
+LONGEST_FILE = 4 << 20
+"""Bytes of a manifest: the largest here has 20 thousand."""
 _OWN_FIELDS = frozenset({"pack", "file", "config_dir", "source", "extra", "hidden"})
 _STEP_TABLES = frozenset(StepManifest.model_fields) - _OWN_FIELDS
 _PIPELINE_TABLES = frozenset(PipelineManifest.model_fields) - _OWN_FIELDS
@@ -40,6 +43,15 @@ class TomlFile:
 def read_toml(path: Path) -> TomlFile:
     """Read and parse. Raises ManifestError naming file and line for anything that is not TOML."""
     try:
+        status = path.stat()
+        # A pipe would be waited for, a device never ends.
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_FILE:
+            raise ManifestError(
+                "this is no manifest's file",
+                where=str(path),
+                expected=f"a plain file of at most {LONGEST_FILE >> 20} MiB",
+                found=f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "a pipe, socket or device",
+            )
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise ManifestError(f"cannot read the file: {error.strerror or error}", where=str(path)) from error

@@ -266,7 +266,10 @@ class _Reading:
         self.problems.append(error)
         if name is None:
             # The file did not parse: its id can still be read off the text, to say why that step is missing.
-            match = re.search(rb'^\s*id\s*=\s*"([^"]+)"', path.read_bytes(), re.M) if path.is_file() else None
+            match = None
+            if path.is_file():
+                with path.open("rb") as file:
+                    match = re.search(rb'^\s*id\s*=\s*"([^"]+)"', file.read(1 << 16), re.M)
             name = match[1].decode("utf-8", "replace") if match else None
         if name is not None:
             self.broken.setdefault((pack.name, name), error)

@@ -181,7 +181,7 @@ DONE = "JobStatus(JobState.DONE if getattr(self, 'mine', '') == job else JobStat
     [
         (
             "a_failure_is_over",
-            ((CODE, LOST, DONE), (CODE, NAME, "self.mine = " + NAME.removeprefix("return ") + "\n        return self.mine")),
+            ((CODE, LOST, DONE), (CODE, NAME, f"self.mine = {NAME.removeprefix('return ')}\n        return self.mine")),
         ),
         (
             "jobs_do_not_mix",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors.plugins import load_object
 
 ENTRY_POINT_GROUP = "nemotron_steps.executors"
 
@@ -176,7 +178,8 @@ def _loaded(point: EntryPoint) -> Executor:
     """What an entry point names, checked to be an executor."""
     where = f"entry point '{point.name}' of {_package(point)}: {point.value}"
     try:
-        provided: Executor = point.load()()
+        with redirect_stdout(sys.stderr):
+            provided: Executor = load_object(point.value)()
     except Exception as error:
         raise UnsupportedError(
             f"executor '{point.name}' cannot be loaded: {type(error).__name__}: {error}", where=where
