@@ -110,6 +110,11 @@ def hf_weight(name: str) -> str:
     return f"{stem.removeprefix(_PEFT)}.weight"
 
 
+def is_half(name: str) -> bool:
+    """Whether a name is PEFT's of an `A` or a `B`."""
+    return name.startswith(_PEFT) and name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
 def _pair(base: Parameter, dim: int) -> AdapterPair:
     stem = base.name.removesuffix(".weight") + ".adapter"
     columns = megatron_shape(base)[1]

@@ -19,6 +19,7 @@ from nemotron_steps.engine.workers.workers import WorkerProcess
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
+    from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
     from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
 
@@ -40,6 +41,7 @@ class GenerationWorker(WorkerProcess):
     def __init__(self, settings: GeneratorSettings) -> None:
         self._settings = settings
         self._receiving: dict[str, ReceivingEnd | OfferedWeights] = {}
+        self._frozen: FrozenWeights | None = None
         self._generator: Generator | None = None
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = queue.SimpleQueue()
         self._arrived = threading.Condition()
@@ -81,10 +83,12 @@ class GenerationWorker(WorkerProcess):
         self._between_steps(lambda: self._open(channel, tuple(offers)))
 
     def _open(self, channel: str, offers: tuple[ReceivingOffer, ...]) -> None:
+        from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
         from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
+        self._frozen = self._frozen or FrozenWeights()
         if offers[0].transport == OBJECTS or not self._takes_offers():
-            self._receiving[channel] = ReceivingEnd(offers[0])
+            self._receiving[channel] = ReceivingEnd(offers[0], self._frozen)
             return
         # The processes take up their offers now: what is offered under a name loses it when all have.
         offered = self._receiving[channel] = OfferedWeights(channel, offers)
@@ -98,23 +102,18 @@ class GenerationWorker(WorkerProcess):
         return int(self._between_steps(lambda: self._load(channel, version, references)))
 
     def _load(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
+        from nemotron_steps.engine.policy.adapted_weights import ChangedWeights
+
         receiving = self._receiving[channel]
         if isinstance(receiving, OfferedWeights):
             return self._elsewhere().update_weights(receiving, version).bytes
-        received = 0
-
-        def counted() -> Any:
-            nonlocal received
-            for name, tensor in receiving.weights(references):
-                received += tensor.numel() * tensor.element_size()
-                yield name, tensor
-
+        weights = receiving.weights(references)
         if self._generator is None:
-            self._generator = self._build(counted())
+            self._generator = self._build(weights)
             self._generator.weight_version = version
         else:
-            self._generator.update_weights(counted(), version)
-        return received
+            self._generator.update_weights(ChangedWeights(weights) if receiving.is_adapter else weights, version)
+        return receiving.bytes
 
     def _build(self, weights: Any) -> Generator:
         from nemotron_steps.engine.backends.generator import build_generator

@@ -20,7 +20,7 @@ from nemotron_steps.engine.placement.prefix_memory import PrefixMemory
 from nemotron_steps.engine.types import Completion, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.objects import put_plain
 from nemotron_steps.engine.weight_sync.offers import OBJECTS, ReceivingOffer
-from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
+from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
 from nemotron_steps.engine.workers.workers import (
     SILENT_SECONDS,
     Worker,
@@ -87,7 +87,7 @@ class RayGenerator:
         self._engines = [_Engine(number, worker) for number, worker in enumerate(self.workers)]
         self._open: dict[str, _Open] = {}
         self._prefixes = PrefixMemory()
-        self._transfer: tuple[RayPolicy, WeightTransfer] | None = None
+        self._transfer: tuple[RayPolicy, WeightTransfer | AdapterTransfer] | None = None
 
     def submit(self, request: GenerationRequest) -> None:
         """See Generator. The request leaves with the next `step`."""

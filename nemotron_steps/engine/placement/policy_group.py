@@ -16,7 +16,7 @@ from nemotron_steps.engine.placement.policy_worker import FILES, SCORES, PolicyW
 from nemotron_steps.engine.types import Teachers, TrainBatch
 from nemotron_steps.engine.weight_sync.objects import get_weights
 from nemotron_steps.engine.weight_sync.offers import OBJECTS
-from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
+from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
 from nemotron_steps.engine.workers.workers import (
     START_SECONDS,
     Worker,
@@ -77,12 +77,14 @@ class RayPolicy:
         first = self.workers[0]
         host = "127.0.0.1" if local else first.host
         self._address = (host, int(result_of(first.call("serve_store", host), first, timeout_s=START_SECONDS)))
+        self._adapted = False
         self._everywhere("join", *self._address, numbered=True)
 
     def build(
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
         """Load the model on every rank; arguments as engine.backends' build_policy."""
+        self._adapted = config.megatron_cfg.peft.enabled
         self._everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 
     def build_teachers(self, config: PolicyConfig, wanted: WantedTeachers) -> Teachers:
@@ -114,9 +116,11 @@ class RayPolicy:
         """See Policy. Nothing moves until a generator or an iteration asks for it."""
         return PlacedWeights(self)
 
-    def transfer_to(self, receivers: Sequence[Worker], processes: int = 1) -> WeightTransfer:
+    def transfer_to(self, receivers: Sequence[Worker], processes: int = 1) -> WeightTransfer | AdapterTransfer:
         """Open the transports from the ranks to generation workers, or to the processes that each of them runs."""
-        return WeightTransfer(self.workers, receivers, self._address, processes=processes)
+        return (AdapterTransfer if self._adapted else WeightTransfer)(
+            self.workers, receivers, self._address, processes=processes
+        )
 
     def save_checkpoint(self, path: str) -> None:
         """See Policy."""

@@ -26,6 +26,7 @@ Arrays = Mapping[str, npt.NDArray[Any] | None]
 
 SCORES = ("teacher_logprobs", "teacher_topk_logprobs", "teacher_topk_indices")
 """Of a batch, what teachers add to it."""
+WHOLE = "whole"
 FILES = "files"
 """Concurrency group in which snapshots are written while training goes on."""
 
@@ -104,15 +105,21 @@ class PolicyWorker(WorkerProcess):
             self._snapshot.write(path)
         del self._snapshot
 
-    def open_sender(self, channel: str, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = ()) -> Any:
-        """See SendingEnd.open."""
+    def open_sender(
+        self, channel: str, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = (), part: str = WHOLE
+    ) -> Any:
+        """See SendingEnd.open. `part`: of weights of which adapters alone change, an attribute of AdaptedWeights."""
         from nemotron_steps.engine.weight_sync.ends import SendingEnd
 
         # A connection of its own: waiting on a shared one would block torch's own use of it.
         self._sending[channel] = SendingEnd(
-            channel, lambda: iter(self._policy.weights()), self._rank, lambda: join_store(*self._address)
+            channel, lambda: self._weights(part), self._rank, lambda: join_store(*self._address)
         )
         return self._sending[channel].open(transport, ipc, broadcast)
+
+    def _weights(self, part: str) -> Any:
+        weights = self._policy.weights()
+        return iter(weights) if part == WHOLE else getattr(weights, part)()
 
     def hide_segment(self, channel: str) -> None:
         """See SendingEnd.hide_segment."""

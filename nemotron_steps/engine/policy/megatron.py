@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -293,9 +293,11 @@ class MegatronPolicy:
 
     # ------------------------------------------------------------------------------------------ weights and files
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Hugging Face-named whole tensors that generate, one at a time: views of the live weights where layouts allow
-        it. Collective."""
+        it. With adapters, `AdaptedWeights`. Collective."""
+        if self.model.adapters:
+            return self.shards.adapted_weights()
         return self.shards.hf_tensors(with_mtp=False)
 
     def save_checkpoint(self, path: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from nemotron_steps.config.layout.stages import stage_layers
+from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
 from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decayed
 from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.optimizer import ClipGroup
@@ -120,15 +122,26 @@ class ModelShards:
                     part = shard(parameter, padded, self.groups.tensor_rank, self.layout.tensor)
                 target.copy_(part)
 
-    def hf_tensors(self, *, with_mtp: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    def adapted_weights(self) -> AdaptedWeights:
+        """Those that generate, of a model with adapters. Every iteration is collective."""
+        return AdaptedWeights(
+            self,
+            whole=partial(self.hf_tensors, with_mtp=False),
+            changed=partial(self._split_bases, adapted=True),
+            frozen=partial(self.hf_tensors, with_mtp=False, adapted=False),
+            adapters=self._adapter_halves,
+        )
+
+    def hf_tensors(self, *, with_mtp: bool = True, adapted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face-named whole tensors, one at a time, adapters added; views of live weights where the layouts
         allow it. Collective: every rank gets all of them.
 
         Args:
             with_mtp: those of multi-token prediction too, where it is trained.
+            adapted: adapters added.
         """
         for parameter in self.parameters if with_mtp else self._of_the_model:
-            yield from split(parameter, self._whole(parameter), self.architecture)
+            yield from split(parameter, self._whole(parameter, adapted=adapted), self.architecture)
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """PEFT-named whole tensors of the adapters, one at a time, A before B of each projection. Collective."""
@@ -140,8 +153,18 @@ class ModelShards:
 
     def frozen_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face-named whole tensors that adapters are added to, without those. Collective."""
+        return self._split_bases(adapted=False)
+
+    def _split_bases(self, *, adapted: bool) -> Iterator[tuple[str, torch.Tensor]]:
         for pair in self.adapters:
-            yield from split(pair.base, self._whole(pair.base, adapted=False), self.architecture)
+            yield from split(pair.base, self._whole(pair.base, adapted=adapted), self.architecture)
+
+    def _adapter_halves(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `FrozenWeights.through` takes them. B in float32, so that its scale rounds nothing."""
+        for pair in self.adapters:
+            yield pair.linear_in.hf_names[0], self._whole(pair.linear_in)
+            scaled = self._whole(pair.linear_out).float() * self.model.adapter_scale
+            yield from split(pair.linear_out, scaled, self.architecture)
 
     def current(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of a weight, its adapter added where it has one."""

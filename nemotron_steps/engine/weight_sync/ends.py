@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.engine.policy import parallel_dims as parallel
+from nemotron_steps.engine.weight_sync.adapted import FrozenWeights, is_adapter
 from nemotron_steps.engine.weight_sync.objects import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
@@ -71,10 +72,17 @@ class SendingEnd:
 
 
 class ReceivingEnd:
-    """A generation worker's, or that of one of its processes: opened where the weights are to arrive."""
+    """A generation worker's, or that of one of its processes: opened where the weights are to arrive.
 
-    def __init__(self, offered: ReceivingOffer) -> None:
-        self._plan = offered.plan
+    Args:
+        frozen: what adapters are added to, of all channels of one generator.
+    """
+
+    def __init__(self, offered: ReceivingOffer, frozen: FrozenWeights) -> None:
+        self._plan, self._frozen = offered.plan, frozen
+        self.is_adapter = is_adapter(self._plan)
+        """Whether adapters arrive here, and of the weights those that they change are read."""
+        frozen.expect(self._plan)
         self._segment: SegmentReader | None = None
         self._stream: StreamReceiver | None = None
         if offered.transport == SHARED_MEMORY:
@@ -84,8 +92,16 @@ class ReceivingEnd:
             store = join_store(*offered.address)
             self._stream = StreamReceiver(offered.offer, store, offered.name, offered.place, parallel.device())
 
+    @property
+    def bytes(self) -> int:
+        """Of one transfer."""
+        return self._plan.payload
+
     def weights(self, references: Sequence[Any] | None) -> Weights:
         """The weights of one transfer, in the policy's order."""
+        return self._frozen.through(self._arriving(references))
+
+    def _arriving(self, references: Sequence[Any] | None) -> Weights:
         if self._segment is not None:
             return self._segment.weights()
         if self._stream is not None:

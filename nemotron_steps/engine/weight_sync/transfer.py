@@ -48,11 +48,19 @@ class WeightTransfer:
         workers: generation workers.
         address: host and port of the policy's store.
         processes: of each generation worker that receive (its tensor-parallel size).
+        part: of the policy's weights: an attribute of AdaptedWeights.
     """
 
     def __init__(
-        self, ranks: Sequence[Worker], workers: Sequence[Worker], address: tuple[str, int], *, processes: int = 1
+        self,
+        ranks: Sequence[Worker],
+        workers: Sequence[Worker],
+        address: tuple[str, int],
+        *,
+        processes: int = 1,
+        part: str = "whole",
     ) -> None:
+        self._part = part
         self._ranks, self._workers, self._processes = list(ranks), list(workers), processes
         self._channel = uuid.uuid4().hex
         receivers = [receiver for worker in workers for receiver in Receiver.of(worker, processes)]
@@ -74,7 +82,8 @@ class WeightTransfer:
         return sum(settle({**takes, **sends})[: len(takes)])
 
     def _open_segment(self, receivers: int) -> None:
-        offer = settle({rank.call("open_sender", self._channel, SHARED_MEMORY): rank for rank in self._ranks})[0]
+        opening = (self._channel, SHARED_MEMORY, (), (), self._part)
+        offer = settle({rank.call("open_sender", *opening): rank for rank in self._ranks})[0]
         try:
             self._open_receivers([ReceivingOffer(SHARED_MEMORY, offer)] * receivers)
         finally:  # memory under a name would outlive every process
@@ -88,7 +97,8 @@ class WeightTransfer:
             ipc = [
                 name for name, transport in zip(names, self.transports, strict=True) if transport == (CUDA_IPC, number)
             ]
-            calls[rank.call("open_sender", self._channel, STREAM, ipc, others if number == 0 else [])] = rank
+            broadcast = others if number == 0 else []
+            calls[rank.call("open_sender", self._channel, STREAM, ipc, broadcast, self._part)] = rank
         offers = settle(calls)
         taken = []
         for name, (transport, number) in zip(names, self.transports, strict=True):
@@ -103,6 +113,28 @@ class WeightTransfer:
             own = offers[number * self._processes : (number + 1) * self._processes]
             calls[worker.call("open_receiver", self._channel, own)] = worker
         settle(calls)
+
+
+class AdapterTransfer:
+    """The same for a policy that trains adapters: its frozen weights travel once, and then A and B alone.
+
+    Both ways are open before the first is used: receivers keep what adapters are added to. Arguments as WeightTransfer.
+    """
+
+    def __init__(
+        self, ranks: Sequence[Worker], workers: Sequence[Worker], address: tuple[str, int], *, processes: int = 1
+    ) -> None:
+        self._frozen, self._adapters = (
+            WeightTransfer(ranks, workers, address, processes=processes, part=part) for part in ("frozen", "adapters")
+        )
+        self.transports = self._adapters.transports
+        self._sent = False
+
+    def update(self, version: int) -> int:
+        """See WeightTransfer."""
+        moved = 0 if self._sent else self._frozen.update(version)
+        self._sent = True
+        return moved + self._adapters.update(version)
 
 
 def choose_transports(ranks: Sequence[Worker], receivers: Sequence[Receiver]) -> list[tuple[str, int]]:

@@ -61,7 +61,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[GenerationWorker, Noted]:
 
     monkeypatch.setattr(GenerationWorker, "_build", build)
     made = GenerationWorker(cast(Any, None))
-    sent = SimpleNamespace(weights=lambda references: [("w", torch.zeros(2, 3))])
+    sent = SimpleNamespace(weights=lambda references: [("w", torch.zeros(2, 3))], bytes=24, is_adapter=False)
     made._receiving["policy"] = cast(Any, sent)
     assert made.update_weights("policy", 3) == 2 * 3 * 4
     return made, generator

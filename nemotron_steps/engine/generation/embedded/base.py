@@ -108,8 +108,11 @@ class CachedModel(ABC):
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
         """Copy a complete set of Hugging Face-named weights in place; return the bytes received.
+
+        Args:
+            some: the set is not complete, and the other weights stay.
 
         Raises:
             EngineError: a name is unknown or missing, or a shape is wrong. Weights may then be partly replaced.
@@ -130,7 +133,7 @@ class CachedModel(ABC):
                 )
             slot.write(tensor.detach())
             missing.discard(name)
-        if missing:
+        if missing and not some:
             raise EngineError(
                 "weights are missing",
                 expected=f"all {len(self._slots)} of them",

@@ -28,6 +28,7 @@ from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.native import NativeDecoder
 from nemotron_steps.engine.generation.embedded.prefix import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key
+from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights, after
 from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
 from nemotron_steps.errors import EngineError
@@ -118,6 +119,8 @@ class EmbeddedGenerator:
         with torch.inference_mode():
             self._model = _model_of(architecture, max_total_length, self._device, dtype)
             self._model.load(weights)
+            self._frozen_of: object = getattr(weights, "source", None)
+            """Whose frozen weights these are, where adapters alone are trained."""
             if record_routed_experts:
                 self._model.chosen = []
             self._batch = DecodeBatch(self._model, max_sequences, max_total_length)
@@ -211,15 +214,19 @@ class EmbeddedGenerator:
             self._compact(force=True)
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSyncReport:
-        """Replace every weight; running sequences go on under the new version, with the KV cache they have unless
-        `recompute_kv_cache` was asked for.
+        """Replace every weight, or those that adapters change; running sequences go on under the new version, with the
+        KV cache they have unless `recompute_kv_cache` was asked for.
 
         Raises:
             EngineError: a weight is missing, unknown or of the wrong shape; weights may be partly replaced.
         """
         begin = time.perf_counter()
         with torch.inference_mode():
-            received = self._model.load(weights)
+            changed = after(weights, self._frozen_of)
+            received = self._model.load(changed, some=isinstance(changed, ChangedWeights))
+        if isinstance(weights, AdaptedWeights):
+            received = weights.bytes if self._frozen_of is weights.source else received
+            self._frozen_of = weights.source
         self.weight_version = version
         self._prompts.clear()
         for sequence in self._waiting:

@@ -17,6 +17,7 @@ from nemotron_steps.engine.generation.vllm.engine import default_group_kept, on_
 from nemotron_steps.engine.generation.vllm.liveness import call, wait_for_output
 from nemotron_steps.engine.generation.vllm.recorded import recorded_experts
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, hand_over
+from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.errors import EngineError
@@ -89,6 +90,8 @@ class VllmGenerator:
         self._finished: list[Completion] = []
         self._asleep: set[str] = set()
         """What sleeps: `weights`, `kv_cache`."""
+        self._frozen_of: object = None
+        """Whose frozen weights an engine of this process has, where adapters alone are trained."""
         self._recompute = recompute_kv_cache
         self._in_flight = in_flight_updates
         self._max_total_length = max_total_length
@@ -238,7 +241,10 @@ class VllmGenerator:
             moved = self._to_workers.load(weights)
         else:
             assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"
-            moved = hand_over(self._engine, weights)
+            moved = hand_over(self._engine, after(weights, self._frozen_of))
+            if isinstance(weights, AdaptedWeights):
+                moved = weights.bytes if self._frozen_of is weights.source else moved
+                self._frozen_of = weights.source
         self._mark(version)
         self._engine.reset_prefix_cache(reset_running_requests=self._recompute)  # frees what the new salt hides
         self.weight_version = version

@@ -20,6 +20,7 @@ import torch
 
 from nemotron_steps.engine.generation.vllm import offer_codec
 from nemotron_steps.engine.generation.vllm.liveness import call, lost_engine
+from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
 from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
@@ -77,6 +78,9 @@ class WorkersTransfer:
     def __init__(self, engine: Any, workers: int, *, own_process: bool) -> None:
         self._engine, self._workers, self._own_process, self._loaded = engine, workers, own_process, False
         self._local: _LocalSender | None = None
+        self._adapters: _LocalSender | None = None
+        """Where adapters alone are trained, their channel, beside that of the frozen weights."""
+        self._frozen_of: object = None
 
     def load(self, weights: Weights | OfferedWeights) -> int:
         """Load Hugging Face-named weights; every worker keeps its shard. Returns the bytes received, over all workers.
@@ -90,17 +94,39 @@ class WorkersTransfer:
             self._call("load_offered", channel=weights.channel)
             self._loaded = True
             return weights.bytes
+        if isinstance(weights, AdaptedWeights):
+            return self._load_adapted(weights)
         if self._local is None:
             weights = list(weights)  # read once for the plan, once to send
-            self._local = _LocalSender(WeightPlan.of(weights), self._workers, weights[0][1].device)
-            try:
-                self.take_up(self._local.offered)
-            finally:
-                self._local.taken_up()
-        with self._local.sending(iter(weights)):
-            self._call("load_offered", channel=self._local.offered.channel)
+            self._local = self._open(weights)
+        return self._send(self._local, iter(weights))
+
+    def _load_adapted(self, weights: AdaptedWeights) -> int:
+        """The frozen weights once, and the adapters. Both are open before the first travels: the workers keep what
+        adapters are added to."""
+        moved = 0
+        if self._adapters is None:
+            self._adapters = self._open(list(weights.adapters()))
+        if self._frozen_of is not weights.source:
+            if self._local is None:
+                self._local = self._open(list(weights.frozen()))
+            moved = self._send(self._local, weights.frozen())
+            self._frozen_of = weights.source
+        return moved + self._send(self._adapters, weights.adapters())
+
+    def _open(self, weights: list[tuple[str, torch.Tensor]]) -> _LocalSender:
+        sender = _LocalSender(WeightPlan.of(weights), self._workers, weights[0][1].device)
+        try:
+            self.take_up(sender.offered)
+        finally:
+            sender.taken_up()
+        return sender
+
+    def _send(self, sender: _LocalSender, weights: Iterator[tuple[str, torch.Tensor]]) -> int:
+        with sender.sending(weights):
+            self._call("load_offered", channel=sender.offered.channel)
         self._loaded = True
-        return self._local.offered.bytes
+        return sender.offered.bytes
 
     def take_up(self, offered: OfferedWeights) -> None:
         """Open a channel in every worker; `load` reads from it. WorkerLostError as `load`."""

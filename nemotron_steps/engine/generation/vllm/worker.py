@@ -10,6 +10,7 @@ does not after loading. The driver's side is transfer.py. Imports vLLM: not for 
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,20 +60,34 @@ class Channel(WeightTransferUpdateInfo):  # type: ignore[misc]
 class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
     """What both backends share."""
 
+    _kernels: list[tuple[Any, Any]]
+    """Kernels of experts, to be put back where those are not reloaded."""
+
     def start_weight_update(self) -> None:
         """Prepare layers to be loaded again from checkpoint-format tensors."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
         from vllm.platforms import current_platform
 
+        self._kernels = []
         initialize_layerwise_reload(self.model)
         if current_platform.is_cpu():
             self._repack_experts()
 
     def finish_weight_update(self) -> None:
         """Process layers that are still open."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, layerwise
 
-        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        # It warns of every layer that was not loaded, and keeps what that has: where adapters alone change, most.
+        level = layerwise.logger.level
+        layerwise.logger.setLevel(logging.ERROR)
+        try:
+            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        finally:
+            layerwise.logger.setLevel(level)
+        for method, kernel in self._kernels:
+            if method.moe_kernel is None:
+                method.moe_kernel = kernel
+        self._kernels = []
         self._refresh_convolutions()
 
     def shutdown(self) -> None:
@@ -89,6 +104,7 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
         for module in self.model.modules():
             method = getattr(module, "quant_method", None)
             if getattr(method, "moe_kernel", None) is not None:
+                self._kernels.append((method, method.moe_kernel))  # type: ignore[union-attr]
                 method.moe_kernel = None  # type: ignore[union-attr]
 
     def _refresh_convolutions(self) -> None:
@@ -134,13 +150,17 @@ class OfferedTransfer(_LayerwiseTransfer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
+
         self._ends: dict[str, ReceivingEnd] = {}
+        self._frozen = FrozenWeights()
 
     def init_transfer_engine(self, init_info: Offers) -> None:
         """Take up this worker's offer."""
         from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
 
-        self._ends[init_info.channel] = ReceivingEnd(from_plain(vars(init_info), self.parallel_config.rank))
+        offered = from_plain(vars(init_info), self.parallel_config.rank)
+        self._ends[init_info.channel] = ReceivingEnd(offered, self._frozen)
 
     def receive_weights(self, update_info: Channel, *_: Any) -> None:
         """Read one transfer to its end; every layer keeps its shard."""
