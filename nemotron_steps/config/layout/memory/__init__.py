@@ -5,6 +5,7 @@ Arithmetic over plain numbers, without torch. Bytes everywhere; docs/memory.md h
     shape.py        the shape of a model, and how many parameters a rank holds of it
     batch.py        from prompts to the tokens of a micro-batch
     settings.py     what else of a config memory depends on
+    adapters.py     the same of low-rank adapters
     activations.py  what a layer keeps for its backward pass
     policy.py       weights, gradients, optimizer, activations and logprobs of the trained model
     generation.py   weights and caches of a generator or a judge

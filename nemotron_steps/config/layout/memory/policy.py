@@ -15,6 +15,7 @@ from nemotron_steps.config.layout.memory.activations import (
     kept_to_recompute,
     workspace,
 )
+from nemotron_steps.config.layout.memory.adapters import held_by_adapters
 from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import FLOAT32, Held, ModelShape, held, held_ahead, layers_of
@@ -90,7 +91,10 @@ def _buffers_of(part: Held, settings: MemorySettings) -> list[tuple[int, int, in
 
 
 def _parts(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[Held, Held]:
-    """What a rank holds of the model, and of multi-token prediction."""
+    """What a rank trains and holds beside it in float32: of the model, and of multi-token prediction."""
+    if settings.adapts:
+        named = settings.adapter_dim, settings.adapter_targets, settings.adapter_excluded
+        return held_by_adapters(shape, settings.sizes, stage, *named), Held()
     own = held(shape, settings.sizes, stage, frozen_router=settings.freezes_router)
     return own, held_ahead(shape, settings.sizes, stage)
 
@@ -102,7 +106,7 @@ def stage_memory(shape: ModelShape, settings: MemorySettings, stage: int) -> Ran
     rests, gradients, host = (_fully_sharded if settings.sizes.dtensor else _flat)(shape, settings, stage, part)
     trains, scores = _passes(shape, settings, stage)
     weights = rests["weights"]
-    if settings.has_reference:
+    if settings.has_reference and not settings.adapts:  # the frozen weights are the reference
         host["reference weights"] = weights
         scores["reference weights"] = weights if not settings.sizes.dtensor else 0
     trains = {"gradients": gradients, **trains}
@@ -116,6 +120,9 @@ def _flat(
 ) -> tuple[dict[str, int], int, dict[str, int]]:
     """(weights and optimizer, gradients, in host memory) of the megatron policy."""
     weights, gradients, masters, moments = part.frozen * FLOAT32, 0, 0, 0
+    if settings.adapts:
+        whole = held(shape, settings.sizes, stage, frozen_router=settings.freezes_router)
+        weights = (whole.dense + whole.experts) * settings.element + (whole.exact + whole.frozen) * FLOAT32
     offloaded = settings.offload_fraction if settings.offloads and settings.on_gpu else 0.0
     widths = WIDTHS[settings.exp_avg] + WIDTHS[settings.exp_avg_sq]
     host = 0
@@ -213,7 +220,7 @@ def _logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmeti
         logits = chunk * vocabulary * (2 * FLOAT32 if element == FLOAT32 else FLOAT32 + 2 * element)
     if not with_gradient:
         return int(logits + 2 * rows * hidden * element)
-    weight = vocabulary * hidden * (FLOAT32 + 2 * element)
+    weight = 0 if settings.adapts else vocabulary * hidden * (FLOAT32 + 2 * element)
     return int(logits + weight + 3 * rows * hidden * element) + _kept_logprobs(shape, settings, batch)
 
 

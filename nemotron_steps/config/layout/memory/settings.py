@@ -27,6 +27,10 @@ KEYS: dict[str, tuple[str, Any]] = {
     "cpu_offload": (f"{DTENSOR}.cpu_offload", False),
     "freezes_router": (f"{MEGATRON}.freeze_moe_router", False),
     "detaches_mtp": (f"{MEGATRON}.mtp_detach_heads", False),
+    "adapts": (f"{MEGATRON}.peft.enabled", False),
+    "adapter_dim": (f"{MEGATRON}.peft.dim", 32),
+    "adapter_targets": (f"{MEGATRON}.peft.target_modules", ()),
+    "adapter_excluded": (f"{MEGATRON}.peft.exclude_modules", ()),
     "distributed": (f"{MEGATRON}.optimizer.use_distributed_optimizer", False),
     "precision_aware": (f"{MEGATRON}.optimizer.use_precision_aware_optimizer", False),
     "exp_avg": (f"{MEGATRON}.optimizer.exp_avg_dtype", "float32"),
@@ -81,6 +85,10 @@ class MemorySettings:
     cpu_offload: bool = False
     freezes_router: bool = False
     detaches_mtp: bool = False
+    adapts: bool = False
+    adapter_dim: int = 32
+    adapter_targets: tuple[str, ...] = ()
+    adapter_excluded: tuple[str, ...] = ()
     distributed: bool = False
     precision_aware: bool = False
     exp_avg: str = "float32"
@@ -126,7 +134,7 @@ class MemorySettings:
 
     @property
     def has_reference(self) -> bool:
-        """Whether a copy of the starting weights is kept."""
+        """Whether logprobs of the starting weights are computed."""
         return self.kl_penalty > 0 or self.dpo is not None
 
     @property
@@ -155,6 +163,8 @@ def _value(value: Any, default: Any) -> Any:
     """A config's value where it is of the key's kind; another is reported by the config's own check."""
     if default is None:
         return value if type(value) in (int, float, bool) else None
+    if isinstance(default, tuple):
+        return tuple(str(each) for each in value) if isinstance(value, list | tuple) else default
     if isinstance(default, float):
         return float(value) if type(value) in (int, float) else default
     return value if type(value) is type(default) else default

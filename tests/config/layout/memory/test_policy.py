@@ -20,6 +20,7 @@ TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_
 EXPERT = {"expert_model_parallel_size": 2}
 NARROW = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bfloat16"}
 OFFLOADED = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}
+PEFT = {"enabled": True, "dim": 4, "alpha": 8}
 CASES = {
     # name: (model, megatron_cfg, precision, ranks)
     "alone": ("qwen3", {}, "bfloat16", 1),
@@ -49,6 +50,11 @@ CASES = {
         "bfloat16",
         4,
     ),
+    "adapters": ("qwen3", {"peft": PEFT}, "bfloat16", 1),
+    "adapters, float32, biases": ("qwen2_tied", {"peft": PEFT}, "float32", 1),
+    "adapters, tensor, distributed": ("qwen3", {"peft": PEFT, **TENSOR, **DISTRIBUTED}, "bfloat16", 4),
+    "adapters of some": ("llama", {"peft": {**PEFT, "target_modules": ["linear_qkv"]}}, "bfloat16", 1),
+    "adapters beside experts": ("qwen3_moe", {"peft": {**PEFT, "target_modules": ["linear_proj"]}}, "float32", 1),
     "prediction": ("mtp", {"mtp_num_layers": 1}, "bfloat16", 1),
     "prediction, detached, float32": ("mtp", {"mtp_num_layers": 1, "mtp_detach_heads": True}, "float32", 1),
     "prediction, experts, tensor, pipeline, frozen router": (

@@ -1,0 +1,30 @@
+"""How many elements of low-rank adapters one rank holds (models/adapters.py has the parameters themselves)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nemotron_steps.config.layout.memory.shape import ATTENTION, MLP, Held, ModelShape, layers_of, mixers
+from nemotron_steps.config.layout.sizes import LayoutSizes
+
+
+def held_by_adapters(
+    shape: ModelShape, sizes: LayoutSizes, stage: int, dim: int, targets: Sequence[str], excluded: Sequence[str]
+) -> Held:
+    """Of the linears that `targets` and `excluded` name; a pattern counts as what its last part names, in every layer.
+
+    A column-parallel linear has its rows of B and all of A, a row-parallel one its columns of A and all of B.
+    """
+    query, both = shape.heads * shape.head_dim, 2 * shape.key_value_heads * shape.head_dim
+    hidden, tensor = shape.hidden, sizes.tensor
+    widths = {
+        ATTENTION: {"linear_qkv": (hidden, query + both), "linear_proj": (hidden, query)},
+        MLP: {"linear_fc1": (hidden, (2 if shape.gated else 1) * shape.ffn), "linear_fc2": (hidden, shape.ffn)},
+    }
+    named, without = ({name.rpartition(".")[2] for name in names} for names in (targets, excluded))
+    total = 0
+    for mixer in mixers(layers_of(shape, sizes.pipeline, stage)):
+        for name, (whole, cut) in widths.get(mixer, {}).items():
+            if (not named or name in named) and name not in without:
+                total += dim * (whole + cut // tensor)
+    return Held(dense=total)
