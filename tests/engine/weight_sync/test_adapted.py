@@ -11,10 +11,13 @@ from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.weight_sync.adapted import FrozenWeights, is_adapter
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
+from nemotron_steps.errors import ConfigError
+from nemotron_steps.models.adapters import LINEARS
 from nemotron_steps.models.architecture import Architecture
 from tests.engine.policy.batches import grouped_batch, rl_loss
 from tests.engine.policy.test_lora import lora_config
 from tests.models.checkpoints import write_checkpoint
+from tests.models.hybrid_twins import write_hybrid
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,8 @@ def generator_of(folder, weights, precision="float32"):
 
 
 def held(generator):
-    """What the generator computes with, every fused matrix."""
-    return [tensor.clone() for tensor in generator._model.matrices()]
+    """What the generator computes with, every weight where it was written."""
+    return [slot.view.clone() for slot in generator._model._slots.values()]
 
 
 def halves(policy):
@@ -55,6 +58,22 @@ def test_a_generator_in_this_process_has_the_policys_weights_after_every_update(
         assert report.bytes == halves(policy) < whole / 3
         fresh = generator_of(folder, list(policy.weights()))
         assert all(torch.equal(a, b) for a, b in zip(held(generator), held(fresh), strict=True))
+
+
+def test_a_hybrid_has_adapters_on_its_attention_and_mlps_and_its_generator_follows(tmp_path):
+    write_hybrid("dense", tmp_path)
+    with pytest.raises(ConfigError, match="cannot have an adapter") as refused:
+        MegatronPolicy(lora_config(), tmp_path, rl_loss())
+    (hint,) = refused.value.hints
+    targets = hint.partition("=")[2].strip("[]").split(",")
+    assert targets and set(targets) <= set(LINEARS)
+    policy = MegatronPolicy(lora_config(target_modules=targets), tmp_path, rl_loss(), reference=True)
+    assert torch.equal(policy.logprobs(grouped_batch()), policy.reference_logprobs(grouped_batch()))
+    generator = generator_of(tmp_path, policy.weights())
+    policy.train_step(grouped_batch(1))
+    generator.update_weights(policy.weights(), 1)
+    fresh = generator_of(tmp_path, list(policy.weights()))
+    assert all(torch.equal(a, b) for a, b in zip(held(generator), held(fresh), strict=True))
 
 
 def test_another_policys_frozen_weights_are_loaded_whole(folder, tmp_path):

@@ -169,9 +169,9 @@ class HybridModel(CachedModel):
     def _is_unused(self, name: str) -> bool:
         return name.startswith("mtp.")
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
         """CachedModel.load; experts one by one, as on the hub. What multi-token prediction has is left aside."""
-        received = super().load(weights)
+        received = super().load(weights, some=some)
         for layer in self.layers:
             if isinstance(layer, MambaWeights):
                 layer.A.copy_(-layer.A_log.exp())
