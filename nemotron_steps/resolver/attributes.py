@@ -61,6 +61,7 @@ def check_attributes(
                         where=manifest.where("constraints", index),
                         expected=f"{term} = {first_value} (as {first_term})",
                         found=str(value),
+                        hints=(f"--input {place}=PATH   # another one",) if "." in place else (),
                     )
                 )
     return problems

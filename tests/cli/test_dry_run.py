@@ -20,6 +20,7 @@ DEFAULTS = (
     "eval/model_eval",
     "reward_model/genrm",
     "rl/nemo_rl/dpo",
+    "rl/nemo_rl/opd",
     "rl/nemo_rl/rlhf",
     "rl/nemo_rl/rlvr",
     "rl/nemo_rl/swe",

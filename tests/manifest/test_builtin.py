@@ -45,9 +45,10 @@ def test_required_steps_and_pipelines_are_there() -> None:
         "convert/megatron_to_hf",
         "rl/nemo_rl/rlvr",
         "rl/nemo_rl/rlhf",
+        "rl/nemo_rl/opd",
         "eval/model_eval",
     }
-    assert {"super3_rl", "nano3_rl"} <= set(REGISTRY.pipelines)
+    assert {"super3_rl", "nano3_rl", "opd"} <= set(REGISTRY.pipelines)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=ids)

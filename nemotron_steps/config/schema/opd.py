@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from nemotron_steps.config.schema import opd_rules
+from nemotron_steps.config.schema import opd_rules, rl_rules
 from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
-from nemotron_steps.config.schema.rl import LossFnConfig, RlConfig
+from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig, RlConfig
 
 
 class DistillationLossFnConfig(LossFnConfig):
@@ -31,6 +31,16 @@ class DistillationLossFnConfig(LossFnConfig):
         return False
 
 
+class DistillationGrpoConfig(GrpoConfig):
+    """`grpo.*` of distillation: the loop's keys; those of rewards keep their defaults."""
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> DistillationGrpoConfig:
+        # One answer a prompt is enough: nothing is compared with the others of its group.
+        refuse([rule for rule in rl_rules.grpo_rules(self) if rule.key != "num_generations_per_prompt"])
+        return self
+
+
 class OnPolicyDistillationConfig(Section):
     """`on_policy_distillation.*`: the teachers, and which rows are whose."""
 
@@ -42,8 +52,9 @@ class OnPolicyDistillationConfig(Section):
     """Field of a row that names its teacher, which goes before its agent."""
     default_teacher_alias: str | None = None
     """Teacher of all other rows. None: a row without a teacher is refused, unless there is only one teacher."""
-    topk_logits_k: PositiveInt = 64
-    """Tokens of each of the teacher's distributions that are compared."""
+    topk_logits_k: PositiveInt | None = 64
+    """Tokens of each of the teacher's distributions that are compared. None: all, the full KL; a batch then holds
+    [tokens, vocabulary] of the teachers, which is for small vocabularies."""
     offload: Annotated[bool, OPERATIONAL] = True
     """On GPUs, teachers are in host memory until it is their turn."""
 
@@ -51,6 +62,7 @@ class OnPolicyDistillationConfig(Section):
 class OpdConfig(RlConfig):
     """The whole config of on-policy distillation."""
 
+    grpo: DistillationGrpoConfig = DistillationGrpoConfig()
     loss_fn: DistillationLossFnConfig = DistillationLossFnConfig()
     on_policy_distillation: OnPolicyDistillationConfig = OnPolicyDistillationConfig()
 

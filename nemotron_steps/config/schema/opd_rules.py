@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.schema.base import Rule
+from nemotron_steps.config.schema.base import Rule, Section
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.opd import OpdConfig
@@ -48,14 +49,16 @@ def opd_rules(config: OpdConfig) -> list[Rule]:
             ("loss_fn.kl_type=mixed",),
         ),
         Rule(
-            config.reward_penalties.any_enabled,
+            loss.zero_outside_topk and config.on_policy_distillation.topk_logits_k is None,
+            "loss_fn.zero_outside_topk",
+            "loss_fn.zero_outside_topk is ignored where on_policy_distillation.topk_logits_k=null compares every token",
+            ("loss_fn.zero_outside_topk=false", "on_policy_distillation.topk_logits_k=64"),
+        ),
+        *_defaults(
             "reward_penalties",
-            "rewards do not train in on-policy distillation, so reward_penalties change nothing",
-            tuple(
-                f"reward_penalties.{name}=false"
-                for name in type(config.reward_penalties).model_fields
-                if name.startswith("penalize_") and getattr(config.reward_penalties, name)
-            ),
+            config.reward_penalties,
+            type(config.reward_penalties).model_fields,
+            "rewards do not train in on-policy distillation",
         ),
         Rule(
             policy.dtensor_cfg.enabled,
@@ -76,13 +79,21 @@ def opd_rules(config: OpdConfig) -> list[Rule]:
     ]
 
 
-def _defaults(section: str, values: Any, names: tuple[str, ...], why: str) -> list[Rule]:
+def _defaults(section: str, values: Section, names: Iterable[str], why: str) -> Iterator[Rule]:
     """Keys that would be ignored keep their defaults."""
-    rules = []
     for name in names:
-        default = type(values).model_fields[name].get_default(call_default_factory=True)
-        changed = getattr(values, name) != default
-        rules.append(
-            Rule(changed, f"{section}.{name}", f"{why}: {section}.{name} would be ignored", (f"~{section}.{name}",))
-        )
-    return rules
+        key, value = f"{section}.{name}", getattr(values, name)
+        if isinstance(value, Section):
+            yield from _defaults(key, value, type(value).model_fields, why)
+            continue
+        default = type(values).model_fields[name].default
+        yield Rule(value != default, key, f"{why}: {key} would be ignored", (f"{key}={_written(default)}",))
+
+
+def _written(value: Any) -> str:
+    """A default as an override has it."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_written, value))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)

@@ -23,7 +23,7 @@ def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, refer
 
 
 def build_teachers(
-    config: PolicyConfig, checkpoints: Mapping[str, Path], *, topk: int, vocab_size: int, offload: bool
+    config: PolicyConfig, checkpoints: Mapping[str, Path], *, topk: int | None, vocab_size: int, offload: bool
 ) -> Teachers:
     """Teachers beside the policy that this process (or rank) has already built; arguments as `FrozenTeachers`'s."""
     from nemotron_steps.engine.policy.teachers import FrozenTeachers

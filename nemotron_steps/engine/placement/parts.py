@@ -20,7 +20,7 @@ class WantedTeachers:
     """Frozen models beside the policy; fields as `FrozenTeachers`'s."""
 
     checkpoints: dict[str, Path]
-    topk: int
+    topk: int | None
     vocab_size: int
     offload: bool
 

@@ -26,7 +26,7 @@ class FrozenTeachers:
     Args:
         config: of the policy: layout, precision and batch sizes of inference are its.
         checkpoints: name to Megatron or Hugging Face folder.
-        topk: tokens kept of each distribution.
+        topk: tokens kept of each distribution, at most all of them; None: all.
         vocab_size: of the policy.
         offload: keep weights in host memory between turns.
 
@@ -36,11 +36,11 @@ class FrozenTeachers:
     """
 
     def __init__(
-        self, config: PolicyConfig, checkpoints: Mapping[str, Path], topk: int, *, vocab_size: int, offload: bool
+        self, config: PolicyConfig, checkpoints: Mapping[str, Path], topk: int | None, *, vocab_size: int, offload: bool
     ) -> None:
         inference = config.megatron_cfg.model_copy(update={"mtp_num_layers": 0, "moe_router_bias_update_rate": 0.0})
         config = config.model_copy(update={"megatron_cfg": inference})
-        self._topk = topk
+        self._topk = vocab_size if topk is None else min(topk, vocab_size)
         self._models: dict[str, MegatronPolicy] = {}
         for name, checkpoint in checkpoints.items():
             model = MegatronPolicy(config, checkpoint, NegativeLogLikelihood(), frozen=True)

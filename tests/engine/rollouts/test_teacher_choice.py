@@ -1,0 +1,63 @@
+"""Which teacher a row has, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.config.schema.opd import OnPolicyDistillationConfig
+from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
+from nemotron_steps.errors import ConfigError, DataError
+
+TWO = {"teachers": {"math": "m", "chat": "c"}}
+
+
+def choice(only=None, **settings):
+    return TeacherChoice(OnPolicyDistillationConfig.model_validate(settings), only=only)
+
+
+def row(agent, **fields):
+    return {"agent_ref": {"name": agent}, **fields}
+
+
+def test_an_agent_a_field_or_the_default_names_the_teacher():
+    by_agent = {"math_agent": "math", "chat_agent": "chat"}
+    chosen = choice(**TWO, teacher_model_by_agent_name=by_agent, teacher_field="teacher")
+    assert chosen.of(row("math_agent"), "f:1") == "math"
+    assert chosen.of(row("chat_agent", teacher=None), "f:1") == "chat"
+    assert chosen.of(row("math_agent", teacher="chat"), "f:1") == "chat"
+    assert choice(**TWO, default_teacher_alias="chat").of(row("other"), "f:1") == "chat"
+    assert choice(**TWO, only="mcqa", teacher_model_by_agent_name={"mcqa": "math"}).of({}, "f:1") == "math"
+
+
+def test_one_teacher_has_all_rows():
+    assert choice(teachers={"only": "x"}).of(row("anybody"), "f:1") == "only"
+
+
+def test_a_row_without_a_teacher_is_refused_with_what_gives_it_one():
+    with pytest.raises(DataError, match="no teacher for rows of 'other'") as caught:
+        choice(**TWO, teacher_model_by_agent_name={"math_agent": "math"}).of(row("other"), "rows.jsonl:7")
+    assert caught.value.where == "rows.jsonl:7"
+    assert caught.value.hints[0] == "+on_policy_distillation.teacher_model_by_agent_name.other=math"
+
+
+def test_a_row_that_names_a_stranger_is_refused():
+    with pytest.raises(DataError, match="'art' is not there") as caught:
+        choice(**TWO, teacher_field="teacher").of(row("math_agent", teacher="art"), "rows.jsonl:7")
+    assert caught.value.where == "rows.jsonl:7 field teacher"
+    assert caught.value.hints[0] == "--input teachers.art=PATH"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({}, "teachers"),
+        ({**TWO, "teacher_model_by_agent_name": {"agent": "maths"}}, "teacher_model_by_agent_name.agent"),
+        ({**TWO, "default_teacher_alias": "maths"}, "default_teacher_alias"),
+    ],
+)
+def test_a_map_to_a_teacher_that_is_not_there_is_refused(settings, key):
+    with pytest.raises(ConfigError) as caught:
+        choice(**settings)
+    assert caught.value.where == f"on_policy_distillation.{key}"
+    if settings:
+        assert caught.value.hints[0] == f"on_policy_distillation.{key}=math"
