@@ -16,7 +16,7 @@ Overrides = Iterable[str] | Mapping[str, Any]
 Target = str | Iterable[str]
 Input = str | os.PathLike[str] | Artifact
 
-_BARE = re.compile(r"[A-Za-z/][\w./:-]*")
+_BARE = re.compile(r"[A-Za-z/][\w./:-]*", re.ASCII)
 _WORDS = frozenset({"null", "true", "false", "inf", "nan"})
 
 

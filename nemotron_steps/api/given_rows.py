@@ -16,6 +16,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.artifacts.prompt_data import has_prompt
 from nemotron_steps.errors import DataError
 
 _CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
@@ -92,6 +93,17 @@ def _line(row: Any, number: int) -> bytes:
             expected=f"a row like {_CORRECT}",
             found=f"{type(row).__name__} {str(row)[:80]!r}",
             hints=('dataset=[{"prompt": text} for text in dataset]',) if isinstance(row, str) else (),
+        )
+    if number == 1 and not has_prompt(row) and "responses_create_params" not in row:
+        texts = sorted(
+            (name for name, value in row.items() if isinstance(value, str)), key=lambda name: -len(row[name])
+        )
+        raise DataError(
+            "nothing in the rows is a prompt",
+            where="dataset, row 1",
+            expected=f"a row like {_CORRECT}",
+            found="columns " + ", ".join(map(str, row))[:200],
+            hints=[f'dataset=[{{**row, "prompt": row["{name}"]}} for row in dataset]' for name in texts[:2]],
         )
     cells = {str(name): _cell(value, f"dataset, row {number}, column {name}") for name, value in row.items()}
     return json.dumps(cells, ensure_ascii=False, allow_nan=False).encode() + b"\n"

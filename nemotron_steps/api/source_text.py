@@ -25,6 +25,8 @@ from typing import Any
 from nemotron_steps.config.redaction import is_secret_key, redact_text
 from nemotron_steps.errors import ConfigError
 
+Syntax = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+
 _LONGEST = 1_000_000
 """Characters of a constant: more is data, and belongs into a file."""
 _ANNOTATIONS = annotations.compiler_flag
@@ -76,6 +78,8 @@ class _Capture:
         self._paths: dict[str, None] = {}
         self._texts: list[str] = []
         self._future = False
+        self._files: dict[str, None] = {}
+        self._around: dict[str, Any] = {}
 
     def text(self) -> str:
         """The module."""
@@ -144,9 +148,8 @@ class _Capture:
 
     def _define_code(self, name: str, value: Any) -> None:
         """A function or class by its source, after everything that it uses."""
-        code = _code_of(value)
-        node = None if code is None else _node_of(value, code)
-        if code is None or node is None:
+        node, function = self._place_of(value)
+        if node is None:
             raise self._refused(
                 f"{type(value).__name__} '{name}' has no source here (typed into `python -c`, or made by code)"
             )
@@ -157,16 +160,35 @@ class _Capture:
             text = f"{name} = {ast.unparse(node)}"
         else:
             text = ast.unparse(node) + (f"\n{name} = {node.name}" if node.name != name else "")
-        self._future |= bool(code.co_flags & _ANNOTATIONS)
+        if function is not None:
+            self._future |= bool(function.__code__.co_flags & _ANNOTATIONS)
         try:
             compiled = compile(text, "<reward>", "exec", dont_inherit=True)
         except SyntaxError as error:
             raise self._refused(f"'{name}' does not stand alone: {error.msg}") from error
-        around = _surroundings(value)
+        around = _surroundings(value) if function is not None else self._around
+        before, self._around = self._around, around
         for used in _names_used(compiled):
             if used in around and not (used == name and around[used] is value):
                 self.define(used, around[used])
+        self._around = before
         self._texts.append(text)
+
+    def _place_of(self, value: Any) -> tuple[Syntax | None, FunctionType | None]:
+        """The syntax that a function or a class comes from, and a function of that place."""
+        for function in _functions_of(value):
+            file = function.__code__.co_filename
+            node = _node_of(value, file, function.__code__)
+            if node is not None:
+                self._files[file] = None
+                return node, function
+        if isinstance(value, type):  # without methods: where others were found, or in the newest cell that has it
+            cells = [file for file in linecache.cache if "ipykernel" in file or "ipython" in file]
+            for file in (*self._files, *reversed(cells)):
+                node = _node_of(value, file, None)
+                if node is not None:
+                    return node, None
+        return None, None
 
     def _refused(self, what: str, instead: str | None = None) -> ConfigError:
         hints = ([f"{instead}   # inside the function"] if instead else []) + [_IN_FILE]
@@ -201,22 +223,22 @@ def _functions_of(value: Any) -> list[FunctionType]:
         inner = inspect.unwrap(value)
         return [inner] if isinstance(inner, FunctionType) else []
     methods = (getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(value).values())
-    return [each for each in methods if isinstance(each, FunctionType) and _lines(each.__code__)]
+    return [each for each in methods if isinstance(each, FunctionType)]
 
 
-def _code_of(value: Any) -> CodeType | None:
-    return next((function.__code__ for function in _functions_of(value)), None)
+def _lines(file: str) -> list[str]:
+    linecache.checkcache(file)
+    return linecache.getlines(file)
 
 
-def _lines(code: CodeType) -> list[str]:
-    linecache.checkcache(code.co_filename)
-    return linecache.getlines(code.co_filename)
+def _node_of(value: Any, file: str, code: CodeType | None) -> Syntax | None:
+    """The syntax in a file that a function's code, or a class with that code in it, comes from; None if there is none.
 
-
-def _node_of(value: Any, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | None:
-    """The syntax that a function or a class comes from; None where it cannot be told."""
+    Args:
+        code: None for a class without any.
+    """
     try:
-        tree = ast.parse("".join(_lines(code)))
+        tree = ast.parse("".join(_lines(file)))
     except SyntaxError:
         return None
     if isinstance(value, type):
@@ -225,9 +247,11 @@ def _node_of(value: Any, code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionD
             for node in ast.walk(tree)
             if isinstance(node, ast.ClassDef)
             and node.name == value.__name__
-            and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
+            and (code is None or node.lineno <= code.co_firstlineno <= (node.end_lineno or 0))
         ]
         return classes[-1] if classes else None
+    if code is None:
+        return None
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])

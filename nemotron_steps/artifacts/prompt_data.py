@@ -12,7 +12,7 @@ from nemotron_steps.artifacts.rows import read_rows
 from nemotron_steps.errors import DataError
 
 _TABLES = (".parquet", ".csv", ".tsv", ".json", ".jsonl.gz")
-_PROMPTS = frozenset({"prompt", "messages", "conversations", "question", "problem", "instruction", "query"})
+_PROMPTS = frozenset({"prompt", "messages", "conversations", "question", "problem", "instruction", "query", "input"})
 _LOOKED_AT = 64
 """Rows."""
 _THEIRS = {"human": "user", "gpt": "assistant"}
@@ -27,11 +27,16 @@ def looks_like_prompts(path: Path) -> bool:
     lines = [path] if path.suffix == ".jsonl" else sorted(path.rglob("*.jsonl")) if path.is_dir() else []
     for file in lines:
         for _, row in read_rows(file):
-            return not _PROMPTS.isdisjoint(row) and not {"chosen", "rejected"} <= row.keys()
+            return has_prompt(row)
     if path.is_file():
         return path.name.lower().endswith(_TABLES) and path.stat().st_size > 0
     names = [file.name for file in path.rglob("*") if file.is_file()]
     return any(name in ("dataset_info.json", "dataset_dict.json") or name.endswith(".parquet") for name in names)
+
+
+def has_prompt(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a column that prompts of other trainers are in."""
+    return not _PROMPTS.isdisjoint(row) and not {"chosen", "rejected"} <= row.keys()
 
 
 def roles_in(path: Path) -> tuple[str, ...]:

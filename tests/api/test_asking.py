@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.api.asking import asked_for, override_texts
@@ -24,6 +24,9 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=60)
+@example("A¹")
+@example("it's \\")
 @given(VALUES)
 def test_hydra_reads_back_what_was_given(value: Any) -> None:
     (text,) = override_texts({"key": [value]})

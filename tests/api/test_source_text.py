@@ -114,6 +114,14 @@ def test_lambdas_on_one_line_are_told_apart(tmp_path: Path) -> None:
     assert loaded(outer(), tmp_path)(completions=TEXTS) == [2, 2, 1]
 
 
+def test_classes_without_methods_come_along_from_any_cell(tmp_path: Path) -> None:
+    space = in_a_cell("from enum import Enum\nclass Level(Enum):\n    EASY = 1\n    HARD = 2", cell="first")
+    source = (
+        "class Weights:\n    hard = 3.0\ndef score(completions, **c):\n    return [Weights.hard * Level.HARD.value]"
+    )
+    assert loaded(in_a_cell(source, space, "second")["score"], tmp_path)(completions=["x"]) == [6.0]
+
+
 def test_what_encloses_a_function_comes_along(tmp_path: Path) -> None:
     def scaled(by: float) -> Callable[..., list[float]]:
         def score(completions: list[str], **columns: Any) -> list[float]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.prompt_data import roles_in
+from nemotron_steps.artifacts.prompt_data import looks_like_prompts, roles_in
+from nemotron_steps.steps.data_prep.prompt_layouts import TABLE_COLUMNS
 
 USER, SYSTEM = {"role": "user", "content": "x"}, {"role": "system", "content": "y"}
 SAID, RESULT = {"role": "assistant", "content": "z"}, {"role": "tool", "content": "w"}
@@ -19,6 +20,7 @@ SAID, RESULT = {"role": "assistant", "content": "z"}, {"role": "tool", "content"
     [
         ({"prompt": "x"}, ("user",)),
         ({"question": "x"}, ("user",)),
+        ({"input": "x"}, ("user",)),
         ({"prompt": [SYSTEM, USER]}, ("system", "user")),
         ({"messages": [USER, SAID]}, ("user",)),
         ({"messages": [USER, SAID, USER]}, ("user", "assistant")),
@@ -44,3 +46,9 @@ def test_a_broken_row_is_left_to_who_reads_all_of_them(tmp_path: Path) -> None:
 def test_other_files_say_nothing(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt\nx\n")
     assert roles_in(tmp_path / "rows.csv") == () == roles_in(tmp_path)
+
+
+@pytest.mark.parametrize("column", TABLE_COLUMNS)
+def test_every_column_that_is_imported_is_known_to_the_plan(column: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({column: "x", "answer": "y"}) + "\n")
+    assert looks_like_prompts(tmp_path / "rows.jsonl")
