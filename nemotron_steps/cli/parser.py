@@ -199,7 +199,7 @@ def _history(add: Callable[..., Parser]) -> None:
 
 
 def _artifacts(add: Callable[..., Parser]) -> None:
-    group = add("artifacts", "artifact_commands:list_artifacts", "list, show, trace, verify and add artifacts")
+    group = add("artifacts", "artifact_commands:list_artifacts", "list, show, trace, compare, verify and add artifacts")
     group.set_defaults(type=None, name=None, home=None, as_json=False)
     commands = group.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND", parser_class=Parser)
 
@@ -217,6 +217,10 @@ def _artifacts(add: Callable[..., Parser]) -> None:
     command.add_argument("ref", metavar="REF", help="NAME, NAME:VERSION or digest")
     command = sub("lineage", "show what an artifact was made from")
     command.add_argument("ref", metavar="REF", help="NAME, NAME:VERSION or digest")
+    command = sub("diff", "compare two artifacts of one type: exit code 0 if they hold the same, 1 if not")
+    command.set_defaults(handler=f"{HANDLERS}artifact_diff:diff_artifacts")
+    command.add_argument("a", metavar="A", help="NAME, NAME:VERSION or digest")
+    command.add_argument("b", metavar="B", help="the other one")
     command = sub("verify", "hash every file again and compare")
     command.add_argument("ref", metavar="REF", nargs="*", help="artifacts to verify (default: all)")
     command = sub("add", "copy a file or folder into the home as an artifact")

@@ -1,0 +1,102 @@
+"""What changed between rows and between weights, read without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+
+import pytest
+
+from nemotron_steps.artifacts import compare_tensors as module
+from nemotron_steps.artifacts.compare_rows import compare_rows
+from nemotron_steps.artifacts.compare_tensors import compare_tensors, tensors_of
+from tests.artifacts.checkpoint_files import write_safetensors
+
+
+def rows(path, values):
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+def test_rows_with_ids_are_followed_wherever_they_stand(tmp_path):
+    before = [{"id": n, "text": f"row {n}"} for n in range(6)]
+    after = [{"id": 9, "text": "new"}, *({**row, "text": "other"} if row["id"] == 4 else row for row in before[1:])]
+    changes = compare_rows(rows(tmp_path / "a.jsonl", before), rows(tmp_path / "b.jsonl", after[::-1]))
+    assert (changes.same, changes.added, changes.removed, changes.changed) == (4, 1, 1, 1)
+    found = {each.kind: each for each in changes.examples}
+    assert (found["changed"].line_a, found["changed"].line_b, found["changed"].keys) == (5, 2, ("text",))
+    assert found["removed"].text == '{"id": 0, "text": "row 0"}' and found["added"].line_b == 6
+
+
+def test_rows_without_ids_changed_where_their_line_did_and_repeats_are_counted(tmp_path):
+    a = rows(tmp_path / "a.jsonl", [{"x": 1}, {"x": 1}, {"x": 2}])
+    b = rows(tmp_path / "b.jsonl", [{"x": 1}, {"x": 3, "y": 0}, {"x": 2}, {"x": 5}])
+    changes = compare_rows(a, b)
+    assert (changes.same, changes.added, changes.removed, changes.changed) == (2, 1, 0, 1)
+    (changed,) = [each for each in changes.examples if each.kind == "changed"]
+    assert changed.keys == ("x", "y") and changed.line_a == changed.line_b == 2
+
+
+def test_the_order_of_keys_is_no_change_and_a_line_that_is_no_json_is_a_row(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": 2}\nnot json\n')
+    (tmp_path / "b.jsonl").write_text('{"b": 2, "a": 1}\nnot json either\n')
+    changes = compare_rows(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert (changes.same, changes.changed, changes.examples[0].keys) == (1, 1, ())
+
+
+def weights(folder, tensors):
+    folder.mkdir(parents=True, exist_ok=True)
+    write_safetensors(folder / "model.safetensors", tensors)
+    return tensors_of(folder)
+
+
+def test_the_largest_difference_is_found_in_every_chunk(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 2)
+    a = weights(tmp_path / "a", {"w": [1.0, 2.0, 3.0, 4.0, 5.0], "same": [1.0]})
+    b = weights(tmp_path / "b", {"w": [1.0, 2.0, 3.0, 4.0, 5.75], "same": [1.0]})
+    changes = compare_tensors(a, b)
+    assert changes.differing == {"w": 0.75} and changes.same == 1 and changes.largest == ("w", 0.75)
+
+
+def test_names_and_shapes_that_differ_are_told(tmp_path):
+    a = weights(tmp_path / "a", {"w": [1.0, 2.0], "gone": [1.0]})
+    b = weights(tmp_path / "b", {"w": [1.0], "new": [1.0]})
+    changes = compare_tensors(a, b)
+    assert (changes.only_a, changes.only_b) == (["gone"], ["new"])
+    assert changes.reshaped == {"w": ("F32 [2]", "F32 [1]")} and changes.differing == {"w": None}
+
+
+def test_infinities_and_nans_on_both_sides_are_no_difference_and_on_one_side_are(tmp_path):
+    a = weights(tmp_path / "a", {"both": [math.inf, math.nan, -0.0], "one": [1.0]})
+    b = weights(tmp_path / "b", {"both": [math.inf, math.nan, 0.0], "one": [math.nan]})
+    assert compare_tensors(a, b).differing == {"one": math.inf}
+
+
+def write_raw(folder, dtype, raw, count):
+    folder.mkdir()
+    header = json.dumps({"w": {"dtype": dtype, "shape": [count], "data_offsets": [0, len(raw)]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + raw)
+    return tensors_of(folder)
+
+
+def test_brain_floats_are_compared_with_each_other_and_with_floats(tmp_path):
+    brain = write_raw(tmp_path / "a", "BF16", struct.pack("<2H", 0x3F80, 0x4000), 2)  # 1, 2
+    other = write_raw(tmp_path / "b", "BF16", struct.pack("<2H", 0x3F80, 0x4040), 2)  # 1, 3
+    single = weights(tmp_path / "c", {"w": [1.0, 2.0]})
+    assert compare_tensors(brain, other).differing == {"w": 1.0}
+    across = compare_tensors(brain, single)
+    assert across.differing == {} and across.reshaped == {"w": ("BF16 [2]", "F32 [2]")}
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("F8_E4M3", None), ("I64", 1.0)])
+def test_what_a_double_cannot_hold_is_not_called_the_same(tmp_path, dtype, expected):
+    values = [(1 << 62).to_bytes(8, "little"), ((1 << 62) + 1).to_bytes(8, "little")]
+    count = 1 if dtype == "I64" else 8
+    a, b = (write_raw(tmp_path / name, dtype, raw, count) for name, raw in zip("ab", values, strict=True))
+    assert compare_tensors(a, b).differing == {"w": expected} and compare_tensors(a, a).same == 1
+
+
+def test_weights_in_folders_of_an_artifact_keep_their_folder(tmp_path):
+    weights(tmp_path / "a" / "hf", {"w": [1.0]})
+    assert list(tensors_of(tmp_path / "a")) == ["hf/w"]
