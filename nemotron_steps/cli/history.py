@@ -9,8 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json, render
@@ -32,7 +30,7 @@ _FETCH_SECONDS = 5.0
 _CANCEL_SECONDS = 20.0
 """How long a cancelled run may take to save and end."""
 
-_COLORS = {
+COLORS = {
     "done": "green",
     "ran": "green",
     "cached": "green",
@@ -84,7 +82,7 @@ def status(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.run_folder import read_events
 
     store = Workbench(arguments.home).store
-    info = _refreshed(store, arguments.run)
+    info = refreshed_run(store, arguments.run)
     metrics = {record["step"]: record for record in read_events(store, info.id, "metrics")}
     if arguments.as_json:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
@@ -125,25 +123,26 @@ def status(arguments: argparse.Namespace) -> int:
     if never_started:
         raise _not_started(store, info)
     terminal.print()
-    for hint in _advice(info, has_metrics=bool(metrics)):
+    for hint in advice(info, has_metrics=bool(metrics)):
         terminal.print(f"  {terminal.style(hint, 'cyan')}")
     return 0
 
 
 def logs(arguments: argparse.Namespace) -> int:
     """`steps logs RUN [-f] [--json]`: the log's lines, or the records of events and metrics in the order of time."""
+    from nemotron_steps.runs.follow import Tail
     from nemotron_steps.runs.launch import error_of
     from nemotron_steps.runs.run_folder import get_run, run_file
 
     store = Workbench(arguments.home).store
-    info = _refreshed(store, arguments.run)
+    info = refreshed_run(store, arguments.run)
     folder = store.backend.scratch / "runs" / info.id
     first, *others = ("events.jsonl", "metrics.jsonl") if arguments.as_json else ("log.txt",)
     write = _write_records if arguments.as_json else _write_lines
     refused = error_of(info)
     if refused is not None and info.attempts == 0 and not (folder / first).is_file():
         raise refused  # the run never began: why is all there is to say
-    tails = [_Tail(folder / name) for name in (first, *others)]
+    tails = [Tail(folder / name) for name in (first, *others)]
     if not arguments.follow:
         run_file(store, info.id, first)
         for name in others:
@@ -155,7 +154,7 @@ def logs(arguments: argparse.Namespace) -> int:
         while True:
             never_started = _never_started(info)
             if time.monotonic() - fetched > _FETCH_SECONDS:
-                _refreshed(store, info.id)
+                refreshed_run(store, info.id)
                 fetched = time.monotonic()
             # Read after the job's end was seen: it may have begun and ended meanwhile.
             now = get_run(store, info.id)
@@ -234,7 +233,7 @@ def report(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.run_folder import run_file
 
     store = Workbench(arguments.home).store
-    info = _refreshed(store, arguments.run)
+    info = refreshed_run(store, arguments.run)
     folder = run_file(store, info.id, "run.json").parent
     for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
         _fetch(store, info.id, name)
@@ -246,7 +245,7 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refreshed(store: ArtifactStore, run: str) -> RunInfo:
+def refreshed_run(store: ArtifactStore, run: str) -> RunInfo:
     """A run, with what its job wrote elsewhere brought here."""
     from nemotron_steps.runs.run_folder import get_run
 
@@ -301,33 +300,6 @@ def _fetch(store: ArtifactStore, run_id: str, name: str) -> None:
         return
 
 
-@dataclass
-class _Tail:
-    """What a growing file of lines has beyond what was read; a file that is not there yet has nothing."""
-
-    path: Path
-    offset: int = 0
-
-    def new(self) -> list[bytes]:
-        """The whole lines since the last look: one still being written stays for the next."""
-        data = self._read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return whole.splitlines()
-
-    def rest(self) -> list[bytes]:
-        """All there is; a kill may have cut the last line short."""
-        return self._read().splitlines()
-
-    def _read(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                return file.read()
-        except FileNotFoundError:
-            return b""
-
-
 def _write_lines(lines: Sequence[bytes]) -> None:
     """Lines of a log. Control characters of model text are left out."""
     for line in lines:
@@ -345,7 +317,7 @@ def _write_records(lines: Sequence[bytes]) -> None:
 
 
 def _status(text: str, terminal: Terminal) -> str:
-    color = _COLORS.get(text)
+    color = COLORS.get(text)
     return terminal.style(text, color) if color else terminal.style(text, "dim")
 
 
@@ -357,9 +329,10 @@ def _ago(created: float) -> str:
     return "just now"
 
 
-def _advice(info: RunInfo, *, has_metrics: bool) -> tuple[str, ...]:
+def advice(info: RunInfo, *, has_metrics: bool) -> tuple[str, ...]:
+    """Commands that come next for a run."""
     if info.status in ("running", "submitted"):
-        return (f"steps logs {info.id} -f", f"steps cancel {info.id}")
+        return (f"steps watch {info.id}", f"steps logs {info.id} -f", f"steps cancel {info.id}")
     if info.status == "done":
         return (f"steps report {info.id}",)
     ran = any(step.get("state") == "ran" for step in info.steps.values())

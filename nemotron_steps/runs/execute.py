@@ -519,7 +519,7 @@ def _refuse_running(run_id: str, holder: Mapping[str, Any]) -> None:
     raise RequestError(
         f"run '{run_id}' is still being worked on",
         found=f"process {holder.get('pid', '?')} on {holder.get('host', '?')}",
-        hints=(f"steps logs {run_id} -f", f"steps cancel {run_id}"),
+        hints=(f"steps watch {run_id}", f"steps logs {run_id} -f", f"steps cancel {run_id}"),
     )
 
 

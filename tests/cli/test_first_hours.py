@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nemotron_steps.cli.history import _Tail
 from nemotron_steps.cli.summary import _consumers
 from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.runs.follow import Tail
 from tests.cli.conftest import Cli
 
 
@@ -80,7 +80,7 @@ def test_a_flag_before_the_command_is_put_right(cli: Cli, wrong: str, right: str
 
 
 def test_a_line_that_is_still_being_written_is_shown_once_it_is_whole(tmp_path: Path) -> None:
-    tail = _Tail(tmp_path / "log.txt")
+    tail = Tail(tmp_path / "log.txt")
     assert tail.new() == []  # not there yet
     with tail.path.open("ab", buffering=0) as log:
         log.write(b"first\nsec")

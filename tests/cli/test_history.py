@@ -39,7 +39,7 @@ def test_the_age_of_a_run_is_told_in_its_largest_unit(
     ("fields", "advised"),
     [
         ({"status": "done"}, ["steps report r1"]),
-        ({"status": "running"}, ["steps logs r1 -f", "steps cancel r1"]),
+        ({"status": "running"}, ["steps watch r1", "steps logs r1 -f", "steps cancel r1"]),
         ({"status": "interrupted"}, ["steps run --resume r1", "steps logs r1"]),
         # What was wrong with the request is still wrong; where steps ran, there is something to go on from.
         ({"status": "failed", "error": {"code": "E200", "what": "x"}}, ["steps logs r1"]),

@@ -83,9 +83,9 @@ FAULTS = (
     ),
     Fault(
         "a run that is not there",
-        "status 20990101-000000-make-0000",
+        "status mine",
         "E110",
-        "steps status RUN",
+        "steps status latest",
         setup=on.after("run toy/make"),
     ),
     Fault("no run yet", "status", "E110", "steps run data_prep/rl_prep -c tiny   # makes one, in seconds", again=True),
@@ -361,7 +361,7 @@ FAULTS = (
         "E600",
         "optimizer.lr=0.01   # diverged: Lower the learning rate.",
     ),
-    Fault("resuming a run that is at work", "run --resume latest", "E010", "steps logs RUN -f", setup=on.at_work),
+    Fault("resuming a run that is at work", "run --resume latest", "E010", "steps watch RUN", setup=on.at_work),
     Fault("cancelling a finished run", "cancel latest", "E010", "steps status RUN", setup=on.after("run toy/make")),
     Fault(
         "resuming a run that had a secret",

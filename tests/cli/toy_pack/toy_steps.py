@@ -14,6 +14,11 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from nemotron_steps.errors import DataError, JudgeUnavailableError, NonFiniteLossError, show_line
 from nemotron_steps.runs.context import StepContext
 
+End = Literal[
+    *("done", "diverge", "judge", "bug", "row", "vanish", "killed", "ray"),
+    *("interrupt", "interrupt_once", "stubborn"),
+]
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,9 +46,9 @@ class TrainConfig(Section):
     steps: PositiveInt = 6
     seed: int | None = None
     seconds_per_step: float = 0.0
-    end: Literal["done", "diverge", "judge", "bug", "interrupt", "interrupt_once", "row", "vanish", "killed", "ray"] = (
-        "done"
-    )
+    end: Literal[
+        "done", "diverge", "judge", "bug", "interrupt", "interrupt_once", "stubborn", "row", "vanish", "killed", "ray"
+    ] = "done"
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     judge: Judge = Judge()
@@ -85,6 +90,11 @@ def train(context: StepContext[TrainConfig]) -> None:
         lose_ray()
     if config.end == "interrupt":
         raise KeyboardInterrupt
+    if config.end == "stubborn":
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(60)
     if config.end == "interrupt_once" and not (context.work / "interrupted").exists():
         (context.work / "interrupted").touch()
         raise KeyboardInterrupt

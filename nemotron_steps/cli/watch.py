@@ -1,0 +1,307 @@
+"""`steps watch RUN`: a run in the terminal while it works, from any terminal: only its files are read.
+
+Without a terminal, what is new is printed as lines; with `--once`, a picture of this moment.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.cli.errors import exit_code, render
+from nemotron_steps.cli.history import COLORS, advice, refreshed_run
+from nemotron_steps.cli.live import LineDisplay
+from nemotron_steps.cli.request import Workbench
+from nemotron_steps.cli.terminal import Terminal, duration, number, printable, shorten
+from nemotron_steps.runs.follow import Follower, StepSeen
+from nemotron_steps.runs.lines import signal_text
+
+if TYPE_CHECKING:
+    import argparse
+
+    from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.runs.run_folder import RunInfo
+
+_EVERY_S = 1.0
+_AT_WORK = ("running", "submitted")
+_ROWS = (
+    ("reward", ("reward/mean",)),
+    ("validation", ("validation/reward",)),
+    ("accuracy", ("accuracy",)),
+    ("KL", ("kl_penalty",)),
+    ("loss", ("loss",)),
+    ("val. loss", ("validation_loss",)),
+    ("entropy", ("entropy", "approx_entropy")),
+    ("length", ("response_length/mean",)),
+    ("lag", ("policy_lag/mean",)),
+    ("mismatch", ("token_mult_prob_error",)),
+    ("grad norm", ("grad_norm",)),
+)
+"""Label → the metrics it may be, the first that there is."""
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "failed": "✗"}
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """`steps watch [RUN]`. Returns the exit code that the run ends with; 0 with --once and where the user leaves."""
+    store = Workbench(arguments.home).store
+    info = refreshed_run(store, arguments.run)
+    folder = store.backend.scratch / "runs" / info.id
+    follower, asked = Follower(folder), _Asked(folder)
+    terminal = Terminal.of()
+    if arguments.once:
+        follower.look()
+        _print(picture(info, follower, terminal, asked, samples=arguments.samples), terminal)
+        return 0
+    try:
+        if sys.stdout.isatty():
+            info = _draw(store, info, follower, terminal, asked, samples=arguments.samples)
+        else:
+            info = _print_lines(store, info, follower, terminal)
+    except KeyboardInterrupt:
+        info = refreshed_run(store, info.id)
+    if info.status in _AT_WORK:
+        terminal.print(f"{info.id} goes on: {terminal.style(f'steps watch {info.id}', 'cyan')}")
+        return 0
+    return _ended(info, terminal)
+
+
+def picture(
+    info: RunInfo,
+    follower: Follower,
+    terminal: Terminal,
+    asked: _Asked,
+    *,
+    samples: bool,
+    now: float | None = None,
+) -> list[str]:
+    """The lines of one look at the run.
+
+    Args:
+        asked: what the run was asked for.
+        now: Unix seconds.
+    """
+    now = time.time() if now is None else now
+    style = terminal.style
+    ran_for = (now if info.status in _AT_WORK else info.updated) - (follower.started or info.created)
+    status = style(info.status, *([COLORS[info.status]] if info.status in COLORS else ["dim"]))
+    lines = [f"{style(info.id, 'bold')}  {status}  {printable(info.name)}  {style(duration(max(ran_for, 0)), 'dim')}"]
+    width = max((len(key) for key in info.steps), default=0)
+    for key, step in info.steps.items():
+        state = str(step.get("state", "pending"))
+        if state == "running" and info.status not in _AT_WORK:
+            state = info.status
+        mark = style(_MARKS.get(state, "○"), COLORS.get(state, "dim"))
+        seen = follower.steps.get(key, StepSeen())
+        took = duration(step["seconds"]) if step.get("seconds") is not None else ""
+        note = _pace(seen, asked.total(key)) if state == "running" else took
+        lines.append(f"  {mark} {key.ljust(width)}  {style(state, COLORS.get(state, 'dim'))}  {style(note, 'dim')}")
+    shown = _at_work(info, follower)
+    if shown is not None:
+        lines += ["", *_curves(follower.steps[shown], terminal)]
+    lines += _warnings(follower, terminal, asked)
+    if samples and shown is not None:
+        lines += _samples(follower.steps[shown], terminal)
+    return lines
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as blocks of eight heights, in at most `width` columns: means where there are more values."""
+    finite = [value for value in values if value - value == 0]
+    if not finite or width < 1:
+        return ""
+    if len(finite) > width:
+        edges = [len(finite) * column // width for column in range(width + 1)]
+        finite = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(finite), max(finite)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in finite)
+
+
+def _pace(seen: StepSeen, total: int | None) -> str:
+    """`step 42/100  12.3 s a step  12 min 05 s left`."""
+    if seen.index is None:
+        return ""
+    parts = [f"step {seen.index}/{total}" if total else f"step {seen.index}"]
+    pace = seen.seconds_per_step
+    if pace is not None:
+        parts.append(f"{duration(pace)} a step")
+        if total and seen.index < total:
+            parts.append(f"{duration(pace * (total - seen.index))} left")
+    return "  ".join(parts)
+
+
+def _at_work(info: RunInfo, follower: Follower) -> str | None:
+    """The step to show: the one that works, else the last that reported something."""
+    reported = [key for key in info.steps if key in follower.steps and follower.steps[key].curves]
+    working = [key for key in reported if info.steps[key].get("state") == "running"]
+    return next(iter(working), reported[-1] if reported else None)
+
+
+def _curves(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
+    room = min((terminal.width or 100) - 30, 60)
+    for label, names in _ROWS:
+        curve = next((seen.curves[name] for name in names if name in seen.curves), None)
+        if curve is None or not curve.points:
+            continue
+        line = sparkline(curve.values, room) if terminal.unicode else ""
+        yield f"  {terminal.style(label.ljust(10), 'dim')} {number(curve.values[-1]).rjust(10)}  {line}".rstrip()
+
+
+def _warnings(follower: Follower, terminal: Terminal, asked: _Asked) -> Iterator[str]:
+    found = [(key, name, numbers) for key, seen in follower.steps.items() for name, numbers in seen.signals.items()]
+    if found or follower.warnings:
+        yield ""
+    for key, name, numbers in found[-5:]:
+        yield f"  {terminal.style('▲ ' + printable(signal_text(name, numbers)), 'yellow')}"
+        yield f"      {terminal.style(asked.advice(key, name, numbers), 'cyan')}"
+    for text in follower.warnings:
+        yield f"  {terminal.style('▲', 'yellow')} {printable(text)}"
+
+
+def _samples(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
+    for which, sample in seen.samples.items():
+        reward = sample.get("reward")
+        said = f"  reward {number(reward)}" if isinstance(reward, int | float) else ""
+        yield ""
+        head = f"{which}, step {sample.get('step', '?')}{said}"
+        yield f"  {terminal.style(printable(head), 'dim')}"
+        for key in ("prompt", "response"):
+            text = sample.get(key)
+            if text is not None:
+                yield f"  {key.rjust(8)}  {' '.join(printable(str(text)).split())[:400]}"
+
+
+class _Asked:
+    """What the run was asked for: its steps' configs, read once they are written, and what manifests advise."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._advice: dict[tuple[str, str], str] = {}
+
+    @cached_property
+    def _steps(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Step key → step id and config."""
+        import yaml
+
+        configs = yaml.safe_load((self._folder / "config.yaml").read_text(encoding="utf-8"))
+        plan = json.loads((self._folder / "plan.json").read_bytes())
+        return {step["key"]: (step["step"], configs.get(step["key"]) or {}) for step in plan["steps"]}
+
+    def total(self, key: str) -> int | None:
+        """`max_num_steps` of a step's config; None where it has none, or nothing is written yet."""
+        config = self._config(key)
+        sections = [config, *(section for section in config.values() if isinstance(section, dict))]
+        counts = [section.get("max_num_steps") for section in sections]
+        return next((count for count in counts if isinstance(count, int)), None)
+
+    def advice(self, key: str, signal: str, numbers: Mapping[str, Any]) -> str:
+        """The overrides that the step's manifest has for a signal; else where it is explained."""
+        if (key, signal) not in self._advice:
+            self._advice[key, signal] = self._overrides(key, signal, numbers) or f"steps explain {signal}"
+        return self._advice[key, signal]
+
+    def _overrides(self, key: str, signal: str, numbers: Mapping[str, Any]) -> str:
+        from nemotron_steps.manifest.registry import load_registry
+        from nemotron_steps.runs.hints import Signal, hints_for_signals
+
+        config = self._config(key)
+        manifest = load_registry().find_step(self._steps[key][0]) if config else None
+        found = hints_for_signals([Signal(signal, numbers)], manifest, config) if manifest is not None else []
+        return "; ".join(" ".join(hint.overrides) for hint in found if hint.overrides)
+
+    def _config(self, key: str) -> dict[str, Any]:
+        if not (self._folder / "config.yaml").is_file():
+            return {}
+        return self._steps.get(key, ("", {}))[1]
+
+
+def _draw(
+    store: ArtifactStore, info: RunInfo, follower: Follower, terminal: Terminal, asked: _Asked, *, samples: bool
+) -> RunInfo:
+    """Redraw once a second until the run ends or the user leaves."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    keys = "s samples   q leave, the run goes on"
+    console = Console(file=terminal.stream, highlight=False, no_color=not terminal.color)
+    with Live(console=console, auto_refresh=False, transient=True) as live, _keys() as pressed:
+        while True:
+            follower.look()
+            terminal.width = console.width
+            lines = picture(info, follower, terminal, asked, samples=samples)
+            lines = [shorten(line, console.width) for line in [*lines, "", terminal.style(keys, "dim")]]
+            live.update(Text.from_ansi("\n".join(lines[: console.height])), refresh=True)
+            if info.status not in _AT_WORK:
+                return info
+            key = pressed(_EVERY_S)
+            samples = samples != (key == "s")
+            if key == "q":
+                return info
+            info = refreshed_run(store, info.id)
+
+
+def _print_lines(store: ArtifactStore, info: RunInfo, follower: Follower, terminal: Terminal) -> RunInfo:
+    """Print what is new as lines until the run ends."""
+    display = LineDisplay(terminal)
+    while True:
+        # Read after the state was: what was written meanwhile is not missed.
+        for record in follower.look():
+            display(record)
+        if info.status not in _AT_WORK:
+            display.close()
+            return info
+        time.sleep(_EVERY_S)
+        info = refreshed_run(store, info.id)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits so many seconds for a key and returns it, "" for none."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield lambda seconds: sys.stdin.read(1) if select.select([sys.stdin], [], [], seconds)[0] else ""
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _ended(info: RunInfo, terminal: Terminal) -> int:
+    """Say how the run ended; the exit code it means."""
+    from nemotron_steps.errors import WorkerLostError
+    from nemotron_steps.runs.launch import error_of
+
+    status = terminal.style(info.status, *([COLORS[info.status]] if info.status in COLORS else []))
+    terminal.print(f"{terminal.style(info.id, 'bold')}  {status}")
+    failure = error_of(info)
+    if failure is not None:
+        render(failure, Terminal.of(sys.stderr))
+        return exit_code(failure)
+    for hint in advice(info, has_metrics=True):
+        terminal.print(f"  {terminal.style(hint, 'cyan')}")
+    return 0 if info.status == "done" else WorkerLostError.exit_code
+
+
+def _print(lines: Sequence[str], terminal: Terminal) -> None:
+    for line in lines:
+        terminal.print(line if terminal.width is None else shorten(line, terminal.width))

@@ -1,0 +1,190 @@
+"""`steps watch`: what it shows of a run, how it follows one in another process, what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli.watch import sparkline
+from nemotron_steps.runs.follow import Follower
+from nemotron_steps.runs.run_folder import get_run
+from tests.cli.conftest import Cli
+
+STEPS = [sys.executable, "-m", "nemotron_steps.cli.main"]
+
+
+def metrics(index: int, moment: float, **values: float) -> str:
+    return json.dumps({"kind": "metrics", "time": moment, "step": "rl", "index": index, "values": values}) + "\n"
+
+
+def start(seconds: float, steps: int = 30, *words: str) -> subprocess.Popen[bytes]:
+    command = [
+        *STEPS,
+        "run",
+        "toy/train",
+        "-c",
+        "tiny",
+        f"steps={steps}",
+        f"seconds_per_step={seconds / steps}",
+        *words,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not any(file.stat().st_size for file in Path("home/runs").glob("*/metrics.jsonl")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    return process
+
+
+def test_one_look_shows_stages_curves_and_signals_with_what_to_paste(cli: Cli) -> None:
+    assert cli("run", "toy/train", "-c", "tiny").code == 0
+    result = cli("watch", "--once")
+    assert result.code == 0
+    lines = [" ".join(line.split()) for line in result.out.splitlines()]
+    assert lines[0].split()[1] == "done"
+    assert {"✓ toy/make ran", "✓ toy/train ran"} <= {" ".join(line.split()[:3]) for line in lines}
+    assert "reward 1 ▁▄█" in lines and "loss 0.3333 █▃▁" in lines and "KL 0.003 ▁▅█" in lines
+    at = lines.index("▲ reward_saturated (share=0.99)")
+    assert lines[at + 1] == "optimizer.lr=0.0333333"
+
+
+def test_a_run_that_failed_ends_the_watch_as_it_ended(cli: Cli) -> None:
+    assert cli("run", "toy/train", "-c", "tiny", "end=diverge").code == 1
+    result = cli("watch")
+    assert result.code == 1
+    assert "failed" in result.out and "error[E600]" in result.err
+    assert cli("watch", "--once").code == 0
+
+
+def test_a_run_in_another_process_is_followed_to_its_end(cli: Cli) -> None:
+    process = start(3.0)
+    result = cli("watch", "latest")
+    assert process.wait(30) == 0
+    assert result.code == 0
+    assert "[toy/train] step 30: reward 1" in result.out and "done" in result.out.splitlines()[-2]
+
+
+def test_a_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+    assert follower.look() == []
+    file = tmp_path / "metrics.jsonl"
+    whole = metrics(2, 20.0, loss=0.5)
+    file.write_text(metrics(1, 10.0, loss=1.0) + "not json\n" + whole[:30])
+    assert [record["index"] for record in follower.look()] == [1]
+    with file.open("a") as more:
+        more.write(whole[30:])
+    assert [record["index"] for record in follower.look()] == [2]
+    assert follower.steps["rl"].curves["loss"].values == [1.0, 0.5]
+    assert follower.steps["rl"].seconds_per_step == 10.0
+
+
+def test_steps_that_a_resumed_run_repeats_count_once(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(metrics(i, i, loss=i) for i in (1, 2, 3, 2)) + metrics(3, 9, loss=30)
+    )
+    follower.look()
+    assert follower.steps["rl"].curves["loss"].values == [1.0, 2.0, 30.0]
+
+
+def test_a_sparkline_has_the_columns_that_it_may_have() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0] * 5, 3) == "▁▁▁"
+    assert len(sparkline(list(range(500)), 40)) == 40
+    assert sparkline([float("nan")], 5) == ""
+
+
+def test_watching_imports_no_framework_and_costs_little(workplace: Path) -> None:
+    """Less than a twentieth of a core, its start set aside, beside a run of six seconds."""
+    process = start(6.0)
+    code = """
+import resource, sys
+from nemotron_steps.cli.main import steps
+import nemotron_steps.cli.watch as watch, time
+first, began = None, time.monotonic()
+refreshed = watch.refreshed_run
+def measured(*arguments):
+    global first, began
+    if first is None:
+        first, began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), time.monotonic()
+    return refreshed(*arguments)
+watch.refreshed_run = measured
+code = steps(["watch"])
+used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - first
+heavy = {"torch", "ray", "vllm", "hydra"} & set(sys.modules)
+print("SHARE", used / (time.monotonic() - began), sorted(heavy), code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert process.wait(30) == 0
+    share, heavy, ended = done.stdout.splitlines()[-1].removeprefix("SHARE ").split(" ")
+    assert (heavy, ended) == ("[]", "0"), done.stderr
+    assert float(share) < 0.05
+
+
+def test_on_a_terminal_it_redraws_and_q_leaves_the_run_at_work(workplace: Path) -> None:
+    run = start(20.0, 200)
+    leader, terminal = pty.openpty()
+    try:
+        process = subprocess.Popen([*STEPS, "watch"], stdin=terminal, stdout=terminal, stderr=subprocess.STDOUT)
+        os.close(terminal)
+        said = read_until(leader, "q leave")
+        os.write(leader, b"q")
+        said += read_until(leader, "goes on")
+        assert process.wait(20) == 0
+        assert "reward" in said and run.poll() is None
+    finally:
+        run.send_signal(signal.SIGTERM)
+        run.wait(30)
+        os.close(leader)
+
+
+def read_until(descriptor: int, text: str) -> str:
+    found = ""
+    deadline = time.monotonic() + 30
+    while text not in found:
+        assert time.monotonic() < deadline, found
+        found += os.read(descriptor, 65536).decode(errors="replace")
+    return found
+
+
+def test_ctrl_c_says_what_of_a_pipeline_is_kept(workplace: Path) -> None:
+    command = [*STEPS, "run", "toy_all", "train.steps=600", "train.seconds_per_step=0.1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    interrupt(process)
+    _, said = process.communicate(timeout=30)
+    info = get_run(ArtifactStore("home"), "latest")
+    assert process.returncode == 130 and info.status == "interrupted"
+    assert said.count("interrupted by SIGINT; kept: make; train has no checkpoint yet and begins anew") == 1
+    assert said.count(f"hint: steps run --resume {info.id}") == 1
+
+
+def test_a_second_ctrl_c_ends_at_once_what_does_not_let_go(workplace: Path) -> None:
+    command = [*STEPS, "run", "toy/train", "-c", "tiny", "end=stubborn"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    interrupt(process)
+    time.sleep(1.0)  # what follows at once counts as the same one
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    info = get_run(ArtifactStore("home"), "latest")
+    assert process.returncode == 130
+    assert said.count("ended at once by a second SIGINT; kept: toy/make; toy/train has no checkpoint yet") == 1
+    assert said.count(f"hint: steps run --resume {info.id}") == 1 and "error[" not in said
+    assert (info.status, info.steps["toy/train"]["state"]) == ("interrupted", "interrupted")
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C once the run's training step is at work."""
+    deadline = time.monotonic() + 60
+    while not any(file.stat().st_size for file in Path("home/runs").glob("*/metrics.jsonl")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
