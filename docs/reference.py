@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from nemotron_steps.cli.catalog import config_files, purpose
 from nemotron_steps.cli.explain import explanations
 from nemotron_steps.cli.parser import build
 from nemotron_steps.environments.catalog import field_texts
@@ -58,7 +59,9 @@ def _step(step: StepManifest) -> str:
     lines = [f"# {step.id}", "", step.step.description, "", "## Ports", "", "| port | type | | |", "|---|---|---|---|"]
     for direction, ports in (("takes", step.consumes), ("makes", step.produces)):
         lines += [f"| {port.name} | {port.type} | {direction} | {_cell(port.description)} |" for port in ports]
-    lines += ["", "## Configs", "", *(f"- `-c {name}`" for name in step.config_names), ""]
+    lines += ["", "## Configs", "", "| config | |", "|---|---|"]
+    lines += [f"| `-c {path.stem}` | {_cell(purpose(path))} |" for path in config_files(step.file, step.id)]
+    lines.append("")
     if step.parameters:
         lines += ["## Parameters worth knowing", "", "| key | default | |", "|---|---|---|"]
         lines += [f"| `{each.name}` | {_code(each.default)} | {_cell(each.description)} |" for each in step.parameters]
