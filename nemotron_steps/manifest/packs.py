@@ -110,7 +110,8 @@ def find_packs(
     cwd = Path.cwd() if cwd is None else cwd
     packs: list[Pack] = []
     problems: list[ManifestError] = []
-    seen: set[str] = set()
+    seen: set[tuple[int, int]] = set()
+    taken: set[str] = set()
 
     def add(root: Path, name: str, origin: str, where: str) -> None:
         if not root.is_dir():
@@ -119,14 +120,15 @@ def find_packs(
             )
             return
         # `PACK:ID` names one step, so no two packs go by one name.
-        taken = {pack.name for pack in packs}
         free, number = name, 2
         while free in taken:
             free, number = f"{name}-{number}", number + 1
         pack = open_pack(root, free, origin)
-        real = os.path.realpath(pack.base)
-        if real not in seen:
-            seen.add(real)
+        # The folder's own number, and not its real path, which asks about every folder above it.
+        status = pack.base.stat()
+        if (status.st_dev, status.st_ino) not in seen:
+            seen.add((status.st_dev, status.st_ino))
+            taken.add(free)
             packs.append(pack)
 
     add(builtin_pack_root(), "nemotron_steps", "built-in", "the installed package")

@@ -7,6 +7,7 @@ submitted to other machines is asked for its implementations alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -15,14 +16,17 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.manifest.typegraph import TypeGraph
-from nemotron_steps.resolver.plan import Plan, SuppliedInput
+from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
 from nemotron_steps.runs.cache import entry_module
+from nemotron_steps.runs.code_digest import import_closure
 from nemotron_steps.runs.inputs import name_users_files, open_input
-from nemotron_steps.runs.step_entry import imported, validated_config
+from nemotron_steps.runs.step_entry import ENGINE, imported, validated_config
 
 PACKAGES = {"ray": "pip install 'nemotron-steps[ray]'", "vllm": "pip install 'nemotron-steps[vllm]'"}
 """Values of a key `backend` that name an optional package, and how to have it."""
+
+_TORCH = re.compile(r"^(?:import|from)[ \t]+torch\b", re.MULTILINE)
 
 WITHOUT = {"ray": "process", "vllm": "embedded"}
 """What to set such a key to instead."""
@@ -43,8 +47,19 @@ def refuse_unimplemented(plan: Plan) -> None:
 def refuse_missing_packages(plan: Plan) -> None:
     """PlanError, naming every step that is still to run and needs a package that is not installed."""
     problems: list[StepsError] = []
+    without_engine = find_spec("torch") is None
     for planned in plan:
         if planned.cached is not None:
+            continue
+        if without_engine and _needs_engine(planned):
+            problems.append(
+                UnsupportedError(
+                    f"{planned.key} trains or generates, and the engine is not installed here",
+                    where=planned.manifest.where("step", "entry"),
+                    expected="torch, transformers, megatron-core",
+                    hints=(ENGINE,),
+                )
+            )
             continue
         for key, backend in _backends(planned.config, ()):
             if backend in PACKAGES and find_spec(backend) is None:
@@ -78,6 +93,12 @@ def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> 
         except StepsError as error:
             problems.append(name_users_files(error, opened.values()))
     raise_all(problems, "the run cannot start")
+
+
+def _needs_engine(planned: PlannedStep) -> bool:
+    """Whether the step's code, or a module that it imports, imports torch."""
+    closure = import_closure(entry_module(planned))
+    return any(_TORCH.search(path.read_text("utf-8")) for path in closure.values())
 
 
 def _backends(config: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,21 @@ from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.inputs import filled_config
 
+ENGINE = "pip install 'nemotron-steps[engine]'"
+"""What brings the packages that train and generate."""
+_ENGINE_PACKAGES = frozenset(
+    {
+        "torch",
+        "megatron",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "numpy",
+        "reasoning_gym",
+        "math_verify",
+        "psutil",
+    }
+)
 _ALMOST_NOTHING = 1 << 20
 """With less than this many bytes free, a failure of a writing library is taken for a full disk."""
 
@@ -30,7 +45,7 @@ def imported(reference: str, planned: PlannedStep) -> Any:
             f"step '{planned.step_id}' cannot be imported: {error}",
             where=getattr(error, "line", None) or planned.manifest.where("step", "entry"),
             found=reference,
-            hints=("steps doctor",),
+            hints=(ENGINE, "steps doctor") if _of_engine(error) else ("steps doctor",),
         ) from error
     except AttributeError as error:
         raise UnsupportedError(
@@ -39,6 +54,12 @@ def imported(reference: str, planned: PlannedStep) -> Any:
             expected=f"a function '{name}' in {module_name}",
             found=reference,
         ) from error
+
+
+def _of_engine(error: BaseException) -> bool:
+    """Whether an import failed because the engine's packages are not installed."""
+    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    return isinstance(missing, ModuleNotFoundError) and (missing.name or "").partition(".")[0] in _ENGINE_PACKAGES
 
 
 def validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> Any:
@@ -65,6 +86,12 @@ def as_steps_error(error: Exception, planned: PlannedStep, work: Path, run_id: s
     """What a step raised, as an error of this package."""
     if isinstance(error, StepsError) and not isinstance(error, StorageError):
         return error
+    if _of_engine(error):
+        return UnsupportedError(
+            f"step '{planned.step_id}' needs a package of the engine: {error}",
+            where=planned.manifest.where("step", "entry"),
+            hints=(ENGINE,),
+        )
     storage = as_storage_error(error, work)
     if storage is None and free_bytes(work) < _ALMOST_NOTHING:
         storage = StorageError(

@@ -73,7 +73,9 @@ def stages_are_described(subject: PipelineSubject) -> None:
 @SUITE.check("manifest_loads")
 def steps_exist(subject: PipelineSubject) -> None:
     """Every stage, under every config, names a step that is there."""
-    named = [(stage.step, ("stages", index, "step")) for index, stage in enumerate(subject.manifest.stages)]
+    named: list[tuple[str, tuple[str | int, ...]]] = [
+        (stage.step, ("stages", index, "step")) for index, stage in enumerate(subject.manifest.stages)
+    ]
     named += [
         (variant.step, ("configs", config, stage))
         for config, table in subject.manifest.configs.items()
