@@ -183,6 +183,11 @@ class TrainBatch:
     """float32 [N, T, k], the teacher's logprobs of its k heaviest tokens, heaviest first; 0 where nothing is trained"""
     teacher_topk_indices: torch.Tensor | None = None
     """int32 [N, T, k], those tokens"""
+    teacher_states: torch.Tensor | None = None
+    """float32 [N, T, hidden], what each row's teacher feeds its output layer, zeros after it where another is wider;
+    in place of the two above where whole distributions are compared"""
+    teacher_number: torch.Tensor | None = None
+    """int64 [N], which teacher each row's states are of"""
     routed_experts: torch.Tensor | None = None
     """int16 [N, T, mixtures, k], the experts that the generator chose for each token in every layer of experts; all -1
     where they are not known. None: the policy's routers choose."""
@@ -195,7 +200,7 @@ class Teachers(Protocol):
     """Frozen models that grade what the policy samples (on-policy distillation). Collective, as a Policy is."""
 
     def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
-        """The batch with `teacher_logprobs`, `teacher_topk_logprobs` and `teacher_topk_indices`.
+        """The batch with `teacher_logprobs`, and either `teacher_topk_*` or `teacher_states` and `teacher_number`.
 
         Args:
             names: [N] the teacher of each row; None for rows that are not trained.

@@ -53,8 +53,8 @@ class OnPolicyDistillationConfig(Section):
     default_teacher_alias: str | None = None
     """Teacher of all other rows. None: a row without a teacher is refused, unless there is only one teacher."""
     topk_logits_k: PositiveInt | None = 64
-    """Tokens of each of the teacher's distributions that are compared. None: all, the full KL; a batch then holds
-    [tokens, vocabulary] of the teachers, which is for small vocabularies."""
+    """Tokens of each of the teacher's distributions that are compared. None: all, the full KL; of each token
+    then the teacher's hidden state is kept, and the teachers' output layers stay on the devices."""
     offload: Annotated[bool, OPERATIONAL] = True
     """On GPUs, teachers are in host memory until it is their turn."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.types import Policy, Teachers
+from nemotron_steps.errors import UnsupportedError
 
 
 def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int) -> Policy:
@@ -22,10 +23,19 @@ def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, refer
     return MegatronPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
 
 
-def build_teachers(
-    config: PolicyConfig, checkpoints: Mapping[str, Path], *, topk: int | None, vocab_size: int, offload: bool
-) -> Teachers:
-    """Teachers beside the policy that this process (or rank) has already built; arguments as `FrozenTeachers`'s."""
+def build_teachers(policy: Policy, checkpoints: Mapping[str, Path], *, topk: int | None, offload: bool) -> Teachers:
+    """Teachers beside the policy of this process (or rank); arguments as `FrozenTeachers`'s.
+
+    Raises:
+        UnsupportedError: the policy is none that compares whole distributions.
+    """
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
     from nemotron_steps.engine.policy.teachers import FrozenTeachers
 
-    return FrozenTeachers(config, checkpoints, topk, vocab_size=vocab_size, offload=offload)
+    if not isinstance(policy, MegatronPolicy):
+        raise UnsupportedError(
+            "only the megatron policy learns from teachers",
+            where="policy.dtensor_cfg.enabled",
+            hints=("policy.dtensor_cfg.enabled=false",),
+        )
+    return FrozenTeachers(policy, checkpoints, topk, offload=offload)

@@ -27,7 +27,7 @@ from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder
+from nemotron_steps.models.architecture import facts_of, hf_folder
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -62,7 +62,7 @@ def build_run(
         total_steps=prompts.num_steps(grpo.max_num_steps) * updates,
         max_total_length=max(config.policy.max_total_sequence_length, config.policy.max_total_sequence_length_end or 0),
         judges=needs.judges,
-        teachers=_teachers(config, folder),
+        teachers=_teachers(config),
     )
     parts = place(config, wanted)
     with parts.resources:
@@ -135,14 +135,13 @@ def _loss(config: RlConfig) -> Loss:
     return DistillationLoss(TeacherKl(loss.kl_type, loss.mixed_kl_weight, loss.zero_outside_topk))
 
 
-def _teachers(config: RlConfig, policy: Path) -> WantedTeachers | None:
+def _teachers(config: RlConfig) -> WantedTeachers | None:
     if not isinstance(config, OpdConfig):
         return None
     settings = config.on_policy_distillation
     return WantedTeachers(
         checkpoints={name: Path(folder) for name, folder in settings.teachers.items()},
         topk=settings.topk_logits_k,
-        vocab_size=Architecture.from_folder(policy).vocab_size,
         offload=settings.offload,
     )
 

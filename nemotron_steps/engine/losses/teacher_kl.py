@@ -17,6 +17,7 @@ that each rank of a vocabulary-parallel group can form its own columns (engine/p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,6 +41,23 @@ class TeacherKl:
     def forward(self) -> float:
         """Weight of the forward KL; 1 less it is that of the reverse."""
         return {"forward": 1.0, "reverse": 0.0, "mixed": self.mixed_kl_weight}[self.kl_type]
+
+    def of_all(
+        self, log_p: torch.Tensor, log_q: torch.Tensor, add: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The divergence over whole distributions.
+
+        Args:
+            log_p, log_q: [n, rows] the policy's and the teacher's, of this rank's part of the vocabulary.
+            add: sum over the ranks that hold the other parts.
+
+        Returns:
+            (nats [n], its gradient in the policy's logits of this part [n, rows]).
+        """
+        weight, p, q, ratio = self.forward, log_p.exp(), log_q.exp(), log_p - log_q
+        forward, reverse = add(torch.stack(((-q * ratio).sum(-1), (p * ratio).sum(-1))))
+        value = weight * forward + (1 - weight) * reverse
+        return value, weight * (p - q) + (1 - weight) * p * (ratio - reverse[:, None])
 
     def of_chosen(
         self, chosen: torch.Tensor, teacher: torch.Tensor, lse: torch.Tensor, negative_entropy: torch.Tensor

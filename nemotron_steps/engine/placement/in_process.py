@@ -32,7 +32,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         reference=wanted.reference,
         total_steps=wanted.total_steps,
     )
-    teachers = None if wanted.teachers is None else build_teachers(config.policy, **vars(wanted.teachers))
+    teachers = None if wanted.teachers is None else build_teachers(policy, **vars(wanted.teachers))
     generator = build_generator(
         wanted.hf_folder,
         config.policy.generation,

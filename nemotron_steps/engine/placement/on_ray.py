@@ -125,7 +125,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
             reference=wanted.reference,
             total_steps=wanted.total_steps,
         )
-        teachers = None if wanted.teachers is None else policy.build_teachers(config.policy, wanted.teachers)
+        teachers = None if wanted.teachers is None else policy.build_teachers(wanted.teachers)
         generator = RayGenerator(
             GeneratorSettings(
                 wanted.hf_folder,

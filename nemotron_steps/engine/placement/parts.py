@@ -21,7 +21,6 @@ class WantedTeachers:
 
     checkpoints: dict[str, Path]
     topk: int | None
-    vocab_size: int
     offload: bool
 
 

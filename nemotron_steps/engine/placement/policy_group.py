@@ -12,7 +12,7 @@ import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.loss import Loss
-from nemotron_steps.engine.placement.policy_worker import FILES, SCORES, PolicyWorker, arrays_of
+from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
 from nemotron_steps.engine.types import Teachers, TrainBatch
 from nemotron_steps.engine.weight_sync.objects import get_weights
 from nemotron_steps.engine.weight_sync.offers import OBJECTS
@@ -87,9 +87,9 @@ class RayPolicy:
         self._adapted = config.megatron_cfg.peft.enabled
         self._everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 
-    def build_teachers(self, config: PolicyConfig, wanted: WantedTeachers) -> Teachers:
+    def build_teachers(self, wanted: WantedTeachers) -> Teachers:
         """Load the teachers on every rank, where `score` asks them."""
-        self._everywhere("build_teachers", config, wanted)
+        self._everywhere("build_teachers", wanted)
         return self
 
     def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
@@ -97,7 +97,7 @@ class RayPolicy:
         import ray
 
         scores = self._everywhere("score", ray.put(arrays_of(batch)), list(names))
-        return replace(batch, **{name: torch.from_numpy(np.array(scores[name])) for name in SCORES})
+        return replace(batch, **{name: torch.from_numpy(np.array(each)) for name, each in scores.items()})
 
     def logprobs(self, batch: TrainBatch) -> torch.Tensor:
         """See Policy."""

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, npt.NDArray[Any] | None]
 
 
-SCORES = ("teacher_logprobs", "teacher_topk_logprobs", "teacher_topk_indices")
+SCORES = (
+    "teacher_logprobs",
+    "teacher_topk_logprobs",
+    "teacher_topk_indices",
+    "teacher_states",
+    "teacher_number",
+)
 """Of a batch, what teachers add to it."""
 WHOLE = "whole"
 FILES = "files"
@@ -62,16 +68,16 @@ class PolicyWorker(WorkerProcess):
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
 
-    def build_teachers(self, config: PolicyConfig, wanted: WantedTeachers) -> None:
+    def build_teachers(self, wanted: WantedTeachers) -> None:
         """Load this rank's part of the teachers."""
         from nemotron_steps.engine.backends.policy import build_teachers
 
-        self._teachers = build_teachers(config, **vars(wanted))
+        self._teachers = build_teachers(self._policy, **vars(wanted))
 
     def score(self, arrays: Arrays, names: Sequence[str | None]) -> Any:
         """Teachers.score; rank 0 answers with what they add to the batch."""
         scored = arrays_of(self._teachers.score(batch_of(arrays), names))
-        return self._answer({name: scored[name] for name in SCORES})
+        return self._answer({name: each for name, each in scored.items() if name in SCORES and each is not None})
 
     def logprobs(self, arrays: Arrays) -> Any:
         """Policy.logprobs; rank 0 answers."""

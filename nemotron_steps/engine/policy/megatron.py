@@ -41,7 +41,7 @@ from nemotron_steps.engine.policy.output_layer import OutputLayer, Results, Toke
 from nemotron_steps.engine.policy.pipeline import Pipeline
 from nemotron_steps.engine.policy.shards import ModelShards
 from nemotron_steps.engine.policy.snapshot import PolicySnapshot
-from nemotron_steps.engine.policy.teacher_logprob import linear_divergence, linear_topk
+from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
@@ -137,6 +137,8 @@ class MegatronPolicy:
             self.shards.clip_groups(self.buffers, sharded=sharded),
             first_tensor_rank=self.groups.tensor_rank == 0,
         )
+        self.teacher_weights: list[torch.Tensor] = []
+        """This rank's rows of the teachers' output layers, where whole distributions are compared."""
         self._outputs = TokenOutputs(
             self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
         )
@@ -159,18 +161,19 @@ class MegatronPolicy:
 
         return self._inferred(batch, of, [torch.zeros(batch.input_ids.shape)])[0]
 
-    def topk_logprobs(self, batch: TrainBatch, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """float32 [N, T] logprobs of the trained tokens, float32 [N, T, k] those of the k heaviest tokens at each, and
-        int32 [N, T, k] these tokens; on CPU, 0 where nothing is trained."""
+    def outputs(self, batch: TrainBatch, of: Callable[..., Results], results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What a function of the output layer makes of the trained tokens under the current weights.
 
-        def of(hidden: torch.Tensor, layout: TokenLayout) -> tuple[torch.Tensor, ...]:
+        Args:
+            of: (states, weight, targets, layer) to results; see TokenOutputs.
+            results: [N, T, …] of zeros, on CPU, to be filled at trained tokens.
+        """
+
+        def at(hidden: torch.Tensor, layout: TokenLayout) -> Results:
             select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
-            return self._outputs(partial(linear_topk, k), select, weight, layout, layout.source, layout.targets)
+            return self._outputs(of, select, weight, layout, layout.source, layout.targets)
 
-        shape = batch.input_ids.shape
-        results = [torch.zeros(shape), torch.zeros(*shape, k), torch.zeros(*shape, k, dtype=torch.int32)]
-        logprobs, heaviest, tokens = self._inferred(batch, of, results)
-        return logprobs, heaviest, tokens
+        return self._inferred(batch, at, results)
 
     def _inferred(
         self,
@@ -361,17 +364,15 @@ class MegatronPolicy:
         if not isinstance(self.loss_fn, DistillationLoss):
             logprobs, entropy = (_scatter(values, layout) for values in self._token_logprobs(hidden, layout))
             return self.loss_fn(logprobs, micro, normalizers, entropy)
-        teacher = (micro.teacher_topk_logprobs, micro.teacher_topk_indices)
-        if teacher[0] is None or teacher[1] is None:
-            raise EngineError("no teacher has scored the batch", where="engine/policy/megatron.py")
+        comparison, *told = compared(self.loss_fn.divergence, layout, micro, self.teacher_weights)
         found = self._outputs(
-            partial(linear_divergence, self.loss_fn.divergence),
+            partial(linear_divergence, comparison),
             partial(self.model.predictors, hidden),
             self.model.output_weight(),
             layout,
             layout.source,
             layout.targets,
-            *(each.flatten(0, 1)[layout.cells] for each in (teacher[0], teacher[1])),
+            *told,
         )
         divergence, logprobs, entropy = (_scatter(values, layout) for values in found)
         return self.loss_fn(logprobs, micro, normalizers, entropy, divergence)

@@ -1,12 +1,14 @@
 """A teacher's heaviest tokens, and the policy's divergence from them, straight from hidden states.
 
 As logprob.py: the output layer goes over chunks of tokens, so that [chunk, vocabulary] logits are all that ever exist;
-of a teacher k logprobs a token are kept. Weights may be vocabulary-parallel.
+of a teacher k logprobs a token are kept, or its hidden state. Weights may be vocabulary-parallel.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,9 @@ from torch.autograd.function import once_differentiable
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
 from nemotron_steps.engine.policy.output_layer import OutputLayer
+from nemotron_steps.engine.policy.token_layout import TokenLayout
+from nemotron_steps.engine.types import TrainBatch
+from nemotron_steps.errors import EngineError
 
 
 def linear_topk(
@@ -64,32 +69,137 @@ def _of_all_ranks(
     return found.values, torch.cat(all_indices, dim=1).gather(1, found.indices)
 
 
+def linear_states(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [R] logprobs of the targets, and the states [R, hidden] that whole distributions can be made of again."""
+    own = layer.rows(weight)
+    logprobs = torch.empty(hidden.shape[0], device=hidden.device)
+    for start in range(0, hidden.shape[0], layer.chunk):
+        part = slice(start, min(start + layer.chunk, hidden.shape[0]))
+        logits = linear_forward(hidden[part], own).float()
+        logprobs[part] = layer.at(logits, targets[part, None])[0].squeeze(1) - layer.log_sum_exp(logits)
+    return logprobs, hidden.float()
+
+
 def linear_divergence(
-    kl: TeacherKl,
+    comparison: Comparison,
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
-    teacher_logprobs: torch.Tensor,
-    teacher_tokens: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
     layer: OutputLayer,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The policy's divergence from a teacher, with gradients to hidden and weight.
 
     Args:
-        kl: which divergence.
+        comparison: what is compared.
         hidden: [R, hidden]; under a group, the same on every rank.
         weight: [V, hidden], this rank's rows of the output layer.
         targets: int64 [R], the tokens that were sampled.
-        teacher_logprobs: float32 [R, k], as `linear_topk` gives them.
-        teacher_tokens: int32 [R, k].
+        first, second: [R, ...], what the comparison is told of each token.
 
     Returns:
         float32 [R] nats; and without gradient float32 [R] logprobs of the targets and [R] entropies.
     """
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _LinearDivergence.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, teacher_logprobs, teacher_tokens, kl, layer
+        hidden, weight, targets, first, second, comparison, layer
     )
     return result
+
+
+class Comparison(Protocol):
+    """From the policy's logits [n, rows] of this rank, their log-sum-exp [n] over the vocabulary and their entropies
+    [n], and what is known of each token, to the divergence [n] and its gradient in the logits."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        lse: torch.Tensor,
+        entropy: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        layer: OutputLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See the class."""
+
+
+@dataclass(frozen=True)
+class HeaviestTokens:
+    """Compares a teacher's k heaviest tokens: told float32 [R, k] logprobs and int32 [R, k] tokens of `linear_topk`."""
+
+    kl: TeacherKl
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        lse: torch.Tensor,
+        entropy: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        layer: OutputLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Comparison."""
+        chosen, mine, columns = layer.at(logits, second)
+        value, at_chosen, everywhere = self.kl.of_chosen(chosen, first.log_softmax(-1), lse, -entropy)
+        if everywhere is None:
+            gradient = torch.zeros_like(logits)
+        else:
+            log_p = logits - lse[:, None]
+            gradient = log_p.exp() * (everywhere[:, None] + (1 - self.kl.forward) * log_p)
+        if logits.shape[1]:
+            gradient.scatter_add_(1, columns, torch.where(mine, at_chosen, 0.0))
+        return value, gradient
+
+
+@dataclass(frozen=True)
+class WholeDistributions:
+    """Compares every token: told float32 [R, hidden] states of the teachers and int64 [R], of which teacher each is.
+
+    Args:
+        weights: [V, hidden of the teacher] each, this rank's rows of the teachers' output layers.
+    """
+
+    kl: TeacherKl
+    weights: Sequence[torch.Tensor]
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        lse: torch.Tensor,
+        entropy: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        layer: OutputLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Comparison."""
+        teacher = torch.zeros_like(logits)
+        for number, weight in enumerate(self.weights):
+            mine = torch.nonzero(second == number).flatten()
+            states = first[mine, : weight.shape[1]].to(weight.dtype)
+            teacher[mine] = linear_forward(states, layer.rows(weight)).float()
+        return self.kl.of_all(logits - lse[:, None], teacher - layer.log_sum_exp(teacher)[:, None], layer.add)
+
+
+def compared(
+    kl: TeacherKl, layout: TokenLayout, micro: TrainBatch, weights: Sequence[torch.Tensor]
+) -> tuple[Comparison, torch.Tensor, torch.Tensor]:
+    """How a micro-batch is compared, and what its teachers have left of each trained token, [R, ...] twice.
+
+    Args:
+        weights: of WholeDistributions.
+
+    Raises:
+        EngineError: no teacher has scored the batch.
+    """
+    if micro.teacher_states is not None and micro.teacher_number is not None:
+        numbers = micro.teacher_number[layout.cells // layout.shape[1]]
+        return WholeDistributions(kl, weights), micro.teacher_states.flatten(0, 1)[layout.cells], numbers
+    if micro.teacher_topk_logprobs is None or micro.teacher_topk_indices is None:
+        raise EngineError("no teacher has scored the batch", where="engine/policy/teacher_logprob.py")
+    heaviest, tokens = micro.teacher_topk_logprobs, micro.teacher_topk_indices
+    return HeaviestTokens(kl), heaviest.flatten(0, 1)[layout.cells], tokens.flatten(0, 1)[layout.cells]
 
 
 class _LinearDivergence(torch.autograd.Function):
@@ -99,32 +209,32 @@ class _LinearDivergence(torch.autograd.Function):
         hidden: torch.Tensor,
         weight: torch.Tensor,
         targets: torch.Tensor,
-        teacher_logprobs: torch.Tensor,
-        teacher_tokens: torch.Tensor,
-        kl: TeacherKl,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        comparison: Comparison,
         layer: OutputLayer,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        ctx.kl, ctx.layer = kl, layer
+        ctx.comparison, ctx.layer = comparison, layer
         total, own = hidden.shape[0], layer.rows(weight)
         divergence, logprobs, entropy = (torch.empty(total, device=hidden.device) for _ in range(3))
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         direction = torch.empty_like(hidden) if needs_grad else None
         for start in range(0, total, layer.chunk):
             part = slice(start, min(start + layer.chunk, total))
-            found = _chunk(hidden[part], own, targets[part], teacher_logprobs[part], teacher_tokens[part], kl, layer)
+            found = _chunk(hidden[part], own, targets[part], first[part], second[part], comparison, layer)
             divergence[part], logprobs[part], entropy[part], toward = found
             if direction is not None:
                 # As in logprob.py: it does not depend on the loss, so it is formed where the logits are.
                 direction[part] = layer.add(linear_forward(toward.to(weight.dtype), own.t()))
         if needs_grad:
-            ctx.save_for_backward(hidden, weight, targets, teacher_logprobs, teacher_tokens, direction)
+            ctx.save_for_backward(hidden, weight, targets, first, second, direction)
         ctx.mark_non_differentiable(logprobs, entropy)
         return divergence, logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, targets, teacher_logprobs, teacher_tokens, direction = ctx.saved_tensors
+        hidden, weight, targets, first, second, direction = ctx.saved_tensors
         layer, scale = ctx.layer, grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
         grad_weight = None
@@ -133,9 +243,8 @@ class _LinearDivergence(torch.autograd.Function):
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
             for start in range(0, hidden.shape[0], layer.chunk):
                 part = slice(start, min(start + layer.chunk, hidden.shape[0]))
-                given = (hidden[part], own, targets[part], teacher_logprobs[part], teacher_tokens[part])
-                toward = _chunk(*given, ctx.kl, layer)[3]
-                grad_weight[: own.shape[0]] += outer_product(toward.to(weight.dtype), scaled[part])
+                found = _chunk(hidden[part], own, targets[part], first[part], second[part], ctx.comparison, layer)
+                grad_weight[: own.shape[0]] += outer_product(found[3].to(weight.dtype), scaled[part])
             grad_weight = grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None, None
 
@@ -144,24 +253,16 @@ def _chunk(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
-    teacher_logprobs: torch.Tensor,
-    teacher_tokens: torch.Tensor,
-    kl: TeacherKl,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    comparison: Comparison,
     layer: OutputLayer,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Divergences, logprobs and entropies [n] of some tokens, and the divergences' gradient in this rank's logits."""
     logits = linear_forward(hidden, weight).float()
     lse = layer.log_sum_exp(logits)
     log_p = logits - lse[:, None]
-    p = log_p.exp()
-    negative_entropy = layer.add((p * log_p).sum(-1))
-    chosen, mine, columns = layer.at(logits, teacher_tokens)
-    value, at_chosen, everywhere = kl.of_chosen(chosen, teacher_logprobs.log_softmax(-1), lse, negative_entropy)
-    if everywhere is None:
-        gradient = torch.zeros_like(logits)
-    else:
-        gradient = p * (everywhere[:, None] + (1 - kl.forward) * log_p)
-    if logits.shape[1]:
-        gradient.scatter_add_(1, columns, torch.where(mine, at_chosen, 0.0))
+    entropy = -layer.add((log_p.exp() * log_p).sum(-1))
+    value, gradient = comparison(logits, lse, entropy, first, second, layer)
     target = layer.at(logits, targets[:, None])[0].squeeze(1)
-    return value, target - lse, -negative_entropy, gradient
+    return value, target - lse, entropy, gradient

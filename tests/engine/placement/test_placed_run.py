@@ -13,11 +13,13 @@ import time
 
 import pytest
 
+from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import sample_groups, train
 from nemotron_steps.engine.placement import environment_actor, generator_group
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError, WorkerLostError
+from tests.benchmarks.grpo_task import make_checkpoint
 from tests.engine.grpo.grpo_runs import metrics_of
 from tests.engine.placement.conftest import config_of, start
 from tests.engine.policy.batches import grouped_batch
@@ -168,3 +170,17 @@ def test_asynchronous_training_on_ray_keeps_the_age_bound_and_its_checkpoints(cl
     assert max(m["policy_lag/max"] for m in metrics) == 1  # generation did run ahead, and no further
     # Tokens of an older version differ from the policy's, by no more than one step of training makes them.
     assert max(m["token_mult_prob_error"] for m in metrics) < 1.5
+
+
+def test_teachers_on_two_ranks_teach_what_they_do_in_one_process(cluster, checkpoint, tmp_path):
+    teacher = tmp_path / "teacher"
+    make_checkpoint(teacher, seed=1)
+
+    def config(topk, **changes):
+        section = {"teachers": {"only": str(teacher)}, "topk_logits_k": topk}
+        return config_of(checkpoint, 3, schema=OpdConfig, loss_fn={}, on_policy_distillation=section, **changes)
+
+    for topk in (16, None):
+        here = figures(config(topk), tmp_path / f"process {topk}")
+        there = figures(config(topk, cluster__backend="ray", cluster__policy_workers=2), tmp_path / f"ray {topk}")
+        assert_same(there, here, ("loss", "grad_norm", "teacher_kl/mean"))

@@ -25,7 +25,9 @@ def write_models(root: Path) -> dict[str, Path]:
     alike: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 2}
     write_checkpoint("qwen3", folders["policy"], initializer_range=0.1, **alike)
     write_checkpoint("qwen3", folders["a"], initializer_range=0.15, **alike)
-    write_checkpoint("qwen3", folders["b"], initializer_range=0.2, **{**alike, "num_hidden_layers": 4})
+    write_checkpoint(
+        "qwen3", folders["b"], initializer_range=0.2, **{**alike, "num_hidden_layers": 4, "hidden_size": 64}
+    )
     return folders
 
 
@@ -33,7 +35,9 @@ def names_of(batch: Any) -> list[str | None]:
     return [None if row == 3 else "ab"[row % 2] for row in range(len(batch))]  # row 3 is masked
 
 
-def distilled(folders: dict[str, Path], change: dict[str, Any], **megatron: Any) -> dict[str, float]:
+def distilled(
+    folders: dict[str, Path], change: dict[str, Any], topk: int | None = K, **megatron: Any
+) -> dict[str, float]:
     """Metrics of the first step and the loss of the second."""
     from nemotron_steps.engine.losses.distillation import DistillationLoss
     from nemotron_steps.engine.losses.teacher_kl import TeacherKl
@@ -44,20 +48,24 @@ def distilled(folders: dict[str, Path], change: dict[str, Any], **megatron: Any)
     settings = {"megatron_cfg": {"optimizer": {"lr": 1e-3}, **megatron}, **change}
     config, batch = policy_config(**settings), grouped_batch()
     named = {name: folders[name] for name in ("a", "b")}
-    policy = MegatronPolicy(config, folders["policy"], DistillationLoss(TeacherKl("mixed", 0.3, True)))
-    scored = FrozenTeachers(config, named, K, vocab_size=VOCAB, offload=True).score(batch, names_of(batch))
+    kl = TeacherKl("mixed", 0.3, topk is not None)
+    policy = MegatronPolicy(config, folders["policy"], DistillationLoss(kl))
+    scored = FrozenTeachers(policy, named, topk, offload=True).score(batch, names_of(batch))
     first, second = policy.train_step(scored), policy.train_step(scored)
-    assert scored.teacher_topk_logprobs is not None and scored.teacher_logprobs is not None
-    return {
-        **{name: first[name] for name in ("loss", "grad_norm", "entropy", "teacher_topk_mass", "gen_kl_error")},
-        "second": second["loss"],
-        "teacher": float(scored.teacher_logprobs.double().sum()),
-        "heaviest": float(scored.teacher_topk_logprobs.double().sum()),
-    }
+    assert scored.teacher_logprobs is not None
+    figures = {name: first[name] for name in ("loss", "grad_norm", "entropy", "gen_kl_error")}
+    figures |= {"second": second["loss"], "teacher": float(scored.teacher_logprobs.double().sum())}
+    if scored.teacher_topk_logprobs is not None:
+        figures["heaviest"] = float(scored.teacher_topk_logprobs.double().sum())
+    return figures
 
 
 def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
-    return {name: distilled(folders, {"train_micro_batch_size": 3}, **layout) for name, layout in LAYOUTS.items()}
+    return {
+        f"{name} {topk}": distilled(folders, {"train_micro_batch_size": 3}, topk, **layout)
+        for name, layout in LAYOUTS.items()
+        for topk in (K, None)
+    }
 
 
 def run_two(out: Path, folders: dict[str, Path]) -> list[dict[str, Any]]:

@@ -37,7 +37,8 @@ def whole_logits(folder, batch):
 
 def teachers_of(folders, **changes):
     named = {name: folders[name] for name in ("a", "b")}
-    return FrozenTeachers(policy_config(**changes), named, K, vocab_size=VOCAB, offload=True)
+    policy = MegatronPolicy(policy_config(**changes), folders["policy"], rl_loss())
+    return FrozenTeachers(policy, named, K, offload=True)
 
 
 def test_each_row_is_scored_by_its_teacher_alone(folders, batch):
@@ -82,9 +83,36 @@ def test_loss_and_gradient_over_packed_rows_are_those_of_whole_distributions_row
     )
 
 
+@pytest.mark.parametrize("kind", ["forward", "reverse", "mixed"])
+def test_the_full_kl_is_over_whole_distributions_of_teachers_of_different_width(kind, folders, batch):
+    packed = {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}}
+    config = policy_config(max_grad_norm=1e9, logprob_chunk_size=7, **packed)
+    policy = MegatronPolicy(config, folders["policy"], DistillationLoss(TeacherKl(kind, 0.3)))
+    names, teachers = names_of(batch), {name: folders[name] for name in ("a", "b")}
+    scored = FrozenTeachers(policy, teachers, None, offload=True).score(batch, names)
+    assert scored.teacher_states.shape[2] == 64 and scored.teacher_topk_logprobs is None
+    metrics = policy.train_step(scored)
+
+    logits, model = whole_logits(folders["policy"], batch)
+    trained = (batch.token_mask > 0) & (batch.sample_mask > 0)[:, None]
+    q = torch.zeros_like(logits)
+    for name, folder in teachers.items():
+        rows = [row for row, chosen in enumerate(names) if chosen == name]
+        q[rows] = whole_logits(folder, batch)[0].detach().log_softmax(-1)[rows]
+    p, q = logits[trained].log_softmax(-1), q[trained]
+    forward, reverse = (q.exp() * (q - p)).sum(-1), (p.exp() * (p - q)).sum(-1)
+    weight = {"forward": 1.0, "reverse": 0.0, "mixed": 0.3}[kind]
+    loss = (weight * forward + (1 - weight) * reverse).mean()
+    loss.backward()
+    norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("topk", [K, None])
 @pytest.mark.parametrize("change", [{"train_micro_batch_size": 1}, {"train_micro_batch_size": 5}], ids=str)
-def test_it_does_not_depend_on_how_the_batch_is_cut(change, folders, batch):
-    assert distilled(folders, change) == pytest.approx(distilled(folders, {}), rel=2e-5, abs=1e-6)
+def test_it_does_not_depend_on_how_the_batch_is_cut(change, topk, folders, batch):
+    assert distilled(folders, change, topk) == pytest.approx(distilled(folders, {}, topk), rel=2e-5, abs=1e-6)
 
 
 def test_a_policy_learns_what_its_teachers_say_and_they_do_not_move(folders, batch):
@@ -99,8 +127,9 @@ def test_a_policy_learns_what_its_teachers_say_and_they_do_not_move(folders, bat
 
 def test_a_teacher_of_another_vocabulary_is_refused(folders, tmp_path):
     write_checkpoint("qwen3", tmp_path, vocab_size=VOCAB + 8)
+    policy = MegatronPolicy(policy_config(), folders["policy"], rl_loss())
     with pytest.raises(ConfigError, match="another vocabulary") as caught:
-        FrozenTeachers(policy_config(), {"other": tmp_path}, K, vocab_size=VOCAB, offload=True)
+        FrozenTeachers(policy, {"other": tmp_path}, K, offload=True)
     assert caught.value.where == "on_policy_distillation.teachers.other" and caught.value.hints
 
 
@@ -120,6 +149,7 @@ def test_a_frozen_policy_keeps_neither_gradients_nor_moments(folders):
 def test_two_ranks_distil_like_one(folders, tmp_path):
     found, other = run_two(tmp_path, folders)
     assert found == other
-    expected = distilled(folders, {})
-    for layout in LAYOUTS:
-        assert found[layout] == pytest.approx(expected, rel=1e-4, abs=1e-6), layout
+    for topk in (K, None):
+        expected = distilled(folders, {}, topk)
+        for layout in LAYOUTS:
+            assert found[f"{layout} {topk}"] == pytest.approx(expected, rel=1e-4, abs=1e-6), (layout, topk)
