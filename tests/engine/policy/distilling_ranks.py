@@ -26,7 +26,7 @@ def write_models(root: Path) -> dict[str, Path]:
     write_checkpoint("qwen3", folders["policy"], initializer_range=0.1, **alike)
     write_checkpoint("qwen3", folders["a"], initializer_range=0.15, **alike)
     write_checkpoint(
-        "qwen3", folders["b"], initializer_range=0.2, **{**alike, "num_hidden_layers": 4, "hidden_size": 64}
+        "qwen3", folders["b"], initializer_range=0.2, **{**alike, "num_hidden_layers": 4, "hidden_size": 96}
     )
     return folders
 

@@ -90,7 +90,7 @@ def test_the_full_kl_is_over_whole_distributions_of_teachers_of_different_width(
     policy = MegatronPolicy(config, folders["policy"], DistillationLoss(TeacherKl(kind, 0.3)))
     names, teachers = names_of(batch), {name: folders[name] for name in ("a", "b")}
     scored = FrozenTeachers(policy, teachers, None, offload=True).score(batch, names)
-    assert scored.teacher_states.shape[2] == 64 and scored.teacher_topk_logprobs is None
+    assert scored.teacher_states.shape[2] == 96 and scored.teacher_topk_logprobs is None
     metrics = policy.train_step(scored)
 
     logits, model = whole_logits(folders["policy"], batch)
