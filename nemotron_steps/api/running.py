@@ -8,6 +8,7 @@ from typing import Any
 
 from nemotron_steps.api.asking import Input, Overrides, Target, asked_for
 from nemotron_steps.api.event_loop import outside_event_loop
+from nemotron_steps.api.main_module import without_main_module
 from nemotron_steps.api.planned import bench_of
 from nemotron_steps.api.result import Result
 from nemotron_steps.cli.request import Asked, Workbench
@@ -75,7 +76,7 @@ def run_asked(bench: Workbench, asked: Asked, *, force: bool, resume: str | None
     environment = _environment(bench, asked)
     terminal = Terminal.of() if progress else None
     os.environ.update(environment)
-    with outside_event_loop():
+    with outside_event_loop(), without_main_module():
         result, plan = run_here(bench, asked, force=force, resume=resume, terminal=terminal)
         if terminal is not None:
             from nemotron_steps.cli.summary import show_result
