@@ -201,6 +201,10 @@ def _history(add: Callable[..., Parser]) -> None:
         )
         _home(command)
         _json(command)
+    command = add("index", "index:index", "write one page with every run and artifact, and print where it is")
+    command.add_argument("--out", metavar="FILE", help="where to (default: index.html in the home)")
+    _home(command)
+    _json(command)
 
 
 def _artifacts(add: Callable[..., Parser]) -> None:

@@ -423,6 +423,7 @@ def _config(run: RunReport) -> str:
         words += [
             part for port, ref in (run.request.get("inputs") or {}).items() for part in ("--input", f"{port}={ref}")
         ]
+        words += [part for text in run.request.get("over") or [] for part in ("--over", text)]
         words += run.request.get("overrides") or []
         parts.append(f"<pre>steps run {escape(shlex.join(words))}</pre>")
     if run.config:

@@ -68,7 +68,10 @@ def test_mean_and_spread_over_seeds_stand_at_the_end_in_json_and_in_the_report(c
     assert list(gathered) == ["train"] and list(gathered["train"]["files"]["values"]) == list(cell["values"])
     shown = cli("run", "seeds")
     assert "0.65 ± 0.05" in shown.out
-    (*_, report) = sorted((seeds / "home" / "runs").glob("*/report.html"))
+    assert cli("run", "seeds", "--over", "train.seed=7,8").code == 0
+    (*_, named) = sorted((seeds / "home" / "runs").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
+    assert "steps run seeds --over train.seed=7,8" in named.read_text()
+    report = sorted((seeds / "home" / "runs").glob("*/report.html"), key=lambda path: path.stat().st_mtime)[1]
     assert "0.65 ± 0.05" in report.read_text()
 
 

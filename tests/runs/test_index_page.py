@@ -1,0 +1,113 @@
+"""The page of every run and artifact: what it links, what it escapes, and that it sorts and filters in a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from nemotron_steps.artifacts.models import Artifact, FileRecord, Producer
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.runs.index_page import render_index, write_index
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo
+
+HOSTILE = '<img src=x onerror="document.title=1">&"\'</td></script><script>document.title=2</script>'
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """Tags and links of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> ArtifactStore:
+    store = ArtifactStore(tmp_path / "a home: with spaces")
+    for name, status in (("first", "done"), ("second", "failed")):
+        folder = RunFolder(store, f"{name}-run")
+        folder.create(f"toy/{name}", {"targets": [f"toy/{name}"], "config": "tiny"})
+        (folder.path / "report.html").write_text("report")
+        info = folder.load()
+        assert info is not None
+        folder.update(info, status=status, steps={name: {"state": "ran"}})
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"x": 1}\n')
+    store.add(data, type_name="training_jsonl", name="rows")
+    return store
+
+
+@pytest.mark.parametrize("place", ["home", "elsewhere"])
+def test_every_link_leads_to_a_report_or_an_artifact(home, tmp_path, place):
+    path = write_index(home, None if place == "home" else tmp_path / "pages" / "runs.html")
+    assert path.is_file() and (place == "elsewhere" or path == home.backend.scratch / "index.html")
+    text = path.read_text()
+    links = [link for link in Page(text).links if not link.startswith("#")]
+    found = {(path.parent / unquote(link)).resolve() for link in links}
+    assert {each.relative_to(home.backend.scratch.resolve()).parts[0] for each in found} == {"runs", "artifacts"}
+    assert len(found) == 3 and all(each.exists() for each in found)
+    assert "toy/first -c tiny" in text and "rows:v1" in text and "1 ran" in text
+
+
+def test_a_page_needs_nothing_from_elsewhere(home):
+    text = write_index(home).read_text()
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_what_runs_and_users_wrote_is_text(tmp_path):
+    run = RunInfo("r", HOSTILE, HOSTILE, {"targets": [HOSTILE]}, {"s": {"state": HOSTILE}}, error={"what": HOSTILE})
+    producer = Producer(HOSTILE, "port", HOSTILE)
+    artifact = Artifact(HOSTILE, "d", tmp_path, {}, (FileRecord("f", 1, "s"),), HOSTILE, 1, producer, source=HOSTILE)
+    tame = Artifact("t", "d", tmp_path, name="n", version=1)
+    plain = Page(render_index("home", [RunInfo("r")], [tame], tmp_path, tmp_path))
+    page = Page(render_index(HOSTILE, [run], [artifact], tmp_path, tmp_path))
+    assert "img" not in page.tags and page.tags.count("script") == plain.tags.count("script") == 1
+    assert all(link.startswith(("#", "./")) for link in page.links)
+
+
+def test_an_empty_home_has_a_page(tmp_path):
+    text = write_index(ArtifactStore(tmp_path / "home")).read_text()
+    assert text.count("<tbody></tbody>") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_it_sorts_filters_and_changes_its_theme_in_a_browser(home, tmp_path):
+    page = write_index(home)
+    steps = """<script>
+    const rows = () => [...document.querySelectorAll("#runs tbody tr:not([hidden]) code a")];
+    const order = () => rows().map((a) => a.textContent).join();
+    const seen = [];
+    const heads = document.querySelectorAll("#runs th button");
+    heads[0].click(); seen.push(order());
+    heads[0].click(); seen.push(order());
+    const box = document.getElementById("filter");
+    box.value = "FAILED second"; box.dispatchEvent(new Event("input")); seen.push(order());
+    document.getElementById("theme").click();
+    seen.push(document.documentElement.dataset.theme, document.querySelector("#artifacts .count").textContent);
+    document.title = seen.join("|");
+    </script></body>"""
+    tried = page.with_name("tried.html")
+    tried.write_text(page.read_text().replace("</body>", steps))
+    assert CHROMIUM is not None
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", profile, "--dump-dom", tried.as_uri()]
+    dom = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+    title = re.search("<title>(.*?)</title>", dom)
+    assert title is not None
+    up, down, filtered, theme, artifacts = title[1].split("|")
+    assert (up, down) == ("first-run,second-run", "second-run,first-run")
+    assert (filtered, theme, artifacts) == ("second-run", "dark", "0")
