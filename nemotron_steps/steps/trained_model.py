@@ -14,16 +14,19 @@ _OF_THE_BASE = ("architecture", "model_type", "tokenizer", "chat_template")
 """Attributes that an adapter has of its base."""
 
 
-def save_trained(policy: Policy, context: StepContext[Any], checkpoint: str | None, *, port: str) -> None:
+def save_trained(
+    policy: Policy, context: StepContext[Any], checkpoint: str | None, *, port: str, hf: bool = False
+) -> None:
     """Write the `model` output.
 
     Args:
         checkpoint: path of the one that was trained.
         port: of that checkpoint.
+        hf: a whole checkpoint is a Hugging Face folder.
     """
     slot = context.outputs["model"]
     if slot.type != ADAPTER:
-        policy.save_model(slot.path)
+        (policy.save_hf if hf else policy.save_model)(slot.path)
         return
     assert checkpoint is not None, "an adapter belongs to a checkpoint"
     base = context.inputs.get(port)

@@ -16,7 +16,7 @@ from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.convert import merge_adapter
 from nemotron_steps.steps.rl import dpo
-from nemotron_steps.steps.sft import megatron_bridge
+from nemotron_steps.steps.sft import automodel, megatron_bridge
 from nemotron_steps.steps.sft.preflight import check
 from tests.models.checkpoints import write_checkpoint
 
@@ -74,6 +74,24 @@ def test_sft_leaves_an_adapter_that_merges_into_what_was_trained(base, tmp_path)
     merged, before = load_hf_weights(merging.outputs["model"].path), load_hf_weights(base.parent / "hf")
     moved = {name for name in before if not torch.equal(merged[name], before[name])}
     assert moved == {name for name in before if name.endswith("proj.weight")}
+
+
+def test_the_dtensor_policys_sft_leaves_an_adapter_too(base, tmp_path):
+    policy_of = {name: value for name, value in policy(base).items() if name != "megatron_cfg"}
+    lora = {"dtensor_cfg": {"enabled": True, "lora_cfg": {"enabled": True, "dim": 4}}}
+    config = SftConfig.model_validate(
+        {
+            "sft": {"max_num_steps": 2},
+            "policy": {**policy_of, **lora, "checkpoint": str(base.parent / "hf")},
+            "cluster": PLACE,
+            "data": {"train": {"data_path": chats(tmp_path / "data")}},
+        }
+    )
+    inputs = {"model": base.parent / "hf"}
+    context = plain_context(config, tmp_path / "sft", inputs=inputs, outputs={"model": "adapter"})
+    automodel.run(context)
+    found = validate_adapter(context.outputs["model"].path)
+    assert (found["rank"], len(found["target_modules"])) == (4, 7)
 
 
 def test_dpo_starts_at_ln_2_against_its_own_base_and_leaves_an_adapter(base, tmp_path):

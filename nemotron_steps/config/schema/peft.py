@@ -41,3 +41,13 @@ class PeftConfig(AdapterConfig):
 
     lora_A_init_method: Literal["uniform", "xavier"] = "uniform"
     """uniform: Kaiming's, as PEFT starts A; xavier: Glorot's normal."""
+
+
+class LoraConfig(AdapterConfig):
+    """`policy.dtensor_cfg.lora_cfg`. Module names are the transformers model's: q_proj, gate_proj, …"""
+
+    match_all_linear: bool = True
+    """Every linear layer of the decoder, but those of `exclude_modules`; false: those of `target_modules`."""
+    dim: PositiveInt = 8
+    lora_A_init: Literal["uniform", "xavier"] = "uniform"
+    """As lora_A_init_method of the megatron policy."""

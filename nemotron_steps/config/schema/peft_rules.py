@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from nemotron_steps.config.schema.peft import AdapterConfig
     from nemotron_steps.config.schema.policy import GeneratingPolicyConfig, PolicyConfig
 
-_MEGATRON = "megatron_cfg.peft"
+_MEGATRON, _LORA = "megatron_cfg.peft", "dtensor_cfg.lora_cfg"
 
 
 def adapter_rules(config: PolicyConfig) -> list[Rule]:
@@ -21,6 +21,7 @@ def adapter_rules(config: PolicyConfig) -> list[Rule]:
     trained = (("mtp_num_layers", "0"), ("moe_router_bias_update_rate", "0"))
     return [
         *_section_rules(peft, _MEGATRON),
+        *_lora_rules(config),
         *(
             Rule(
                 peft.enabled and getattr(megatron, key) > 0,
@@ -49,11 +50,37 @@ def generating_adapter_rules(config: GeneratingPolicyConfig) -> list[Rule]:
     """Rules of a policy with adapters that is sampled from."""
     return [
         Rule(
-            config.megatron_cfg.peft.dropout > 0,
-            f"{_MEGATRON}.dropout",
+            config.adapters.dropout > 0,
+            f"{_LORA if config.dtensor_cfg.enabled else _MEGATRON}.dropout",
             "a policy with dropout has no well-defined logprobs: it cannot be trained on its own samples",
-            (f"{_MEGATRON}.dropout=0",),
+            (f"{_LORA if config.dtensor_cfg.enabled else _MEGATRON}.dropout=0",),
         )
+    ]
+
+
+def _lora_rules(config: PolicyConfig) -> list[Rule]:
+    """Of the dtensor policy's adapters alone."""
+    dtensor, lora = config.dtensor_cfg, config.dtensor_cfg.lora_cfg
+    return [
+        *_section_rules(lora, _LORA),
+        Rule(
+            lora.enabled and lora.match_all_linear == bool(lora.target_modules),
+            f"{_LORA}.match_all_linear",
+            "match_all_linear says every linear layer and target_modules names some: one of them is needed",
+            (f"{_LORA}.match_all_linear=true {_LORA}.target_modules=[]", f"{_LORA}.match_all_linear=false"),
+        ),
+        Rule(
+            lora.enabled and dtensor.tensor_parallel_size > 1,
+            "dtensor_cfg.tensor_parallel_size",
+            "the dtensor policy does not cut adapters over tensor-parallel ranks; the megatron policy does",
+            ("dtensor_cfg.tensor_parallel_size=1", f"{_LORA}.enabled=false"),
+        ),
+        Rule(
+            lora.enabled and lora.dropout > 0 and dtensor.activation_checkpointing,
+            f"{_LORA}.dropout",
+            "an adapter's dropout would differ between a layer and what is recomputed of it",
+            (f"{_LORA}.dropout=0", "dtensor_cfg.activation_checkpointing=false"),
+        ),
     ]
 
 
@@ -69,7 +96,7 @@ def _section_rules(section: AdapterConfig, name: str) -> list[Rule]:
                 not section.enabled,
                 f"{name}.{key}",
                 f"policy.{name}.{key} is ignored while policy.{name}.enabled is false",
-                (f"{name}.enabled=true", f"{name}.{key}={'[]' if default == () else default}"),
+                (f"{name}.enabled=true", f"{name}.{key}={'[]' if default == () else str(default).lower()}"),
             )
             for key, default in changed.items()
         ),

@@ -17,7 +17,7 @@ from pydantic import (
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema import peft_rules, policy_rules
 from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
-from nemotron_steps.config.schema.peft import PeftConfig
+from nemotron_steps.config.schema.peft import AdapterConfig, LoraConfig, PeftConfig
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
 """How reasoning is told from the answer: nemotron_steps/engine/rollouts/parsers/reasoning.py."""
@@ -139,6 +139,7 @@ class DTensorConfig(Section):
     tensor_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
     activation_checkpointing: Annotated[bool, OPERATIONAL] = False
     cpu_offload: Annotated[bool, OPERATIONAL] = False
+    lora_cfg: LoraConfig = LoraConfig()
 
 
 class SequencePackingConfig(Section):
@@ -273,6 +274,11 @@ class PolicyConfig(Section):
     dtensor_cfg: DTensorConfig = DTensorConfig()
     sequence_packing: Annotated[SequencePackingConfig, OPERATIONAL] = SequencePackingConfig()
     dynamic_batching: Annotated[DynamicBatchingConfig, OPERATIONAL] = DynamicBatchingConfig()
+
+    @property
+    def adapters(self) -> AdapterConfig:
+        """Of the policy that is trained."""
+        return self.dtensor_cfg.lora_cfg if self.dtensor_cfg.enabled else self.megatron_cfg.peft
 
     @model_validator(mode="after")
     def _every_key_does_something(self) -> PolicyConfig:

@@ -195,6 +195,7 @@ def _dtensor_rules(config: PolicyConfig) -> list[Rule]:
             ("dtensor_cfg.enabled=true", f"dtensor_cfg.{key}={_text(default)}"),
         )
         for key, value, default in _values(dtensor)
+        if key != "lora_cfg"
     ]
     nothing = Rule(
         not dtensor.enabled and not megatron.enabled,
@@ -208,7 +209,13 @@ def _dtensor_rules(config: PolicyConfig) -> list[Rule]:
         "policy.megatron_cfg.peft is for the megatron policy, and policy.dtensor_cfg.enabled is true",
         ("dtensor_cfg.enabled=false", "megatron_cfg.peft.enabled=false"),
     )
-    return [*ignored, nothing, adapters]
+    lora = Rule(
+        not dtensor.enabled and dtensor.lora_cfg.enabled,
+        "dtensor_cfg.lora_cfg.enabled",
+        "policy.dtensor_cfg.lora_cfg is for the dtensor policy, and policy.dtensor_cfg.enabled is false",
+        ("dtensor_cfg.lora_cfg.enabled=false megatron_cfg.peft.enabled=true", "dtensor_cfg.enabled=true"),
+    )
+    return [*ignored, nothing, adapters, lora]
 
 
 def _optimizer_place_rules(config: PolicyConfig) -> list[Rule]:

@@ -84,7 +84,7 @@ class RayPolicy:
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
         """Load the model on every rank; arguments as engine.backends' build_policy."""
-        self._adapted = config.megatron_cfg.peft.enabled
+        self._adapted = config.adapters.enabled
         self._everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 
     def build_teachers(self, wanted: WantedTeachers) -> Teachers:

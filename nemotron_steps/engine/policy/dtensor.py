@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from nemotron_steps.engine.batches.batching import select_rows
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
+from nemotron_steps.engine.policy.hf_lora import HfAdapters
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
 from nemotron_steps.engine.policy.learning_rate import TorchLearningRate
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
@@ -35,6 +38,8 @@ from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, un
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError
+from nemotron_steps.models.adapter_folder import AdapterBase, save_adapter
+from nemotron_steps.models.adapters import low_rank_sum
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
 from nemotron_steps.models.huggingface import save_hf_checkpoint
@@ -57,7 +62,7 @@ class DTensorPolicy:
         config: `policy.*`.
         checkpoint_path: a Hugging Face or Megatron checkpoint folder.
         loss_fn: as MegatronPolicy's.
-        reference: keep a frozen copy of the starting weights (this rank's shards of them).
+        reference: keep a frozen copy of the starting weights (this rank's shards); with adapters they are there.
         seed: of torch's generator on this rank.
         total_steps: as MegatronPolicy's; torch's schedulers say themselves how long they are.
 
@@ -89,6 +94,8 @@ class DTensorPolicy:
         self.dtype: torch.dtype = getattr(torch, config.precision)
         with _as_hf(Path(checkpoint_path)) as folder:
             hf = load_hf_model(folder, activation_checkpointing=config.dtensor_cfg.activation_checkpointing)
+        lora = config.dtensor_cfg.lora_cfg
+        self._adapters = HfAdapters(hf, lora, seed=seed) if lora.enabled else None
         self.model = LogprobModel(
             hf.to(self.device), chunk=config.logprob_chunk_size, sampled_from=loss_fn.sampled_from
         )
@@ -98,7 +105,10 @@ class DTensorPolicy:
         self.optimizers = self._make_optimizers()
         self.steps = 0
         self._learning_rate = TorchLearningRate(self._settings.lr, config.scheduler or ())
-        self._reference = [_local(p).to("cpu", copy=True) for p in self.parameters] if reference else None
+        self._reference: list[torch.Tensor] | None = None
+        if reference:
+            frozen = self._adapters is not None
+            self._reference = [] if frozen else [_local(p).to("cpu", copy=True) for p in self.parameters]
 
     # ------------------------------------------------------------------------------------------------ logprobs
 
@@ -124,6 +134,9 @@ class DTensorPolicy:
                 where="engine/policy/dtensor.py",
                 expected="DTensorPolicy(..., reference=True)",
             )
+        if self._adapters is not None:
+            with self._adapters.off():
+                return self.logprobs(batch)
         live = [_local(parameter).clone() for parameter in self.parameters]
         self._assign(self._reference)
         try:
@@ -189,18 +202,50 @@ class DTensorPolicy:
 
     # ------------------------------------------------------------------------------------------ weights and files
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face-named whole tensors in the precision of computation, one at a time. Collective."""
-        hf = self.model.hf
-        for name, parameter in hf.named_parameters():
-            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Hugging Face-named whole tensors in the precision of computation, one at a time. With adapters,
+        `AdaptedWeights`. Collective."""
+        if self._adapters is None:
+            return self._split()
+        return AdaptedWeights(
+            self,
+            whole=self._split,
+            changed=partial(self._split, adapted=True),
+            frozen=partial(self._split, frozen=True),
+            adapters=partial(self._halves, scaled=True),
+        )
+
+    def _split(self, *, frozen: bool = False, adapted: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those weights; `frozen`: without adapters, `adapted`: those alone that have one."""
+        hf, adapters = self.model.hf, self._adapters
+        named = dict(hf.named_parameters())
+        for name, parameter in named.items():
+            has_one = adapters is not None and name in adapters.names
+            if ".lora_" in name or (adapted and not has_one):
+                continue
+            whole = _whole(parameter)
+            if adapters is not None and has_one and not frozen:
+                stem = name.removesuffix("weight")
+                linear_in, linear_out = (_whole(named[f"{stem}lora_{letter}.weight"]) for letter in "AB")
+                whole = low_rank_sum(whole, linear_in, linear_out, adapters.scale)
             dtype = torch.float32 if name.endswith(EXACT) else self.dtype
-            yield from checkpoint_tensors(name, whole.detach().to(dtype), hf.config.model_type)
+            yield from checkpoint_tensors(name, whole.to(dtype), hf.config.model_type)
+        if adapted:
+            return
         # A router's bias is no parameter, and part of the model.
         saved = hf.state_dict(keep_vars=True).keys()  # detached, tensors of inference mode raise
         for name, buffer in hf.named_buffers():
             if name in saved:
                 yield from checkpoint_tensors(name, buffer, hf.config.model_type)
+
+    def _halves(self, *, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """PEFT-named A and B of each projection; `scaled`: B times its scale."""
+        assert self._adapters is not None
+        for name, parameter in self.model.hf.named_parameters():
+            if ".lora_" in name:
+                scale = self._adapters.scale if scaled and ".lora_B." in name else 1.0
+                (named, _), *_ = checkpoint_tensors(name, parameter, self.model.hf.config.model_type)
+                yield f"base_model.model.{named}", _whole(parameter) * scale
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder. Collective."""
@@ -239,13 +284,17 @@ class DTensorPolicy:
         _barrier()
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
-        """EngineError: this policy trains whole weights."""
-        raise EngineError(
-            "the dtensor policy has no adapters to save",
-            where=str(path),
-            expected=f"the megatron policy with policy.megatron_cfg.peft.enabled=true, from {base} {digest}",
-            hints=("policy.dtensor_cfg.enabled=false policy.megatron_cfg.peft.enabled=true",),
-        )
+        """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
+        if self._adapters is None:
+            raise EngineError("no adapters are trained", where=str(path))
+        tensors, frozen = self._halves(scaled=False), self._split(frozen=True, adapted=True)
+        if dist.get_rank() == 0:
+            every = {name for name, _ in self.model.hf.named_parameters() if ".lora_" not in name}
+            save_adapter(path, tensors, frozen, self.config.dtensor_cfg.lora_cfg, AdapterBase(base, digest), every)
+        else:
+            for _ in (*tensors, *frozen):
+                pass
+        _barrier()
 
     def save_model(self, path: str | Path) -> None:
         """A Megatron checkpoint folder. Collective. UnsupportedError when the family has no Megatron mapping."""
@@ -367,6 +416,8 @@ class DTensorPolicy:
                             **{name: torch.zeros_like(parameter) for name in _MOMENTS},
                         )
         for name, parameter in self.model.hf.named_parameters():
+            if self._adapters is not None and not parameter.requires_grad:
+                continue  # frozen: it is where the policy was started from
             state[name] = parameter.detach()
             for optimizer in self.optimizers:
                 for moment in _MOMENTS:
@@ -402,6 +453,10 @@ def _mesh(tensor: int, device: torch.device) -> DeviceMesh:
             hints=(f"policy.dtensor_cfg.tensor_parallel_size={math.gcd(ranks, tensor)}",),
         )
     return init_device_mesh(device.type, (ranks // tensor, tensor), mesh_dim_names=("data", "tensor"))
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,11 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.sft.training import trained_on_chats
+from nemotron_steps.steps.trained_model import save_trained
 
 
 def run(context: StepContext[SftConfig]) -> None:
-    """Train and write the `model` output (Hugging Face folder)."""
+    """Train and write the `model` output (Hugging Face folder, or adapter)."""
     if not context.config.policy.dtensor_cfg.enabled:
         raise ConfigError(
             "this step trains with FSDP2",
@@ -19,5 +20,5 @@ def run(context: StepContext[SftConfig]) -> None:
             hints=["policy.dtensor_cfg.enabled=true", "steps run sft/megatron_bridge"],
         )
     with trained_on_chats(context, context.config) as trained:
-        trained.policy.save_hf(context.outputs["model"].path)
+        save_trained(trained.policy, context, context.config.policy.checkpoint, port="model", hf=True)
     context.tracker.summary(trained.summary)

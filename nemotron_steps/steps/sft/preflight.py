@@ -18,7 +18,7 @@ def check(config: SftConfig | GenRmConfig, inputs: Mapping[str, Artifact | None]
     """
     if config.policy.checkpoint is None and config.from_scratch is None and "model" not in inputs:
         raise nothing_to_train()
-    if config.policy.megatron_cfg.peft.enabled and config.policy.checkpoint is None and "model" not in inputs:
+    if config.policy.adapters.enabled and config.policy.checkpoint is None and "model" not in inputs:
         raise ConfigError(
             "an adapter belongs to a checkpoint, and this step would start a new model",
             where="policy.megatron_cfg.peft.enabled",

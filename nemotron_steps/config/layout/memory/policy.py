@@ -106,7 +106,7 @@ def stage_memory(shape: ModelShape, settings: MemorySettings, stage: int) -> Ran
     rests, gradients, host = (_fully_sharded if settings.sizes.dtensor else _flat)(shape, settings, stage, part)
     trains, scores = _passes(shape, settings, stage)
     weights = rests["weights"]
-    if settings.has_reference and not settings.adapts:  # the frozen weights are the reference
+    if settings.has_reference and not (settings.adapts or settings.lora):  # the frozen weights are the reference
         host["reference weights"] = weights
         scores["reference weights"] = weights if not settings.sizes.dtensor else 0
     trains = {"gradients": gradients, **trains}
@@ -148,6 +148,12 @@ def _fully_sharded(
     """The same of the dtensor policy: float32, all of it cut over the data-parallel ranks."""
     ranks = settings.sizes.data_parallel or 1
     own = -(-part.total // ranks) * FLOAT32
+    if settings.lora:
+        adapters = held_by_adapters(shape, settings.sizes, stage, settings.lora_dim, (), (), fused=False).dense
+        trained = -(-adapters // ranks) * FLOAT32
+        if settings.cpu_offload and settings.on_gpu:
+            return {"weights": 0, "optimizer": 0}, 0, {"weights": own + trained, "optimizer": 2 * trained}
+        return {"weights": own + trained, "optimizer": 2 * trained}, trained, {}
     if settings.cpu_offload and settings.on_gpu:
         return {"weights": 0, "optimizer": 0}, 0, {"weights": own, "optimizer": 2 * own}
     return {"weights": own, "optimizer": 2 * own}, own, {}
@@ -220,7 +226,7 @@ def _logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmeti
         logits = chunk * vocabulary * (2 * FLOAT32 if element == FLOAT32 else FLOAT32 + 2 * element)
     if not with_gradient:
         return int(logits + 2 * rows * hidden * element)
-    weight = 0 if settings.adapts else vocabulary * hidden * (FLOAT32 + 2 * element)
+    weight = 0 if settings.adapts or settings.lora else vocabulary * hidden * (FLOAT32 + 2 * element)
     return int(logits + weight + 3 * rows * hidden * element) + _kept_logprobs(shape, settings, batch)
 
 

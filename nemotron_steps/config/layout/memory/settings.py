@@ -31,6 +31,8 @@ KEYS: dict[str, tuple[str, Any]] = {
     "adapter_dim": (f"{MEGATRON}.peft.dim", 32),
     "adapter_targets": (f"{MEGATRON}.peft.target_modules", ()),
     "adapter_excluded": (f"{MEGATRON}.peft.exclude_modules", ()),
+    "lora": (f"{DTENSOR}.lora_cfg.enabled", False),
+    "lora_dim": (f"{DTENSOR}.lora_cfg.dim", 8),
     "distributed": (f"{MEGATRON}.optimizer.use_distributed_optimizer", False),
     "precision_aware": (f"{MEGATRON}.optimizer.use_precision_aware_optimizer", False),
     "exp_avg": (f"{MEGATRON}.optimizer.exp_avg_dtype", "float32"),
@@ -87,6 +89,8 @@ class MemorySettings:
     detaches_mtp: bool = False
     adapts: bool = False
     adapter_dim: int = 32
+    lora: bool = False
+    lora_dim: int = 8
     adapter_targets: tuple[str, ...] = ()
     adapter_excluded: tuple[str, ...] = ()
     distributed: bool = False
