@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header
+from nemotron_steps.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,8 +69,14 @@ class TensorChanges:
 def tensors_of(folder: Path) -> dict[str, Tensor]:
     """Every tensor in the safetensors files of a folder, by name; in a folder below it, `FOLDER/NAME`.
 
-    Raises ArtifactError for a broken file.
+    Raises ArtifactError for a broken file, UnsupportedError where numpy is not installed.
     """
+    if find_spec("numpy") is None:
+        raise UnsupportedError(
+            "weights are compared with numpy, which is not installed",
+            where=str(folder),
+            hints=("pip install 'nemotron-steps[engine]'",),
+        )
     found: dict[str, Tensor] = {}
     for file in sorted(folder.rglob("*.safetensors")):
         header = read_safetensors_header(file)

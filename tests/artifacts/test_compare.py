@@ -11,6 +11,7 @@ import pytest
 from nemotron_steps.artifacts import compare_tensors as module
 from nemotron_steps.artifacts.compare_rows import compare_rows
 from nemotron_steps.artifacts.compare_tensors import compare_tensors, tensors_of
+from nemotron_steps.errors import UnsupportedError
 from tests.artifacts.checkpoint_files import write_safetensors
 
 
@@ -100,3 +101,10 @@ def test_what_a_double_cannot_hold_is_not_called_the_same(tmp_path, dtype, expec
 def test_weights_in_folders_of_an_artifact_keep_their_folder(tmp_path):
     weights(tmp_path / "a" / "hf", {"w": [1.0]})
     assert list(tensors_of(tmp_path / "a")) == ["hf/w"]
+
+
+def test_without_numpy_the_error_says_what_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError) as raised:
+        tensors_of(tmp_path)
+    assert raised.value.hints == ("pip install 'nemotron-steps[engine]'",)
