@@ -228,18 +228,21 @@ def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunIn
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """`steps report RUN`: write report.html anew from what the run recorded."""
+    """`steps report RUN`: write report.html anew from what the run recorded; of several runs, a comparison."""
     from nemotron_steps.runs.report import write_report
+    from nemotron_steps.runs.report_compare import write_comparison
     from nemotron_steps.runs.run_folder import run_file
 
     store = Workbench(arguments.home).store
-    info = refreshed_run(store, arguments.run)
-    folder = run_file(store, info.id, "run.json").parent
-    for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
-        _fetch(store, info.id, name)
-    path = write_report(folder, store)
+    folders = []
+    for run in (arguments.run, *arguments.others):
+        info = refreshed_run(store, run)
+        folders.append(run_file(store, info.id, "run.json").parent)
+        for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
+            _fetch(store, info.id, name)
+    path = write_comparison(folders, store) if arguments.others else write_report(folders[0], store)
     if arguments.as_json:
-        print_json({"run": info.id, "report": str(path)})
+        print_json({"run": folders[0].name, "report": str(path)})
     else:
         Terminal.of().print(shown_path(path))
     return 0

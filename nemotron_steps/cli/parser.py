@@ -199,6 +199,8 @@ def _history(add: Callable[..., Parser]) -> None:
         command.add_argument(
             "run", metavar="RUN", nargs="?" if name != "cancel" else None, default="latest", help="run id"
         )
+        if name == "report":
+            command.add_argument("others", metavar="RUN", nargs="*", help="more runs: a comparison of all of them")
         _home(command)
         _json(command)
     command = add("index", "index:index", "write one page with every run and artifact, and print where it is")

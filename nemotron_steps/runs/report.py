@@ -28,6 +28,8 @@ _FIRST = (
     "loss",
     "entropy",
     "length",
+    "policy_lag",
+    "token_mult_prob_error",
     "validation",
     "accuracy",
     "agreement",
@@ -36,8 +38,10 @@ _FIRST = (
     "lr",
 )
 """One metric for each of these words is shown, in this order; the others are folded away."""
-_SHOWN_CURVES = 9
-_SHOWN_SAMPLES = 6
+_SHOWN_CURVES = 12
+_SHOWN_SAMPLES = 2
+"""Of each kind: the latest ones."""
+_ASIDE = ("prompt", "response", "text", "which")
 _LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")
 _HIGHER_IS_BETTER = ("reward", "accuracy", "agreement", "score", "solved", "pass")
 
@@ -271,7 +275,7 @@ def _metrics(run: RunReport) -> str:
             continue
         names = sorted(step.curves)
         several = [name for name in names if len(step.curves[name]) > 1]
-        shown = _headlines(several)
+        shown = headlines(several)
         folded = [name for name in several if name not in shown]
         parts.append(f"<h3>{escape(step.key)}{_made_by(step)}</h3>")
         parts.append(_grid(_chart(name, step.curves[name]) for name in shown))
@@ -310,7 +314,7 @@ def _environments(step: StepReport) -> str:
     return f"<table>{head}{rows}</table>"
 
 
-def _headlines(names: Sequence[str]) -> list[str]:
+def headlines(names: Sequence[str]) -> list[str]:
     """The metrics worth seeing first: of those that hold a word the mean, or else the one with the shortest name."""
     chosen: list[str] = []
     for word in _FIRST:
@@ -338,21 +342,29 @@ def _samples(run: RunReport) -> str:
     for step in _goals_first(run):
         if not step.samples:
             continue
-        # The first and the last ones: what changed is what one wants to read.
-        half = _SHOWN_SAMPLES // 2
-        few = len(step.samples) <= _SHOWN_SAMPLES
-        chosen = step.samples if few else [*step.samples[:half], *step.samples[-half:]]
-        rows = "".join(_sample(sample) for sample in chosen)
-        more = "" if few else f' <span class="note">{len(chosen)} of {len(step.samples)}</span>'
-        parts.append(f'<h3>{escape(step.key)}{more}</h3><div class="samples">{rows}</div>')
+        parts.append(f"<h3>{escape(step.key)}</h3>")
+        for title, chosen in _by_kind(step.samples):
+            rows = "".join(_sample(sample) for sample in chosen)
+            parts.append(f'<h4>{escape(title)}</h4><div class="samples">{rows}</div>')
     return "".join(parts)
+
+
+def _by_kind(samples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+    """Best and worst by reward of the whole run, the latest, and the first ones to compare them with."""
+    if len(samples) <= 2 * _SHOWN_SAMPLES:
+        return [("", samples)]
+    graded = [each for each in samples if isinstance(each.get("reward"), int | float)]
+    ranked = sorted(graded, key=lambda each: -each["reward"])
+    kinds = [("best", ranked[:_SHOWN_SAMPLES]), ("worst", ranked[::-1][:_SHOWN_SAMPLES])] if ranked else []
+    latest, first = samples[::-1][:_SHOWN_SAMPLES], samples[:_SHOWN_SAMPLES]
+    return [*kinds, ("latest", latest), ("first", first)]
 
 
 def _sample(sample: Mapping[str, Any]) -> str:
     facts = [
         f"{escape(name.replace('_', ' '))} <b>{_value(value)}</b>"
         for name, value in sample.items()
-        if name not in ("prompt", "response", "text") and value not in (None, {}, [], "")
+        if name not in _ASIDE and value not in (None, {}, [], "")
     ]
     prompt, response = sample.get("prompt"), sample.get("response", sample.get("text"))
     texts = "".join(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import DataError, NonFiniteLossError
 from nemotron_steps.runs.recorder import row_at
-from nemotron_steps.runs.report import _environments, _headlines, write_report
+from nemotron_steps.runs.report import _environments, headlines, write_report
+from nemotron_steps.runs.report_compare import write_comparison
 from nemotron_steps.runs.report_data import StepReport
 from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned
 from tests.runs.runner_toy_plan import run
@@ -110,11 +111,11 @@ def test_the_numbers_of_rl_that_matter_come_first() -> None:
         *("response_length/max", "response_length/mean", "reward/genrm_compare/judge_score_mean"),
         *("reward/genrm_compare/mean", "reward/max", "reward/mean", "reward/min", "reward/std", "truncation_rate"),
     ]
-    headlines = _headlines(rlhf)
-    assert headlines[:5] == ["reward/mean", "kl_penalty", "loss", "entropy", "response_length/mean"]
-    assert headlines[5:] == ["grad_norm", "truncation_rate", "lr"]
+    first = headlines(rlhf)
+    assert first[:5] == ["reward/mean", "kl_penalty", "loss", "entropy", "response_length/mean"]
+    assert first[5:] == ["grad_norm", "truncation_rate", "lr"]
     # A step with few metrics shows them all.
-    assert sorted(_headlines(["nll", "loss", "entropy", "lr"])) == ["entropy", "loss", "lr", "nll"]
+    assert sorted(headlines(["nll", "loss", "entropy", "lr"])) == ["entropy", "loss", "lr", "nll"]
 
 
 def test_report_folds_away_what_is_no_headline(store: ArtifactStore) -> None:
@@ -233,3 +234,41 @@ def test_a_run_of_several_environments_has_a_table_of_them() -> None:
     assert text.endswith("failures code 0.125 0.125 maths 0.25 0.75 42 0.0625")
     alone = {name: points for name, points in curves.items() if "code" not in name}
     assert _environments(StepReport("rl", {}, curves=alone)) == ""
+
+
+def test_lag_and_mismatch_come_before_what_matters_less() -> None:
+    names = [f"other/{number}" for number in range(20)]
+    shown = headlines([*names, "policy_lag/mean", "token_mult_prob_error", "lr", "reward/mean", "response_length/mean"])
+    assert shown == ["reward/mean", "response_length/mean", "policy_lag/mean", "token_mult_prob_error", "lr"]
+
+
+def test_samples_are_the_best_the_worst_the_latest_and_the_first(store: ArtifactStore) -> None:
+    result = run(store)
+    rewards = [0.5, 0.25, 1.0, 0.0, 0.75, 0.4, 0.3]
+    lines = [
+        {
+            "kind": "sample",
+            "step": "toy/train",
+            "sample": {"step": step, "response": f"answer {step}", "reward": reward},
+        }
+        for step, reward in enumerate(rewards, 100)
+    ]
+    (result.folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report(result.folder, store)
+    text = page_of(result.folder).text
+    shown = re.findall(r"best|worst|latest|first(?= )|answer 1\d\d", text[text.index("best") :])
+    assert shown[:12] == [
+        *("best", "answer 102", "answer 104", "worst", "answer 103", "answer 101"),
+        *("latest", "answer 106", "answer 105", "first", "answer 100", "answer 101"),
+    ]
+
+
+def test_runs_are_compared_over_each_other(store: ArtifactStore) -> None:
+    first, second = run(store), run(store, train={"steps": 6})
+    path = write_comparison([first.folder, second.folder], store)
+    page = Page(path.read_text())
+    text = " ".join(page.text.split())
+    assert path.parent == first.folder and first.id in text and second.id in text
+    paths = [value for tag, name, value in page.attributes if tag == "path" and name == "style"]
+    assert len(set(paths)) == 2 and len(paths) % 2 == 0
+    assert "at the end metric" in text
