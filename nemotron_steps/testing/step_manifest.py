@@ -167,7 +167,7 @@ def parameters_tell_their_defaults(step: StepSubject) -> None:
     names = step.manifest.config_names
     if names and "default" not in names:
         raise NotApplicable("the step has no config `default`")
-    values = step.compose(config="default" if names else None).flat
+    values = step.compose(config="default" if names else None, as_it_is=True).flat
     for index, parameter in enumerate(step.manifest.parameters):
         found = values.get(parameter.name)
         if parameter.default is not None and found != parameter.default:

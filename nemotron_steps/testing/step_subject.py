@@ -110,12 +110,14 @@ class StepSubject:
             raise NotApplicable("the step has no config model")
         return load_schema(self.manifest.step.config_schema)
 
-    def compose(self, overrides: Sequence[str] = (), config: str | None = None) -> StepConfig:
-        """A config of the step, checked by its model."""
+    def compose(
+        self, overrides: Sequence[str] = (), config: str | None = None, *, as_it_is: bool = False
+    ) -> StepConfig:
+        """A config of the step, checked by its model; `as_it_is`: without the overrides of the kit's runs."""
         from nemotron_steps.cli.request import Workbench
 
         return Workbench(str(self.folder / "home")).compose(
-            self.manifest.id, config or self.config_name, [*self.overrides, *overrides]
+            self.manifest.id, config or self.config_name, [*(() if as_it_is else self.overrides), *overrides]
         )
 
     @cached_property

@@ -82,13 +82,16 @@ class Suite(Generic[SubjectT]):
         import pytest
 
         suite = self
+        opened: dict[type, Examination[SubjectT]] = {}
 
         def examination(self: Any, tmp_path_factory: pytest.TempPathFactory) -> Examination[SubjectT]:
-            return Examination(suite, open_subject(tmp_path_factory.mktemp("kit")))
+            if type(self) not in opened:
+                opened[type(self)] = Examination(suite, open_subject(tmp_path_factory.mktemp("kit")))
+            return opened[type(self)]
 
         members: dict[str, Any] = {
             "__doc__": f"Conformance of {name}.",
-            "examination": pytest.fixture(scope="class")(examination),
+            "examination": pytest.fixture(examination),
         }
         for check in self.checks.values():
             members[f"test_{check.name}"] = _test_of(check)

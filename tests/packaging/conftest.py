@@ -29,7 +29,8 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
     site = Path(sysconfig.get_path("purelib", vars=paths))
     # A path line brings the libraries in, but not the editable install of this checkout: its own .pth is not read.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    libraries = [entry for entry in sys.path if Path(entry).name == "site-packages"]
+    (site / "dependencies.pth").write_text("".join(f"{entry}\n" for entry in libraries))
     return folder / "venv" / "bin"
 
 

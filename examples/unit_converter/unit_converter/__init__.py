@@ -1,0 +1,1 @@
+"""An environment with a tool."""

@@ -1,0 +1,1 @@
+"""A data set's words, counted."""
