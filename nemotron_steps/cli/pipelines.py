@@ -18,7 +18,7 @@ from nemotron_steps.resolver.request import Goal, Request, request_for_pipeline,
 
 if TYPE_CHECKING:
     from nemotron_steps.cli.request import Asked
-    from nemotron_steps.manifest.models import PipelineManifest
+    from nemotron_steps.manifest.pipeline_models import PipelineManifest
 
 
 def pipeline_request(asked: Asked, pipeline: PipelineManifest, has_key: HasKey) -> Request:

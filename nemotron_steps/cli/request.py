@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from nemotron_steps.config.mirrors import MirrorSettings
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.config.search import SearchPath
-    from nemotron_steps.manifest.models import PipelineManifest, StepManifest
+    from nemotron_steps.manifest.models import StepManifest
+    from nemotron_steps.manifest.pipeline_models import PipelineManifest
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan, SuppliedInput
     from nemotron_steps.resolver.request import Goal, Request, StepConfig

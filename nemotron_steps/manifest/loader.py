@@ -14,8 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ManifestError, renamed_key
-from nemotron_steps.manifest.models import PipelineManifest, StepManifest, TypeManifest
+from nemotron_steps.manifest.models import StepManifest, TypeManifest
 from nemotron_steps.manifest.override import is_override
+from nemotron_steps.manifest.pipeline_models import PipelineManifest
 from nemotron_steps.manifest.source import SourceText
 
 M = TypeVar("M", bound=BaseModel)

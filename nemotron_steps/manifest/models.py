@@ -1,4 +1,4 @@
-"""The manifest files as frozen models: a step, an artifact type, a pipeline.
+"""The manifest files of a step and of an artifact type as frozen models (a pipeline: `pipeline_models`).
 
 The fields of the public Nemotron `step.toml` and `types.toml` are a subset of these. Unknown keys inside a known
 table are refused; unknown tables beside them are kept in `extra`. Reading files and reporting lines is `loader`.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -18,7 +18,6 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
-    StrictFloat,
     StrictInt,
     StrictStr,
     field_validator,
@@ -36,7 +35,8 @@ TABLES: dict[str, list[str]] = {"@families": [*FAMILIES]}
 """What the value of a port's attribute may stand for."""
 
 _OBJECT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_DOTTED = re.compile(r"[^\s.=]+(\.[^\s.=]+)*")
+DOTTED = re.compile(r"[^\s.=]+(\.[^\s.=]+)*")
+"""What a dotted config key looks like."""
 
 
 def _as_tuple(value: Any) -> Any:
@@ -50,11 +50,13 @@ LONGEST_OUTPUT = 200
 """Characters of an artifact's name (artifacts/models.py), which for a step's output is its pack, id and port."""
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
+    """A table of a manifest file: frozen, and an unknown key is an error."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class StepTable(_Table):
+class StepTable(Table):
     """`[step]`. `entry`, `config_schema` and `preflight` are `module:name` and imported only when needed."""
 
     id: StrictStr
@@ -84,7 +86,7 @@ class StepTable(_Table):
         return self
 
 
-class Consumes(_Table):
+class Consumes(Table):
     """`[[consumes]]`: an input port."""
 
     type: StrictStr
@@ -142,7 +144,7 @@ class Consumes(_Table):
         return {self.bind: ""} if isinstance(self.bind, str) else dict(self.bind)
 
 
-class Produces(_Table):
+class Produces(Table):
     """`[[produces]]`: an output port."""
 
     type: StrictStr
@@ -172,7 +174,7 @@ class Produces(_Table):
         return Produces(**{**{field: getattr(self, field) for field in type(self).model_fields}, "type": instead})
 
 
-class Parameter(_Table):
+class Parameter(Table):
     """`[[parameters]]`: a config key worth knowing. `name` is dotted and must exist in the step's config."""
 
     name: StrictStr
@@ -182,7 +184,7 @@ class Parameter(_Table):
 
     @model_validator(mode="after")
     def _well_formed(self) -> Self:
-        if not _DOTTED.fullmatch(self.name):
+        if not DOTTED.fullmatch(self.name):
             raise ValueError(f"parameter name {self.name!r} is not a dotted config key")
         return self
 
@@ -195,7 +197,7 @@ def _same(left: Any, right: Any) -> bool:
     return left == right and isinstance(left, bool) == isinstance(right, bool)
 
 
-class Strategy(_Table):
+class Strategy(Table):
     """`[[strategies]]`: when something is seen, what to do; `signal` names the run signal it answers."""
 
     when: StrictStr
@@ -210,7 +212,7 @@ class Strategy(_Table):
         return tuple(resolve_override(text, config) for text in self.override)
 
 
-class ErrorHint(_Table):
+class ErrorHint(Table):
     """`[[errors]]`: a known failure. `match` is an error code, exception class name or regular expression."""
 
     name: StrictStr
@@ -233,7 +235,7 @@ class ErrorHint(_Table):
         return tuple(resolve_override(text, config) for text in self.override)
 
 
-class Constraint(_Table):
+class Constraint(Table):
     """`[[constraints]]`: `same = ["policy.tokenizer", "prompts.tokenizer"]`, each PORT.ATTRIBUTE."""
 
     same: Annotated[Strings, Field(min_length=2)]
@@ -267,7 +269,7 @@ class Resources(BaseModel):
     memory_gib: StrictInt | None = None
 
 
-class StepManifest(_Table):
+class StepManifest(Table):
     """One step file. `pack`, `file` and `source` say where it came from and are not part of the TOML."""
 
     step: StepTable
@@ -364,7 +366,7 @@ class StepManifest(_Table):
         return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, "produces": produces})
 
 
-class TypeManifest(_Table):
+class TypeManifest(Table):
     """One table of `types.toml`: an artifact type."""
 
     description: StrictStr = ""
@@ -384,170 +386,3 @@ class TypeManifest(_Table):
         if value is not None and not _OBJECT_PATH.fullmatch(value):
             raise ValueError(f"validator must look like 'package.module:name', not {value!r}")
         return value
-
-
-Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
-
-
-class StageSource(_Table):
-    """Where a stage's port gets its artifact: an earlier stage (and port), or a path or artifact name."""
-
-    stage: StrictStr | None = None
-    port: StrictStr | None = None
-    ref: StrictStr | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            stage, dot, port = data.partition(".")
-            return {"stage": stage, "port": port} if dot else {"stage": stage}
-        return data
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.stage is None) == (self.ref is None):
-            raise ValueError("name either a stage ('sft' or 'sft.checkpoint') or { ref = \"PATH or NAME:VERSION\" }")
-        return self
-
-
-class StageCheck(_Table):
-    """`[[stages.checks]]`: what a number that a stage reported has to be, before anything that reads the stage runs."""
-
-    metric: StrictStr
-    """Of its summary (`held_out_reward`, of a table `NAME/ROW/COLUMN`), else of its metrics, the last value."""
-    at_least: StrictInt | StrictFloat | None = None
-    at_most: StrictInt | StrictFloat | None = None
-    severity: Literal["block", "warn"] = "block"
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        if self.at_least is None and self.at_most is None:
-            raise ValueError(f"the check of {self.metric!r} has no bound: give at_least, at_most or both")
-        return self
-
-    @property
-    def expected(self) -> str:
-        """The bounds in words."""
-        bounds = (("at least", self.at_least), ("at most", self.at_most))
-        return " and ".join(f"{words} {bound}" for words, bound in bounds if bound is not None)
-
-    def holds(self, value: float) -> bool:
-        """Whether a value is within the bounds; NaN never is."""
-        low = self.at_least is None or value >= self.at_least
-        return low and (self.at_most is None or value <= self.at_most)
-
-
-class Stage(_Table):
-    """`[[stages]]` of a pipeline: a step with a config and wired inputs."""
-
-    step: StrictStr
-    name: StrictStr = ""
-    """Default: the last part of the step id."""
-    description: StrictStr = ""
-    config: StrictStr | None = None
-    """Config name; None for `default`, which a step may lack."""
-    overrides: OneOrMore = ()
-    inputs: dict[StrictStr, StageSource] = Field(default_factory=dict)
-    """Port → source. A port that takes many has a table of them, NAME → source, and is `PORT.NAME` here."""
-    fan_out: dict[StrictStr, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Config key, or `inputs.PORT` → values: the stage is one of its own for each value, for each combination of
-    several keys' values."""
-
-    checks: tuple[StageCheck, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_defaults_to_step(cls, data: Any) -> Any:
-        if isinstance(data, dict) and not data.get("name") and isinstance(data.get("step"), str):
-            return {**data, "name": data["step"].rpartition(":")[2].rsplit("/", 1)[-1]}
-        return data
-
-    @field_validator("fan_out")
-    @classmethod
-    def _instances_differ(cls, table: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-        for key, values in table.items():
-            if not _DOTTED.fullmatch(key):
-                raise ValueError(f"fan_out: {key!r} is not a dotted config key, nor inputs.PORT")
-            if len({(type(value), value) for value in values}) < len(values):
-                raise ValueError(f"fan_out: {key} has a value twice; each instance has one of its own")
-        return table
-
-    @field_validator("inputs", mode="before")
-    @classmethod
-    def _many_are_named(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        flat: dict[str, Any] = {}
-        for port, source in data.items():
-            if isinstance(source, dict) and not source.keys() <= StageSource.model_fields.keys():
-                flat.update({f"{port}.{name}": each for name, each in source.items()})
-            else:
-                flat[port] = source
-        return flat
-
-
-class StageVariant(_Table):
-    """What a stage is under a `-c` name: a config, of the stage's own step or of another one that makes the same."""
-
-    config: StrictStr
-    step: StrictStr | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, data: Any) -> Any:
-        return {"config": data} if isinstance(data, str) else data
-
-
-class PipelineTable(_Table):
-    """`[pipeline]`."""
-
-    name: StrictStr
-    description: StrictStr = ""
-    tags: Strings = ()
-
-
-class PipelineManifest(_Table):
-    """One pipeline file."""
-
-    pipeline: PipelineTable
-    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
-    configs: dict[StrictStr, dict[StrictStr, StageVariant]] = Field(default_factory=dict)
-    """What `-c NAME` means for this pipeline, for every stage: `STAGE = "CONFIG"`, or
-    `STAGE = { step = "STEP", config = "CONFIG" }` where another step takes its place."""
-    pack: str = Field(default="", exclude=True)
-    file: Path = Field(default=Path(), exclude=True)
-    source: SourceText | None = Field(default=None, exclude=True, repr=False)
-    hidden: bool = Field(default=False, exclude=True)
-    """Whether a pipeline of an earlier pack, or a step, has the plain name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
-
-    @model_validator(mode="after")
-    def _stages_in_order(self) -> Self:
-        seen: set[str] = set()
-        for stage in self.stages:
-            if stage.name in seen:
-                raise ValueError(f"stages: two stages are named {stage.name!r}; give each its own name")
-            for port, source in stage.inputs.items():
-                if source.stage is not None and source.stage not in seen:
-                    raise ValueError(
-                        f"stages: {stage.name}.{port} reads stage {source.stage!r}, which is not before it"
-                    )
-            seen.add(stage.name)
-        for name, table in self.configs.items():
-            for stage_name in table.keys() - seen:
-                raise ValueError(f"configs.{name}: there is no stage {stage_name!r}")
-            if missing := [stage.name for stage in self.stages if stage.name not in table]:
-                raise ValueError(f"configs.{name}: names no config for stage {missing[0]!r}; it names one for each")
-        return self
-
-    @property
-    def name(self) -> str:
-        """What the pipeline goes by: `pipeline.name`, or `PACK:NAME` where that is taken."""
-        return f"{self.pack}:{self.pipeline.name}" if self.hidden else self.pipeline.name
-
-    def where(self, *path: str | int) -> str:
-        """`file:line` of a key of this file."""
-        line = self.source.line(path) if self.source is not None else 1
-        return f"{self.file}:{line}"

@@ -20,8 +20,9 @@ from typing import TypeVar
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ManifestError, UnknownNameError
 from nemotron_steps.manifest import loader
-from nemotron_steps.manifest.models import PipelineManifest, StepManifest, TypeManifest
+from nemotron_steps.manifest.models import StepManifest, TypeManifest
 from nemotron_steps.manifest.packs import Pack, PackSearch, find_packs
+from nemotron_steps.manifest.pipeline_models import PipelineManifest
 from nemotron_steps.manifest.typegraph import ArtifactType, Conversion, TypeGraph, find_cycles
 
 TYPES_FILE = "types.toml"

@@ -15,7 +15,6 @@ from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond
 from nemotron_steps.config.layout.mends import mends
 from nemotron_steps.config.layout.misfits import Misfit, misfits, told
-from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.memory import memory_fits
 from nemotron_steps.resolver.problems import (
@@ -81,7 +80,7 @@ def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The layout comes out even over the model, the devices and the batch (config/layout)."""
     if "policy" not in subject.config.flat and "cluster" not in subject.config.flat:
         return
-    sizes, model = LayoutSizes.read(subject.config.flat.get), subject.model
+    sizes, model = subject.config.sizes, subject.model
     found = misfits(sizes, model)
     if not found:
         return

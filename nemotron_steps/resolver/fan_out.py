@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from nemotron_steps.errors import RequestError
-from nemotron_steps.manifest.models import StageSource
+from nemotron_steps.manifest.pipeline_models import StageSource
 from nemotron_steps.resolver.plan import Instance
 from nemotron_steps.resolver.request import Goal, Request
 

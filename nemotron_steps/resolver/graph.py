@@ -8,7 +8,8 @@ from typing import Any
 
 from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.errors import StepsError
-from nemotron_steps.manifest.models import StageCheck, StepManifest
+from nemotron_steps.manifest.models import StepManifest
+from nemotron_steps.manifest.pipeline_models import StageCheck
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import Conversion
 from nemotron_steps.resolver.plan import InputSource, Instance, PlannedStep, StepOutput, SuppliedInput

@@ -11,7 +11,7 @@ from nemotron_steps.config.layout.memory.mends import memory_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.misfits import misfits
-from nemotron_steps.config.layout.sizes import JUDGES, LayoutSizes
+from nemotron_steps.config.layout.sizes import JUDGES
 from nemotron_steps.resolver.problems import MemoryProblem
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def trains(config: StepConfig) -> bool:
 
 def memory_of(subject: CheckSubject) -> StepMemory | None:
     """Of a training step whose layout comes out even; None for any other."""
-    flat = subject.config.flat
-    if not trains(subject.config) or misfits(LayoutSizes.read(flat.get), subject.model):
+    config = subject.config
+    if not trains(config) or misfits(config.sizes, subject.model):
         return None
-    return step_memory(MemorySettings.read(flat.get), lambda role: _shape(subject, role))
+    return step_memory(MemorySettings.read(config.flat.get, config.sizes), lambda role: _shape(subject, role))
 
 
 def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
@@ -44,7 +44,7 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
     if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
         hints.append(f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200")
-    if not hints or LayoutSizes.read(get).backend != "ray":
+    if not hints or subject.config.sizes.backend != "ray":
         hints.append(f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for")
     for shortage in memory.shortages:
         yield MemoryProblem(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nemotron_steps.config.layout.memory.devices import StepMemory
     from nemotron_steps.errors import StepsError
-    from nemotron_steps.manifest.models import StageCheck, StepManifest
+    from nemotron_steps.manifest.models import StepManifest
+    from nemotron_steps.manifest.pipeline_models import StageCheck
     from nemotron_steps.resolver.problems import AbsentInput
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
-from nemotron_steps.manifest.models import PipelineManifest, StageCheck, StageSource
+from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.manifest.pipeline_models import PipelineManifest, StageCheck, StageSource
 from nemotron_steps.resolver.plan import Instance, SuppliedInput
 
 _SCALARS = frozenset({str, int, float, bool, type(None), list, tuple})
@@ -85,6 +87,11 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flat", _flatten(self.values))
+
+    @cached_property
+    def sizes(self) -> LayoutSizes:
+        """What the layout is checked and its memory predicted from."""
+        return LayoutSizes.read(self.flat.get)
 
     def where(self, key: str) -> str | None:
         """What set a key, if known."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import StepsError
-from nemotron_steps.manifest.models import Consumes, StageSource
+from nemotron_steps.manifest.models import Consumes
+from nemotron_steps.manifest.pipeline_models import StageSource
 from nemotron_steps.resolver import reports
 from nemotron_steps.resolver.advice import missing_input_hints, missing_stage_input_hints
 from nemotron_steps.resolver.chain import Chain

@@ -9,7 +9,7 @@ from typing import Any
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import CheckFailedError, UnknownNameError
-from nemotron_steps.manifest.models import StageCheck
+from nemotron_steps.manifest.pipeline_models import StageCheck
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.lines import number
 from nemotron_steps.runs.run_folder import get_run, read_events

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemotron_steps.cli.request import Asked, Workbench
 from nemotron_steps.errors import StepsError
-from nemotron_steps.manifest.models import PipelineManifest
+from nemotron_steps.manifest.pipeline_models import PipelineManifest
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from nemotron_steps.errors import ArtifactError, ConfigError, PlanError
 from nemotron_steps.manifest.loader import parse_step, read_toml
-from nemotron_steps.manifest.models import PipelineManifest, StepManifest
+from nemotron_steps.manifest.models import StepManifest
+from nemotron_steps.manifest.pipeline_models import PipelineManifest
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput

@@ -109,9 +109,9 @@ class MemorySettings:
     dpo: float | None = None
 
     @classmethod
-    def read(cls, get: Callable[[str], Any]) -> MemorySettings:
-        """From a config; `get` as for LayoutSizes.read."""
-        sizes = LayoutSizes.read(get)
+    def read(cls, get: Callable[[str], Any], sizes: LayoutSizes | None = None) -> MemorySettings:
+        """From a config; `get` as for LayoutSizes.read, `sizes` where they have been read from it already."""
+        sizes = sizes or LayoutSizes.read(get)
         values = {name: _value(get(key), default) for name, (key, default) in KEYS.items()}
         judges = tuple(_judge(judge.role, judge.section, judge.width, get) for judge in sizes.judges)
         return cls(sizes, judges, **values)
