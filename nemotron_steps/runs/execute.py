@@ -268,7 +268,10 @@ class _Run:
         self.outputs[planned.key] = result.outputs
         self.results.append(result)
         refs = {port: artifact.ref for port, artifact in result.outputs.items()}
-        self.recorder.set_step(planned.key, result.state, outputs=refs, seconds=result.seconds)
+        # A cached step too says its key: a resumed run starts with no step of its own, and its metrics are found by it.
+        self.recorder.set_step(
+            planned.key, result.state, outputs=refs, seconds=result.seconds, cache_key=result.cache_key
+        )
         for hint in result.hints:
             self._journal_hint(planned, hint, failure=False)
         if result.state == "ran":

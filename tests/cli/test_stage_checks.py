@@ -83,6 +83,14 @@ def test_a_cached_stage_is_checked_as_one_that_ran_whatever_run_made_it(cli, gat
     assert cli("run", "gated").code == 0
 
 
+def test_a_resumed_run_is_checked_by_the_metrics_of_its_own_first_attempt(cli, gated):
+    gated('metric = "kl_penalty"\nat_most = 0.002')
+    assert cli("run", "gated").code == 1
+    gated('metric = "kl_penalty"\nat_most = 0.004')
+    assert cli("run", "--resume", "latest").code == 0
+    assert (states(cli)["train"], states(cli)["score"]) == ("cached", "ran")
+
+
 def test_a_warning_and_a_check_that_holds_block_nothing(cli, gated):
     gated('metric = "held_out_reward"\nat_least = 0.8\nseverity = "warn"', 'metric = "loss"\nat_most = 0.5')
     result = cli("run", "gated")
