@@ -156,6 +156,8 @@ class _Capture:
         if not isinstance(value, type) and not hasattr(value, "__wrapped__") and not isinstance(node, ast.Lambda):
             # What a decorator was given, and not what it made of it: that is a function of its own.
             node.decorator_list = []  # type: ignore[union-attr]
+        if function is not None and not isinstance(node, ast.ClassDef):
+            self._define_defaults(name, node.args, function)
         if isinstance(node, ast.Lambda):
             text = f"{name} = {ast.unparse(node)}"
         else:
@@ -173,6 +175,43 @@ class _Capture:
                 self.define(used, around[used])
         self._around = before
         self._texts.append(text)
+
+    def _define_defaults(self, name: str, arguments: ast.arguments, function: FunctionType) -> None:
+        """Let default arguments be the values that they have: what they were made of may mean another thing by now.
+
+        One that is read from the environment stays so: it may be a secret.
+        """
+        positional = [*arguments.posonlyargs, *arguments.args]
+        values = dict(
+            zip([each.arg for each in reversed(positional)], reversed(function.__defaults__ or ()), strict=False)
+        )
+        values |= function.__kwdefaults__ or {}
+
+        def named(argument: ast.arg, default: ast.expr) -> ast.expr:
+            kept = isinstance(default, ast.Constant) or argument.arg not in values or _reads_environment(default)
+            if kept:
+                return default
+            value = values[argument.arg]
+            if not _has_text(value):
+                if _makes_one(default):
+                    return default
+                described = f"{type(value).__module__}.{type(value).__qualname__}"
+                raise self._refused(f"the default of its argument '{argument.arg}' is a {described} of this process")
+            if is_secret_key(argument.arg):
+                raise self._refused(
+                    f"the default of its argument '{argument.arg}' may be a secret and is written nowhere",
+                    "os.environ['NAME']",
+                )
+            own = f"_{name}_default_{argument.arg}"
+            self.define(own, value)
+            return ast.Name(own, ast.Load())
+
+        first = len(positional) - len(arguments.defaults)
+        arguments.defaults = [named(*pair) for pair in zip(positional[first:], arguments.defaults, strict=True)]
+        arguments.kw_defaults = [
+            None if default is None else named(argument, default)
+            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        ]
 
     def _place_of(self, value: Any) -> tuple[Syntax | None, FunctionType | None]:
         """The syntax that a function or a class comes from, and a function of that place."""
@@ -284,6 +323,25 @@ def _names_used(code: CodeType) -> Iterator[str]:
         if isinstance(constant, CodeType):
             found |= dict.fromkeys(_names_used(constant))
     yield from found
+
+
+def _reads_environment(node: ast.expr) -> bool:
+    """Whether an expression names `os.environ` or `os.getenv`."""
+    names = {getattr(each, "id", getattr(each, "attr", None)) for each in ast.walk(node)}
+    return not names.isdisjoint({"environ", "getenv"})
+
+
+def _makes_one(node: ast.expr) -> bool:
+    """Whether an expression is a call with constants alone, which gives the like of it wherever it is evaluated."""
+    given = [*node.args, *(each.value for each in node.keywords)] if isinstance(node, ast.Call) else [node]
+    return all(isinstance(each, ast.Constant) for each in given)
+
+
+def _has_text(value: Any) -> bool:
+    """Whether there is something to write for a value: an import, a source or a constant."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    code = isinstance(value, ModuleType | FunctionType | type | re.Pattern) or hasattr(value, "__wrapped__")
+    return code or (module is not None and importable(value, module)) or _literal(value) is not None
 
 
 def _literal(value: Any) -> str | None:

@@ -237,3 +237,42 @@ def test_numbers_that_have_no_literal_are_written_down() -> None:
     low, nan, *rest = names["f"]()
     assert low == -math.inf and math.isnan(nan)
     assert rest == [-0.0, 1e300, 2**70, b"x", frozenset([1])]
+
+
+def test_a_default_argument_is_the_value_that_the_function_has(tmp_path: Path) -> None:
+    source = (
+        "made = []\n"
+        "for k in (1, 2):\n"
+        "    made.append(lambda completions, k=k, **columns: [k] * len(completions))\n"
+        "def weighed(completions, scale=[k], *, share=-k, **columns):\n"
+        "    return [scale[0] * share] * len(completions)\n"
+        "k = 7\n"
+    )
+    space = in_a_cell(source)
+    functions = [*space["made"], space["weighed"]]
+    assert [loaded(each, tmp_path, place)(TEXTS[:1]) for place, each in enumerate(functions)] == [[1], [2], [-4]]
+
+
+def test_a_default_argument_without_a_text_is_made_anew_or_refused_and_a_variable_is_read_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN_VALUE", "here")
+    source = (
+        "import os, threading\n"
+        "from collections import deque\n"
+        "lock = threading.Lock()\n"
+        "def made(completions, seen=deque(maxlen=3), own=os.environ['OWN_VALUE'], **columns):\n"
+        "    return [seen.maxlen, own]\n"
+        "def refused(completions, lock=lock, **columns):\n"
+        "    return []\n"
+        "password = 'open sesame'\n"
+        "def told(completions, password=password, **columns):\n"
+        "    return []\n"
+    )
+    space = in_a_cell(source)
+    monkeypatch.setenv("OWN_VALUE", "there")
+    assert loaded(space["made"], tmp_path)(TEXTS) == [3, "there"]
+    with pytest.raises(ConfigError, match=r"default of its argument 'lock' is a _thread\.lock"):
+        written_down(space["refused"], "reward")
+    with pytest.raises(ConfigError, match="default of its argument 'password' may be a secret"):
+        written_down(space["told"], "reward")
