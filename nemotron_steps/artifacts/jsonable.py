@@ -6,6 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def as_float(value: Any) -> float | None:
+    """A number of a record; also one that is not finite, which `plain` wrote as text. None for anything else."""
+    known = value in _NOT_FINITE if isinstance(value, str) else isinstance(value, int | float)
+    return float(value) if known and not isinstance(value, bool) else None
+
 
 def plain(value: Any) -> Any:
     """`value` as strict JSON: NaN and infinities become strings, numpy and torch scalars become numbers."""

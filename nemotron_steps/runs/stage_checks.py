@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nemotron_steps.artifacts.jsonable import as_float
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import CheckFailedError, UnknownNameError
@@ -61,15 +62,18 @@ def blocked(failed: Sequence[FailedCheck], planned: PlannedStep, run_id: str) ->
 
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a summary: NAME, of a change what it came to, of nested values NAME/ROW/COLUMN."""
+    """The numbers of a summary: NAME, of a change what it came to, of nested values NAME/ROW/COLUMN.
+
+    NaN and infinities among them: a number that ended as NaN is not the one before it.
+    """
     found: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            if "before" in value and isinstance(value.get("after"), int | float):
-                found[f"{prefix}{name}"] = float(value["after"])
+            if "before" in value and (after := as_float(value.get("after"))) is not None:
+                found[f"{prefix}{name}"] = after
             found.update(flat_numbers(value, f"{prefix}{name}/"))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[f"{prefix}{name}"] = float(value)
+        elif (single := as_float(value)) is not None:
+            found[f"{prefix}{name}"] = single
     return found
 
 

@@ -91,6 +91,14 @@ def test_a_resumed_run_is_checked_by_the_metrics_of_its_own_first_attempt(cli, g
     assert (states(cli)["train"], states(cli)["score"]) == ("cached", "ran")
 
 
+@pytest.mark.parametrize("last", ["nan", "inf"])
+def test_a_number_that_ended_as_no_number_fails_its_check(last, cli, gated):
+    gated('metric = "kl_penalty"\nat_most = 1')
+    assert cli("run", "gated").code == 0
+    blocked = cli("run", "gated", f"train.last_kl={last}")
+    assert blocked.code == 1 and "error[E640]" in blocked.err and f"found: {last}" in " ".join(blocked.err.split())
+
+
 def test_a_warning_and_a_check_that_holds_block_nothing(cli, gated):
     gated('metric = "held_out_reward"\nat_least = 0.8\nseverity = "warn"', 'metric = "loss"\nat_most = 0.5')
     result = cli("run", "gated")

@@ -53,6 +53,7 @@ class TrainConfig(Section):
     optimizer: Optimizer = Optimizer()
     judge: Judge = Judge()
     passthrough: tuple[str, ...] = ()
+    last_kl: float | None = None
 
 
 def make(context: StepContext[MakeConfig]) -> None:
@@ -75,6 +76,8 @@ def train(context: StepContext[TrainConfig]) -> None:
         context.tracker.metrics(
             step, {"reward/mean": step / config.steps, "loss": 1 / step, "kl_penalty": 0.001 * step}
         )
+        if step == config.steps and config.last_kl is not None:
+            context.tracker.metrics(step, {"kl_penalty": config.last_kl})
         context.tracker.progress(f"reward {step / config.steps:.2f}", step, config.steps)
     if config.end == "diverge" and config.optimizer.lr > 0.01:
         raise NonFiniteLossError("the loss is NaN at step 2", found="loss=nan")
