@@ -209,7 +209,7 @@ class Sources:
         manifest = with_named_ports(manifest, name, goal, self.request)
         because = f"an earlier stage of {self.request.name}"
         node = self.stages[name] = self.graph.add(name, manifest, goal.config_name, goal.overrides, because)
-        node.earlier, node.instance = True, goal.instance
+        node.earlier, node.instance, node.checks = True, goal.instance, goal.checks
         self.wired[name] = frozenset(goal.wired)
         self.pending.append((node, goal))
         return node

@@ -136,6 +136,14 @@ def test_a_check_that_says_nothing_is_refused_when_the_file_is_read(check, said,
     assert wrong.code == 2 and said in wrong.err
 
 
+def test_starting_from_a_later_stage_leaves_out_no_check_of_what_it_reads(cli, gated):
+    gated('metric = "held_out_reward"\nat_least = 0.8')
+    assert cli("run", "gated").code == 1
+    blocked = cli("run", "gated", "--from", "score")
+    assert blocked.code == 1 and "error[E640]" in blocked.err
+    assert cli("run", "gated", "--from", "score", "--ignore-checks", "train").code == 0
+
+
 def test_checks_of_a_stage_that_is_not_there_cannot_be_ignored(cli, gated):
     gated()
     wrong = cli("plan", "gated", "--ignore-checks", "trian")
