@@ -237,7 +237,7 @@ class _Run:
     def steps(self) -> None:
         """Do every step in order. An instance of a fan-out that fails takes along only what reads it.
 
-        Raises what failed first, once nothing else is left to do.
+        Raises what failed first, once nothing else is left to do; at once what stops every instance.
         """
         lost: set[str] = set()
         failures: list[StepsError] = []
@@ -249,7 +249,7 @@ class _Run:
                 self.step(planned)
             except StepsError as error:
                 if planned.instance is None or isinstance(error, _STOPS_ALL):
-                    raise failures[0] if failures else error from None
+                    raise
                 lost.add(planned.key)
                 failures.append(error)
         if failures:

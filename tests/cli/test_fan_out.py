@@ -95,6 +95,13 @@ def test_what_every_instance_would_run_into_stops_the_run(cli, seeds):
     assert run["steps"]["train-8"]["state"] == "pending"
 
 
+def test_what_stopped_the_run_is_told_rather_than_an_instance_that_failed_before(cli, seeds):
+    stopped = cli("run", "seeds", "train-7.end=bug", "train-8.end=judge")
+    assert stopped.code == 3 and "the judge did not answer" in stopped.err
+    states = {key: step["state"] for key, step in json.loads(cli("status", "--json").out)["steps"].items()}
+    assert [states[f"train-{n}"] for n in (7, 8, 9)] == ["failed", "failed", "pending"]
+
+
 def test_a_step_is_fanned_out_from_the_command_line(cli, workplace):
     plan = cli("plan", "toy/train", "-c", "tiny", "--over", "seed=range(1,4)", "steps=5", "--json")
     trained = {key: step["overrides"] for key, step in steps_of(plan).items() if step["step"] == "toy/train"}

@@ -150,6 +150,12 @@ def test_failed_step_keeps_its_checkpoint_and_the_next_run_continues(store: Arti
     assert json.loads((store.open("toy/train/model").path / "deep/er/weights.json").read_text())["sum"] == 285
 
 
+def test_the_error_of_a_failed_step_has_what_the_steps_code_raised_as_its_cause(store: ArtifactStore) -> None:
+    with pytest.raises(StepFailedError) as caught:
+        run(store, train={"fail": "bug"})
+    assert isinstance(caught.value.__cause__, KeyError) and caught.value.__cause__.args == ("a bug in the step",)
+
+
 def test_resume_continues_in_the_same_run_folder(store: ArtifactStore) -> None:
     with pytest.raises(NonFiniteLossError):
         run(store, train={"fail": "nan"}, request={"targets": ["toy/train"], "overrides": ["train.fail=nan"]})
