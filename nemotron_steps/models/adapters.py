@@ -12,7 +12,7 @@ exact. B is laid out and cut as its linear's rows are, A as its columns. Not her
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 _OTHERS = ("in_proj", "out_proj", "router", "fc1_latent_proj", "fc2_latent_proj")
 """Linear layers that have none here."""
 _PEFT = "base_model.model."
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Projections that are one module in vLLM."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,24 @@ def hf_weight(name: str) -> str:
     if not name.startswith(_PEFT) or not found or letter not in ("A", "B"):
         raise ValueError(name)
     return f"{stem.removeprefix(_PEFT)}.weight"
+
+
+def whole_modules(adapted: Collection[str], every: Collection[str]) -> bool:
+    """Whether some Hugging Face-named weights are all that vLLM's modules of them hold.
+
+    vLLM fuses projections, and loads a module whole: what does not come with a part of it is lost.
+
+    Args:
+        adapted: the weights.
+        every: those of the whole model, biases too.
+    """
+    for name in adapted:
+        module, _, leaf = name.removesuffix(".weight").rpartition(".")
+        fused = next((group for group in _FUSED if leaf in group), (leaf,))
+        parts = {f"{module}.{each}.{part}" for each in fused for part in ("weight", "bias")}
+        if any(part in every and part not in adapted for part in parts):
+            return False
+    return True
 
 
 def is_half(name: str) -> bool:

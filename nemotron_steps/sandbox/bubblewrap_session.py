@@ -61,8 +61,7 @@ class BubblewrapSession(ServedSession):
         if self._rest is None:
             raise RuntimeError("the session was not entered")
         self._rest.end()
-        try:
-            return await super()._ask(job, wall_s)
-        finally:
-            # The server has killed whatever the command left running.
-            self._rest.begin()
+        result = await super()._ask(job, wall_s)
+        # The server has killed whatever the command left running. Whoever is cancelled does not know that.
+        self._rest.begin()
+        return result

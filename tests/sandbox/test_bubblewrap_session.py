@@ -134,6 +134,15 @@ def test_a_session_at_rest_is_looked_at_seldom_and_its_next_command_at_once(sand
     asyncio.run(work())
 
 
+def test_a_session_whose_command_was_given_up_does_not_rest(sandbox) -> None:
+    async def work(session: BubblewrapSession) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.run(["sleep", "5"]), 0.3)
+        assert session._rest is not None and not session._rest.resting
+
+    inside(sandbox, work)
+
+
 def test_the_folder_is_bounded(sandbox) -> None:
     async def work(session: BubblewrapSession) -> None:
         full = await session.run(["sh", "-c", "head -c 20000000 /dev/urandom > big; stat -c %s big"])

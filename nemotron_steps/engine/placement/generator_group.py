@@ -82,6 +82,8 @@ class RayGenerator:
         self.weight_version = 0
         self._max_total_length = settings.max_total_length
         self._processes = settings.config.devices_per_generator
+        self._vllm = settings.config.backend == "vllm"
+        self._forgets = self._vllm and settings.config.colocated.enabled  # it sleeps while the policy trains
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
         self._engines = [_Engine(number, worker) for number, worker in enumerate(self.workers)]
@@ -172,7 +174,10 @@ class RayGenerator:
         started = time.perf_counter()
         if isinstance(weights, PlacedWeights):
             if self._transfer is None or self._transfer[0] is not weights.policy:
-                self._transfer = (weights.policy, weights.policy.transfer_to(self.workers, self._processes))
+                transfer = weights.policy.transfer_to(
+                    self.workers, self._processes, forgets=self._forgets, loads_modules=self._vllm
+                )
+                self._transfer = (weights.policy, transfer)
             moved = self._transfer[1].update(version)
         else:
             plan, references = put_plain(weights)

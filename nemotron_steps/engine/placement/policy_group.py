@@ -116,9 +116,19 @@ class RayPolicy:
         """See Policy. Nothing moves until a generator or an iteration asks for it."""
         return PlacedWeights(self)
 
-    def transfer_to(self, receivers: Sequence[Worker], processes: int = 1) -> WeightTransfer | AdapterTransfer:
-        """Open the transports from the ranks to generation workers, or to the processes that each of them runs."""
-        return (AdapterTransfer if self._adapted else WeightTransfer)(
+    def transfer_to(
+        self, receivers: Sequence[Worker], processes: int = 1, *, forgets: bool = False, loads_modules: bool = False
+    ) -> WeightTransfer | AdapterTransfer:
+        """Open the transports from the ranks to generation workers, or to the processes that each of them runs.
+
+        Args:
+            forgets: between updates receivers lose weights that do not come again.
+            loads_modules: receivers load modules that fuse several weights, whole.
+        """
+        alone = self._adapted and not forgets
+        if alone and loads_modules:
+            alone = self._everywhere("adapts_whole_modules")
+        return (AdapterTransfer if alone else WeightTransfer)(
             self.workers, receivers, self._address, processes=processes
         )
 

@@ -123,6 +123,13 @@ class PolicyWorker(WorkerProcess):
         )
         return self._sending[channel].open(transport, ipc, broadcast)
 
+    def adapts_whole_modules(self) -> bool:
+        """See AdaptedWeights.whole_modules."""
+        from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
+
+        weights = self._policy.weights()
+        return isinstance(weights, AdaptedWeights) and weights.whole_modules
+
     def _weights(self, part: str) -> Any:
         weights = self._policy.weights()
         return iter(weights) if part == WHOLE else getattr(weights, part)()

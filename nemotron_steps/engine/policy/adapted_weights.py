@@ -24,6 +24,8 @@ class AdaptedWeights:
         changed: those that have one.
         frozen: every weight, without adapters.
         adapters: A, and B times its scale, of each that has one.
+        whole_modules: whether those that have one are all of the modules that vLLM fuses them into; a generator that
+            loads modules whole is given `whole` otherwise.
     """
 
     source: object
@@ -31,6 +33,7 @@ class AdaptedWeights:
     changed: Callable[[], Weights]
     frozen: Callable[[], Weights]
     adapters: Callable[[], Weights]
+    whole_modules: bool
 
     def __iter__(self) -> Weights:
         return self.whole()

@@ -39,7 +39,7 @@ from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError
 from nemotron_steps.models.adapter_folder import AdapterBase, save_adapter
-from nemotron_steps.models.adapters import low_rank_sum
+from nemotron_steps.models.adapters import low_rank_sum, whole_modules
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
 from nemotron_steps.models.huggingface import save_hf_checkpoint
@@ -213,6 +213,7 @@ class DTensorPolicy:
             changed=partial(self._split, adapted=True),
             frozen=partial(self._split, frozen=True),
             adapters=partial(self._halves, scaled=True),
+            whole_modules=whole_modules(self._adapters.names, dict(self.model.hf.named_parameters())),
         )
 
     def _split(self, *, frozen: bool = False, adapted: bool = False) -> Iterator[tuple[str, torch.Tensor]]:

@@ -54,6 +54,9 @@ from nemotron_steps.models.mapping import hf_names, to_megatron
 from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint
 from nemotron_steps.models.megatron_core import on_available_device
 
+REDUCED_VALUES = 1 << 24
+"""Of what is inferred, at once over ranks: 64 MiB in float32."""
+
 
 class MegatronPolicy:
     """A trainable megatron-core model.
@@ -197,10 +200,12 @@ class MegatronPolicy:
             self._pipeline.infer(work.count, forward, work.shape)
         for group in (self.groups.data, self.groups.pipeline):
             if dist.get_world_size(group) > 1:
-                for number, result in enumerate(results):
-                    moved = result.to(self.device)
-                    dist.all_reduce(moved, group=group)
-                    results[number] = moved.cpu()
+                for result in results:
+                    # A part at a time: whole hidden states of a batch would not fit beside the model.
+                    for part in torch.split(result.flatten(), REDUCED_VALUES):
+                        moved = part.to(self.device)
+                        dist.all_reduce(moved, group=group)
+                        part.copy_(moved)
         return results
 
     def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:

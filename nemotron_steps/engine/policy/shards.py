@@ -15,7 +15,7 @@ from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decay
 from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.optimizer import ClipGroup
 from nemotron_steps.engine.policy.parallel_dims import Groups, device
-from nemotron_steps.models.adapters import hf_weight, low_rank_sum, peft_name
+from nemotron_steps.models.adapters import hf_weight, low_rank_sum, peft_name, whole_modules
 from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
 
@@ -130,6 +130,10 @@ class ModelShards:
             changed=partial(self._split_bases, adapted=True),
             frozen=partial(self.hf_tensors, with_mtp=False, adapted=False),
             adapters=self._adapter_halves,
+            whole_modules=whole_modules(
+                {name for pair in self.adapters for name in pair.base.hf_names},
+                {name for parameter in self._of_the_model for name in parameter.hf_names},
+            ),
         )
 
     def hf_tensors(self, *, with_mtp: bool = True, adapted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:

@@ -41,7 +41,10 @@ class FrozenTeachers:
         self, policy: MegatronPolicy, checkpoints: Mapping[str, Path], topk: int | None, *, offload: bool
     ) -> None:
         config, vocab_size = policy.config, policy.architecture.vocab_size
-        inference = config.megatron_cfg.model_copy(update={"mtp_num_layers": 0, "moe_router_bias_update_rate": 0.0})
+        plain = config.megatron_cfg.peft.model_copy(update={"enabled": False})
+        inference = config.megatron_cfg.model_copy(
+            update={"mtp_num_layers": 0, "moe_router_bias_update_rate": 0.0, "peft": plain}
+        )
         config = config.model_copy(update={"megatron_cfg": inference})
         self._topk = None if topk is None else min(topk, policy.architecture.vocab_size)
         self._models: dict[str, MegatronPolicy] = {}

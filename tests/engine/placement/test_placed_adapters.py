@@ -16,12 +16,23 @@ VLLM = {
 }
 
 
-def follows(tmp_path, **changes):
-    """Three steps, after each of which the generator's own logprobs are the policy's."""
+DTENSOR = {
+    "policy__megatron_cfg": {},
+    "policy__dtensor_cfg": {
+        "enabled": True,
+        "lora_cfg": {**PEFT, "match_all_linear": False, "target_modules": ["q_proj", "v_proj"]},
+    },
+    "policy__optimizer": {"kwargs": {"lr": 1e-2}},
+}
+
+
+def follows(tmp_path, *, alone=True, **changes):
+    """Three steps, after each of which the generator's own logprobs are the policy's; adapters travel alone."""
     folder = tmp_path / "model"
     make_large_checkpoint(folder, layers=1, hidden=128)
     write_rows(folder / "train.jsonl", large_prompts(folder, 24, words=8))
     megatron = {"policy__megatron_cfg__peft": PEFT, "policy__megatron_cfg__optimizer__lr": 1e-2}
+    megatron = {} if "policy__dtensor_cfg" in changes else megatron
     records = []
     run, _ = start(config_of(folder, 3, **megatron, **changes), tmp_path, records)
     try:
@@ -32,7 +43,7 @@ def follows(tmp_path, **changes):
     metrics = metrics_of(records)
     assert len(metrics) == 3 and all(m["grad_norm"] > 0 for m in metrics)
     assert max(m["token_mult_prob_error"] for m in metrics) < 1 + 1e-3
-    assert all(0 < m["weight_sync/bytes"] < whole / 5 for m in metrics)
+    assert all((0 < m["weight_sync/bytes"] < whole / 5) is alone for m in metrics)
 
 
 def test_a_generator_in_the_policys_process_follows_its_adapters(tmp_path):
@@ -57,3 +68,10 @@ def test_vllm_in_the_policys_process_follows_its_adapters(tmp_path):
 def test_vllm_in_a_process_of_its_own_follows_adapters(tmp_path):
     settings = {"enforce_eager": True, "max_num_seqs": 16, "async_engine": True}
     follows(tmp_path, **{**VLLM, "policy__generation__vllm_cfg": settings})
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_vllm_is_given_whole_modules_where_a_part_of_one_is_adapted(tmp_path):
+    """vLLM fuses q, k and v, and what does not come with a part of that is lost."""
+    follows(tmp_path, alone=False, **VLLM, **DTENSOR)

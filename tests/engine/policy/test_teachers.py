@@ -125,6 +125,11 @@ def test_a_policy_learns_what_its_teachers_say_and_they_do_not_move(folders, bat
     assert torch.equal(again.teacher_topk_logprobs, scored.teacher_topk_logprobs)
 
 
+def test_teachers_have_none_of_the_policys_adapters(folders):
+    adapted = teachers_of(folders, megatron_cfg={"peft": {"enabled": True}})
+    assert all(not teacher.model.adapters for teacher in adapted._models.values())
+
+
 def test_a_teacher_of_another_vocabulary_is_refused(folders, tmp_path):
     write_checkpoint("qwen3", tmp_path, vocab_size=VOCAB + 8)
     policy = MegatronPolicy(policy_config(), folders["policy"], rl_loss())

@@ -237,6 +237,8 @@ class VllmGenerator:
         if "weights" in self._asleep:
             call(self._engine, lambda: self._engine.wake_up(["weights"]), WAKE_SECONDS)
             self._asleep.discard("weights")
+        if isinstance(weights, AdaptedWeights) and (self._sleeps or not weights.whole_modules):
+            weights = weights.whole()  # asleep it has forgotten the frozen ones
         if self._to_workers is not None:
             moved = self._to_workers.load(weights)
         else:
