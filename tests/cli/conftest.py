@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,12 @@ class Result:
 Cli = Callable[..., Result]
 
 
+def forget_new_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `steps new` has written for another test is of the same name."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "steps_pack"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with the toy pack on STEPS_PATH, a home and a cache of its own."""
@@ -41,6 +48,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PYTHONPATH", str(TOY_PACK))
     monkeypatch.syspath_prepend(str(TOY_PACK))
+    forget_new_packages(monkeypatch)
     monkeypatch.delenv("TOY_JUDGE", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     return folder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.cli.main import nemotron, steps
-from tests.cli.conftest import in_process
+from tests.cli.conftest import forget_new_packages, in_process
 from tests.docs.pages import PAGES, Command, commands
 
 PLANNED = {"run", "plan"}
@@ -19,6 +19,7 @@ PROFILE = 'executor = "slurm"\naccount = "a"\npartition = "p"\nnodes = 32\ngpus_
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the pages tell the reader to write, in an empty folder."""
+    forget_new_packages(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

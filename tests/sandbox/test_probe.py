@@ -17,7 +17,7 @@ from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.probe import probe
-from nemotron_steps.sandbox.process import Watch
+from nemotron_steps.sandbox.process import Rest, Watch
 from nemotron_steps.sandbox.seccomp import allowed, architecture, filter_program
 from nemotron_steps.sandbox.syscalls import DANGEROUS, NETWORK, SHARING, calls
 from tests.sandbox.programs import needs_bubblewrap
@@ -131,8 +131,8 @@ def test_the_probe_refuses_a_sandbox_that_sees_the_hosts_processes(monkeypatch: 
 
 
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    def watch(status: int, _: int | None, folders: tuple[str, ...]) -> Watch:
-        return Watch(status, None, folders)
+    def watch(status: int, _: int | None, folders: tuple[str, ...], rest: Rest | None) -> Watch:
+        return Watch(status, None, folders, rest)
 
     monkeypatch.setattr("nemotron_steps.sandbox.bubblewrap.Watch", watch)
 

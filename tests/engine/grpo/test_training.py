@@ -51,7 +51,7 @@ def context(task, tmp_path, monkeypatch):
         heldout__max_prompts=1,
         heldout__samples_per_prompt=1,
     )
-    outputs = {"model": SimpleNamespace(path=tmp_path / "model")}
+    outputs = {"model": SimpleNamespace(path=tmp_path / "model", type="checkpoint_megatron")}
     (tmp_path / "model").mkdir()
     tracker = Tracker("test", None, None)
     return SimpleNamespace(config=config, work=tmp_path, started=time.monotonic(), outputs=outputs, tracker=tracker)

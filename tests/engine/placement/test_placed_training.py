@@ -76,7 +76,7 @@ def sft(checkpoint, data, steps, schema=SftConfig, **changes):
 def run(step, config, work, output="output"):
     """Metrics of each step, the summary, where the policy was, and the folder written."""
     records: list[dict] = []
-    slot = SimpleNamespace(path=work / output, attributes={})
+    slot = SimpleNamespace(path=work / output, attributes={}, type="checkpoint_megatron")
     tracker = Tracker("test", None, records.append)
     outputs = {"model": slot, "reward_model": slot}
     step.run(SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=tracker, outputs=outputs))
