@@ -80,7 +80,10 @@ def _choices(own: tuple[int, ...], axes: Sequence[Axis]) -> Iterator[_Choice]:
 
 def _instance(goal: Goal, choice: _Choice, axes: Sequence[Axis], of_stage: Mapping[str, tuple[int, ...]]) -> Goal:
     overrides, wired, where = list(goal.overrides), {}, dict(goal.where)
+    fanned = _keys(axes, goal.name)
     for port, source in goal.wired.items():
+        if f"{_INPUTS}{port}" in fanned:  # its values take the place of what it is wired to
+            continue
         if source.stage is None or not of_stage.get(source.stage):
             wired[port] = source
             continue

@@ -120,6 +120,20 @@ def test_inputs_are_fanned_out_over_too(cli, workplace):
     }
 
 
+def test_an_input_fanned_out_over_takes_the_place_of_a_fanned_out_stage(cli, seeds):
+    text = STAGES.partition('[[stages]]\nstep = "toy/compare"')[0]
+    text += '[[stages]]\nstep = "toy/score"\ninputs = { export = "train" }\n'
+    (seeds / "manifests" / "seeds.toml").write_text(text)
+    (seeds / "other").mkdir()
+    (seeds / "other" / "export.json").write_text("{}")
+    assert cli("artifacts", "add", "other", "--type", "toy_export").code == 0
+    plan = cli("plan", "seeds", "--over", "score.inputs.export=input/base:v1,input/other:v1", "--json")
+    assert plan.code == 0, plan.err
+    read = [step["inputs"] for step in plan.json["steps"] if step["step"] == "toy/score"]
+    assert [set(inputs) for inputs in read] == [{"export"}, {"export"}]
+    assert [inputs["export"]["ref"] for inputs in read] == ["input/base:v1", "input/other:v1"]
+
+
 def test_a_stage_that_reads_a_fanned_out_one_is_fanned_out_with_it(cli, seeds):
     steps = steps_of(cli("plan", "toy_all", "--over", "make.count=2,3", "--json"))
     assert [key for key in steps if not key.startswith("toy")] == [
