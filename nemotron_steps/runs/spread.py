@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nemotron_steps.artifacts.jsonable import as_float, plain
 from nemotron_steps.runs.lines import is_table, number
 
 MEANING = "mean ± standard deviation over seeds"
@@ -30,7 +32,8 @@ class Outcome:
 class Spread:
     """One measure over seeds: its values by instance, their mean and sample standard deviation (n − 1).
 
-    `spread` is None where there is one value.
+    `spread` is None where there is one value. Where one is not finite (an instance that diverged) the mean is NaN
+    and `spread` None: a mean of the others would hide it.
     """
 
     mean: float
@@ -43,8 +46,9 @@ class Spread:
         return f"{number(float(self.mean))} ± {number(float(self.spread))}"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable form."""
-        return {"mean": self.mean, "spread": self.spread, "values": dict(self.values)}
+        """JSON-serialisable form; what is not finite as text."""
+        fields: dict[str, Any] = plain({"mean": self.mean, "spread": self.spread, "values": self.values})
+        return fields
 
 
 Table = Mapping[str, Mapping[str, Spread]]
@@ -94,6 +98,8 @@ def _table(cells: Iterable[tuple[str, str, Mapping[str, float]]]) -> Table:
 
 def _spread(values: Mapping[str, float]) -> Spread:
     several = list(values.values())
+    if not all(map(math.isfinite, several)):
+        return Spread(math.nan, None, values)
     return Spread(statistics.fmean(several), statistics.stdev(several) if len(several) > 1 else None, values)
 
 
@@ -103,8 +109,8 @@ def _measures(summary: Mapping[str, Any]) -> dict[str, float]:
     for name, value in summary.items():
         if isinstance(value, Mapping) and "before" in value:
             value = value.get("after")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            numbers[name] = float(value)
+        if (single := as_float(value)) is not None:
+            numbers[name] = single
     return numbers
 
 
