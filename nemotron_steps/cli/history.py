@@ -111,7 +111,7 @@ def status(arguments: argparse.Namespace) -> int:
     never_started = False
     if info.job and info.status in ("running", "submitted"):
         try:
-            never_started = _never_started(info)
+            never_started = job_never_began(info)
             said = _job_says(info)
         except StepsError as error:  # its executor is not here: what the run itself says is still worth showing
             said = error.what
@@ -121,7 +121,7 @@ def status(arguments: argparse.Namespace) -> int:
         terminal.print()
         render(failure, terminal)
     if never_started:
-        raise _not_started(store, info)
+        raise not_started(store, info)
     terminal.print()
     for hint in advice(info, has_metrics=bool(metrics)):
         terminal.print(f"  {terminal.style(hint, 'cyan')}")
@@ -152,7 +152,7 @@ def logs(arguments: argparse.Namespace) -> int:
     fetched = time.monotonic()
     try:
         while True:
-            never_started = _never_started(info)
+            never_started = job_never_began(info)
             if time.monotonic() - fetched > _FETCH_SECONDS:
                 refreshed_run(store, info.id)
                 fetched = time.monotonic()
@@ -162,7 +162,7 @@ def logs(arguments: argparse.Namespace) -> int:
             if now.status not in ("running", "submitted"):
                 return 0
             if never_started and now.status == "submitted":
-                raise _not_started(store, now)
+                raise not_started(store, now)
             info = now
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
@@ -271,7 +271,7 @@ def _job_says(info: RunInfo) -> str:
     return f"{job.state.value} ({job.detail})" if job.detail else job.state.value
 
 
-def _never_started(info: RunInfo) -> bool:
+def job_never_began(info: RunInfo) -> bool:
     """Whether a submitted run's job ended before the run began (its request turned out to be wrong)."""
     if info.status != "submitted" or not info.job:
         return False
@@ -281,7 +281,8 @@ def _never_started(info: RunInfo) -> bool:
     return job is not None and job.state.over
 
 
-def _not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
+def not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
+    """The error of a run whose job never began it, with the first thing that the job said."""
     console = store.backend.scratch / "runs" / info.id / "console.txt"
     said = console.read_text(errors="replace").strip() if console.is_file() else ""
     return RequestError(

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import exit_code, render
-from nemotron_steps.cli.history import COLORS, advice, refreshed_run
+from nemotron_steps.cli.history import COLORS, advice, job_never_began, not_started, refreshed_run
 from nemotron_steps.cli.live import LineDisplay
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable, shorten
+from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.follow import Follower, StepSeen
 from nemotron_steps.runs.lines import signal_text
 
@@ -247,7 +248,7 @@ def _draw(
             samples = samples != (key == "s")
             if key == "q":
                 return info
-            info = refreshed_run(store, info.id)
+            info = _now(store, info)
 
 
 def _print_lines(store: ArtifactStore, info: RunInfo, follower: Follower, terminal: Terminal) -> RunInfo:
@@ -261,7 +262,20 @@ def _print_lines(store: ArtifactStore, info: RunInfo, follower: Follower, termin
             display.close()
             return info
         time.sleep(_EVERY_S)
-        info = refreshed_run(store, info.id)
+        info = _now(store, info)
+
+
+def _now(store: ArtifactStore, info: RunInfo) -> RunInfo:
+    """The run as it is now. RequestError if its job ended before the run began: the run itself never says so."""
+    try:
+        job_ended = job_never_began(info)
+    except StepsError:  # its executor is not here or does not answer: what the run itself says is still worth watching
+        job_ended = False
+    # Read after the job's end was seen: it may have begun and ended meanwhile.
+    now = refreshed_run(store, info.id)
+    if job_ended and now.status == "submitted":
+        raise not_started(store, now)
+    return now
 
 
 @contextmanager

@@ -88,6 +88,17 @@ def test_a_job_that_somebody_waits_for_is_followed_to_its_end(cli: Cli, queue: l
     assert f"steps run --resume {queue[0].run_id}" in ended.err
 
 
+def test_watching_a_job_that_ended_before_its_run_began_ends_and_says_so(
+    cli: Cli, queue: list[base.Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("run", "toy/train", "-c", "tiny", "-b", "there").code == 0
+    waits = iter(range(3))  # StopIteration if it goes on waiting
+    monkeypatch.setattr("nemotron_steps.cli.watch.time.sleep", lambda seconds: next(waits))
+    watched = cli("watch", queue[0].run_id)
+    assert watched.code == 2 and "ended before it started" in watched.err
+    assert f"steps run --resume {queue[0].run_id}" in watched.err
+
+
 def test_a_secret_of_the_command_line_is_not_handed_to_a_job(cli: Cli, queue: list[base.Launch]) -> None:
     refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", "judge.api_key=hunter2hunter2")
     assert refused.code == 2 and "a secret on the command line" in refused.err and "hunter2" not in refused.err
