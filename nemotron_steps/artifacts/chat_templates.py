@@ -7,10 +7,13 @@ run in Jinja's sandbox, with what transformers gives them.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from nemotron_steps.errors import ArtifactError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT = "marked words"
@@ -30,10 +33,22 @@ _CHATS: dict[str, list[dict[str, Any]]] = {
 
 
 def chat_template(folder: Path) -> str | None:
-    """The template of a model's folder: chat_template.jinja, or that of tokenizer_config.json; None without one."""
+    """The template of a model's folder: chat_template.jinja, or that of tokenizer_config.json; None without one.
+
+    ArtifactError for a chat_template.jinja that is no UTF-8.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8") or None
+        try:
+            return path.read_text(encoding="utf-8") or None
+        except UnicodeDecodeError as error:
+            raise ArtifactError(
+                "the chat template is no text",
+                where=str(path),
+                expected="UTF-8",
+                found=f"byte 0x{error.object[error.start]:02x} at {error.start}",
+                hints=(f"iconv -f ISO-8859-1 -t UTF-8 {shlex.quote(str(path))}",),
+            ) from error
     try:
         found = json.loads((folder / "tokenizer_config.json").read_bytes())["chat_template"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):

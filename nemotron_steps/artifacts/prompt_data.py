@@ -64,7 +64,7 @@ def _roles_of(row: Mapping[str, Any]) -> Iterator[str]:
         messages = request.get("input")
     else:
         messages = row.get("prompt") or row.get("messages") or row.get("conversations")
-        if isinstance(messages, list) and not row.get("prompt") and _role(messages[-1]) == "assistant":
+        if isinstance(messages, list) and messages and not row.get("prompt") and _role(messages[-1]) == "assistant":
             messages = messages[:-1]  # its answer
     if not isinstance(messages, list):
         yield "user"

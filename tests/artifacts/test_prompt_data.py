@@ -31,6 +31,7 @@ SAID, RESULT = {"role": "assistant", "content": "z"}, {"role": "tool", "content"
             ("user", "assistant", "tool"),
         ),
         ({"prompt": [USER, RESULT, 3]}, ("user", "tool")),
+        ({"prompt": "", "conversations": []}, ()),
     ],
 )
 def test_roles_of_a_row(row: dict[str, Any], roles: tuple[str, ...], tmp_path: Path) -> None:
