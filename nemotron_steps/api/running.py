@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from nemotron_steps.api.asking import Input, Overrides, Target, asked_for
@@ -44,7 +45,8 @@ def run(
     Raises:
         PlanError: the request does not type-check; nothing ran.
         StepsError: the first step that failed. What was committed stays: the same call goes on from there.
-        InterruptedRunError: Ctrl-C, or the notebook's stop button.
+        InterruptedRunError: Ctrl-C, or the notebook's stop button. Pressed again, what is still unwinding is cut short,
+            and this process goes on.
     """
     bench = bench_of(home)
     if target is not None:
@@ -75,14 +77,28 @@ def run_asked(bench: Workbench, asked: Asked, *, force: bool, resume: str | None
     asked = bench.settled(asked)
     environment = _environment(bench, asked)
     terminal = Terminal.of() if progress else None
-    os.environ.update(environment)
-    with outside_event_loop(), without_main_module():
-        result, plan = run_here(bench, asked, force=force, resume=resume, terminal=terminal)
+    with _variables(environment), outside_event_loop(), without_main_module():
+        result, plan = run_here(bench, asked, force=force, resume=resume, terminal=terminal, ends_process=False)
         if terminal is not None:
             from nemotron_steps.cli.summary import show_result
 
             show_result(result, plan, bench.registry, terminal)
     return Result(bench.store, result.id)
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process for a while: the next run may have another profile, or none."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _environment(bench: Workbench, asked: Asked) -> Mapping[str, str]:

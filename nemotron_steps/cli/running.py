@@ -66,12 +66,18 @@ def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> 
 
 
 def run_here(
-    bench: Workbench, asked: Asked, *, force: bool = False, resume: str | None = None, terminal: Terminal | None = None
+    bench: Workbench,
+    asked: Asked,
+    *,
+    force: bool = False,
+    resume: str | None = None,
+    terminal: Terminal | None = None,
+    ends_process: bool = True,
 ) -> tuple[RunResult, Plan]:
     """Plan a request and run it in this process.
 
     Args:
-        force: see `execute`, as `resume`.
+        force: see `execute`, as `resume` and `ends_process`.
         terminal: where the plan and the progress are shown; None shows nothing.
 
     Raises:
@@ -91,7 +97,7 @@ def run_here(
         display = Tolerant(open_display(terminal, plan))
         listeners.append(display)
     try:
-        return _execute(bench, asked, plan, listeners, force=force, resume=resume), plan
+        return _execute(bench, asked, plan, listeners, force, resume, ends_process), plan
     except StepsError as error:
         seen.add_hints(error)
         raise
@@ -104,7 +110,13 @@ def run_here(
 
 
 def _execute(
-    bench: Workbench, asked: Asked, plan: Plan, listeners: Sequence[Listener], *, force: bool, resume: str | None
+    bench: Workbench,
+    asked: Asked,
+    plan: Plan,
+    listeners: Sequence[Listener],
+    force: bool,
+    resume: str | None,
+    ends_process: bool,
 ) -> RunResult:
     from nemotron_steps.runs.execute import execute
     from nemotron_steps.runs.prerequisites import (
@@ -125,6 +137,7 @@ def _execute(
         listeners=listeners,
         request=asked.to_dict(),
         mirrored=bench.mirrors(),
+        ends_process=ends_process,
     )
 
 

@@ -137,6 +137,7 @@ def execute(
     listeners: Sequence[Listener] = (),
     request: Mapping[str, Any] | None = None,
     mirrored: MirrorSettings | None = None,
+    ends_process: bool = True,
 ) -> RunResult:
     """Run every step of a plan that is not already done.
 
@@ -149,6 +150,7 @@ def execute(
         listeners: called with every record, after it was written.
         request: what was asked, kept redacted in run.json; `resume` by id alone needs it.
         mirrored: where metrics and artifacts are mirrored.
+        ends_process: whether a second Ctrl-C does; else it is another KeyboardInterrupt (`interruptible`).
 
     Raises:
         StepsError: the first step that failed, with hints; InterruptedRunError on Ctrl-C or SIGTERM. The run folder
@@ -159,7 +161,7 @@ def execute(
     info = folder.load() or folder.create(plan.name, {})
     with (
         storage_errors(folder.path),
-        interruptible() as interrupt,
+        interruptible(ends_process) as interrupt,
         hold(folder.lock, {"run": folder.id}, lambda holder: _refuse_running(folder.id, holder)),
     ):
         started = time.monotonic()

@@ -16,8 +16,12 @@ _SAME_S = 0.5
 
 
 @contextmanager
-def interruptible() -> Iterator[dict[str, str]]:
+def interruptible(ends_process: bool = True) -> Iterator[dict[str, str]]:
     """Raise KeyboardInterrupt on the first SIGINT or SIGTERM; a later one ends the process at once.
+
+    Args:
+        ends_process: False where the process is not the run's, as a notebook's kernel: a later SIGINT is another
+            KeyboardInterrupt, and what unwinds is cut short.
 
     One that follows at once is the same one: whoever signals a process group reaches a process in several ways.
 
@@ -35,6 +39,9 @@ def interruptible() -> Iterator[dict[str, str]]:
         nonlocal first
         if "signal" in seen:
             if time.monotonic() - first > _SAME_S:
+                if number == signal.SIGINT and not ends_process:
+                    first = time.monotonic()
+                    raise KeyboardInterrupt
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
@@ -43,7 +50,12 @@ def interruptible() -> Iterator[dict[str, str]]:
         _hush_asyncio()
         if number == signal.SIGINT and os.isatty(2):
             # Unwinding may take a while. Not through `sys.stderr`, which may be in the middle of a write.
-            os.write(2, b"\nstopping; a second Ctrl-C ends it at once\n")
+            os.write(
+                2,
+                b"\nstopping; a second Ctrl-C does not wait for it\n"
+                if not ends_process
+                else b"\nstopping; a second Ctrl-C ends it at once\n",
+            )
         raise KeyboardInterrupt
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

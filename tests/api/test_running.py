@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps import Artifacts, Registry, StepsError, open_run, plan, run
+from nemotron_steps.cli.running import run_here
 from nemotron_steps.errors import (
     InterruptedRunError,
     NonFiniteLossError,
@@ -112,11 +115,21 @@ def test_a_profile_that_works_elsewhere_is_refused_with_the_command(workplace: P
     assert raised.value.hints == ("steps run toy/train -c tiny -r cluster",)
 
 
-def test_a_local_profile_sets_its_variables(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_profile_sets_its_variables_for_its_run_alone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_FLAG", "before")
-    (workplace / "env.toml").write_text('[here]\nexecutor = "local"\nenv_vars = { OWN_FLAG = "after" }\n')
+    (workplace / "env.toml").write_text(
+        '[here]\nexecutor = "local"\nenv_vars = { OWN_FLAG = "during", NEW_FLAG = "1" }\n'
+    )
+    seen: list[str | None] = []
+
+    def looked_at(*given: Any, **named: Any) -> Any:
+        seen.extend([os.environ.get("OWN_FLAG"), os.environ.get("NEW_FLAG")])
+        return run_here(*given, **named)
+
+    monkeypatch.setattr("nemotron_steps.api.running.run_here", looked_at)
     run("toy/train", config="tiny", profile="here", progress=False)
-    assert os.environ["OWN_FLAG"] == "after"
+    assert seen == ["during", "1"]
+    assert os.environ["OWN_FLAG"] == "before" and "NEW_FLAG" not in os.environ
 
 
 def test_the_stop_button_ends_a_run_in_a_cell_and_the_cell_goes_on() -> None:
@@ -128,6 +141,35 @@ def test_the_stop_button_ends_a_run_in_a_cell_and_the_cell_goes_on() -> None:
         return open_run().status
 
     assert asyncio.run(cell()) == "interrupted"
+
+
+TWICE = """
+import os, signal, sys, threading, time
+from nemotron_steps import open_run, run
+
+def press():
+    main, lines = threading.main_thread().ident, []
+    while len(lines) < 3 or len(set(lines[-3:])) > 1 or lines[-1] is None:  # until the step waits
+        time.sleep(0.2)
+        frame = sys._current_frames()[main]
+        lines.append(frame.f_lineno if frame.f_code.co_name == "train" else None)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+threading.Thread(target=press, daemon=True).start()
+begin = time.monotonic()
+try:
+    run("toy/train", config="tiny", end="stubborn", progress=False)
+except BaseException as error:
+    print("the kernel goes on after", type(error).__name__, open_run().status, time.monotonic() - begin < 55)
+"""
+
+
+def test_the_stop_button_pressed_twice_leaves_the_kernel() -> None:
+    ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=120, check=False)
+    said = "the kernel goes on after InterruptedRunError interrupted True\n"
+    assert ended.returncode == 0 and ended.stdout.endswith(said), ended.stdout + ended.stderr
 
 
 def test_what_there_is_can_be_listed_and_shown() -> None:
