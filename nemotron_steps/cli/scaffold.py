@@ -6,6 +6,7 @@ it is, and red when a change breaks a rule. The files are templates/KIND/*.tmpl,
 
 from __future__ import annotations
 
+import keyword
 import re
 import tomllib
 from collections.abc import Mapping
@@ -237,7 +238,7 @@ def _fields(kind: str, name: str, root: Path) -> dict[str, str]:
         "step_id": name,
         "package": package,
         "module": module,
-        "class_name": "".join(part.capitalize() for part in module.split("_")) + KINDS[kind].suffix,
+        "class_name": _importable("".join(map(str.capitalize, module.split("_"))) + KINDS[kind].suffix),
         "category": name.split("/", 1)[0] if "/" in name else "data_prep",
         "distribution": package.replace("_", "-"),
     }
@@ -255,4 +256,9 @@ def _filled(text: str, fields: Mapping[str, str]) -> str:
 
 def _identifier(text: str) -> str:
     name = re.sub(r"\W+", "_", text).strip("_").lower() or "step"
-    return name if not name[0].isdigit() else f"_{name}"
+    return _importable(name)
+
+
+def _importable(name: str) -> str:
+    """The name where Python takes it as one; else with an underscore before it."""
+    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name

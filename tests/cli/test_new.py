@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -85,6 +86,15 @@ def test_what_is_new_joins_a_package_that_is_there(cli, workplace: Path):
     }
     again = cli("new", "environment", "acme_other")
     assert again.code == 2 and "overwrite" in again.err
+
+
+@pytest.mark.parametrize("words", [("acme/3d_prep",), ("acme/class",), ("environment", "none"), ("executor", "import")])
+def test_what_is_written_is_python_whatever_the_name(cli, workplace: Path, words: tuple[str, ...]):
+    assert cli("new", *words).code == 0
+    modules = list((workplace / "steps_pack").rglob("*.py"))
+    assert len(modules) == 3
+    for module in modules:
+        ast.parse(module.read_text(), str(module))
 
 
 def test_a_name_that_is_taken_or_malformed_is_refused(cli):
