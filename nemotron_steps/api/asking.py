@@ -46,16 +46,9 @@ def asked_for(
     targets = (target,) if isinstance(target, str) else tuple(target)
     if not targets or not all(isinstance(each, str) and each for each in targets):
         raise RequestError("name a step or a pipeline", found=repr(target), hints=("run('rl/nemo_rl/rlvr')",))
-    if isinstance(overrides, str):
-        raise RequestError(
-            "overrides are a list of texts, or a mapping",
-            found=repr(overrides),
-            hints=(f"overrides=[{overrides!r}]",),
-        )
-    texts = override_texts(overrides) if isinstance(overrides, Mapping) else [str(each) for each in overrides]
     return Asked(
         targets,
-        (*texts, *override_texts(sections or {})),
+        (*override_list(overrides), *override_texts(sections or {})),
         None if config is None else os.fspath(config),
         {port: reference(given) for port, given in (inputs or {}).items()},
         profile,
@@ -67,6 +60,17 @@ def asked_for(
 def reference(given: Input) -> str:
     """An input as the command line names it."""
     return given.ref if isinstance(given, Artifact) else os.fspath(given)
+
+
+def override_list(overrides: Overrides) -> list[str]:
+    """Overrides as texts. RequestError for a text alone, which would be taken for a list of letters."""
+    if isinstance(overrides, str):
+        raise RequestError(
+            "overrides are a list of texts, or a mapping",
+            found=repr(overrides),
+            hints=(f"overrides=[{overrides!r}]",),
+        )
+    return override_texts(overrides) if isinstance(overrides, Mapping) else [str(each) for each in overrides]
 
 
 def override_texts(values: Mapping[str, Any]) -> list[str]:

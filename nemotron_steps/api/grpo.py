@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.api.asking import Input, Overrides, asked_for, override_texts, override_value
+from nemotron_steps.api.asking import Input, Overrides, asked_for, override_list, override_value
 from nemotron_steps.api.functions import Reward, function_reference
 from nemotron_steps.api.given_rows import data_reference
 from nemotron_steps.api.planned import Planned, bench_of
@@ -64,7 +64,7 @@ class GRPO:
             inputs={"policy": model, "prompts": data_reference(dataset, given / "data")},
             overrides=[
                 *([f"reward={override_value(functions)}"] if functions else []),
-                *(override_texts(overrides) if isinstance(overrides, dict) else overrides),
+                *override_list(overrides),
             ],
             sections=sections,
         )

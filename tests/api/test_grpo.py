@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from nemotron_steps import GRPO, open_run, run
 from nemotron_steps.cli.main import steps
+from nemotron_steps.errors import RequestError
 from tests.api.conftest import ROWS, TINY
 
 WORTH = {"a": 1.0}
@@ -62,3 +64,11 @@ def training_words(training: GRPO) -> list[str]:
     import shlex
 
     return shlex.split(training.command)
+
+
+def test_overrides_are_any_mapping_or_a_list_and_no_text_alone(model: Path, workplace: Path) -> None:
+    given = MappingProxyType({"grpo.seed": 1})
+    assert "grpo.seed=1" in GRPO(model, ROWS, shorter, config="cpu", overrides=given).command.split()
+    with pytest.raises(RequestError, match="overrides are a list of texts") as raised:
+        GRPO(model, ROWS, shorter, config="cpu", overrides="grpo.seed=1")
+    assert raised.value.hints == ("overrides=['grpo.seed=1']",)
