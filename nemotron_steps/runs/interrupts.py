@@ -50,12 +50,8 @@ def interruptible(ends_process: bool = True) -> Iterator[dict[str, str]]:
         _hush_asyncio()
         if number == signal.SIGINT and os.isatty(2):
             # Unwinding may take a while. Not through `sys.stderr`, which may be in the middle of a write.
-            os.write(
-                2,
-                b"\nstopping; a second Ctrl-C does not wait for it\n"
-                if not ends_process
-                else b"\nstopping; a second Ctrl-C ends it at once\n",
-            )
+            does = b"ends it at once" if ends_process else b"does not wait for it"
+            os.write(2, b"\nstopping; a second Ctrl-C " + does + b"\n")
         raise KeyboardInterrupt
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
