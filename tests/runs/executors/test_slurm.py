@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -303,6 +304,7 @@ def test_a_job_near_its_limit_goes_back_into_the_queue_and_goes_on(store: Artifa
     wait_until(lambda: field_of(info.job, "Restarts") == "1")
     # Slurm would wait two minutes.
     wait_until(lambda: SlurmExecutor().status(info.job).state is JobState.PENDING)
+    time.sleep(2)  # slurmd refuses a start in the second in which it ended the job before
     subprocess.run(["scontrol", "update", f"jobid={info.job}", "starttime=now"], check=True)
     cluster.unlink()
     assert launching.follow(store, info.id, lambda text: None).status == "done"
