@@ -82,8 +82,7 @@ class RayGenerator:
         self.weight_version = 0
         self._max_total_length = settings.max_total_length
         self._processes = settings.config.devices_per_generator
-        self._vllm = settings.config.backend == "vllm"
-        self._forgets = self._vllm and settings.config.colocated.enabled  # it sleeps while the policy trains
+        self._config = settings.config
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
         self._engines = [_Engine(number, worker) for number, worker in enumerate(self.workers)]
@@ -174,10 +173,7 @@ class RayGenerator:
         started = time.perf_counter()
         if isinstance(weights, PlacedWeights):
             if self._transfer is None or self._transfer[0] is not weights.policy:
-                transfer = weights.policy.transfer_to(
-                    self.workers, self._processes, forgets=self._forgets, loads_modules=self._vllm
-                )
-                self._transfer = (weights.policy, transfer)
+                self._transfer = (weights.policy, self._transfer_from(weights.policy))
             moved = self._transfer[1].update(version)
         else:
             plan, references = put_plain(weights)
@@ -187,6 +183,11 @@ class RayGenerator:
         self.weight_version = version
         self._prefixes.clear()  # as the engines do: their caches were of the old weights
         return WeightSyncReport(version, time.perf_counter() - started, moved)
+
+    def _transfer_from(self, policy: RayPolicy) -> WeightTransfer | AdapterTransfer:
+        vllm = self._config.backend == "vllm"
+        sleeps = vllm and self._config.colocated.enabled  # while the policy trains
+        return policy.transfer_to(self.workers, self._processes, forgets=sleeps, loads_modules=vllm)
 
     @property
     def transports(self) -> list[str]:
