@@ -17,7 +17,7 @@ from urllib.parse import quote
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.lines import seconds
+from nemotron_steps.runs.lines import readable_size, seconds
 from nemotron_steps.runs.run_folder import KILLED, RunInfo, list_runs
 
 INDEX_NAME = "index.html"
@@ -115,7 +115,7 @@ def _artifact(artifact: Artifact, home: Path, folder: Path) -> list[_Cell]:
     return [
         (f"<code>{name}</code>{inputs}", artifact.ref),
         (escape(artifact.type), artifact.type),
-        (_size(size), size),
+        (readable_size(size), size),
         (made_by, artifact.producer.step if artifact.producer else ""),
         (escape(_date(artifact.created)), artifact.created),
     ]
@@ -140,11 +140,3 @@ def _link(text: str, target: Path, folder: Path) -> str:
 
 def _date(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

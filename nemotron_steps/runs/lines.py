@@ -71,6 +71,15 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def readable_size(count: float) -> str:
+    """Bytes for reading: `512 B`, `3.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 def number(value: Any) -> str:
     """A number for reading: four significant digits, an exponent only where there is no other way."""
     if not isinstance(value, float) or not math.isfinite(value):

@@ -17,7 +17,7 @@ from typing import Any
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.lines import columns_of, is_table, number, seconds
+from nemotron_steps.runs.lines import columns_of, is_table, number, readable_size, seconds
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report_svg import Node, bars, curve, plan_graph
 from nemotron_steps.runs.spread import MEANING, Outcome, as_text, spread_tables
@@ -394,7 +394,7 @@ def _artifacts(run: RunReport) -> str:
 
 def _artifact_facts(artifact: Artifact) -> str:
     count = f"{len(artifact.files)} file" + ("" if len(artifact.files) == 1 else "s")
-    size = _size(sum(record.size for record in artifact.files))
+    size = readable_size(sum(record.size for record in artifact.files))
     facts = {
         "type": f'{escape(artifact.type)} <span class="note">{short_digest(artifact.digest)}</span>',
         "size": f'{size} <span class="note">{count}</span>',
@@ -415,14 +415,6 @@ def _artifact_facts(artifact: Artifact) -> str:
 
 def _folded(content: str, count: int) -> str:
     return content if count <= 3 else f"<details><summary>{count} attributes</summary>{content}</details>"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _config(run: RunReport) -> str:
