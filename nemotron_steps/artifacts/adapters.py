@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.checkpoints import read_json_object, read_safetensors_header
+from nemotron_steps.artifacts.checkpoints import listing, read_json_object, read_safetensors_header
 from nemotron_steps.errors import ArtifactError
 
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
@@ -21,7 +21,7 @@ def validate_adapter(folder: Path) -> dict[str, Any]:
                 f"the adapter has no {name}{pickled}",
                 where=str(folder),
                 expected=f"{CONFIG} and {WEIGHTS}, as PEFT's save_pretrained writes them",
-                found=", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "an empty folder",
+                found=listing(folder),
             )
     settings = read_json_object(folder / CONFIG)
     rank, alpha = settings.get("r"), settings.get("lora_alpha")

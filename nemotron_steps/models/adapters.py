@@ -18,17 +18,20 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.models.mapping import Layout, Parameter, megatron_shape, of_mtp, parameters
+from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters
 
 if TYPE_CHECKING:
     import torch
 
-    from nemotron_steps.config.schema.peft import AdapterConfig
+    from nemotron_steps.config.schema.peft import AdapterConfig, LoraConfig
 
-LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
 """What may have an adapter, by the last part of its name."""
-_OTHERS = ("in_proj", "out_proj", "router", "fc1_latent_proj", "fc2_latent_proj")
+_OTHERS = ("router", "fc1_latent_proj", "fc2_latent_proj")
 """Linear layers that have none here."""
+_LORA_KEY = "policy.dtensor_cfg.lora_cfg"
+_READ_BY_OTHERS = ("in_proj", "out_proj", "gate")
+"""Of transformers' linears, those whose weights other modules read, past the linear itself: Mamba-2's and routers."""
 _PEFT = "base_model.model."
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Projections that are one module in vLLM."""
@@ -57,7 +60,7 @@ def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str
         key: the config's own dotted key, for messages.
 
     Raises:
-        ConfigError: a name matches no linear layer, or one that has no adapter here: experts, Mamba-2, routers.
+        ConfigError: a name matches no linear layer, or one that has no adapter here: experts, routers.
     """
     linears = {p.name.removesuffix(".weight"): p for p in parameters(architecture) if _is_linear(p, architecture)}
     wanted = config.target_modules or tuple(dict.fromkeys(name.rpartition(".")[2] for name in linears))
@@ -68,7 +71,7 @@ def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str
                 where=f"{key}.{'target' if config.target_modules else 'exclude'}_modules",
                 expected=", ".join(sorted({name.rpartition(".")[2] for name in linears})),
                 found=pattern,
-                hints=(f"{key}.target_modules={_listed(_supported(linears))}",),
+                hints=(f"{key}.target_modules={_listed(_supported(linears))}{_none_excluded(config, key)}",),
             )
     chosen = [
         name
@@ -79,11 +82,11 @@ def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str
     without = [name for name in chosen if not _takes_adapter(linears[name])]
     if without:
         raise ConfigError(
-            f"{without[0]} cannot have an adapter: experts, routers and Mamba-2 are not supported",
+            f"{without[0]} cannot have an adapter: experts and routers are not supported",
             where=f"{key}.target_modules",
             expected=f"some of {', '.join(_supported(linears))}",
             found=_listed(wanted),
-            hints=(f"{key}.target_modules={_listed(_supported(linears))}",),
+            hints=(f"{key}.target_modules={_listed(_supported(linears))}{_none_excluded(config, key)}",),
         )
     if not chosen:
         raise ConfigError(
@@ -92,6 +95,65 @@ def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str
             hints=(f"{key}.exclude_modules=[]",),
         )
     return tuple(_pair(linears[name], config.dim) for name in chosen)
+
+
+def lora_candidates(architecture: Architecture) -> list[str]:
+    """What of a model are linear layers in transformers, as `lora_modules` takes them; routers and experts are none."""
+    names = []
+    for each in parameters(architecture):
+        if each.layer is None or each.of_experts or of_mtp(each, architecture) or each.name.endswith("router.weight"):
+            continue
+        for name, shape in zip(each.hf_names, each.hf_shapes, strict=True):
+            if len(shape) == 2 and name.endswith(".weight"):
+                names.append(name.removesuffix(".weight").replace("backbone.", "model.", 1))
+    return names
+
+
+def lora_modules(linears: Iterable[str], config: LoraConfig) -> list[str]:
+    """The linear layers of a transformers model that have an adapter under the dtensor policy.
+
+    Args:
+        linears: names of all that the model has.
+
+    Raises:
+        ConfigError: a name matches no linear layer, or one that cannot have an adapter; or none is left.
+    """
+    linears = list(linears)
+    patterns = config.target_modules or config.exclude_modules
+    leaves = sorted({name.rpartition(".")[2] for name in linears})
+    for pattern in patterns:
+        if not any(_matches(name, pattern) for name in linears):
+            raise ConfigError(
+                f"the model has no linear layer '{pattern}'",
+                where=_LORA_KEY,
+                expected=", ".join(leaves),
+                found=pattern,
+                hints=(
+                    f"{_LORA_KEY}.target_modules=[] {_LORA_KEY}.exclude_modules=[] {_LORA_KEY}.match_all_linear=true",
+                ),
+            )
+    found = [
+        name
+        for name in linears
+        if (config.match_all_linear or any(_matches(name, pattern) for pattern in config.target_modules))
+        and not any(_matches(name, pattern) for pattern in config.exclude_modules)
+    ]
+    without = sorted({name.rpartition(".")[2] for name in found} & set(_READ_BY_OTHERS))
+    if without or not found:
+        others = [leaf for leaf in leaves if leaf not in _READ_BY_OTHERS]
+        raise ConfigError(
+            f"{', '.join(without)} cannot have adapters: routers and Mamba-2 are not supported"
+            if without
+            else "no linear layer is left to have an adapter",
+            where=f"{_LORA_KEY}.target_modules",
+            expected=", ".join(others),
+            found=", ".join(without) or "none",
+            hints=(
+                f"{_LORA_KEY}.match_all_linear=false {_LORA_KEY}.target_modules=[{','.join(others)}]"
+                f"{_none_excluded(config, _LORA_KEY)}",
+            ),
+        )
+    return found
 
 
 def low_rank_sum(weight: torch.Tensor, linear_in: torch.Tensor, linear_out: torch.Tensor, scale: float) -> torch.Tensor:
@@ -152,6 +214,7 @@ def _pair(base: Parameter, dim: int) -> AdapterPair:
         base.layout,
         0 if base.tp_dim == 0 else None,
         base.layer,
+        parts=base.parts,
     )
     return AdapterPair(base, linear_in, linear_out)
 
@@ -165,13 +228,18 @@ def _is_linear(parameter: Parameter, architecture: Architecture) -> bool:
 def _takes_adapter(parameter: Parameter) -> bool:
     leaf = parameter.name.removesuffix(".weight").rpartition(".")[2]
     dense = not parameter.of_experts and "experts" not in parameter.name
-    return leaf in LINEARS and dense and parameter.layout in (Layout.COPY, Layout.QKV, Layout.GATE_UP)
+    return leaf in LINEARS and dense
 
 
 def _supported(linears: dict[str, Parameter]) -> list[str]:
     """Leaf names of which every linear may have an adapter."""
     leaves = dict.fromkeys(name.rpartition(".")[2] for name in linears)
     return [leaf for leaf in leaves if all(_takes_adapter(p) for n, p in linears.items() if n.endswith(f".{leaf}"))]
+
+
+def _none_excluded(config: AdapterConfig, key: str) -> str:
+    """What a hint that sets target_modules has to take back beside it: the two together are refused."""
+    return f" {key}.exclude_modules=[]" if config.exclude_modules else ""
 
 
 def _matches(name: str, pattern: str) -> bool:

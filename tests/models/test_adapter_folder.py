@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from nemotron_steps.artifacts.adapters import validate_adapter
 from nemotron_steps.artifacts.validators import sniff_type
-from nemotron_steps.config.schema.peft import PeftConfig
-from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
+from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
+from nemotron_steps.models import megatron_checkpoint
 from nemotron_steps.models.adapter_folder import AdapterBase, AdapterFolder, merge_adapter, save_adapter
-from nemotron_steps.models.adapters import adapter_pairs
+from nemotron_steps.models.adapters import adapter_pairs, lora_modules
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.mapping import hf_names, megatron_shape, split
@@ -107,6 +108,28 @@ def test_another_base_is_refused_whatever_its_shapes(adapter, tmp_path):
         merge_adapter(adapter, tmp_path / "nowhere", tmp_path / "merged")
 
 
+def test_a_megatron_base_merges_as_the_hugging_face_one_and_broken_weights_are_refused(
+    adapter, base, tmp_path, monkeypatch
+):
+    megatron_checkpoint.convert_hf_to_megatron(base, tmp_path / "megatron")
+    merge_adapter(adapter, base, tmp_path / "one")
+    merge_adapter(adapter, tmp_path / "megatron", tmp_path / "other")
+    one, other = load_hf_weights(tmp_path / "one"), load_hf_weights(tmp_path / "other")
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+    load = megatron_checkpoint.load_megatron_weights
+
+    def broken(*arguments):
+        weights = load(*arguments)
+        next(tensor for name, tensor in weights.items() if "norm" in name)[0] = torch.nan
+        return weights
+
+    monkeypatch.setattr(megatron_checkpoint, "load_megatron_weights", broken)
+    with pytest.raises(ArtifactError, match="NaN or infinite") as refused:
+        merge_adapter(adapter, tmp_path / "megatron", tmp_path / "broken")
+    assert refused.value.where == str(tmp_path / "megatron")
+
+
 def test_pefts_own_folder_merges_where_the_base_is_said(adapter, base, tmp_path):
     merge_adapter(adapter, None, tmp_path / "ours")
     (adapter / "base.json").unlink()
@@ -139,3 +162,18 @@ def test_a_half_a_wrong_rank_and_a_missing_file_are_no_artifact(adapter):
     (adapter / "adapter_config.json").unlink()
     with pytest.raises(ArtifactError, match="no adapter_config"):
         validate_adapter(adapter)
+
+
+def test_a_hint_that_names_targets_takes_exclusions_back(base):
+    """Both at once are refused."""
+    architecture = Architecture.from_folder(base)
+    with pytest.raises(ConfigError, match="no linear layer 'q_proj'") as caught:
+        adapter_pairs(architecture, PeftConfig(enabled=True, exclude_modules=("q_proj",)), key="peft")
+    assert caught.value.hints[0].endswith(" peft.exclude_modules=[]")
+    linears = [f"model.layers.0.mixer.{leaf}" for leaf in ("in_proj", "q_proj", "v_proj")]
+    with pytest.raises(ConfigError, match="in_proj cannot have adapters") as caught:
+        lora_modules(linears, LoraConfig(enabled=True, exclude_modules=("q_proj",)))
+    assert caught.value.hints[0].endswith(" policy.dtensor_cfg.lora_cfg.exclude_modules=[]")
+    with pytest.raises(ConfigError, match="in_proj cannot have adapters") as caught:
+        lora_modules(linears, LoraConfig(enabled=True))
+    assert "exclude_modules" not in caught.value.hints[0]

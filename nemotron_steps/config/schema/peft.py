@@ -25,7 +25,8 @@ class AdapterConfig(Section):
 
     enabled: bool = False
     target_modules: Modules = ()
-    """Linear layers that get an adapter; empty: those of attention and of dense MLPs."""
+    """Linear layers that get an adapter; empty: all, of attention, of dense MLPs and, under the megatron policy, of
+    Mamba-2."""
     exclude_modules: Modules = ()
     """Without target_modules: linear layers that get none."""
     dim: PositiveInt = 32
@@ -37,7 +38,8 @@ class AdapterConfig(Section):
 
 
 class PeftConfig(AdapterConfig):
-    """`policy.megatron_cfg.peft`. Module names are Megatron's: linear_qkv, linear_proj, linear_fc1, linear_fc2."""
+    """`policy.megatron_cfg.peft`. Module names are Megatron's: linear_qkv, linear_proj, linear_fc1, linear_fc2,
+    in_proj and out_proj of Mamba-2."""
 
     lora_A_init_method: Literal["uniform", "xavier"] = "uniform"
     """uniform: Kaiming's, as PEFT starts A; xavier: Glorot's normal."""

@@ -6,7 +6,6 @@ them with their layer and PEFT's names are theirs.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,11 +15,7 @@ import torch.nn.functional as F
 
 from nemotron_steps.config.schema.peft import LoraConfig
 from nemotron_steps.engine.policy.lora import drawn
-from nemotron_steps.errors import ConfigError
-
-_KEY = "policy.dtensor_cfg.lora_cfg"
-_READ_BY_OTHERS = ("in_proj", "out_proj", "gate")
-"""Linears whose weights other modules read, past the linear itself: Mamba-2's and routers."""
+from nemotron_steps.models.adapters import lora_modules
 
 
 class HfAdapters:
@@ -42,7 +37,7 @@ class HfAdapters:
         linears = {
             f"model.{name}": module for name, module in hf.model.named_modules() if isinstance(module, torch.nn.Linear)
         }
-        chosen = _chosen(linears, config)
+        chosen = lora_modules(linears, config)
         hf.requires_grad_(False)
         self.names = {f"{name}.weight" for name in chosen}
         for name in chosen:
@@ -78,40 +73,3 @@ class HfAdapters:
             yield
         finally:
             self._active = True
-
-
-def _chosen(linears: dict[str, torch.nn.Linear], config: LoraConfig) -> list[str]:
-    patterns = config.target_modules or config.exclude_modules
-    leaves = sorted({name.rpartition(".")[2] for name in linears})
-    for pattern in patterns:
-        if not any(_matches(name, pattern) for name in linears):
-            raise ConfigError(
-                f"the model has no linear layer '{pattern}'",
-                where=_KEY,
-                expected=", ".join(leaves),
-                found=pattern,
-                hints=(f"{_KEY}.target_modules=[] {_KEY}.exclude_modules=[] {_KEY}.match_all_linear=true",),
-            )
-    found = [
-        name
-        for name in linears
-        if (config.match_all_linear or any(_matches(name, pattern) for pattern in config.target_modules))
-        and not any(_matches(name, pattern) for pattern in config.exclude_modules)
-    ]
-    without = sorted({name.rpartition(".")[2] for name in found} & set(_READ_BY_OTHERS))
-    if without or not found:
-        others = [leaf for leaf in leaves if leaf not in _READ_BY_OTHERS]
-        raise ConfigError(
-            f"{', '.join(without)} cannot have adapters: routers and Mamba-2 are not supported"
-            if without
-            else "no linear layer is left to have an adapter",
-            where=f"{_KEY}.target_modules",
-            expected=", ".join(others),
-            found=", ".join(without) or "none",
-            hints=(f"{_KEY}.match_all_linear=false {_KEY}.target_modules=[{','.join(others)}]",),
-        )
-    return found
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name.rpartition(".")[2] == pattern or fnmatch.fnmatchcase(name, pattern)

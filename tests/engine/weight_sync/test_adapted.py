@@ -60,13 +60,16 @@ def test_a_generator_in_this_process_has_the_policys_weights_after_every_update(
         assert all(torch.equal(a, b) for a, b in zip(held(generator), held(fresh), strict=True))
 
 
-def test_a_hybrid_has_adapters_on_its_attention_and_mlps_and_its_generator_follows(tmp_path):
-    write_hybrid("dense", tmp_path)
+@pytest.mark.parametrize("name", ["dense", "mixture"])
+def test_a_hybrid_has_adapters_on_all_but_experts_and_its_generator_follows(name, tmp_path):
+    write_hybrid("mixture", tmp_path / "refused")
     with pytest.raises(ConfigError, match="cannot have an adapter") as refused:
-        MegatronPolicy(lora_config(), tmp_path, rl_loss())
+        MegatronPolicy(lora_config(), tmp_path / "refused", rl_loss())
     (hint,) = refused.value.hints
     targets = hint.partition("=")[2].strip("[]").split(",")
-    assert targets and set(targets) <= set(LINEARS)
+    assert {"in_proj", "out_proj"} < set(targets) <= set(LINEARS)
+    write_hybrid(name, tmp_path)
+    targets = targets if name == "mixture" else []
     policy = MegatronPolicy(lora_config(target_modules=targets), tmp_path, rl_loss(), reference=True)
     assert torch.equal(policy.logprobs(grouped_batch()), policy.reference_logprobs(grouped_batch()))
     generator = generator_of(tmp_path, policy.weights())

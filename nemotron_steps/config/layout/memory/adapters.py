@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nemotron_steps.config.layout.memory.shape import ATTENTION, MLP, Held, ModelShape, layers_of, mixers
+from nemotron_steps.config.layout.memory.shape import ATTENTION, MAMBA, MLP, Held, ModelShape, layers_of, mixers
 from nemotron_steps.config.layout.sizes import LayoutSizes
 
 
@@ -30,6 +30,9 @@ def held_by_adapters(
         ATTENTION: {"linear_qkv": (three * hidden, query + both), "linear_proj": (hidden, query)},
         MLP: {"linear_fc1": (two * hidden, (2 if shape.gated else 1) * shape.ffn), "linear_fc2": (hidden, shape.ffn)},
     }
+    if shape.mamba is not None:
+        inner = shape.mamba.inner
+        widths[MAMBA] = {"in_proj": (hidden, shape.mamba.rows), "out_proj": (hidden, inner)}
     named, without = ({name.rpartition(".")[2] for name in names} for names in (targets, excluded))
     total = 0
     for mixer in mixers(layers_of(shape, sizes.pipeline, stage)):
