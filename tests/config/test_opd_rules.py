@@ -24,6 +24,13 @@ BROKEN: list[dict[str, Any]] = [
     {"loss_fn.ratio_clip_max": 0.5},
     {"loss_fn.kl_type": "forward", "loss_fn.mixed_kl_weight": 0.2},
     {"loss_fn.zero_outside_topk": True, "on_policy_distillation.topk_logits_k": None},
+    {"on_policy_distillation.non_colocated_teachers.default_teacher_cfg.num_nodes": 2},
+    {"on_policy_distillation.non_colocated_teachers.teacher_overrides": {"a": {"num_nodes": 2}}},
+    {"on_policy_distillation.non_colocated_teachers.enabled": True, "on_policy_distillation.offload": False},
+    {"on_policy_distillation.non_colocated_teachers.enabled": True, "on_policy_distillation.topk_logits_k": None},
+    {"grpo.adv_estimator.name": "opd", "loss_fn.kl_type": "forward"},
+    {"grpo.adv_estimator.name": "opd", "on_policy_distillation.topk_logits_k": 8},
+    {"grpo.adv_estimator.name": "opd", "grpo.normalize_rewards": False},
     {"reward_penalties.penalize_empty_final_answer": True},
     {"policy.dtensor_cfg.enabled": True},
     {"policy.generation.temperature": 0.7},
@@ -48,5 +55,9 @@ def test_one_answer_a_prompt_is_enough_and_a_kl_has_three_kinds() -> None:
     assert composed(one).model(OpdConfig)
     with pytest.raises(ConfigError):
         composed(one).model(RlConfig)
+    with pytest.raises(ConfigError, match="needs teachers"):
+        composed({"grpo.adv_estimator.name": "opd"}).model(RlConfig)
+    gradient = {"loss_fn.disable_ppo_ratio": True, "grpo.advantage_clip_low": -5, "grpo.advantage_clip_high": 5}
+    assert composed({**one, **gradient, "grpo.adv_estimator.name": "opd"}).model(OpdConfig)
     with pytest.raises(ConfigError, match="forward"):
         composed({"loss_fn.kl_type": "backward"}).model(OpdConfig)

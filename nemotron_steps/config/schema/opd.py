@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from nemotron_steps.config.schema import opd_rules, rl_rules
 from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
@@ -17,7 +17,7 @@ from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig, RlConfig
 
 class DistillationLossFnConfig(LossFnConfig):
     """`loss_fn.*` of distillation. Formulas: `nemotron_steps/engine/losses/teacher_kl.py`. The keys of the
-    policy-gradient loss have no part in it, and keep their defaults."""
+    policy-gradient loss have a part in it under grpo.adv_estimator.name=opd, and else keep their defaults."""
 
     kl_type: Literal["forward", "reverse", "mixed"] = "mixed"
     mixed_kl_weight: float = Field(0.5, ge=0, le=1)
@@ -27,18 +27,64 @@ class DistillationLossFnConfig(LossFnConfig):
 
     @property
     def reads_prev_logprobs(self) -> bool:
-        """See LossFnConfig."""
+        """See LossFnConfig; adv_estimator.name=opd reads them whatever the loss does."""
         return False
 
 
 class DistillationGrpoConfig(GrpoConfig):
-    """`grpo.*` of distillation: the loop's keys; those of rewards keep their defaults."""
+    """`grpo.*` of distillation: the loop's keys; those of rewards keep their defaults. Under adv_estimator.name=opd the
+    loss is the policy gradient of other steps, with teachers' logprobs less the policy's as advantages."""
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> DistillationGrpoConfig:
         # One answer a prompt is enough: nothing is compared with the others of its group.
         refuse([rule for rule in rl_rules.grpo_rules(self) if rule.key != "num_generations_per_prompt"])
         return self
+
+
+class TeacherResourceConfig(Section):
+    """Devices and layout of a teacher that has its own. Under teacher_overrides, a key that is not there is
+    default_teacher_cfg's."""
+
+    tensor_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    pipeline_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    context_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    expert_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    sequence_parallel: Annotated[bool, OPERATIONAL] = False
+    num_nodes: Annotated[PositiveInt, OPERATIONAL] = 1
+    gpus_per_node: Annotated[PositiveInt | None, OPERATIONAL] = None
+    """GPUs of each of its nodes; None: all, cluster.gpus_per_node. On CPU a teacher has the processes of one copy."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """None: policy.precision."""
+    micro_batch_size: Annotated[PositiveInt | None, OPERATIONAL] = None
+    """Rows scored at a time; None: as policy.logprob_batch_size, sequence_packing and dynamic_batching say."""
+
+
+class NonColocatedTeachersConfig(Section):
+    """`on_policy_distillation.non_colocated_teachers`: teachers on devices of their own, taken off the cluster's."""
+
+    enabled: bool = False
+    default_teacher_cfg: TeacherResourceConfig = TeacherResourceConfig()
+    teacher_overrides: dict[str, TeacherResourceConfig] = Field(default_factory=dict)
+    """Name of a teacher → what is different for it; validated, everything of it."""
+
+    @field_validator("teacher_overrides", mode="after")
+    @classmethod
+    def _whole(
+        cls, overrides: dict[str, TeacherResourceConfig], info: ValidationInfo
+    ) -> dict[str, TeacherResourceConfig]:
+        # At once: a config that was written and read again names every key, and tells no more which were left out.
+        default: TeacherResourceConfig | None = info.data.get("default_teacher_cfg")
+        if default is None:  # reported by itself
+            return overrides
+        return {
+            name: default.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})
+            for name, own in overrides.items()
+        }
+
+    def of(self, name: str) -> TeacherResourceConfig:
+        """A teacher's."""
+        return self.teacher_overrides.get(name, self.default_teacher_cfg)
 
 
 class OnPolicyDistillationConfig(Section):
@@ -54,9 +100,11 @@ class OnPolicyDistillationConfig(Section):
     """Teacher of all other rows. None: a row without a teacher is refused, unless there is only one teacher."""
     topk_logits_k: PositiveInt | None = 64
     """Tokens of each of the teacher's distributions that are compared. None: all, the full KL; of each token
-    then the teacher's hidden state is kept, and the teachers' output layers stay on the devices."""
+    then the teacher's hidden state is kept, and the teachers' output layers stay on the devices. Not read under
+    grpo.adv_estimator.name=opd."""
     offload: Annotated[bool, OPERATIONAL] = True
-    """On GPUs, teachers are in host memory until it is their turn."""
+    """On GPUs, teachers are in host memory until it is their turn; those with devices of their own stay there."""
+    non_colocated_teachers: NonColocatedTeachersConfig = NonColocatedTeachersConfig()
 
 
 class OpdConfig(RlConfig):

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.schema.base import Rule, Section
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.opd import OpdConfig
+    from nemotron_steps.config.schema.opd import OnPolicyDistillationConfig, OpdConfig
 
 _OF_REWARDS = (
     "normalize_rewards",
     "use_leave_one_out_baseline",
-    "advantage_clip_low",
-    "advantage_clip_high",
     "use_dynamic_sampling",
     "reward_scaling",
     "reward_shaping",
-    "adv_estimator",
     "penalize_invalid_tool_call",
     "invalid_tool_call_advantage",
     "penalize_malformed_thinking",
@@ -27,6 +24,7 @@ _OF_REWARDS = (
     "epsilon_filtering",
 )
 """Keys of `grpo` that say what an answer is worth."""
+_OF_ADVANTAGES = ("advantage_clip_low", "advantage_clip_high")
 _OF_DISTILLATION = ("kl_type", "mixed_kl_weight", "zero_outside_topk")
 
 
@@ -36,12 +34,7 @@ def opd_rules(config: OpdConfig) -> list[Rule]:
     sampled = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
     return [
         *_defaults("grpo", config.grpo, _OF_REWARDS, "rewards do not train in on-policy distillation"),
-        *_defaults(
-            "loss_fn",
-            loss,
-            tuple(name for name in type(loss).model_fields if name not in _OF_DISTILLATION),
-            "on-policy distillation has no policy-gradient loss",
-        ),
+        *(_advantage_rules(config) if config.grpo.adv_estimator.name == "opd" else _divergence_rules(config)),
         Rule(
             loss.kl_type != "mixed" and loss.mixed_kl_weight != type(loss).model_fields["mixed_kl_weight"].default,
             "loss_fn.mixed_kl_weight",
@@ -54,6 +47,7 @@ def opd_rules(config: OpdConfig) -> list[Rule]:
             "loss_fn.zero_outside_topk is ignored where on_policy_distillation.topk_logits_k=null compares every token",
             ("loss_fn.zero_outside_topk=false", "on_policy_distillation.topk_logits_k=64"),
         ),
+        *_placement_rules(config.on_policy_distillation),
         *_defaults(
             "reward_penalties",
             config.reward_penalties,
@@ -77,6 +71,68 @@ def opd_rules(config: OpdConfig) -> list[Rule]:
             for name, plain in sampled.items()
         ),
     ]
+
+
+def _divergence_rules(config: OpdConfig) -> Iterator[Rule]:
+    """Where the loss is a divergence from the teachers' distributions, which has no advantages."""
+    loss, estimator = config.loss_fn, config.grpo.adv_estimator
+    yield Rule(
+        estimator.name != "grpo",
+        "grpo.adv_estimator.name",
+        f"rewards do not train in on-policy distillation: grpo.adv_estimator.name={estimator.name} would be ignored",
+        ("grpo.adv_estimator.name=grpo", "grpo.adv_estimator.name=opd"),
+    )
+    others = [name for name in type(estimator).model_fields if name != "name"]
+    yield from _defaults("grpo.adv_estimator", estimator, others, "rewards do not train in on-policy distillation")
+    of_gradient = [name for name in type(loss).model_fields if name not in _OF_DISTILLATION]
+    why = "on-policy distillation has no policy-gradient loss, but under grpo.adv_estimator.name=opd"
+    yield from _defaults("loss_fn", loss, of_gradient, why)
+    yield from _defaults("grpo", config.grpo, _OF_ADVANTAGES, why)
+
+
+def _advantage_rules(config: OpdConfig) -> Iterator[Rule]:
+    """Where teachers give advantages, of the sampled tokens alone."""
+    loss, settings = config.loss_fn, config.on_policy_distillation
+    why = "grpo.adv_estimator.name=opd reads teachers' logprobs of sampled tokens alone"
+    yield from _defaults("loss_fn", loss, _OF_DISTILLATION, why)
+    yield from _defaults("on_policy_distillation", settings, ("topk_logits_k",), why)
+    estimator = config.grpo.adv_estimator
+    yield from _defaults(
+        "grpo.adv_estimator", estimator, [name for name in type(estimator).model_fields if name != "name"], why
+    )
+    yield from _defaults("loss_fn", loss, ("use_kl_in_reward",), "rewards do not train in on-policy distillation")
+
+
+def _placement_rules(settings: OnPolicyDistillationConfig) -> Iterator[Rule]:
+    apart, section = settings.non_colocated_teachers, "on_policy_distillation"
+    key = f"{section}.non_colocated_teachers"
+    together = f"{key}.enabled=false"
+    yield Rule(
+        apart.enabled and settings.topk_logits_k is None,
+        f"{section}.topk_logits_k",
+        "the full KL needs the teachers' output layers on the policy's ranks; teachers on devices of their own send "
+        "their heaviest tokens",
+        (f"{section}.topk_logits_k=64", together),
+    )
+    yield Rule(
+        apart.enabled and not settings.offload,
+        f"{section}.offload",
+        f"{section}.offload is ignored where teachers have devices of their own",
+        (f"{section}.offload=true", together),
+    )
+    if not apart.enabled:
+        yield from _defaults(
+            f"{key}.default_teacher_cfg",
+            apart.default_teacher_cfg,
+            type(apart.default_teacher_cfg).model_fields,
+            f"{key}.enabled=false",
+        )
+        yield Rule(
+            bool(apart.teacher_overrides),
+            f"{key}.teacher_overrides",
+            f"{key}.enabled=false: {key}.teacher_overrides would be ignored",
+            (f"{key}.enabled=true",),
+        )
 
 
 def _defaults(section: str, values: Section, names: Iterable[str], why: str) -> Iterator[Rule]:

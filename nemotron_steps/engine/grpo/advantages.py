@@ -128,6 +128,8 @@ class GradedRewards:
     """bool [N], rollouts that were graded."""
     statistics: GroupStatistics
     """Of `rewards`, under `grpo.use_leave_one_out_baseline`."""
+    teacher_gap: torch.Tensor | None = None
+    """[N, T] each token's logprob under its row's teacher, less that under the policy; None without teachers."""
 
 
 class AdvantageEstimator(ABC):
@@ -234,10 +236,27 @@ class ReinforcePlusPlus(AdvantageEstimator):
         return torch.where(trained, (tokens - mean) * variance.clamp(min=1e-8).rsqrt(), zeros)
 
 
+class TeacherGap(AdvantageEstimator):
+    """A token is credited for being likelier to the teacher than to the policy: log pi_teacher - log pi (MiMo-V2-Flash,
+    arXiv:2601.02780). Its policy gradient is that of the reverse KL, by one sample. Rewards have no part in it.
+    """
+
+    def __call__(
+        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `AdvantageEstimator.__call__`; 0 outside the mask."""
+        if graded.teacher_gap is None:
+            raise EngineError("adv_estimator.name=opd needs teachers", where="engine/grpo/advantages.py")
+        trained = (mask > 0) & graded.valid.unsqueeze(-1)
+        gap = graded.teacher_gap.double()
+        return torch.where(trained, gap, torch.zeros_like(gap))
+
+
 ESTIMATORS: Mapping[str, type[AdvantageEstimator]] = {
     "grpo": GroupRelative,
     "gdpo": RewardDecoupled,
     "reinforce_plus_plus": ReinforcePlusPlus,
+    "opd": TeacherGap,
 }
 """`grpo.adv_estimator.name` -> estimator."""
 

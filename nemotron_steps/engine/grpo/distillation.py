@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from nemotron_steps.engine.grpo.step import PreparedBatch
 from nemotron_steps.engine.losses.kl import kl_divergence
 from nemotron_steps.engine.losses.reduction import loss_mask
@@ -32,6 +34,8 @@ class Distillation:
 
     choice: TeacherChoice
     teachers: Teachers
+    gives_advantages: bool = False
+    """Whether the policy learns from sampled tokens' logprobs (adv_estimator.name=opd), not from distributions."""
 
     def mark(self, prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup]) -> None:
         """Note each prompt's teacher in its rollouts, where a checkpoint of the buffer keeps it."""
@@ -51,7 +55,8 @@ class Distillation:
         assert batch.teacher_logprobs is not None
         mask = loss_mask(batch.token_mask, batch.sample_mask)
         kl = kl_divergence(batch.generation_logprobs, batch.teacher_logprobs, "k1", input_clamp=None, output_clamp=None)
-        totals = (kl * mask).sum(dim=1).tolist(), mask.sum(dim=1).tolist()
+        kl = torch.where(mask > 0, kl, torch.zeros_like(kl))  # elsewhere it may be anything, NaN included
+        totals = kl.sum(dim=1).tolist(), mask.sum(dim=1).tolist()
         sums: Mapping[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for rollout, nats, tokens in zip(rollouts, *totals, strict=True):
             if tokens:
@@ -59,9 +64,12 @@ class Distillation:
                     sums[key][0] += nats
                     sums[key][1] += tokens
         found: dict[str, Any] = {f"teacher_kl/{name}": nats / tokens for name, (nats, tokens) in sorted(sums.items())}
+        if self.gives_advantages and "teacher_kl/mean" in found:  # else the loss computes it
+            found["teacher_divergence"] = found["teacher_kl/mean"]
         prepared.metrics.update(found)
 
     def own_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """A step's metrics without those of advantages, which nothing is trained on: a group of equal rewards, say, is
-        no sign that it teaches nothing."""
-        return {name: value for name, value in metrics.items() if not name.startswith(("advantages/", "groups/"))}
+        """A step's metrics without those of rewards' advantages, which nothing is trained on: a group of equal rewards,
+        say, is no sign that it teaches nothing."""
+        left_out = ("groups/",) if self.gives_advantages else ("advantages/", "groups/")
+        return {name: value for name, value in metrics.items() if not name.startswith(left_out)}

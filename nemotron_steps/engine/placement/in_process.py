@@ -32,7 +32,10 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         reference=wanted.reference,
         total_steps=wanted.total_steps,
     )
-    teachers = None if wanted.teachers is None else build_teachers(policy, **vars(wanted.teachers))
+    asked = wanted.teachers
+    teachers = None
+    if asked is not None:
+        teachers = build_teachers(policy, asked.checkpoints, topk=asked.topk, offload=asked.offload)
     generator = build_generator(
         wanted.hf_folder,
         config.policy.generation,

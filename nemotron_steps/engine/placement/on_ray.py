@@ -3,21 +3,22 @@
     devices       policy rank i    generator i                     judges
     colocated     device i         devices i t to i t + t - 1      share the generators' devices
     separate      device i         t devices of its own            share the generators' devices
+    teachers apart: a device for each of their ranks
     num_gpu_nodes > 0                                              all devices of those nodes, shared equally
 
 t is vLLM's tensor-parallel size. A bundle of the placement group is a device, or the t devices of a generator, which
 are on one node. Ray gives an actor either part of one GPU or whole GPUs: whoever shares the GPUs of a generator with
 t > 1 is told their names instead.
 
-The reference model and the teachers of distillation live in the policy ranks, as in one process. CPU devices are
-processes of the machine.
+The reference model and the teachers of distillation live in the policy ranks, as in one process; or each teacher has
+devices of its own. CPU devices are processes of the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.layout.mends import refuse
@@ -32,7 +33,9 @@ from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
 from nemotron_steps.engine.placement.parts import Parts, Wanted
 from nemotron_steps.engine.placement.policy_group import RayPolicy
+from nemotron_steps.engine.placement.teacher_group import PlacedTeachers
 from nemotron_steps.engine.workers.workers import Worker, places, start_workers, stop_workers
+from nemotron_steps.models.architecture import Architecture
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -55,6 +58,8 @@ class DevicePlan:
     gpus: bool
     width: int = 1
     """Devices of one generator."""
+    teachers: Mapping[str, int] = field(default_factory=dict)
+    """Ranks of each teacher that has devices of its own."""
 
     @classmethod
     def of(cls, config: RlConfig, judges: Mapping[str, VllmModelConfig]) -> DevicePlan:
@@ -76,6 +81,7 @@ class DevicePlan:
             judge_devices=tuple(alone) if sizes.gpus_per_node and sizes.judge_nodes else (),
             gpus=sizes.gpus_per_node > 0,
             width=sizes.generator_width,
+            teachers={teacher.name: teacher.ranks(sizes.gpus_per_node) for teacher in sizes.teachers},
         )
 
     @property
@@ -85,16 +91,33 @@ class DevicePlan:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """Policy ranks, then separate generators, then judges; colocated, a bundle for each generator."""
+        """Policy ranks, then separate generators, teachers and judges; colocated, a bundle for each generator."""
         if not self.gpus:
-            return [{}] * (self.policy + (0 if self.colocated else self.generators))
+            return [{}] * (self._before_teachers + sum(self.teachers.values()))
         together = [{"GPU": float(self.width)}] * self.generators
         policy = together if self.colocated else [{"GPU": 1.0}] * self.policy + together
+        policy += [{"GPU": 1.0}] * sum(self.teachers.values())
         return policy + [{"GPU": float(devices)} for devices in self.judge_devices]
 
     def policy_bundle(self, rank: int) -> int:
         """Where a policy rank lives."""
         return rank // self.width if self.colocated and self.gpus else rank
+
+    @property
+    def _before_teachers(self) -> int:
+        """Bundles of policy and generators."""
+        if not self.colocated:
+            return self.policy + self.generators
+        return self.generators if self.gpus else self.policy
+
+    def teacher_bundles(self, name: str) -> range:
+        """Where the ranks of a teacher live."""
+        first = self._before_teachers
+        for each, ranks in self.teachers.items():
+            if each == name:
+                return range(first, first + ranks)
+            first += ranks
+        raise KeyError(name)
 
     def generator_bundle(self, number: int) -> int:
         """Where a generator lives."""
@@ -112,7 +135,8 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
     local = {role: judge for role, judge in chosen.items() if judge.backend != "http"}
     plan = DevicePlan.of(config, local)
     with ExitStack() as resources:
-        cluster = RayCluster(config.cluster, workers=plan.policy + plan.generators * plan.width)
+        processes = plan.policy + plan.generators * plan.width + sum(plan.teachers.values())
+        cluster = RayCluster(config.cluster, workers=processes)
         resources.callback(cluster.close)
         cluster.reserve(plan.bundles)
         sharing = bool(local) and not plan.judge_devices
@@ -125,7 +149,8 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
             reference=wanted.reference,
             total_steps=wanted.total_steps,
         )
-        teachers = None if wanted.teachers is None else policy.build_teachers(wanted.teachers)
+        apart = place_teachers(wanted, plan, cluster, resources)
+        beside = None if wanted.teachers is None or apart is not None else policy.build_teachers(wanted.teachers)
         generator = RayGenerator(
             GeneratorSettings(
                 wanted.hf_folder,
@@ -152,6 +177,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         )
         workers = [*policy.workers, *generator.workers, environments.worker]
         workers += [worker for judge in judges.values() for worker in judge.workers]
+        workers += apart.workers if apart is not None else []
         return Parts(
             policy,
             generator,
@@ -160,7 +186,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
             environments,
             resources.pop_all(),
             {"backend": "ray", "workers": places(workers), "weight_sync": generator.transports},
-            teachers,
+            beside if apart is None else apart,
         )
 
 
@@ -195,6 +221,23 @@ def generator_options(
         else:
             found.append(cluster.options(bundle, _share(plan, policy=False, judges=judges)))
     return found
+
+
+def place_teachers(
+    wanted: Wanted, plan: DevicePlan, cluster: RayCluster, resources: ExitStack
+) -> PlacedTeachers | None:
+    """Teachers on devices of their own, loaded; None where there are none."""
+    asked = wanted.teachers
+    if asked is None or not plan.teachers:
+        return None
+    assert asked.topk is not None, "config/schema/opd_rules.py"
+    share = 1.0 if plan.gpus else 0.0
+    options = {name: [cluster.options(at, share) for at in plan.teacher_bundles(name)] for name in plan.teachers}
+    vocab_size = Architecture.from_folder(wanted.hf_folder).vocab_size
+    teachers = PlacedTeachers(options, asked.topk, vocab_size, local=cluster.is_local)
+    resources.callback(teachers.close)
+    teachers.build(asked.apart, asked.checkpoints)
+    return teachers
 
 
 def judge_options(plan: DevicePlan, cluster: RayCluster, generators: Sequence[Worker]) -> list[dict[str, Any]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
@@ -17,11 +19,16 @@ from nemotron_steps.models.chat import ChatFormat
 
 @dataclass(frozen=True)
 class WantedTeachers:
-    """Frozen models beside the policy; fields as `FrozenTeachers`'s."""
+    """Frozen models that grade the policy's rollouts; fields as `FrozenTeachers`'s, and
+
+    Args:
+        apart: each teacher's config, where they have devices of their own (cluster.backend=ray).
+    """
 
     checkpoints: dict[str, Path]
     topk: int | None
     offload: bool
+    apart: Mapping[str, PolicyConfig] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,12 @@ import torch
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
+from nemotron_steps.engine.placement.rank_group import RankGroup
 from nemotron_steps.engine.types import Teachers, TrainBatch
 from nemotron_steps.engine.weight_sync.objects import get_weights
 from nemotron_steps.engine.weight_sync.offers import OBJECTS
 from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
-from nemotron_steps.engine.workers.workers import (
-    START_SECONDS,
-    Worker,
-    result_of,
-    settle,
-    start_workers,
-    stop_workers,
-)
+from nemotron_steps.engine.workers.workers import Worker, settle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,43 +54,34 @@ class PlacedSnapshot:
         settle({rank.beside("write_snapshot", path, thread=FILES): rank for rank in self._ranks})
 
 
-class RayPolicy:
-    """See the module docstring.
-
-    Args:
-        options: Ray's actor options, one mapping a rank.
-        local: the whole cluster is this machine, so that the ranks' store listens on loopback alone.
+class RayPolicy(RankGroup):
+    """See the module docstring; arguments as RankGroup's.
 
     Raises:
         WorkerLostError: a rank died, in any method.
     """
 
     def __init__(self, options: Sequence[Mapping[str, Any]], *, local: bool) -> None:
-        names = [f"policy rank {rank}" for rank in range(len(options))]
-        self.workers: list[Worker] = start_workers(PolicyWorker, names, options)
-        first = self.workers[0]
-        host = "127.0.0.1" if local else first.host
-        self._address = (host, int(result_of(first.call("serve_store", host), first, timeout_s=START_SECONDS)))
+        super().__init__("policy", PolicyWorker, options, local=local)
         self._adapted = False
-        self._everywhere("join", *self._address, numbered=True)
 
     def build(
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
         """Load the model on every rank; arguments as engine.backends' build_policy."""
         self._adapted = config.adapters.enabled
-        self._everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
+        self.everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 
     def build_teachers(self, wanted: WantedTeachers) -> Teachers:
         """Load the teachers on every rank, where `score` asks them."""
-        self._everywhere("build_teachers", wanted)
+        self.everywhere("build_teachers", wanted)
         return self
 
     def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
         """See Teachers; the ranks have them."""
         import ray
 
-        scores = self._everywhere("score", ray.put(arrays_of(batch)), list(names))
+        scores = self.everywhere("score", ray.put(arrays_of(batch)), list(names))
         return replace(batch, **{name: torch.from_numpy(np.array(each)) for name, each in scores.items()})
 
     def logprobs(self, batch: TrainBatch) -> torch.Tensor:
@@ -127,49 +112,37 @@ class RayPolicy:
         """
         alone = self._adapted and not forgets
         if alone and loads_modules:
-            alone = self._everywhere("adapts_whole_modules")
+            alone = self.everywhere("adapts_whole_modules")
         return (AdapterTransfer if alone else WeightTransfer)(
-            self.workers, receivers, self._address, processes=processes
+            self.workers, receivers, self.address, processes=processes
         )
 
     def save_checkpoint(self, path: str) -> None:
         """See Policy."""
-        self._everywhere("files", "save_checkpoint", path)
+        self.everywhere("files", "save_checkpoint", path)
 
     def snapshot(self) -> PlacedSnapshot:
         """See Policy. The copies stay with the ranks."""
-        self._everywhere("snapshot")
+        self.everywhere("snapshot")
         return PlacedSnapshot(self.workers)
 
     def load_checkpoint(self, path: str) -> None:
         """See Policy."""
-        self._everywhere("files", "load_checkpoint", path)
+        self.everywhere("files", "load_checkpoint", path)
 
     def save_model(self, path: str | Path) -> None:
         """See Policy."""
-        self._everywhere("files", "save_model", str(path))
+        self.everywhere("files", "save_model", str(path))
 
     def save_hf(self, path: str | Path) -> None:
         """See Policy."""
-        self._everywhere("files", "save_hf", str(path))
+        self.everywhere("files", "save_hf", str(path))
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """See Policy."""
-        self._everywhere("save_adapter", str(path), base, digest)
-
-    def close(self) -> None:
-        """End the ranks."""
-        stop_workers(self.workers)
+        self.everywhere("save_adapter", str(path), base, digest)
 
     def _with_batch(self, method: str, batch: TrainBatch) -> Any:
         import ray
 
-        return self._everywhere(method, ray.put(arrays_of(batch)))
-
-    def _everywhere(self, method: str, *arguments: Any, numbered: bool = False) -> Any:
-        ranks = len(self.workers)
-        calls = {
-            worker.call(method, *((rank, ranks) if numbered else ()), *arguments): worker
-            for rank, worker in enumerate(self.workers)
-        }
-        return settle(calls)[0]
+        return self.everywhere(method, ray.put(arrays_of(batch)))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nemotron_steps.engine.workers.rendezvous import join_store, serve_store
-from nemotron_steps.engine.workers.workers import WorkerProcess
+from nemotron_steps.engine.placement.rank_group import RankWorker
+from nemotron_steps.engine.workers.rendezvous import join_store
 from nemotron_steps.errors import StorageError
 
 if TYPE_CHECKING:
@@ -37,30 +37,15 @@ FILES = "files"
 """Concurrency group in which snapshots are written while training goes on."""
 
 
-class PolicyWorker(WorkerProcess):
+class PolicyWorker(RankWorker):
     """See the module docstring. Methods are called on all ranks in the same order."""
 
-    THREADS = (*WorkerProcess.THREADS, FILES)
+    THREADS = (*RankWorker.THREADS, FILES)
     _policy: Policy
     _teachers: Teachers
 
     def __init__(self) -> None:
         self._sending: dict[str, SendingEnd] = {}
-
-    def serve_store(self, host: str) -> int:
-        """Rank 0: serve the store that the ranks meet at; returns its port."""
-        self._served, port = serve_store(host)
-        return port
-
-    def join(self, rank: int, ranks: int, host: str, port: int) -> None:
-        """Become a rank of torch.distributed's world."""
-        import torch
-        import torch.distributed as dist
-
-        self._rank, self._address = rank, (host, port)
-        store = dist.PrefixStore("policy", join_store(host, port))  # type: ignore[attr-defined]
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 
     def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, reference: bool, total_steps: int) -> None:
         """Load this rank's part of the model; arguments as engine.backends' build_policy."""
@@ -72,7 +57,7 @@ class PolicyWorker(WorkerProcess):
         """Load this rank's part of the teachers."""
         from nemotron_steps.engine.backends.policy import build_teachers
 
-        self._teachers = build_teachers(self._policy, **vars(wanted))
+        self._teachers = build_teachers(self._policy, wanted.checkpoints, topk=wanted.topk, offload=wanted.offload)
 
     def score(self, arrays: Arrays, names: Sequence[str | None]) -> Any:
         """Teachers.score; rank 0 answers with what they add to the batch."""
@@ -141,9 +126,6 @@ class PolicyWorker(WorkerProcess):
     def send_weights(self, channel: str) -> Any:
         """See SendingEnd.send."""
         return self._sending[channel].send()
-
-    def _answer(self, value: Any) -> Any:
-        return value if self._rank == 0 else None
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def linear_topk(
     """What a teacher says of each token, without gradient.
 
     Args:
-        k: tokens to keep of the whole vocabulary.
+        k: tokens to keep of the whole vocabulary; 0: the targets' logprobs alone.
         hidden: [R, hidden].
         weight: [V, hidden], this rank's rows of the output layer.
         targets: int64 [R], the tokens that were sampled.
@@ -46,6 +46,8 @@ def linear_topk(
         logits = linear_forward(hidden[part], weight).float()
         lse = layer.log_sum_exp(logits)
         logprobs[part] = layer.at(logits, targets[part, None])[0].squeeze(1) - lse
+        if not k:
+            continue
         own = logits.topk(min(k, logits.shape[1]), dim=-1)
         values, indices = own.values, own.indices + layer.vocab_start
         if layer.group is not None:

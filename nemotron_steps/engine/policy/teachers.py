@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batches.batching import select_rows
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
@@ -28,8 +29,8 @@ class FrozenTeachers:
         policy: on this rank: layout, precision and batch sizes of inference are its. Where whole distributions are
             compared, it is given the teachers' output layers.
         checkpoints: name to Megatron or Hugging Face folder.
-        topk: tokens kept of each distribution, at most all of them; None: whole distributions, as hidden
-            states.
+        topk: tokens kept of each distribution, at most all of them, 0 for the sampled token's logprob alone; None:
+            whole distributions, as hidden states.
         offload: keep weights in host memory between turns.
 
     Raises:
@@ -40,25 +41,12 @@ class FrozenTeachers:
     def __init__(
         self, policy: MegatronPolicy, checkpoints: Mapping[str, Path], topk: int | None, *, offload: bool
     ) -> None:
-        config, vocab_size = policy.config, policy.architecture.vocab_size
-        plain = config.megatron_cfg.peft.model_copy(update={"enabled": False})
-        inference = config.megatron_cfg.model_copy(
-            update={"mtp_num_layers": 0, "moe_router_bias_update_rate": 0.0, "peft": plain}
-        )
-        config = config.model_copy(update={"megatron_cfg": inference})
-        self._topk = None if topk is None else min(topk, policy.architecture.vocab_size)
-        self._models: dict[str, MegatronPolicy] = {}
-        for name, checkpoint in checkpoints.items():
-            model = MegatronPolicy(config, checkpoint, NegativeLogLikelihood(), frozen=True)
-            if model.architecture.vocab_size != vocab_size:
-                raise ConfigError(
-                    f"teacher '{name}' has another vocabulary than the policy",
-                    where=f"on_policy_distillation.teachers.{name}",
-                    expected=f"{vocab_size} tokens, as the policy",
-                    found=f"{model.architecture.vocab_size}",
-                    hints=(f"--input teachers.{name}=PATH   # a model of the policy's family",),
-                )
-            self._models[name] = model
+        vocab_size = policy.architecture.vocab_size
+        self._topk = None if topk is None else min(topk, vocab_size)
+        self._models = {
+            name: frozen_teacher(policy.config, name, checkpoint, vocab_size)
+            for name, checkpoint in checkpoints.items()
+        }
         if topk is None and policy.groups.is_last_stage:
             # They stay on the device, where every training step needs them.
             policy.teacher_weights = [model.model.output_weight().detach() for model in self._models.values()]
@@ -69,7 +57,6 @@ class FrozenTeachers:
 
     def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
         """See Teachers."""
-        plain = dataclasses.replace(batch, routed_experts=None)  # the policy's choices, not a teacher's
         shape = batch.input_ids.shape
         logprobs, numbers = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.int64)
         states = heaviest = tokens = None
@@ -80,10 +67,9 @@ class FrozenTeachers:
             heaviest = torch.zeros(*shape, self._topk)
             tokens = torch.zeros(*shape, self._topk, dtype=torch.int32)
         for number, (name, teacher) in enumerate(self._models.items()):
-            rows = [row for row, chosen in enumerate(names) if chosen == name and batch.sample_mask[row] > 0]
+            rows, own = rows_of(name, batch, names)
             if not rows:
                 continue
-            own = select_rows(plain, rows)
             if self._offload:
                 teacher.model.to(teacher.device)
             if states is not None:
@@ -92,9 +78,7 @@ class FrozenTeachers:
                 states[rows, :, :width] = found
                 numbers[rows] = number
             elif heaviest is not None and tokens is not None and self._topk is not None:
-                results = [*_zeros(own, (), (self._topk,)), *_zeros(own, (self._topk,), dtype=torch.int32)]
-                found_topk = teacher.outputs(own, partial(linear_topk, self._topk), results)
-                logprobs[rows], heaviest[rows], tokens[rows] = found_topk
+                logprobs[rows], heaviest[rows], tokens[rows] = heaviest_tokens(teacher, own, self._topk)
             if self._offload:
                 teacher.model.to("cpu")
         return dataclasses.replace(
@@ -105,6 +89,48 @@ class FrozenTeachers:
             teacher_states=states,
             teacher_number=None if states is None else numbers,
         )
+
+
+def frozen_teacher(config: PolicyConfig, name: str, checkpoint: Path, vocab_size: int) -> MegatronPolicy:
+    """A teacher on this rank.
+
+    Args:
+        config: the policy's, or one with a layout of the teacher's own.
+        name: the teacher's.
+        vocab_size: the policy's.
+
+    Raises:
+        ConfigError: it has another vocabulary than the policy, or the layout does not fit it.
+        ArtifactError: the checkpoint cannot be loaded.
+    """
+    plain = config.megatron_cfg.peft.model_copy(update={"enabled": False})
+    inference = config.megatron_cfg.model_copy(
+        update={"mtp_num_layers": 0, "moe_router_bias_update_rate": 0.0, "peft": plain}
+    )
+    config = config.model_copy(update={"megatron_cfg": inference})
+    model = MegatronPolicy(config, checkpoint, NegativeLogLikelihood(), frozen=True)
+    if model.architecture.vocab_size != vocab_size:
+        raise ConfigError(
+            f"teacher '{name}' has another vocabulary than the policy",
+            where=f"on_policy_distillation.teachers.{name}",
+            expected=f"{vocab_size} tokens, as the policy",
+            found=f"{model.architecture.vocab_size}",
+            hints=(f"--input teachers.{name}=PATH   # a model of the policy's family",),
+        )
+    return model
+
+
+def rows_of(name: str, batch: TrainBatch, names: Sequence[str | None]) -> tuple[list[int], TrainBatch]:
+    """The trained rows that are a teacher's, and the batch of these; routers are its own, not the policy's."""
+    rows = [row for row, chosen in enumerate(names) if chosen == name and batch.sample_mask[row] > 0]
+    return rows, select_rows(dataclasses.replace(batch, routed_experts=None), rows)
+
+
+def heaviest_tokens(teacher: MegatronPolicy, batch: TrainBatch, k: int) -> list[torch.Tensor]:
+    """What a teacher says of its rows: float32 [N, T] logprobs of the tokens, float32 [N, T, k] of its k heaviest, and
+    int32 [N, T, k] those. Collective over its ranks."""
+    results = [*_zeros(batch, (), (k,)), *_zeros(batch, (k,), dtype=torch.int32)]
+    return teacher.outputs(batch, partial(linear_topk, k), results)
 
 
 def _zeros(batch: TrainBatch, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

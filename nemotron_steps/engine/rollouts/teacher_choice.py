@@ -39,6 +39,8 @@ class TeacherChoice:
             )
         for agent, name in config.teacher_model_by_agent_name.items():
             self._known(name, f"{_SECTION}.teacher_model_by_agent_name.{agent}")
+        for name in config.non_colocated_teachers.teacher_overrides:
+            self._known(name, f"{_SECTION}.non_colocated_teachers.teacher_overrides.{name}")
         self._default = config.default_teacher_alias
         if self._default is not None:
             self._known(self._default, f"{_SECTION}.default_teacher_alias")
@@ -82,10 +84,11 @@ class TeacherChoice:
     def _known(self, name: str, key: str) -> None:
         if name not in self._teachers:
             close = nearest(name, self._teachers) or self._teachers[:1]
+            chosen = () if key.endswith(f".{name}") else (f"{key}={close[0]}",)
             raise ConfigError(
                 f"there is no teacher '{name}'",
                 where=key,
                 expected=" or ".join(self._teachers),
                 found=name,
-                hints=(f"{key}={close[0]}", f"--input teachers.{name}=PATH"),
+                hints=(*chosen, f"--input teachers.{name}=PATH"),
             )

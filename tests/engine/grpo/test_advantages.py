@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.rl import AdvantageEstimatorConfig, GrpoConfig
+from nemotron_steps.config.schema.rl import AdvantageEstimatorConfig, GrpoConfig, LossFnConfig
 from nemotron_steps.engine.grpo.advantages import (
     ESTIMATORS,
     GradedRewards,
@@ -16,6 +16,9 @@ from nemotron_steps.engine.grpo.advantages import (
     group_statistics,
     grpo_advantages,
 )
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.losses.reduction import LossNormalizers
+from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError
 
 
@@ -261,3 +264,51 @@ def test_clip_keeps_values_inside_and_leaves_open_sides_open(
     for before, after in zip(values, got, strict=True):
         floor = before if low is None else max(before, low)
         assert after == (floor if high is None else min(floor, high))
+
+
+def test_the_gap_to_a_teacher_is_0_where_nothing_is_trained_and_reads_no_reward() -> None:
+    gap = torch.tensor([[1.0, -2.0, torch.nan], [3.0, torch.inf, 0.5]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
+    estimator = ESTIMATORS["opd"](GrpoConfig())
+    for rewards, valid in (([1.0, 0.0], [True, True]), ([0.0, 9.0], [True, False])):
+        r, ok = torch.tensor(rewards), torch.tensor(valid)
+        statistics = group_statistics(r, torch.tensor([0, 0]), ok, leave_one_out=True)
+        found = estimator(GradedRewards(r, {}, torch.tensor([0, 0]), ok, statistics, gap), mask)
+        second = [3.0, 0.0, 0.5] if valid[1] else [0.0, 0.0, 0.0]
+        assert found.tolist() == [[1.0, -2.0, 0.0], second]
+    with pytest.raises(EngineError, match="needs teachers"):
+        estimate({"adv_estimator": {"name": "opd"}}, [1.0, 0.0], [0, 0])
+
+
+@pytest.mark.parametrize("reinforce", [True, False])
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_expected_policy_gradient_of_the_gap_is_the_gradient_of_the_reverse_kl(
+    reinforce: bool, off_policy: bool
+) -> None:
+    """Over every token of a small vocabulary, weighted as the generator samples them: minimised is KL(p || q)."""
+    torch.manual_seed(0)
+    logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    q = torch.randn(6, dtype=torch.float64).log_softmax(-1)
+    p = logits.log_softmax(-1)
+    sampler = torch.randn(6, dtype=torch.float64).log_softmax(-1) if off_policy else p.detach()
+    expected = torch.autograd.grad((p.exp() * (p - q)).sum(), logits, retain_graph=True)[0]
+    config = LossFnConfig(
+        disable_ppo_ratio=reinforce, ratio_clip_min=0.2, use_importance_sampling_correction=off_policy
+    )
+    total = torch.zeros(6, dtype=torch.float64)
+    for token in range(6):
+        column = torch.tensor([[0.0, 1.0]])
+        prev, gap = p.detach()[token], (q - p.detach())[token]
+        row = torch.zeros(1, 2)
+        batch = TrainBatch(
+            input_ids=torch.zeros(1, 2, dtype=torch.int64),
+            lengths=torch.tensor([2]),
+            token_mask=column,
+            sample_mask=torch.ones(1),
+            generation_logprobs=row + column * sampler[token],
+            advantages=row + column * gap,
+            prev_logprobs=row + column * prev,
+        )
+        loss, _ = PolicyGradientLoss(config)(column * p[token], batch, LossNormalizers(1, 1))
+        total += sampler[token].exp() * torch.autograd.grad(loss, logits, retain_graph=True)[0]
+    torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-4)

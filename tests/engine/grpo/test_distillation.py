@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nemotron_steps.config.schema.opd import OpdConfig
+from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.errors import DataError
 from tests.benchmarks.grpo_task import make_checkpoint
+from tests.engine.engine_samples import random_batch
 from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
 
 LOOPS = {"sync": False, "async": True}
@@ -25,16 +30,13 @@ def teachers(tmp_path_factory):
 
 
 def distilling(task, steps, teachers, asynchronous=False, **changes):
-    return config_of(
-        task,
-        steps,
-        schema=OpdConfig,
-        loss_fn={"kl_type": "reverse"},
-        on_policy_distillation__teachers=teachers,
-        on_policy_distillation__topk_logits_k=32,
-        grpo__async_grpo__enabled=asynchronous,
-        **changes,
-    )
+    settings = {
+        "loss_fn": {"kl_type": "reverse"},
+        "on_policy_distillation__teachers": teachers,
+        "on_policy_distillation__topk_logits_k": 32,
+        "grpo__async_grpo__enabled": asynchronous,
+    }
+    return config_of(task, steps, schema=OpdConfig, **{**settings, **changes})
 
 
 def two_kinds(task):
@@ -73,6 +75,39 @@ def test_the_policy_comes_closer_to_its_teachers(asynchronous, task, teachers, t
     assert {name for names in scored for name in names} == {"a", "b"}
     assert all("reward/mean" in m and "teacher_kl/vowels" in m for m in metrics)
     assert not any(name.startswith(("advantages/", "groups/")) for m in metrics for name in m)
+
+
+def test_teachers_may_give_advantages_of_the_sampled_tokens(task, teachers, tmp_path):
+    records, batches = [], []
+    config = distilling(
+        task,
+        10,
+        teachers,
+        on_policy_distillation__teacher_field="teacher",
+        on_policy_distillation__topk_logits_k=64,
+        grpo__adv_estimator={"name": "opd"},
+        loss_fn={
+            "disable_ppo_ratio": True,
+            "use_importance_sampling_correction": True,
+            "truncated_importance_sampling_type": "icepop",
+            "truncated_importance_sampling_ratio": 5,
+            "truncated_importance_sampling_ratio_min": 0.2,
+        },
+    )
+    run = start(config, tmp_path, records, two_kinds(task))
+    train = run.policy.train_step
+    run.policy.train_step = lambda batch: batches.append(batch) or train(batch)
+    run_loop(run)
+    for batch in batches:
+        trained = (batch.token_mask > 0) & (batch.sample_mask > 0)[:, None]
+        assert trained.any() and not batch.advantages[~trained].any()
+        gap = (batch.teacher_logprobs - batch.prev_logprobs)[trained]
+        assert torch.allclose(batch.advantages[trained], gap, atol=1e-6) and gap.abs().max() > 0.1
+    metrics = metrics_of(records)
+    # One sample a token says less than a distribution: the mean of the last steps is that of a policy that learns.
+    first, last = (sum(m["teacher_kl/mean"] for m in part) / 3 for part in (metrics[:3], metrics[-3:]))
+    assert last < first and all(m["teacher_divergence"] == m["teacher_kl/mean"] for m in metrics)
+    assert all("advantages/mean" in m and not any(name.startswith("groups/") for name in m) for m in metrics)
 
 
 def test_rollouts_are_scored_by_the_teacher_of_their_row(task, teachers, tmp_path):
@@ -116,6 +151,33 @@ def test_the_buffer_of_a_killed_asynchronous_run_remembers_the_teachers(task, te
     run_loop(again)
     assert len(metrics_of(records)) == 3
     assert {name for names in asked for name in names} == {"a", "b"}
+
+
+def test_the_kl_of_each_environment_is_the_mean_over_its_trained_tokens():
+    batch, _ = random_batch(rows=5, seed=4)
+    given = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(1))
+    kinds = ["sums", "sums", "sums", "words", "words"]
+
+    class Given:
+        def score(self, batch, names):
+            assert names == ["a", "b", "a", "b", "a"]
+            return replace(batch, teacher_logprobs=given)
+
+    rollouts = [
+        SimpleNamespace(environment=kind, metadata={"teacher": "ab"[row % 2]}) for row, kind in enumerate(kinds)
+    ]
+    for advantages in (False, True):
+        prepared = SimpleNamespace(batch=batch, rollouts=rollouts, metrics={})
+        Distillation(None, Given(), gives_advantages=advantages).score(prepared)
+        sums = {"mean": [], "sums": [], "words": []}
+        for row, column in itertools.product(range(5), range(1, batch.input_ids.shape[1])):
+            if batch.sample_mask[row] and batch.token_mask[row, column]:
+                nats = float(batch.generation_logprobs[row, column] - given[row, column])
+                sums["mean"].append(nats)
+                sums[kinds[row]].append(nats)
+        expected = {f"teacher_kl/{name}": sum(nats) / len(nats) for name, nats in sums.items()}
+        expected |= {"teacher_divergence": expected["teacher_kl/mean"]} if advantages else {}
+        assert prepared.metrics == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_row_without_a_teacher_is_refused_before_anything_is_loaded(task, teachers, tmp_path):

@@ -7,6 +7,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.metrics import finalize_metrics
@@ -136,3 +138,53 @@ def test_a_policy_that_computes_no_divergence_is_refused():
     batch, lp = random_batch()
     with pytest.raises(EngineError, match="divergence"):
         DistillationLoss(TeacherKl())(lp, batch, count_normalizers(batch))
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.integers(1, 4),
+    vocab=st.integers(2, 12),
+    k=st.integers(1, 12),
+    sharpness=st.sampled_from([1e-3, 1.0, 30.0]),
+    weight=st.floats(0, 1),
+    zero=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_values_and_gradients_are_those_of_autograd_however_sharp_the_distributions(
+    rows, vocab, k, sharpness, weight, zero, seed
+):
+    k = min(k, vocab)
+    generator = torch.Generator().manual_seed(seed)
+    logits, teacher = (sharpness * torch.randn(2, rows, vocab, generator=generator, dtype=torch.float64)).unbind()
+    logits.requires_grad_()
+    log_p, log_q = logits.log_softmax(-1), teacher.log_softmax(-1)
+    close = {"atol": 1e-9 * max(1.0, sharpness), "rtol": 1e-9}
+
+    whole = TeacherKl("mixed", weight)
+    forward, reverse = (log_q.exp() * (log_q - log_p)).sum(-1), (log_p.exp() * (log_p - log_q)).sum(-1)
+    expected = weight * forward + (1 - weight) * reverse
+    truth = torch.autograd.grad(expected.sum(), logits, retain_graph=True)[0]
+    cut = vocab // 2  # over two ranks: each has a part of the vocabulary, and the sums of both
+    sums: list[torch.Tensor] = []
+    for part in (slice(0, cut), slice(cut, None)):
+        whole.of_all(log_p.detach()[:, part], log_q[:, part], lambda own: sums.append(own) or own)
+    for part in (slice(0, cut), slice(cut, None)):
+        value, gradient = whole.of_all(log_p.detach()[:, part], log_q[:, part], lambda _: sums[0] + sums[1])
+        torch.testing.assert_close(value, expected.detach(), **close)
+        torch.testing.assert_close(gradient, truth[:, part], **close)
+    assert (value > -1e-9 * sharpness - 1e-12).all()
+
+    tokens = teacher.topk(k).indices
+    kl = TeacherKl("mixed", weight, zero)
+    expected = plain(kl, logits, teacher, tokens)
+    truth = torch.autograd.grad(expected.sum(), logits)[0]
+    lse, entropy = logits.detach().logsumexp(-1), -(log_p.exp() * log_p).sum(-1).detach()
+    q = log_q.gather(1, tokens).log_softmax(-1)
+    value, at_chosen, everywhere = kl.of_chosen(logits.detach().gather(1, tokens), q, lse, -entropy)
+    gradient = torch.zeros_like(teacher).scatter_add_(1, tokens, at_chosen)
+    if everywhere is not None:
+        gradient += log_p.detach().exp() * (everywhere[:, None] + (1 - kl.forward) * log_p.detach())
+    torch.testing.assert_close(value, expected.detach(), atol=1e-8 * max(1.0, sharpness), rtol=1e-8)
+    torch.testing.assert_close(gradient, truth, atol=1e-8 * max(1.0, sharpness), rtol=1e-8)
+    # A shift of all logits is no change of a distribution.
+    torch.testing.assert_close(gradient.sum(-1), torch.zeros(rows, dtype=torch.float64), atol=1e-6, rtol=0)

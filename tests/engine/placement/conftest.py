@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -40,7 +41,7 @@ class Judged(Environment):
 
 
 @pytest.fixture
-def second_node(cluster, request):
+def second_node(cluster, request, tmp_path):
     """Another Ray node of two CPUs joins, as one would by hand on another machine; gives the cluster's address.
 
     A parameter is how many GPUs the node says it has: nothing looks for them on a machine without CUDA.
@@ -49,14 +50,16 @@ def second_node(cluster, request):
 
     address = ray.get_runtime_context().gcs_address
     command = [str(Path(sys.executable).with_name("ray")), "start", f"--address={address}", "--num-cpus=2", "--block"]
-    node = subprocess.Popen(
-        [*command, f"--num-gpus={getattr(request, 'param', 0)}", "--disable-usage-stats"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-    )
+    command += [f"--num-gpus={getattr(request, 'param', 0)}", "--disable-usage-stats"]
+    said = tmp_path / "second_node.txt"
+
+    # Ray takes no GPUs that are hidden, and tests/conftest.py hides them.
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    with said.open("w") as file:
+        node = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     deadline = time.monotonic() + 60
     while len([n for n in ray.nodes() if n["Alive"]]) < 2:
-        assert node.poll() is None and time.monotonic() < deadline, "the second node did not join"
+        assert node.poll() is None and time.monotonic() < deadline, f"no second node joined: {said.read_text()}"
         time.sleep(0.1)
     yield address
     node.terminate()

@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.sft import megatron_bridge
 from tests.benchmarks.bench_gpu import run_config
 from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
+from tests.models.hybrid_twins import hybrid_model
 
 STEPS = 3
 TIS = {
@@ -57,17 +59,51 @@ def make_experts(folder: Path) -> None:
     Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def generators(folder: Path, *, gpus: int = 2, experts: bool = False, asynchronous: bool = False, **generation) -> dict:
-    """GRPO with vLLM on Ray: how the weights travelled, and whether they arrived."""
-    make_experts(folder) if experts else make_large_checkpoint(folder, layers=2, hidden=256)
+def make_dense(folder: Path) -> None:
+    make_large_checkpoint(folder, layers=2, hidden=256)
+
+
+def make_hybrid(folder: Path) -> None:
+    """A Nemotron-H mixture of sizes that vLLM's CUDA kernels take, with the tokenizer of `make_large_checkpoint`."""
+    make_large_checkpoint(folder, layers=1, hidden=256)
+    model = hybrid_model(
+        "mixture",
+        hidden_size=256,
+        head_dim=64,
+        mamba_num_heads=16,
+        mamba_head_dim=64,
+        ssm_state_size=128,
+        chunk_size=128,
+        moe_intermediate_size=128,
+        moe_shared_expert_intermediate_size=128,
+        max_position_embeddings=4096,
+        initializer_range=0.05,
+        vocab_size=json.loads((folder / "config.json").read_text())["vocab_size"],
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def generators(
+    folder: Path,
+    *,
+    gpus: int = 2,
+    make: Callable[[Path], None] = make_dense,
+    asynchronous: bool = False,
+    router_replay: bool = False,
+    megatron_cfg: dict | None = None,
+    **generation,
+) -> dict:
+    """GRPO with vLLM, on Ray where it takes several GPUs: how the weights travelled, and whether they arrived."""
+    make(folder)
     write_rows(folder / "train.jsonl", large_prompts(folder, 32, words=8))
-    config: dict[str, Any] = run_config(folder, STEPS, "vllm", new_tokens=32, prompts=4, num_generations=4)
-    config["cluster"] = {"backend": "ray", "gpus_per_node": gpus}
+    config: dict[str, Any] = run_config(folder, STEPS, "vllm", new_tokens=32, prompts=4, members=4)
+    if gpus > 1:
+        config["cluster"] = {"backend": "ray", "gpus_per_node": gpus}
+    config["policy"]["router_replay"] = {"enabled": router_replay}
+    config["policy"]["megatron_cfg"].update(megatron_cfg or {})
     config["policy"]["generation"].update(generation)
     config["policy"]["generation"]["vllm_cfg"].update(enforce_eager=True, max_num_seqs=32, gpu_memory_utilization=0.3)
     config["policy"]["megatron_cfg"]["optimizer"]["lr"] = 1e-3  # so that old weights would show
-    if experts:
-        config["policy"]["megatron_cfg"]["expert_model_parallel_size"] = 2
     if asynchronous:
         config["grpo"]["async_grpo"] = {"enabled": True, "max_trajectory_age_steps": 1}
         config["loss_fn"].update(TIS)
@@ -81,7 +117,7 @@ def generators(folder: Path, *, gpus: int = 2, experts: bool = False, asynchrono
         reporter=Tracker("test", None, records.append),
     )
     try:
-        transports = run.generator.transports
+        transports = getattr(run.generator, "transports", None)  # of workers on Ray
         (train_async if asynchronous else train)(run)
     finally:
         run.close()
@@ -91,6 +127,8 @@ def generators(folder: Path, *, gpus: int = 2, experts: bool = False, asynchrono
         "token_mult_prob_error": [m["token_mult_prob_error"] for m in metrics],
         "refit_s": [m["weight_sync/seconds"] for m in metrics],
         "policy_lag": max(m.get("policy_lag/max", 0.0) for m in metrics),
+        "router_replay_share": [m.get("router_replay_share") for m in metrics],
+        "router_replay_mismatch": [m.get("router_replay_mismatch") for m in metrics],
     }
 
 
@@ -148,12 +186,18 @@ CASES = {
         colocated={"enabled": False, "generation_devices": 2},
     ),
     "experts": lambda folder: generators(
-        folder, experts=True, vllm_cfg={"tensor_parallel_size": 2, "expert_parallel_size": 2}
+        folder,
+        make=make_experts,
+        megatron_cfg={"expert_model_parallel_size": 2},
+        vllm_cfg={"tensor_parallel_size": 2, "expert_parallel_size": 2},
     ),
+    "adapters": lambda folder: generators(folder, gpus=1, megatron_cfg={"peft": {"enabled": True}}),
+    "hybrid": lambda folder: generators(folder, gpus=1, make=make_hybrid),
+    "replayed experts": lambda folder: generators(folder, gpus=1, make=make_hybrid, router_replay=True),
     "asynchronous": lambda folder: generators(folder, asynchronous=True, **APART),
     "supervised": supervised,
 }
-NEEDED_GPUS = {"tensor parallel, apart": 3}
+NEEDED_GPUS = {"tensor parallel, apart": 3, "adapters": 1, "hybrid": 1, "replayed experts": 1}
 """Two where nothing is said."""
 
 

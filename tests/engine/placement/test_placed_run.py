@@ -172,15 +172,26 @@ def test_asynchronous_training_on_ray_keeps_the_age_bound_and_its_checkpoints(cl
     assert max(m["token_mult_prob_error"] for m in metrics) < 1.5
 
 
-def test_teachers_on_two_ranks_teach_what_they_do_in_one_process(cluster, checkpoint, tmp_path):
+def test_teachers_on_two_ranks_or_on_their_own_teach_what_they_do_in_one_process(cluster, checkpoint, tmp_path):
     teacher = tmp_path / "teacher"
     make_checkpoint(teacher, seed=1)
 
-    def config(topk, **changes):
-        section = {"teachers": {"only": str(teacher)}, "topk_logits_k": topk}
+    def config(topk, apart=None, **changes):
+        section = {"teachers": {"only": str(teacher)}, "topk_logits_k": topk, "non_colocated_teachers": apart or {}}
         return config_of(checkpoint, 3, schema=OpdConfig, loss_fn={}, on_policy_distillation=section, **changes)
+
+    def kill_the_teacher(run):
+        ranks = run.distillation.teachers.workers
+        assert [worker.name for worker in ranks] == ["teacher only rank 0", "teacher only rank 1"]
+        assert not {worker.pid for worker in ranks} & {worker.pid for worker in run.policy.workers}
+        batch = grouped_batch()
+        lost(ranks[1], lambda: run.distillation.teachers.score(batch, ["only"] * len(batch)))
 
     for topk in (16, None):
         here = figures(config(topk), tmp_path / f"process {topk}")
         there = figures(config(topk, cluster__backend="ray", cluster__policy_workers=2), tmp_path / f"ray {topk}")
         assert_same(there, here, ("loss", "grad_norm", "teacher_kl/mean"))
+        if topk is not None:
+            own = {"enabled": True, "default_teacher_cfg": {"tensor_model_parallel_size": 2, "micro_batch_size": 3}}
+            apart = figures(config(topk, own, cluster__backend="ray"), tmp_path / "apart", kill_the_teacher)
+            assert_same(apart, here, ("loss", "grad_norm", "teacher_kl/mean"))

@@ -65,7 +65,25 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
         f"{name} {topk}": distilled(folders, {"train_micro_batch_size": 3}, topk, **layout)
         for name, layout in LAYOUTS.items()
         for topk in (K, None)
-    }
+    } | {"sampled": sampled(folders)}
+
+
+def sampled(folders: dict[str, Path]) -> list[float]:
+    """Sum of the sampled tokens' logprobs, of teachers that are asked for nothing else, in two layouts."""
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+    from nemotron_steps.engine.policy.teachers import FrozenTeachers
+    from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
+
+    found, batch = [], grouped_batch()
+    for layout in ("data", "tensor"):
+        config = policy_config(megatron_cfg=LAYOUTS[layout])
+        policy = MegatronPolicy(config, folders["policy"], rl_loss())
+        named = {name: folders[name] for name in ("a", "b")}
+        scored = FrozenTeachers(policy, named, 0, offload=True).score(batch, names_of(batch))
+        assert scored.teacher_topk_logprobs is not None and scored.teacher_topk_logprobs.shape[2] == 0
+        assert scored.teacher_logprobs is not None
+        found.append(float(scored.teacher_logprobs.double().sum()))
+    return found
 
 
 def run_two(out: Path, folders: dict[str, Path]) -> list[dict[str, Any]]:

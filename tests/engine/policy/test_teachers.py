@@ -154,6 +154,8 @@ def test_a_frozen_policy_keeps_neither_gradients_nor_moments(folders):
 def test_two_ranks_distil_like_one(folders, tmp_path):
     found, other = run_two(tmp_path, folders)
     assert found == other
+    teacher = distilled(folders, {})["teacher"]
+    assert found["sampled"] == [pytest.approx(teacher, rel=1e-5)] * 2  # without any heaviest tokens
     for topk in (K, None):
         expected = distilled(folders, {}, topk)
         for layout in LAYOUTS:

@@ -53,11 +53,17 @@ def test_a_row_that_names_a_stranger_is_refused():
         ({}, "teachers"),
         ({**TWO, "teacher_model_by_agent_name": {"agent": "maths"}}, "teacher_model_by_agent_name.agent"),
         ({**TWO, "default_teacher_alias": "maths"}, "default_teacher_alias"),
+        (
+            {**TWO, "non_colocated_teachers": {"enabled": True, "teacher_overrides": {"maths": {"num_nodes": 2}}}},
+            "non_colocated_teachers.teacher_overrides.maths",
+        ),
     ],
 )
 def test_a_map_to_a_teacher_that_is_not_there_is_refused(settings, key):
     with pytest.raises(ConfigError) as caught:
         choice(**settings)
     assert caught.value.where == f"on_policy_distillation.{key}"
-    if settings:
+    if "overrides" in key:
+        assert caught.value.hints == ("--input teachers.maths=PATH",)
+    elif settings:
         assert caught.value.hints[0] == f"on_policy_distillation.{key}=math"

@@ -1,0 +1,201 @@
+"""The memory of distillation's teachers: against what models and passes were counted to take, and by hand."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
+from nemotron_steps.config.layout.memory.generation import GIB
+from nemotron_steps.config.layout.memory.mends import memory_mends
+from nemotron_steps.config.layout.memory.policy import _compared, stage_memory
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.memory.teachers import beside_policy, settings_of
+from nemotron_steps.config.layout.teachers import TeacherSizes
+from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.policy.output_layer import OutputLayer
+from nemotron_steps.engine.policy.teacher_logprob import (
+    HeaviestTokens,
+    WholeDistributions,
+    linear_divergence,
+    linear_topk,
+)
+from tests.config.layout.memory.shapes import QWEN3_8B
+from tests.engine.policy.batches import policy_config
+from tests.models import hybrid_twins
+from tests.models.checkpoints import write_checkpoint
+
+SHAPE = ModelShape.read(QWEN3_8B)
+SECTION = "on_policy_distillation"
+TEACHERS = {"a": "x", "b": "y"}
+
+
+def values_of(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "grpo.num_prompts_per_step": 64,
+        "grpo.num_generations_per_prompt": 1,
+        "policy.train_global_batch_size": 64,
+        "policy.train_micro_batch_size": 1,
+        "policy.logprob_batch_size": 2,
+        "policy.max_total_sequence_length": 4096,
+        "policy.megatron_cfg.activation_checkpointing": True,
+        "policy.megatron_cfg.optimizer.use_distributed_optimizer": True,
+        "policy.generation.backend": "vllm",
+        "policy.generation.max_new_tokens": 2048,
+        "policy.generation.vllm_cfg.gpu_memory_utilization": 0.4,
+        "cluster.backend": "ray",
+        "cluster.gpus_per_node": 8,
+        f"{SECTION}.teachers": TEACHERS,
+        f"{SECTION}.topk_logits_k": 64,
+        f"{SECTION}.offload": True,
+    }
+    return {**values, **{name.replace("__", "."): value for name, value in changes.items()}}
+
+
+def memory(**changes: Any) -> StepMemory:
+    return step_memory(MemorySettings.read(values_of(**changes).get), lambda role: SHAPE)
+
+
+def test_a_teacher_takes_its_own_layout_and_nothing_that_only_the_policy_does():
+    settings = MemorySettings.read(values_of().get)
+    busy = {"mtp_layers": 1, "router_replay": True, "judge_nodes": 2, "colocated": False, "workers": 3, "batch": 5}
+    teacher = TeacherSizes("a", tensor=2, pipeline=2, context=2, sequence_parallel=True, nodes=3, gpus_per_node=4)
+    found = settings_of(replace(settings, sizes=replace(settings.sizes, **busy)), teacher)
+    assert found == settings_of(settings, teacher)
+    sizes = found.sizes
+    assert (sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, sizes.sequence_parallel) == (2, 2, 2, 1, True)
+    assert (sizes.nodes, sizes.gpus_per_node, sizes.workers, sizes.batch) == (3, 4, None, settings.sizes.rollouts)
+    assert settings_of(settings, replace(teacher, gpus_per_node=None)).sizes.gpus_per_node == 8
+    assert (found.precision, found.logprob_batch) == (settings.precision, settings.logprob_batch)
+    own = settings_of(settings, replace(teacher, precision="float32", micro_batch=7))
+    assert (own.precision, own.logprob_batch, own.packed_logprob_tokens) == ("float32", 7, None)
+
+
+def test_offloaded_teachers_take_the_device_one_at_a_time():
+    assert SHAPE is not None
+    weights = 2 * SHAPE.parameters
+    found = memory()
+    (device,) = found.devices
+    assert list(device.phases) == ["generate", "teach", "train"]
+    assert device.phases["teach"]["teacher", "weights"] == weights
+    assert ("policy", "gradients") not in device.phases["teach"] and ("teacher", "weights") not in device.phases[
+        "train"
+    ]
+    assert found.host["teachers' weights"] == 2 * weights
+    assert found.host["teachers' scores"] == 64 * 4096 * (64 * 8 + 4)
+    (kept,) = memory(on_policy_distillation__offload=False).devices
+    assert {kept.phases[phase]["teacher", "weights"] for phase in kept.phases} == {2 * weights}
+    # No process of their own: the same CUDA contexts as without them.
+    (alone,) = memory(on_policy_distillation__teachers={}).devices
+    contexts = {each.phases["train"]["device", "context"] for each in (device, kept, alone)}
+    assert len(contexts) == 1 and "teach" not in alone.phases
+
+
+def test_the_full_kl_keeps_the_teachers_output_layers_on_the_devices():
+    (device,) = memory(on_policy_distillation__topk_logits_k=None).devices
+    assert (
+        device.phases["train"]["teacher", "output layers"] == 2 * QWEN3_8B["vocab_size"] * QWEN3_8B["hidden_size"] * 2
+    )
+
+
+def test_a_teacher_with_gpus_of_its_own_has_the_layout_and_rows_of_its_own():
+    apart = f"{SECTION}.non_colocated_teachers"
+    own = {
+        "cluster.num_nodes": 2,
+        f"{apart}.enabled": True,
+        f"{apart}.default_teacher_cfg.gpus_per_node": 4,
+        f"{apart}.default_teacher_cfg.tensor_model_parallel_size": 2,
+    }
+    policy, first, second = memory(**own).devices
+    assert "teach" not in policy.phases and first.phases == second.phases
+    assert first.name == "is teacher a's" and list(first.phases) == ["teach"]
+    (beside,) = memory().devices
+    lines, whole = first.phases["teach"], beside.phases["teach"]
+    assert lines["teacher", "weights"] == pytest.approx(whole["teacher", "weights"] / 2, rel=1e-3)
+    assert ("policy", "weights") not in lines
+    fewer = memory(**own, **{f"{apart}.default_teacher_cfg.micro_batch_size": 1}).devices[1].phases["teach"]
+    assert fewer["teacher", "activations"] == pytest.approx(lines["teacher", "activations"] / 2, rel=1e-3)
+
+
+def test_teachers_that_do_not_fit_are_refused_with_what_mends_it():
+    values = values_of(on_policy_distillation__offload=False, **{"cluster.gpu_memory_gib": 40.0})
+    assert SHAPE is not None
+    (first, *_) = step_memory(MemorySettings.read(values.get), lambda role: SHAPE).shortages
+    assert first.needed > 40 * GIB
+    hints = memory_mends(values.get, lambda role: SHAPE)
+    assert hints
+    changed = dict(each.split("=") for each in hints[0].split())
+    parsed = {key: {"true": True, "false": False}.get(value) for key, value in changed.items()}
+    parsed = {key: float(changed[key]) if value is None else value for key, value in parsed.items()}
+    parsed = {key: int(v) if type(v) is float and v.is_integer() else v for key, v in parsed.items()}
+    assert not step_memory(MemorySettings.read({**values, **parsed}.get), lambda role: SHAPE).shortages
+
+
+@pytest.mark.parametrize(("name", "precision"), [("qwen3", "bfloat16"), ("qwen3", "float32"), ("latent", "bfloat16")])
+def test_a_teachers_weights_are_predicted_to_the_byte(name, precision, tmp_path):
+    write = hybrid_twins.write_hybrid if name in hybrid_twins.TWINS else write_checkpoint
+    write(name, tmp_path)
+    model = MegatronPolicy(policy_config(precision=precision), tmp_path, NegativeLogLikelihood(), frozen=True).model
+    counted = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in model.parameters()}
+    shape = ModelShape.read(json.loads((tmp_path / "config.json").read_text()))
+    assert shape is not None
+    settings = MemorySettings.read(values_of(policy__precision=precision, **{"cluster.gpus_per_node": 0}).get)
+    assert beside_policy({"a": shape}, settings, 0).rests["weights"] == sum(counted.values())
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that were made and lived at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_flatten(result)[0]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                place = storage._cdata
+                if place not in self.live:
+                    self.live[place] = storage.nbytes()
+                    weakref.finalize(storage, self.live.pop, place, None)
+                    self.most = max(self.most, sum(self.live.values()))
+        return result
+
+
+@pytest.mark.parametrize(("topk", "zero"), [(16, False), (16, True), (None, False)])
+def test_the_logits_of_a_comparison_are_predicted(topk, zero):
+    rows, vocabulary = 32, 30_000
+    hidden, weight = torch.randn(rows, 8, dtype=torch.bfloat16), torch.randn(vocabulary, 8, dtype=torch.bfloat16)
+    targets, layer = torch.randint(vocabulary, (rows,)), OutputLayer(chunk=rows, vocab_size=vocabulary)
+    with Peak() as passed:
+        _, heaviest, tokens = linear_topk(16, hidden, weight, targets, layer)
+    assert passed.most / (rows * vocabulary) <= 2 + 4 + 4  # logits twice, and logsumexp's own, which is not seen here
+    kl = TeacherKl("mixed", 0.5, zero)
+    whole = WholeDistributions(kl, [weight])
+    given = (whole, hidden.float(), torch.zeros(rows, dtype=torch.int64)) if topk is None else None
+    comparison, first, second = given or (HeaviestTokens(kl), heaviest, tokens)
+    with Peak() as compared:
+        linear_divergence(comparison, hidden.requires_grad_(), weight, targets, first, second, layer)
+    settings = MemorySettings.read(
+        values_of(on_policy_distillation__topk_logits_k=topk, loss_fn__zero_outside_topk=zero).get
+    )
+    assert compared.most / (rows * vocabulary) == pytest.approx(_compared(settings), rel=0.05)
+    assert SHAPE is not None  # and that is what the plan counts of a chunk
+    chunks = [
+        stage_memory(SHAPE, MemorySettings.read({**values_of(), "policy.logprob_chunk_size": n}.get), 0)
+        for n in (256, 512)
+    ]
+    more = chunks[1].trains["logprobs"] - chunks[0].trains["logprobs"]
+    assert more == 256 * QWEN3_8B["vocab_size"] * 16

@@ -1,0 +1,99 @@
+"""Layouts of teachers on devices of their own: what does not come out even, under which key, and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.mends import mends
+from nemotron_steps.config.layout.misfits import misfits
+from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.teacher_fit import teacher_misfits
+from nemotron_steps.config.layout.teachers import TeacherSizes
+
+APART = "on_policy_distillation.non_colocated_teachers"
+TEACHERS = "on_policy_distillation.teachers"
+OVERRIDES = f"{APART}.teacher_overrides"
+BASE: dict[str, Any] = {
+    f"{APART}.enabled": True,
+    TEACHERS: {"a": "x", "b": "y"},
+    "cluster.backend": "ray",
+    "cluster.gpus_per_node": 8,
+    "cluster.num_nodes": 3,
+}
+
+
+def sizes_of(changes: dict[str, Any]) -> LayoutSizes:
+    return LayoutSizes.read({**BASE, **changes}.get)
+
+
+def test_teachers_take_their_gpus_off_the_policys() -> None:
+    assert sizes_of({}).ranks == 8  # of 24, whole nodes each
+    assert sizes_of({f"{APART}.enabled": False}).ranks == 24
+    own = {f"{OVERRIDES}.b": {"gpus_per_node": 2}, f"{OVERRIDES}.b.gpus_per_node": 2}
+    assert sizes_of(own).ranks == 14
+    on_cpu = sizes_of({"cluster.gpus_per_node": 0, f"{APART}.default_teacher_cfg.tensor_model_parallel_size": 2})
+    assert [teacher.ranks(0) for teacher in on_cpu.teachers] == [2, 2] and on_cpu.ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "mended"),
+    [
+        ({"cluster.num_nodes": 2}, "teachers take 16 GPUs of 16", "cluster.num_nodes=3"),
+        (
+            {f"{APART}.default_teacher_cfg.tensor_model_parallel_size": 3},
+            "the layout of teacher a does not divide its GPUs",
+            f"{APART}.default_teacher_cfg.tensor_model_parallel_size=1",
+        ),
+        (
+            {f"{APART}.default_teacher_cfg.expert_model_parallel_size": 16},
+            "expert parallelism of teacher a does not divide its GPUs",
+            f"{APART}.default_teacher_cfg.expert_model_parallel_size=8",
+        ),
+        (
+            {f"{OVERRIDES}.b": {"gpus_per_node": 9}, f"{OVERRIDES}.b.gpus_per_node": 9},
+            "teacher b asks for more GPUs of a node than it has",
+            f"{OVERRIDES}.b.gpus_per_node=8",
+        ),
+    ],
+)
+def test_a_teachers_layout_that_does_not_come_out_even_is_refused_with_what_mends_it(
+    changes: dict[str, Any], said: str, mended: str
+) -> None:
+    sizes = sizes_of(changes)
+    assert said in misfits(sizes)[0].what
+    hint = mends(sizes)[0]
+    assert hint == mended
+    key, _, value = hint.partition("=")
+    assert not misfits(sizes_of({**changes, key: int(value)}))
+
+
+def test_a_teacher_whose_model_its_layout_does_not_fit_is_named_under_its_own_keys() -> None:
+    model = ModelFacts("qwen3", layers=4, attention_heads=6, key_value_heads=2)
+    shared = sizes_of({f"{APART}.enabled": False, "policy.megatron_cfg.tensor_model_parallel_size": 4})
+    key = f"{APART}.default_teacher_cfg.tensor_model_parallel_size"
+    for sizes, expected in (
+        (shared, "policy.megatron_cfg.tensor_model_parallel_size"),
+        (sizes_of({key: 4}), key),
+    ):
+        (found,) = teacher_misfits(sizes, {"a": model})
+        assert found.name == "a" and found.misfits[0].key == expected and found.hints[0] == f"{expected}=2"
+    assert not [*teacher_misfits(sizes_of({key: 2}), {"a": model})]
+
+
+@pytest.mark.parametrize(("changes", "wrong"), [
+    ({}, []), ({"tensor": 3}, ["tensor_model_parallel_size"]), ({"context": 3}, ["context_parallel_size"]),
+    ({"pipeline": 3}, ["pipeline_model_parallel_size"]), ({"expert": 3}, ["expert_model_parallel_size"]),
+    ({"tensor": 2, "sequence_parallel": False}, ["sequence_parallel"]), ({"tensor": 2}, []),
+])  # fmt: skip
+def test_a_model_is_held_against_the_whole_layout_of_its_own_teacher(changes: dict[str, Any], wrong: list[str]) -> None:
+    model = ModelFacts("nemotron_h", layers=2, attention_heads=8, experts=8, mamba_heads=8, mamba_groups=8)
+    teacher = TeacherSizes("a", **{"sequence_parallel": True, **changes})
+    sizes = replace(LayoutSizes(), teachers=(teacher,))
+    found = [each.key for misfit in teacher_misfits(sizes, {"a": model}) for each in misfit.misfits]
+    assert {key.rpartition(".")[2] for key in found} == set(wrong)
+    assert all(key.startswith(f"{APART}.default_teacher_cfg.") for key in found)
+    assert [*teacher_misfits(sizes, {"b": model})] == []
