@@ -12,7 +12,6 @@ optimizer the same folder is a `checkpoint_megatron` artifact.
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
+from nemotron_steps.engine.policy.random_state import KEY, random_states, restore_random_states, saved_random_states
 from nemotron_steps.engine.policy.shards import ModelShards
 from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.models.distributed_checkpoint import load_sharded, read_metadata, save_sharded, stage_sharded
@@ -65,10 +65,7 @@ def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: b
         copy: copy the tensors to host memory, so that training may go on before they are written.
     """
     state = {**_model_state(shards), **_optimizer_state(shards, optimizer.whole_state())}
-    position = {
-        "optimizer_steps": optimizer.steps,
-        "torch_rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
-    }
+    position = {"optimizer_steps": optimizer.steps, KEY: random_states(_layout(shards))}
     carries = not shards.architecture.trains_mtp
     return PolicySnapshot(stage_sharded(state, copy=copy), position, source, carries)
 
@@ -77,9 +74,8 @@ def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:
     """Restore what a snapshot wrote, whatever layout it was written in. Collective."""
     try:
         position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        steps = int(position["optimizer_steps"])
-        rng = torch.frombuffer(bytearray(base64.b64decode(position["torch_rng"])), dtype=torch.uint8)
-    except (OSError, ValueError, KeyError) as error:
+        steps, states = int(position["optimizer_steps"]), saved_random_states(position)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise unreadable(folder, error) from error
     whole = optimizer.whole_state()
     loaded = load_sharded({**_model_state(shards), **_optimizer_state(shards, whole)}, folder / WEIGHTS)
@@ -87,7 +83,15 @@ def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:
     for name, tensors in whole.items():
         shards.copy_loaded(loaded[f"optimizer.{name}"], lambda parameter, _, own=tensors: own[parameter])  # type: ignore[misc]
     optimizer.load_whole_state(whole, steps)
-    torch.set_rng_state(rng)
+    try:
+        restore_random_states(states, _layout(shards))
+    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+        raise unreadable(folder, error) from error
+
+
+def _layout(shards: ModelShards) -> tuple[int, ...]:
+    groups = shards.groups
+    return groups.tensor_size, groups.stages, groups.context_size
 
 
 def _model_state(shards: ModelShards) -> dict[str, Any]:

@@ -144,6 +144,7 @@ def test_a_real_disk_limit_is_said_in_one_line(save_async: bool, tmp_path: Path)
         ([0.9, math.nan, 0.7, 0.8], {"keep_top_k": 2}, [1, 4]),
         ([-9.0, math.nan, -8.0, math.nan], {"keep_top_k": 2, "higher_is_better": False}, [1, 3, 4]),
         ([0.9, None, 0.7, None], {"keep_top_k": 2}, [1, 3, 4]),  # not every step is validated
+        ([-9.0, math.nan, -8.0, None], {"keep_top_k": 2}, [1, 3, 4]),  # no number is worse than any
         ([0.9, 0.8, 0.7, 0.1], {"keep_top_k": None}, [1, 2, 3, 4]),
         ([0.9, 0.8, 0.7, 0.1], {"keep_top_k": 2, "metric_name": None}, [3, 4]),
     ],
@@ -274,3 +275,62 @@ def test_links_in_a_shared_home_are_neither_read_nor_removed_through(tmp_path: P
     subprocess.run(caught.value.hints[0], shell=True, check=True)
     latest = manager_of(folder).latest()
     assert latest is not None and latest.step == 1
+
+
+def test_everything_is_on_disk_before_a_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may lose power at any moment."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def flushed(descriptor: int) -> None:
+        done.append(str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path)))
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append("renamed")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "rename", renamed)
+    with manager_of(tmp_path, save_async=False) as manager:
+        manager.save(42, Weights(), {}, {"buffer": torch.zeros(1)})  # type: ignore[arg-type]
+    partial = "step_00000042.partial"
+    at = done.index("renamed")
+    files = ("", "/policy", "/policy/value", "/state.json", "/state.safetensors")
+    assert {f"{partial}{file}" for file in files} == set(done[:at]) and done[at + 1 :] == ["."]
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"save_period": 3}, [3, 6, 7]),
+        ({"save_period": 10}, [7]),
+        ({"save_period": 1}, [1, 2, 3, 4, 5, 6, 7]),
+        ({"save_period": 3, "enabled": False}, []),
+    ],
+)
+def test_a_step_is_saved_every_so_often_and_at_the_end(
+    settings: dict[str, Any], steps: list[int], tmp_path: Path
+) -> None:
+    manager = manager_of(tmp_path, **settings)
+    assert [step for step in range(1, 8) if manager.due(step, last=step == 7)] == steps
+
+
+def test_only_whole_checkpoints_are_found_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+    policy = Weights()
+    with manager_of(tmp_path, save_async=False) as manager:
+        assert manager.latest() is None
+        for step in (9, 100, 20):
+            policy.value = step
+            manager.save(step, policy, {"at": step})  # type: ignore[arg-type]
+        policy.value = 7
+        manager.save(20, policy, {"at": 7})  # type: ignore[arg-type]  # a resumed run comes there again
+    for name in ("step_00000101.partial", "step_00000102", "step_7", "other"):
+        (tmp_path / name).mkdir()
+    again = manager_of(tmp_path)
+    assert not (tmp_path / "step_00000101.partial").exists() and (tmp_path / "other").exists()
+    assert values(tmp_path) == [(9, "9"), (20, "7"), (100, "100")]
+    latest = again.latest()
+    assert latest is not None and latest.step == 100 and latest.state() == {"at": 100} and latest.tensors() == {}

@@ -46,3 +46,26 @@ def test_the_last_save_is_committed_in_time_and_another_step_would_not_have_been
 
 def test_without_a_limit_no_time_is_too_late() -> None:
     assert not Deadline(None, started=-1e9).reached
+
+
+def test_only_the_last_steps_and_saves_say_how_long_the_next_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=clock.monotonic))
+    watched = Deadline(1000.0, started=0.0)
+    clock.now = 500.0
+    watched.step_ended()  # with the compilation of kernels, say
+    watched.saved(400.0)
+    assert watched.reached
+    for _ in range(deadline.RECENT - 1):
+        watched.saved(1.0)
+        clock.now += 1.0
+        watched.step_ended()
+    assert watched.reached
+    watched.saved(1.0)
+    clock.now += 1.0
+    watched.step_ended()
+    assert not watched.reached
+    clock.now = 997.9
+    assert not watched.reached
+    clock.now = 998.0  # a second for a step, one for its save
+    assert watched.reached
