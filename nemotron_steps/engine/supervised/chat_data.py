@@ -1,108 +1,33 @@
-"""Chats as training sequences: which tokens an assistant wrote, and padded batches of them.
-
-A row is {"messages": [{"role", "content"}, ...]} as JSON Lines; every assistant turn is trained, nothing else. `tools`
-and `chat_template_kwargs` (`{"enable_thinking": false}`) of a row are given to the chat template.
-"""
+"""Padded batches of chats, and the order in which they are trained."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
+from nemotron_steps.engine.supervised.packed_rows import PackedRow, SftExample
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import DataError, show_line
-from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.errors import DataError
 
 Example = TypeVar("Example")
 
 
-@dataclass(frozen=True)
-class ChatSequence:
-    """Token ids and, for each, whether it is trained."""
-
-    token_ids: list[int]
-    token_mask: list[int]
-
-
-def encode_chat(
-    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
-) -> ChatSequence:
-    """Tokens of one chat. Each assistant turn is tokenised apart from what precedes it, exactly as a generator that
-    continues the prompt would have produced it.
-
-    Args:
-        row: the chat's row, for its tools and chat_template_kwargs.
-
-    Raises:
-        DataError: no assistant turn, a template that rewrites earlier turns, or chat_template_kwargs that are none.
-    """
-    tools = row.get("tools") or ()
-    chat = chat.with_template_kwargs(_template_kwargs(row, where))
-    token_ids: list[int] = []
-    token_mask: list[int] = []
-    rendered = ""
-
-    def extend(text: str, trained: int) -> None:
-        ids = chat.tokenizer.encode(text, add_special_tokens=False)
-        token_ids.extend(ids)
-        token_mask.extend([trained] * len(ids))
-
-    turns = [dict(m) for m in messages]
-    for position, message in enumerate(turns):
-        if message.get("role") != "assistant":
-            continue
-        before = chat.render_text(turns[:position], tools, generation_prompt=True)
-        after = chat.render_text(turns[: position + 1], tools, generation_prompt=False)
-        if not before.startswith(rendered) or not after.startswith(before):
-            raise DataError(
-                "the chat template rewrites earlier turns",
-                where=where,
-                expected="turns that stay as they are when more follow",
-                found="a template that drops or changes something of them, often reasoning",
-                hints=("make a row of each assistant turn, with the turns before it", *show_line(where)),
-            )
-        extend(before[len(rendered) :], 0)
-        # The template may write a separator after the end token; the generator stops at the end token.
-        end = chat.decode_token(chat.eos_token_id)
-        said, found_end, rest = after[len(before) :].partition(end)
-        extend(said + found_end, 1)
-        extend(rest, 0)
-        rendered = after
-    if not any(token_mask):
-        raise DataError(
-            "the chat has no assistant turn to learn from",
-            where=where,
-            expected="role: assistant",
-            hints=show_line(where),
-        )
-    last = len(token_mask) - token_mask[::-1].index(1)
-    return ChatSequence(token_ids[:last], token_mask[:last])
-
-
-def _template_kwargs(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    """A row's own variables of the chat template. DataError if they are none."""
-    template_kwargs = row.get("chat_template_kwargs")
-    if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-        raise DataError(
-            "chat_template_kwargs must be an object",
-            where=f"{where} field chat_template_kwargs",
-            expected='{"enable_thinking": false}',
-            found=type(template_kwargs).__name__,
-            hints=show_line(where),
-        )
-    return template_kwargs
-
-
-def batch_of(sequences: Sequence[ChatSequence], pad_id: int = 0, divisible_by: int = 1) -> TrainBatch:
-    """Sequences as one right-padded TrainBatch with unit advantages.
+def batch_of(examples: Sequence[SftExample], pad_id: int = 0, divisible_by: int = 1) -> TrainBatch:
+    """Chats as one right-padded TrainBatch with unit advantages, a row each; those of a packed row keep its number.
 
     Args:
         divisible_by: T is rounded up to a multiple of this.
     """
+    sequences: list[ChatSequence] = []
+    numbers: list[int] = []
+    for number, example in enumerate(examples):
+        chats = example.chats if isinstance(example, PackedRow) else (example,)
+        sequences += chats
+        numbers += [number] * len(chats)
     longest = max(len(s.token_ids) for s in sequences)
     longest = -(-longest // divisible_by) * divisible_by
     input_ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
@@ -118,6 +43,7 @@ def batch_of(sequences: Sequence[ChatSequence], pad_id: int = 0, divisible_by: i
         sample_mask=torch.ones(len(sequences)),
         generation_logprobs=torch.zeros(len(sequences), longest),
         advantages=torch.ones(len(sequences), longest),
+        packed_row=torch.tensor(numbers) if isinstance(examples[0], PackedRow) else None,
     )
 
 

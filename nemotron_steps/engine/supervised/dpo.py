@@ -25,7 +25,8 @@ from nemotron_steps.engine.losses.metrics import finalize_metrics
 from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.engine.supervised.chat_data import ChatSequence, batch_of, encode_chat, shuffled_batches
+from nemotron_steps.engine.supervised.chat_data import batch_of, shuffled_batches
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, encode_chat
 from nemotron_steps.engine.types import Policy, TrainBatch
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat

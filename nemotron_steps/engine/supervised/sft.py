@@ -11,7 +11,9 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.engine.supervised.chat_data import ChatSequence, batch_of, encode_chat, shuffled_batches
+from nemotron_steps.engine.supervised.chat_data import batch_of, shuffled_batches
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, encode_chat
+from nemotron_steps.engine.supervised.packed_rows import SftExample
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat
@@ -53,13 +55,16 @@ def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
 
 def finetune(
     policy: Policy,
-    train: Sequence[ChatSequence],
-    validation: Sequence[ChatSequence],
+    train: Sequence[SftExample],
+    validation: Sequence[SftExample],
     config: SftConfig,
     checkpoints: CheckpointManager,
     reporter: Reporter,
 ) -> dict[str, Any]:
     """Train for sft.max_num_steps, resuming from the newest checkpoint.
+
+    Args:
+        train: `policy.train_global_batch_size` of them make a step: chats, or rows that chats were packed into.
 
     Returns:
         Summary: steps, training loss of the last step, validation loss before and after (nats a token).
@@ -82,15 +87,16 @@ def finetune(
         loss_before = _validation_loss(policy, validation, config)
     batches = shuffled_batches(train, batch_size, epochs=settings.max_num_epochs, seed=settings.seed, skip=step)
     checkpoints.steps_begin()
-    for sequences in batches:
+    for examples in batches:
         if step >= total:
             break
         started = time.perf_counter()
-        metrics = policy.train_step(batch_of(sequences, divisible_by=divisible_by))
+        batch = batch_of(examples, divisible_by=divisible_by)
+        metrics = policy.train_step(batch)
         step += 1
         loss = metrics["loss"]
         seconds = time.perf_counter() - started
-        tokens = sum(len(s.token_ids) for s in sequences)
+        tokens = int(batch.lengths.sum())
         metrics.update({"timing/train_s": seconds, "train_tokens_per_s": tokens / seconds})
         if settings.val_period > 0 and step % settings.val_period == 0 and validation:
             metrics["validation_loss"] = _validation_loss(policy, validation, config)
@@ -109,7 +115,7 @@ def finetune(
     return summary
 
 
-def _validation_loss(policy: Policy, validation: Sequence[ChatSequence], config: SftConfig) -> float:
+def _validation_loss(policy: Policy, validation: Sequence[SftExample], config: SftConfig) -> float:
     """Mean negative log likelihood of trained tokens, in nats."""
     size = config.policy.train_global_batch_size
     total = count = 0.0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.artifacts.rows import packed_row, read_rows, sniff_row
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
-from nemotron_steps.engine.supervised.chat_data import ChatSequence
+from nemotron_steps.engine.supervised.packed_rows import PackedRows, SftExample
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import hf_folder
@@ -46,10 +47,10 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
         )
     limit = config.policy.max_total_sequence_length
-    train, too_long = read_chats(config.data.train.data_path, chat, limit)
-    validation: list[ChatSequence] = []
+    train, too_long = _read(config.data.train.data_path, chat, limit)
+    validation: Sequence[SftExample] = []
     if config.data.validation.data_path is not None:
-        validation, _ = read_chats(config.data.validation.data_path, chat, limit)
+        validation, _ = _read(config.data.validation.data_path, chat, limit)
     if too_long:
         context.tracker.event("chats_left_out", longer_than=limit, count=too_long)
     batch = config.policy.train_global_batch_size
@@ -63,6 +64,15 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
         with manager as checkpoints:
             summary = finetune(policy, train, validation, config, checkpoints, context.tracker)
         yield TrainedModel(policy, chat, summary)
+
+
+def _read(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequence[SftExample], int]:
+    """Packed rows or chats, whichever the file has, and how many chats were left out for being too long."""
+    file = Path(path)
+    first = next((row for _, row in read_rows(file)), {}) if file.is_file() else {}
+    if sniff_row(first) != "packed_chats":
+        return read_chats(file, chat, max_length)
+    return PackedRows(file, packed_row, max_length=max_length, vocabulary=len(chat.tokenizer)), 0
 
 
 def _starting_checkpoint(context: StepContext[Any], config: SftConfig) -> Path:

@@ -20,7 +20,7 @@ from nemotron_steps.engine.losses.dpo import DpoLoss
 from nemotron_steps.engine.losses.metrics import finalize_metrics, merge_metric_sums
 from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.supervised.chat_data import ChatSequence
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
 from nemotron_steps.engine.supervised.dpo import (
     PreferencePair,
     encode_pair,

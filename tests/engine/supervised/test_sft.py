@@ -12,7 +12,7 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.supervised.chat_data import encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import encode_chat
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat

@@ -1,0 +1,105 @@
+"""Chats as tokens: which of them an assistant wrote. No torch: data preparation does this in many processes.
+
+A row is {"messages": [{"role", "content"}, ...]} as JSON Lines; every assistant turn is trained, nothing else. `tools`
+and `chat_template_kwargs` (`{"enable_thinking": false}`) of a row are given to the chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from nemotron_steps.errors import DataError, first_line, show_line
+
+if TYPE_CHECKING:
+    from nemotron_steps.models.chat import ChatFormat
+
+
+@dataclass(frozen=True)
+class ChatSequence:
+    """Token ids and, for each, whether it is trained."""
+
+    token_ids: list[int]
+    token_mask: list[int]
+
+
+def encode_chat(
+    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
+) -> ChatSequence:
+    """Tokens of one chat. Each assistant turn is tokenised apart from what precedes it, exactly as a generator that
+    continues the prompt would have produced it.
+
+    Args:
+        row: the chat's row, for its tools and chat_template_kwargs.
+
+    Raises:
+        DataError: no assistant turn, a template that refuses the chat or rewrites earlier turns, or
+            chat_template_kwargs that are none.
+    """
+    tools = row.get("tools") or ()
+    chat = chat.with_template_kwargs(_template_kwargs(row, where))
+    token_ids: list[int] = []
+    token_mask: list[int] = []
+    rendered = ""
+
+    def extend(text: str, trained: int) -> None:
+        ids = chat.tokenizer.encode(text, add_special_tokens=False)
+        token_ids.extend(ids)
+        token_mask.extend([trained] * len(ids))
+
+    turns = [dict(m) for m in messages]
+    for position, message in enumerate(turns):
+        if message.get("role") != "assistant":
+            continue
+        try:
+            before = chat.render_text(turns[:position], tools, generation_prompt=True)
+            after = chat.render_text(turns[: position + 1], tools, generation_prompt=False)
+        except (TemplateError, TypeError, ValueError) as error:  # `raise_exception`; a value that it cannot write
+            raise DataError(
+                "the chat template refuses the chat",
+                where=where,
+                expected="turns as the template of the tokenizer takes them",
+                found=first_line(error),
+                hints=show_line(where),
+            ) from error
+        if not before.startswith(rendered) or not after.startswith(before):
+            raise DataError(
+                "the chat template rewrites earlier turns",
+                where=where,
+                expected="turns that stay as they are when more follow",
+                found="a template that drops or changes something of them, often reasoning",
+                hints=("make a row of each assistant turn, with the turns before it", *show_line(where)),
+            )
+        extend(before[len(rendered) :], 0)
+        # The template may write a separator after the end token; the generator stops at the end token.
+        end = chat.decode_token(chat.eos_token_id)
+        said, found_end, rest = after[len(before) :].partition(end)
+        extend(said + found_end, 1)
+        extend(rest, 0)
+        rendered = after
+    if not any(token_mask):
+        raise DataError(
+            "the chat has no assistant turn to learn from",
+            where=where,
+            expected="role: assistant",
+            hints=show_line(where),
+        )
+    last = len(token_mask) - token_mask[::-1].index(1)
+    return ChatSequence(token_ids[:last], token_mask[:last])
+
+
+def _template_kwargs(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    """A row's own variables of the chat template. DataError if they are none."""
+    template_kwargs = row.get("chat_template_kwargs")
+    if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
+        raise DataError(
+            "chat_template_kwargs must be an object",
+            where=f"{where} field chat_template_kwargs",
+            expected='{"enable_thinking": false}',
+            found=type(template_kwargs).__name__,
+            hints=show_line(where),
+        )
+    return template_kwargs

@@ -1,0 +1,201 @@
+"""data_prep/sft_packing: chats tokenised and packed into rows of one length, ahead of training.
+
+train.jsonl, validation.jsonl    rows of several chats (engine/supervised/packed_rows.py)
+tokenizer/                       the tokenizer, as it was used
+metadata.json                    size of a row, algorithm; chats, rows, tokens and fill of each split
+accounting.json, refusals.ndjson chats in and out, as of every preparation
+
+Chats are tokenised in shards by several processes, then packed window by window: memory does not grow with the data,
+and what comes out depends on the chats and the config alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from nemotron_steps.artifacts.checkpoints import chat_template_digest, tokenizer_digest
+from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
+from nemotron_steps.artifacts.rows import Row, chat_row, read_rows, shown_fields
+from nemotron_steps.config.schema.sft_packing import PackingConfig, SftPackingConfig
+from nemotron_steps.engine.batches.packing import pack
+from nemotron_steps.engine.supervised.chat_tokens import encode_chat
+from nemotron_steps.engine.supervised.packed_rows import row_of
+from nemotron_steps.errors import ConfigError, DataError, show_line
+from nemotron_steps.models.architecture import hf_folder
+from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.runs.context import StepContext
+from nemotron_steps.steps.data_prep.blends.prepare import ACCOUNTING, REFUSALS, Source, prepare
+from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
+from nemotron_steps.steps.data_prep.blends.sources import data_files
+from nemotron_steps.steps.data_prep.split_files import FILES, TOKENIZER_FOLDER, Split
+
+METADATA = "metadata.json"
+WINDOW_ROWS = 128
+WINDOW_TOKENS = 1 << 20
+"""Chats are packed among the chats of a window: this many tokens, or this many full rows where that is more."""
+
+
+def run(context: StepContext[SftPackingConfig]) -> None:
+    """Write the `packed` output."""
+    packing, slot = context.config.packing, context.outputs["packed"]
+    tokenizer = tokenizer_folder(context.config)
+    chat = ChatFormat.from_folder(tokenizer)
+    encoded = encode(context, tokenizer)
+    splits: dict[Split, dict[str, Any]] = {}
+    with storage_errors(slot.path):
+        for split, name in FILES.items():
+            if (encoded / name).is_file():
+                context.tracker.event("packing", split=split)
+                splits[split] = pack_file(encoded / name, slot.path / name, packing).told(packing.pack_size)
+        for name in (ACCOUNTING, REFUSALS):
+            if (encoded / name).is_file():
+                shutil.copyfile(encoded / name, slot.path / name)
+        chat.tokenizer.save_pretrained(str(slot.path / TOKENIZER_FOLDER))
+        record = {"pack_size": packing.pack_size, "algorithm": packing.algorithm, "splits": splits}
+        (slot.path / METADATA).write_bytes(to_json_bytes(record))
+    slot.attributes["tokenizer"] = tokenizer_digest(slot.path / TOKENIZER_FOLDER)
+    template = chat_template_digest(tokenizer)
+    if template is not None:
+        slot.attributes["chat_template"] = template
+    slot.attributes["pack_size"] = packing.pack_size
+    context.tracker.summary({f"{split}_{key}": value for split, told in splits.items() for key, value in told.items()})
+    remove_tree(encoded)
+
+
+def fingerprint(values: Mapping[str, Any]) -> list[Any]:
+    """What identifies the tokenizer that a config names, for the cache key of the step."""
+    named = values["packing"]["tokenizer"] or values.get("file:data.tokenizer")
+    folder = hf_folder(named) if named is not None else None
+    if folder is None or not folder.is_dir():  # told when the step runs
+        return [named]
+    return [tokenizer_digest(folder), chat_template_digest(folder)]
+
+
+def tokenizer_folder(config: SftPackingConfig) -> Path:
+    """The folder of the tokenizer that the config names."""
+    named = config.packing.tokenizer or config.data.tokenizer
+    if named is None:
+        raise ConfigError(
+            "nothing says which tokenizer the chats are for",
+            where="packing.tokenizer",
+            expected="the folder of the model's tokenizer, or of its checkpoint",
+            hints=("packing.tokenizer=PATH",),
+        )
+    return hf_folder(named)
+
+
+def encode(context: StepContext[SftPackingConfig], tokenizer: Path) -> Path:
+    """A folder in the work folder with the tokenised chats of each split, each a row of its own."""
+    config, folder = context.config, context.work / "encoded"
+    if (folder / ACCOUNTING).is_file():  # written last, by an attempt that was killed while it packed
+        return folder
+    given: dict[Split, str | None] = {
+        "train": config.data.train.data_path,
+        "validation": config.data.validation.data_path,
+    }
+    if given["train"] is None:
+        raise ConfigError(
+            "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
+        )
+    folder.mkdir(exist_ok=True)
+    prepare(
+        [
+            Source(split, data_files(path, key=f"data.{split}.data_path"), split=split)
+            for split, path in given.items()
+            if path is not None
+        ],
+        EncodedChats(str(tokenizer), config.packing),
+        config,
+        folder=folder,
+        files=FILES,
+        staging=context.work / "shards",
+        tracker=context.tracker,
+    )
+    return folder
+
+
+@dataclass(frozen=True)
+class EncodedChats:
+    """See RowWork: each chat as a packed row that has it alone."""
+
+    tokenizer: str
+    packing: PackingConfig
+
+    def function(self) -> RowFunction:
+        """See RowWork."""
+        chat = ChatFormat.from_folder(self.tokenizer, self.packing.chat_template_kwargs)
+        size = self.packing.pack_size
+
+        def become(where: str, row: Row) -> list[Row]:
+            problem = chat_row(row)
+            if problem is not None:
+                field = f"{where} field messages"
+                raise DataError(problem, where=field, found=shown_fields(row), hints=show_line(where))
+            sequence = encode_chat(chat, row["messages"], where, row)
+            if len(sequence.token_ids) > size:
+                raise RowLeftOut(f"the chat has more than packing.pack_size = {size} tokens")
+            return [row_of([sequence])]
+
+        return become
+
+
+@dataclass
+class Packed:
+    """What a file of packed rows has."""
+
+    chats: int = 0
+    rows: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+
+    def told(self, pack_size: int) -> dict[str, int | float]:
+        """The counts, and the share of the rows' room that tokens fill."""
+        return {**vars(self), "fill": round(self.tokens / (self.rows * pack_size), 4)}
+
+
+def pack_file(source: Path, target: Path, packing: PackingConfig) -> Packed:
+    """Pack the tokenised chats of a file. Chats of a row stay in their order."""
+    counts = Packed()
+    with target.open("wb", buffering=1 << 20) as out:
+        for window in _windows(source, max(WINDOW_TOKENS, WINDOW_ROWS * packing.pack_size)):
+            sizes = [len(ids) for ids, _ in window]
+            for chosen in pack(packing.algorithm, sizes, packing.pack_size):
+                _write([window[place] for place in sorted(chosen)], out)
+                counts.rows += 1
+            counts.chats += len(window)
+            counts.tokens += sum(sizes)
+            counts.trained_tokens += sum(sum(mask) for _, mask in window)
+    return counts
+
+
+_Chat = tuple["array[int]", bytes]
+"""Token ids and loss mask: five bytes a token, where lists would take forty."""
+
+
+def _windows(source: Path, tokens: int) -> Iterator[list[_Chat]]:
+    window: list[_Chat] = []
+    held = 0
+    for _, row in read_rows(source):
+        window.append((array("i", row["input_ids"]), bytes(row["loss_mask"])))
+        held += len(row["input_ids"])
+        if held >= tokens:
+            yield window
+            window, held = [], 0
+    if window:
+        yield window
+
+
+def _write(chats: list[_Chat], out: BinaryIO) -> None:
+    row: dict[str, list[int]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
+    for ids, mask in chats:
+        row["seq_start_id"].append(len(row["input_ids"]))
+        row["input_ids"] += ids
+        row["loss_mask"] += mask
+    out.write(msgspec.json.encode(row) + b"\n")
