@@ -1,8 +1,9 @@
 """rl_prep over rows of a blend, beside `datasets` (load, map with the same check, to_json): rows a second and memory.
 
-    python -m tests.benchmarks.bench_data_prep [ROWS ...]
+    python -m tests.benchmarks.bench_data_prep [--small] [ROWS ...]
 
-Both check that a row's environment could score it, with two processes each. Peak memory is of the largest process.
+Both check that a row's environment could score it, with two processes each. Peak memory is of the largest process, peak
+disk of all that the step has written at a time. --small: rl_prep alone, over rows of about 200 bytes.
 `datasets` is needed beside the development packages. The last line is JSON.
 """
 
@@ -19,8 +20,17 @@ from pathlib import Path
 SIZES = (20_000, 100_000, 400_000)
 
 
-def write_rows(path: Path, count: int) -> int:
-    """Math rows of about 1.3 kB, as a blend has them. Returns bytes."""
+def write_rows(path: Path, count: int, *, small: bool = False) -> int:
+    """Math rows of about 1.3 kB, as a blend has them, or small ones. Returns bytes."""
+    if small:
+        with path.open("w") as file:
+            for n in range(count):
+                file.write(
+                    f'{{"responses_create_params": {{"input": [{{"role": "user", "content": "{n} + 1?"}}]}}, '
+                    f'"question": "{n} + 1?", "expected_answer": "{n + 1}", '
+                    '"agent_ref": {"name": "math_with_judge_simple_agent"}}\n'
+                )
+        return path.stat().st_size
     text = "Let a, b and c be positive integers with a + b + c = {n}. " * 8
     with path.open("w") as file:
         for n in range(count):
@@ -77,25 +87,44 @@ def measure(which: str, source: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         command = [sys.executable, "-m", "tests.benchmarks.bench_data_prep", which, str(source), folder]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        wall = time.perf_counter() - started
-    return {"wall_s": wall, **json.loads(done.stdout.splitlines()[-1])}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            disk = 0
+            while process.poll() is None:
+                disk = max(disk, size_of(Path(folder)))
+                time.sleep(0.2)
+            wall = time.perf_counter() - started
+            assert process.stdout is not None
+            told = process.stdout.read()
+        if process.returncode:
+            raise SystemExit(process.returncode)
+    return {"wall_s": wall, "disk_mb": disk / 1e6, **json.loads(told.splitlines()[-1])}
 
 
-def main(sizes: tuple[int, ...]) -> None:
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder that a process is writing."""
+    found = 0
+    for path in folder.rglob("*"):
+        try:
+            found += path.stat().st_size
+        except FileNotFoundError:  # removed since it was listed
+            continue
+    return found
+
+
+def main(sizes: tuple[int, ...], *, small: bool) -> None:
     """Print a table."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for count in sizes:
             source = Path(folder) / f"{count}.jsonl"
-            size = write_rows(source, count)
-            for which in ("ours", "theirs"):
+            size = write_rows(source, count, small=small)
+            for which in ("ours",) if small else ("ours", "theirs"):
                 taken = measure(which, source)
                 found.append({"rows": count, "mb": size / 1e6, "which": which, **taken})
                 print(
                     f"{count:>10,} rows {size / 1e6:>7.0f} MB  {which:<7} {taken['wall_s']:>7.1f} s"
                     f" {count / taken['wall_s']:>9,.0f} rows/s  {taken['processor_s']:>6.1f} processor s"
-                    f" {taken['peak_mib']:>6.0f} MiB",
+                    f" {taken['peak_mib']:>6.0f} MiB  disk {taken['disk_mb']:>7.0f} MB",
                     flush=True,
                 )
             source.unlink()
@@ -114,4 +143,5 @@ if __name__ == "__main__":
         }
         print(json.dumps(figures))
     else:
-        main(tuple(int(size) for size in sys.argv[1:]) or SIZES)
+        given = [each for each in sys.argv[1:] if each != "--small"]
+        main(tuple(int(size) for size in given) or SIZES, small="--small" in sys.argv)

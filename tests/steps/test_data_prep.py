@@ -32,7 +32,7 @@ from nemotron_steps.runs.context import StepContext, plain_context
 from nemotron_steps.steps.data_prep import rl_prep, sft_prep
 from nemotron_steps.steps.data_prep.answers import slip
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker
-from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions, split_of
+from nemotron_steps.steps.data_prep.gym_tasks import Question, _quotas, draw_questions, split_of
 
 SPELL = ReasoningGymTask(dataset="spell_backward", weight=2, options={"min_word_len": 3, "max_word_len": 6})
 SPIRAL = ReasoningGymTask(dataset="spiral_matrix", options={"min_n": 2, "max_n": 2})
@@ -440,3 +440,17 @@ def test_a_slip_keeps_the_kind_of_answer(answer, seed):
 def test_most_slips_change_the_answer():
     rng = random.Random(0)
     assert sum(slip("planet", rng) != "planet" for _ in range(300)) > 280
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=6), st.integers(0, 200))
+def test_rows_of_tasks_are_their_shares_and_the_largest_remainders_are_rounded_up(
+    weights: list[float], rows: int
+) -> None:
+    quotas = _quotas(tuple(ReasoningGymTask(dataset="x", weight=weight) for weight in weights), rows)
+    exact = [rows * weight / sum(weights) for weight in weights]
+    rounded_up = [share - int(share) for share, quota in zip(exact, quotas, strict=True) if quota > int(share)]
+    rounded_down = [share - int(share) for share, quota in zip(exact, quotas, strict=True) if quota == int(share)]
+    assert sum(quotas) == rows and len(rounded_up) + len(rounded_down) == len(weights)
+    assert all(quota - int(share) in (0, 1) for share, quota in zip(exact, quotas, strict=True))
+    assert min(rounded_up, default=1.0) >= max(rounded_down, default=0.0)

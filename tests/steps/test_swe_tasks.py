@@ -216,7 +216,7 @@ def test_demonstrations_mix_with_questions_and_a_tokenizer_reads_tools_as_few_to
     )
     with_tools = [chat for chat in chats if "tools" in chat]
     assert len(chats) == 200 and len(with_tools) == 50
-    from nemotron_steps.engine.supervised.chat_data import encode_chat
+    from nemotron_steps.engine.supervised.chat_tokens import encode_chat
     from nemotron_steps.models.chat import ChatFormat
 
     chat = ChatFormat.from_folder(tmp_path / "outputs/chats/tokenizer")

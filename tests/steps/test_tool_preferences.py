@@ -22,7 +22,15 @@ from nemotron_steps.errors import DataError
 from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import tool_preference_prep
-from nemotron_steps.steps.data_prep.hallucinations import calls_of, conversation_text, properties_of, tools_of
+from nemotron_steps.steps.data_prep.hallucinations import (
+    ROOM,
+    HallucinationMaker,
+    calls_of,
+    conversation_text,
+    properties_of,
+    tools_of,
+)
+from nemotron_steps.steps.data_prep.tool_preference_prep import pairs_of
 from nemotron_steps.steps.data_prep.tool_tasks import tool_rows
 from nemotron_steps.steps.rl import dpo
 from tests.models.checkpoints import hf_model, write_checkpoint
@@ -184,6 +192,26 @@ def test_rows_are_never_all_in_memory(tmp_path):
     assert peak < file.stat().st_size / 2, f"{peak / 2**20:.1f} MiB for {file.stat().st_size / 2**20:.1f} MiB of rows"
 
 
+def noted(value: Any) -> dict[str, Any]:
+    call = {"type": "function_call", "name": "note", "arguments": json.dumps({"text": value})}
+    return {"responses_create_params": {"input": "note it", "tools": [{"name": "note"}]}, "expected_action": call}
+
+
+def test_values_to_borrow_are_bounded_and_the_same_whatever_order_they_come_in():
+    texts = [f"{number:x}" * 40 for number in range(1000, 7000)]
+    tracemalloc.start()
+    try:
+        maker = HallucinationMaker(noted(text) for text in texts)
+        kept, peak = maker.borrowed("text"), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(map(len, texts)) > 2.5 * ROOM and peak < 2.5 * ROOM
+    assert len(set(kept)) == len(kept) > 500 and set(kept) < set(texts)
+    assert 0.4 < sum(text in texts[:3000] for text in kept) / len(kept) < 0.6, "a sample of all of them"
+    assert HallucinationMaker(noted(text) for text in reversed(texts)).borrowed("text") == kept
+    assert HallucinationMaker([noted("long" * ROOM), noted("b"), noted("a"), noted("b")]).borrowed("text") == ["a", "b"]
+
+
 def test_too_few_rows_and_two_sources_are_refused(tmp_path):
     file = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(3)])
     with pytest.raises(DataError, match="too few for the splits"):
@@ -269,3 +297,13 @@ def test_the_end_of_the_nano3_pipeline_plans_over_own_rows_and_policy(tmp_path, 
     planned = [step["step"] for step in json.loads(capsys.readouterr().out)["steps"]]
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
     assert "convert/hf_to_megatron" in planned
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_row_makes_no_more_pairs_than_asked_for_and_each_of_another_kind(most: int, tmp_path: Path) -> None:
+    rows = tool_rows(ToolTasksSource(**TASKS["tool_tasks"]), 20, 0)
+    config = ToolPreferencePrepConfig.model_validate({**TASKS, "rows": {"train": 20}, "pairs_per_row": most})
+    maker = HallucinationMaker(rows)
+    made = [[pair["hallucination"] for pair in pairs_of(row, maker, config)] for row in rows]
+    assert max(map(len, made)) == most
+    assert all(len(set(kinds)) == len(kinds) for kinds in made)

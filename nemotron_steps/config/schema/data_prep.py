@@ -132,7 +132,8 @@ class DataPrepConfig(Section):
     """One source."""
     blend_path: str | None = None
     """A blend file: JSON, `{"datasets": [{"name", "path", "split", "subset", "weight"}, ...]}`. A weight of 1 takes
-    every row once, one below 1 that share of them, one above 1 repeats rows in training."""
+    every row once, one below 1 that share of them, one above 1 repeats rows in training. In place of `datasets`, lists
+    `train`, `valid` and `test`: `rows` then cuts only the splits that have none."""
     mirror: str | None = None
     """A folder with copies of hub data sets, MIRROR/ORG/NAME: they are read there, and nothing is fetched."""
     rows: SplitRows = SplitRows()

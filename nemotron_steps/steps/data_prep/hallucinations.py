@@ -13,11 +13,13 @@ values come from the other rows wherever they can, so that they look right and a
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from nemotron_steps.config.schema.tool_preferences import Hallucination
@@ -32,6 +34,44 @@ Calls = list[tuple[str, dict[str, Any]]]
 """(tool name, arguments) of every call of a turn."""
 
 REDRAWS = 12
+ROOM = 1 << 18
+"""Bytes for the values of one argument that may be borrowed, about 2,000 short ones: they stay in memory."""
+_OVERHEAD = 100
+"""Bytes that a value takes beside its text."""
+
+
+class _Distinct:
+    """The distinct values of one argument, or as many as there is room for.
+
+    Those stay that have the smallest digests, so which they are does not depend on the order in which they came, and is
+    a fair sample of all. Very long values are never kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Any] = {}
+        self._largest: list[tuple[int, str]] = []  # a heap of (-digest, text)
+        self._used = 0
+        self._below = 1 << 64
+
+    def add(self, value: Any) -> None:
+        text = json.dumps(value, sort_keys=True)
+        cost = len(text) + _OVERHEAD
+        if text in self._kept or cost > ROOM // 16:
+            return
+        digest = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+        if digest >= self._below:
+            return
+        self._kept[text] = value
+        heapq.heappush(self._largest, (-digest, text))
+        self._used += cost
+        while self._used > ROOM:
+            negative, gone = heapq.heappop(self._largest)
+            del self._kept[gone]
+            self._used -= len(gone) + _OVERHEAD
+            self._below = -negative
+
+    def in_order(self) -> list[Any]:
+        return [self._kept[text] for text in sorted(self._kept)]
 
 
 class HallucinationMaker:
@@ -45,18 +85,18 @@ class HallucinationMaker:
         self._grader = SingleStepToolUse(SingleStepToolUseConfig(), {})
         tools: set[str] = set()
         arguments: set[str] = set()
-        values: dict[str, dict[str, Any]] = defaultdict(dict)
+        values: dict[str, _Distinct] = defaultdict(_Distinct)
         for row in rows:
             for tool in tools_of(row):
                 tools.add(tool["name"])
                 arguments.update(properties_of(tool))
             for _, given in calls_of(row):
                 for name, value in given.items():
-                    values[name][json.dumps(value, sort_keys=True)] = value
+                    values[name].add(value)
         # Sorted: what is drawn depends on the seed and the rows alone.
         self._tools = sorted(tools)
         self._arguments = sorted(arguments)
-        self._values = {name: [found[key] for key in sorted(found)] for name, found in values.items()}
+        self._values = {name: found.in_order() for name, found in values.items()}
         self._makers: dict[Hallucination, Callable[[Row, random.Random], Calls | None]] = {
             "unknown_tool": self._unknown_tool,
             "unknown_argument": self._unknown_argument,
@@ -64,6 +104,10 @@ class HallucinationMaker:
             "made_up_value": self._made_up_value,
             "needless_call": self._needless_call,
         }
+
+    def borrowed(self, argument: str) -> Sequence[Any]:
+        """Values of an argument that other rows give it, in a fixed order."""
+        return self._values.get(argument, [])
 
     def make(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
         """A rejected action of that kind; None where the row allows none."""
@@ -102,7 +146,7 @@ class HallucinationMaker:
         known = properties_of(tool)
         foreign = [other for other in (*self._arguments, "priority", "note") if other not in {**known, **arguments}]
         extra = rng.choice(foreign)
-        borrowed = self._values.get(extra) or ["high", 1, "urgent"]
+        borrowed = self.borrowed(extra) or ["high", 1, "urgent"]
         calls[position] = name, {**arguments, extra: rng.choice(borrowed)}
         return calls
 
@@ -134,7 +178,7 @@ class HallucinationMaker:
 
     def _invent(self, key: str, value: Any, said: str, rng: random.Random) -> Any:
         """Another value of the same type that the conversation does not contain."""
-        borrowed = [v for v in self._values.get(key, ()) if type(v) is type(value) and v != value]
+        borrowed = [v for v in self.borrowed(key) if type(v) is type(value) and v != value]
         borrowed = [v for v in borrowed if str(v).lower() not in said]
         if borrowed and rng.random() < 0.8:
             return rng.choice(borrowed)
@@ -164,7 +208,7 @@ class HallucinationMaker:
             return rng.random() < 0.5
         if kind in ("array", "object"):
             return [] if kind == "array" else {}
-        return rng.choice([v for v in self._values.get(key, ()) if isinstance(v, str)] or ["unknown"])
+        return rng.choice([v for v in self.borrowed(key) if isinstance(v, str)] or ["unknown"])
 
 
 def tools_of(row: Row) -> list[dict[str, Any]]:

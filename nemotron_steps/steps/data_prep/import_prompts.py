@@ -23,7 +23,7 @@ def run(context: StepContext[ImportPromptsConfig]) -> None:
         context.tracker.summary({"left_aside": aside})
     context.tracker.summary(_recognised(files[0], config.prompt_column))
     counts = prepare(
-        [Source(config.dataset.path, files)],
+        [Source("dataset", files)],
         PromptImport(config.prompt_column, config.system),
         config,
         folder=context.outputs["prompts"].path,

@@ -30,10 +30,8 @@ from nemotron_steps.steps.data_prep.chat_work import ChatWork
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker
 from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions
 from nemotron_steps.steps.data_prep.judged_pairs import ComparisonWork
-from nemotron_steps.steps.data_prep.split_files import FILES, SPLITS, Split, write_splits
+from nemotron_steps.steps.data_prep.split_files import FILES, SPLITS, TOKENIZER_FOLDER, Split, write_splits
 from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats
-
-TOKENIZER_FOLDER = "tokenizer"
 
 
 def run(context: StepContext[SftPrepConfig]) -> None:

@@ -20,6 +20,8 @@ PROMPT_FILES: dict[Split, str] = {
     "heldout": "heldout.jsonl",
 }
 """As the published preparations name them."""
+TOKENIZER_FOLDER = "tokenizer"
+"""Beside the splits, where they have a tokenizer of their own."""
 
 Item = TypeVar("Item")
 

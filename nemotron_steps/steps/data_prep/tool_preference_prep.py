@@ -33,7 +33,8 @@ from nemotron_steps.steps.data_prep.tool_tasks import tool_rows
 
 
 def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
-    """Write the `preferences` output. In memory are places of rows, one row, and what hallucinations borrow."""
+    """Write the `preferences` output. In memory are places of rows, one row, names of tools and
+    arguments, and of each argument as many values as hallucinations.ROOM holds."""
     config, folder = context.config, context.outputs["preferences"].path
     rows = PromptRows(usable_rows(context))
     splits = split_conversations(rows, config.rows, config.seed)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.data_prep import PreferencePrepConfig, SftPrepConfig, SplitRows
-from nemotron_steps.engine.supervised.chat_data import encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import encode_chat
 from nemotron_steps.environments.judged.genrm_scores import parse_reply
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
@@ -68,9 +68,26 @@ class TestReasoningControl:
         short = [thinking(n, words=3) for n in range(9)]
         assert chats(tmp_path, short, reasoning={"truncate_share": 1.0, "budgets": [3]}) == short
 
+    def test_of_several_answers_the_last_one_is_cut(self, tmp_path: Path):
+        turns = [message for number in (1, 2) for message in thinking(number)["messages"]]
+        (row,) = chats(tmp_path, [{"messages": turns}], reasoning={"truncate_share": 1.0, "budgets": [2]})
+        assert row["messages"][:3] == turns[:3]
+        assert row["messages"][3]["content"] == "<think>w0 w1</think>It is 2."
+
     def test_low_effort_is_asked_for_in_the_last_user_message(self, tmp_path: Path):
         (row,) = chats(tmp_path, [{**thinking(1), "reasoning_effort": "low"}])
         assert row["messages"][0]["content"] == "1?\n\n{reasoning effort: low}"
+        (plain,) = chats(tmp_path, [{**thinking(1), "reasoning_effort": "high"}])
+        assert plain["messages"] == thinking(1)["messages"]
+
+    def test_reasoning_is_controlled_where_low_effort_is_asked_for_as_well(self, tmp_path: Path):
+        low = {**thinking(1), "reasoning_effort": "low"}
+        (row,) = chats(tmp_path, [low], reasoning={"strip_share": 1.0})
+        assert row["messages"] == [
+            {"role": "user", "content": "1?\n\n{reasoning effort: low}"},
+            {"role": "assistant", "content": "It is 1."},
+        ]
+        assert row["chat_template_kwargs"] == {"enable_thinking": False}
 
     def test_a_rows_template_kwargs_reach_the_template_in_training(self, chat: ChatFormat):
         row = {**thinking(1), "messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "It."}]}

@@ -37,7 +37,14 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(task: Path, *, environment: str = "any_vowel", cluster: dict[str, Any] | None = None, **settings: Any):
+def config_of(
+    task: Path,
+    *,
+    environment: str = "any_vowel",
+    cluster: dict[str, Any] | None = None,
+    generation: dict[str, Any] | None = None,
+    **settings: Any,
+) -> DifficultyConfig:
     return DifficultyConfig.model_validate(
         {
             "model": str(task),
@@ -46,7 +53,7 @@ def config_of(task: Path, *, environment: str = "any_vowel", cluster: dict[str, 
                 "heldout": {"data_path": str(task / "held.jsonl")},
             },
             "difficulty": {"samples_per_prompt": 4, "max_total_sequence_length": 96, "prompts_at_once": 3, **settings},
-            "generation": {"max_new_tokens": 48, "max_sequences": 8},
+            "generation": {"max_new_tokens": 48, "max_sequences": 8, **(generation or {})},
             "env": {"should_use_nemo_gym": False, "environment": environment},
             "cluster": cluster or {},
         }
@@ -141,6 +148,34 @@ def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(task: Path, curriculum
 def test_generators_on_ray_find_the_same_rates(task: Path, curriculum: Path, tmp_path: Path) -> None:
     placed = prepared(config_of(task, cluster={"backend": "ray", "policy_workers": 2}), tmp_path)
     assert (placed / "train-split.jsonl").read_bytes() == (curriculum / "train-split.jsonl").read_bytes()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_vllm_finds_rates_and_a_killed_run_of_it_ends_as_an_unbroken_one(task: Path, tmp_path: Path) -> None:
+    vllm = {"backend": "vllm", "vllm_cfg": {"enforce_eager": True, "max_num_seqs": 16}}
+    config = config_of(task, generation=vllm, drop_always_solved=False)
+    whole = prepared(config, tmp_path / "whole")
+    table = table_of(whole)
+    assert len(table) == PROMPTS and all(int(row["graded"]) == 4 for row in table)
+    assert len({row["passed"] for row in table}) > 2, "some are harder than others"
+    rates = [row[FIELD]["pass_rate"] for row in rows_of(whole / "train-split.jsonl")]
+    assert rates == sorted(rates, reverse=True) and len(rates) == PROMPTS
+    # What a kill leaves: the rates of some prompts, and one that was being written.
+    known = (tmp_path / "whole" / "work" / "pass_rates.jsonl").read_text().splitlines()[:10]
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "pass_rates.jsonl").write_text("\n".join(known) + '\n{"index": 3, "gra')
+    rated: list[int] = []
+    keep = RateJournal.add
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RateJournal, "add", lambda self, rate: (rated.append(rate.index), keep(self, rate)))
+        again = prepared(config, tmp_path)
+    assert sorted(rated + [json.loads(line)["index"] for line in known]) == list(range(PROMPTS))
+    resumed = table_of(again)
+    assert all(resumed[json.loads(line)["index"]] == table[json.loads(line)["index"]] for line in known)
+    # Every sample has a random stream of its own; rounding in another batch may turn a token once in a million.
+    assert sum(one != other for one, other in zip(resumed, table, strict=True)) <= 1
+    assert len(rows_of(again / "train-split.jsonl")) == PROMPTS
 
 
 def test_where_every_prompt_is_dropped_the_step_fails_with_what_to_change(task: Path, tmp_path: Path) -> None:

@@ -134,3 +134,15 @@ def test_files_that_tell_no_split_are_all_imported(name: str, home: ArtifactStor
     assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={given}"]) == 0
     folder = home.open(home.find("data_prep/import_prompts/prompts")).path
     assert len((folder / "train.jsonl").read_text().splitlines()) == len(ROWS) * (1 if given == file else 2)
+
+
+def test_prompts_know_nothing_of_the_home_they_were_imported_in(tmp_path: Path):
+    rows = _jsonl(tmp_path / "rows.jsonl")
+    digests = set()
+    for name in ("one", "another"):
+        home = tmp_path / name
+        assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={rows}", "--home", str(home)]) == 0
+        (accounts,) = (home / "artifacts" / "objects").glob("*/accounting.json")
+        assert str(tmp_path) not in accounts.read_text()
+        digests.add(accounts.parent.name)
+    assert len(digests) == 1

@@ -59,6 +59,15 @@ def test_the_tree_of_nano3_has_three_splits_and_a_manifest(tmp_path: Path):
     assert validate("rl_prompts", folder)["rows"] == {"test/data": 3, "train/data": 4, "val/data": 2}
 
 
+def test_an_agent_is_named_in_the_rows_that_name_none_and_in_no_other(tmp_path: Path):
+    rows = [math_row(1), {**math_row(2), "agent_ref": None}, {k: v for k, v in math_row(3).items() if k != "agent_ref"}]
+    own = {"agent": "reasoning_gym_simple_agent", "check_environments": False, "rows": SplitRows(validation=0)}
+    folder = prepare(tmp_path, write_lines(tmp_path / "in.jsonl", rows), **own).outputs["prompts"].path
+    (made,) = [read(path) for path in folder.rglob("train*.jsonl")]
+    named = [row["agent_ref"]["name"] for row in sorted(made, key=lambda row: row["expected_answer"])]
+    assert named == [MATH["name"], "reasoning_gym_simple_agent", "reasoning_gym_simple_agent"]
+
+
 def test_placeholders_are_filled_and_then_graded_like_any_row(tmp_path: Path):
     dapo = [
         {"prompt": [{"content": f"Solve.\n\n{n} + 1?\n\nEnd.", "role": "user"}], "reward_model": {"ground_truth": "7"}}

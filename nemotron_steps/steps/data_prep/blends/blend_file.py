@@ -1,16 +1,18 @@
-"""The public blend file: the data sets of a blend and their weights, as JSON."""
+"""The public blend file: the data sets of a blend and their weights, as JSON, of the whole or of each split."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, ValidationError
+from pydantic import AliasChoices, Field, PositiveFloat, ValidationError
 
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep.blends.hub import hub_name
+from nemotron_steps.steps.data_prep.split_files import Split
 
 _SHAPE = '{"datasets": [{"name": "math", "path": "hf://ORG/NAME or a path", "split": "train", "weight": 1.0}]}'
 
@@ -30,14 +32,23 @@ class BlendEntry(Section):
 
 
 class _BlendFile(Section):
-    datasets: tuple[BlendEntry, ...] = Field(min_length=1)
+    datasets: tuple[BlendEntry, ...] | None = Field(None, min_length=1)
+    train: tuple[BlendEntry, ...] | None = Field(None, min_length=1)
+    valid: tuple[BlendEntry, ...] | None = Field(
+        None, min_length=1, validation_alias=AliasChoices("valid", "validation")
+    )
+    test: tuple[BlendEntry, ...] | None = Field(None, min_length=1)
 
 
-def read_blend(path: str) -> list[BlendEntry]:
+Blend = dict[Split | None, list[BlendEntry]]
+"""The data sets of each split, or under None those whose rows are yet to be split."""
+
+
+def read_blend(path: str) -> Blend:
     """The data sets of a blend file, in its order.
 
     Raises:
-        DataError: it is not there, is no blend file, or two data sets have one name.
+        DataError: it is not there, is no blend file, or two data sets of a list have one name.
     """
     file = Path(path).expanduser()
     try:
@@ -60,7 +71,31 @@ def read_blend(path: str) -> list[BlendEntry]:
             found=first["msg"],
             hints=(f"python -m json.tool {path}",) if first["type"] == "json_invalid" else (),
         ) from error
-    names = [entry.name for entry in blend.datasets]
+    given: dict[Split | None, tuple[BlendEntry, ...] | None] = {
+        None: blend.datasets,
+        "train": blend.train,
+        "validation": blend.valid,
+        "heldout": blend.test,
+    }
+    lists = {split: entries for split, entries in given.items() if entries is not None}
+    if (None in lists) == ("train" in lists) or (None in lists and len(lists) > 1):
+        raise DataError(
+            "the file is not a blend file",
+            where=path,
+            expected=f'{_SHAPE}, or such lists under "train", "valid" and "test"',
+            found=", ".join(sorted(blend.model_fields_set)) or "no list of data sets",
+            hints=(f"python -m json.tool {path}",),
+        )
+    for entries in lists.values():
+        _refuse_one_name(entries, path)
+    return {
+        split: [entry.model_copy(update={"path": _resolved(entry.path, file.parent)}) for entry in entries]
+        for split, entries in lists.items()
+    }
+
+
+def _refuse_one_name(entries: Sequence[BlendEntry], path: str) -> None:
+    names = [entry.name for entry in entries]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(
@@ -69,7 +104,6 @@ def read_blend(path: str) -> list[BlendEntry]:
             found=json.dumps(twice),
             hints=(f"grep -n {shlex.quote(json.dumps(twice))} {shlex.quote(path)}   # where it stands",),
         )
-    return [entry.model_copy(update={"path": _resolved(entry.path, file.parent)}) for entry in blend.datasets]
 
 
 def _resolved(path: str, folder: Path) -> str:

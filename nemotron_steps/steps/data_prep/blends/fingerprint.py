@@ -26,8 +26,8 @@ def of_config(values: Mapping[str, Any]) -> list[Any]:
             blend = read_blend(values["blend_path"])
         except StepsError as error:  # told when the step runs
             return [error.what]
-        found.append([each.model_dump() for each in blend])
-        paths += [each.path for each in blend]
+        found.append([(split, each.model_dump()) for split, entries in blend.items() for each in entries])
+        paths += [each.path for entries in blend.values() for each in entries]
     return [*found, *(_of_path(path, mirror) for path in paths if path is not None)]
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from nemotron_steps.artifacts.rows import LONGEST_LINE, Row
 from nemotron_steps.errors import DataError, StepsError, UnsupportedError, show_line
-from nemotron_steps.steps.data_prep.blends.sources import DataFile, unreachable
+from nemotron_steps.steps.data_prep.blends.sources import DataFile, is_missing, unreachable
 
 PART_BYTES = 32 << 20
 """Bytes of a JSON Lines file that one worker reads at a time."""
@@ -193,6 +193,8 @@ def _opened(file: DataFile) -> Iterator[IO[bytes]]:
     with ExitStack() as stack:
         if "://" in file.path:
             opened: Any = stack.enter_context(_remote(file))
+            if file.kind == "jsonl":  # fsspec's readline takes no limit
+                opened = stack.enter_context(io.BufferedReader(opened, 1 << 20))
         else:
             opened = stack.enter_context(open(file.path, "rb", buffering=1 << 20))
         yield stack.enter_context(gzip.open(opened, "rb")) if file.kind == "gzip" else opened
@@ -207,11 +209,11 @@ def _remote(file: DataFile) -> Iterator[Any]:
             yield opened
     except (StepsError, EOFError, zlib.error, gzip.BadGzipFile):
         raise
-    except FileNotFoundError as error:
-        raise DataError(
-            "the file is gone",
-            where=file.path,
-            hints=("run the same command again: it looks for the files that are there now",),
-        ) from error
     except Exception as error:  # every file system has errors of its own
+        if is_missing(error):
+            raise DataError(
+                "the file is gone",
+                where=file.path,
+                hints=("run the same command again: it looks for the files that are there now",),
+            ) from error
         raise unreachable(file.path, "", error) from error

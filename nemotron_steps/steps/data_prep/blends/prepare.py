@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
+from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.config.schema.data_prep import DataPrepConfig, JsonlSource, SplitRows
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import Tracker
@@ -44,11 +44,13 @@ class Source:
         name: for accounts.
         files: in the order of the rows.
         weight: 1 takes every row once, less a share of them, more repeats them for training.
+        split: where all its rows go; None: its rows are split.
     """
 
     name: str
     files: Sequence[DataFile]
     weight: float = 1.0
+    split: Split | None = None
 
 
 def sources_of(config: DataPrepConfig) -> list[Source]:
@@ -60,7 +62,7 @@ def sources_of(config: DataPrepConfig) -> list[Source]:
     if config.blend_path is not None:
         return [
             Source(
-                entry.name,
+                entry.name if split is None else f"{split}/{entry.name}",
                 data_files(
                     entry.path,
                     key=f"{config.blend_path}, data set {entry.name}",
@@ -69,8 +71,10 @@ def sources_of(config: DataPrepConfig) -> list[Source]:
                     mirror=config.mirror,
                 ),
                 entry.weight,
+                split,
             )
-            for entry in read_blend(config.blend_path)
+            for split, entries in read_blend(config.blend_path).items()
+            for entry in entries
         ]
     if config.input_path is not None:
         name = config.input_path.rstrip("/").rpartition("/")[2]
@@ -143,8 +147,7 @@ def prepare(
     )
     assert everything.balance() == 0  # no row is lost
     record: dict[str, Any] = {**everything.to_dict(), "splits": counts, "sources": by_source}
-    with storage_errors(folder):
-        (folder / ACCOUNTING).write_bytes(to_json_bytes(record))
+    write_atomic(folder / ACCOUNTING, to_json_bytes(record))
     tracker.summary(
         {
             "rows_read": everything.read,
@@ -181,7 +184,9 @@ def _shards(
         num_workers = preparation.num_workers or processors()
         made = iter(make_shards([task for each in tasks for task in each], work, num_workers, done))
         shards = [[next(made) for _ in each] for each in tasks]
-    return [DataSet(source.name, made, source.weight) for source, made in zip(sources, shards, strict=True)]
+    return [
+        DataSet(source.name, made, source.weight, source.split) for source, made in zip(sources, shards, strict=True)
+    ]
 
 
 def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from nemotron_steps.artifacts.models import MANIFEST_NAME
-from nemotron_steps.errors import DataError, RetryableError, StepsError
+from nemotron_steps.errors import DataError, RetryableError, StepsError, first_line
 from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_folder, hub_name
 
 Kind = Literal["jsonl", "gzip", "parquet", "arrow", "csv", "list"]
@@ -134,15 +135,22 @@ def _remote(url: str, key: str) -> list[DataFile]:
 
     try:
         file_system, root = fsspec.core.url_to_fs(url)
-        found: Mapping[str, Mapping[str, object]] = file_system.find(root, detail=True)
-        if not found and file_system.exists(root):  # a server without folders
-            found = {root: file_system.info(root)}
+        found: Mapping[str, Mapping[str, object]] = {}
+        if _kind_of_name(root) is not None:  # over HTTP, `find` would fetch the whole file to look for links
+            info = file_system.info(root)
+            found = {root: info} if info["type"] == "file" else {}
+        found = found or file_system.find(root, detail=True)
+        if not found:  # a server without folders, or that does not answer: `exists` would call that nothing
+            found = {root: {}}
         files = []
         for path, info in sorted(found.items()):
             name = PurePosixPath(path).relative_to(root).as_posix() if path != root else PurePosixPath(path).name
             kind = _kind_of_name(path) or ("jsonl" if path == root else None)
             if kind is not None:
-                size = int(str(info["size"]))
+                told = info if info.get("size") is not None else file_system.info(path)
+                if told["size"] is None:
+                    raise ValueError(f"the server does not say how large {path} is")
+                size = int(str(told["size"]))
                 address = file_system.unstrip_protocol(path)
                 files.append(DataFile(address, name, kind, size, f"{size}-{file_system.ukey(path)}"))
     except (ImportError, ValueError) as error:
@@ -153,17 +161,43 @@ def _remote(url: str, key: str) -> list[DataFile]:
             found=str(error),
             hints=("input_path=s3://BUCKET/FOLDER", "input_path=https://HOST/FILE.jsonl"),
         ) from error
-    except FileNotFoundError:
-        files = []
     except Exception as error:  # every file system has errors of its own
-        raise unreachable(url, key, error) from error
+        if not is_missing(error):
+            raise unreachable(url, key, error) from error
+        files = []
     if not files:
         raise _nothing(url, key)
     return files
 
 
+def is_missing(error: Exception) -> bool:
+    """Whether an error says that there is nothing at the address."""
+    error = _behind(error)
+    return isinstance(error, FileNotFoundError) or getattr(error, "status", None) in (404, 410)
+
+
+def _behind(error: Exception) -> Exception:
+    """Over HTTP, fsspec calls every failure a missing file: what it was."""
+    from aiohttp import ClientError
+
+    cause = error.__cause__
+    known = isinstance(error, FileNotFoundError) and isinstance(cause, ClientError | TimeoutError)
+    return cause if known and isinstance(cause, Exception) else error
+
+
 def unreachable(path: str, key: str, error: Exception) -> StepsError:
     """The error for a server that does not answer, or refuses."""
+    error = _behind(error)
+    refused = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
+    if refused or type(error).__name__ == "NoCredentialsError":  # botocore's
+        copy = f"curl -fLO {shlex.quote(path)}   # with the credentials it asks for; then give the copy's path"
+        return DataError(
+            "the server does not let this user read the data",
+            where=f"{key} = {path}" if key else path,
+            expected="credentials in the environment, or a copy on this machine",
+            found=first_line(error),
+            hints=("export AWS_PROFILE=NAME",) if path.startswith("s3://") else (copy,),
+        )
     return RetryableError(
         "the data could not be fetched",
         where=f"{key} = {path}" if key else path,

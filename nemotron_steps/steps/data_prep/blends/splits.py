@@ -1,7 +1,8 @@
 """Shards to split files: the last rows are held out, the rest trains; data sets are mixed evenly.
 
 With one data set the order of its rows stays. With several, each is spread evenly over the whole, so the held-out rows
-are a sample of all of them; rows that a weight above 1 repeats are repeated for training alone.
+are a sample of all of them; rows that a weight above 1 repeats are repeated for training alone. The data sets
+that a blend lists for a split are mixed, weighted and repeated by themselves, and nothing is cut from the rest for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import BinaryIO
 
 from nemotron_steps.artifacts.files import storage_errors
 from nemotron_steps.config.schema.data_prep import SplitRows
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
 from nemotron_steps.steps.data_prep.blends.shards import Shard
 from nemotron_steps.steps.data_prep.split_files import SPLITS, Split
@@ -31,11 +32,13 @@ class DataSet:
         name: for accounts.
         shards: in the order of the rows.
         weight: above 1, how often each row is trained on.
+        split: where all its rows go; None: its rows are split.
     """
 
     name: str
     shards: Sequence[Shard]
     weight: float = 1.0
+    split: Split | None = None
 
     @property
     def rows(self) -> int:
@@ -97,27 +100,42 @@ def write_split_files(
     """Write one JSON Lines file for every split that has rows. Returns split → rows.
 
     Args:
+        sizes: of the splits that have no data sets of their own.
         accounts: of the shards; gets the rows that are repeated, unused and written.
 
     Raises:
-        DataError: as SplitSizes.of. StorageError: the disk is full.
+        DataError: no row is left, or as SplitSizes.of. StorageError: the disk is full.
     """
-    cut = SplitSizes.of(sum(each.rows for each in data_sets), sizes)
+    own: dict[Split, list[DataSet]] = {split: [d for d in data_sets if d.split == split] for split in SPLITS[1:]}
+    to_cut = [each for each in data_sets if each.split in (None, "train")]
+    nothing_cut = {str(split): 0 for split, given in own.items() if given}
+    if accounts.left_out and not any(each.rows for each in to_cut):
+        raise DataError(
+            "0 rows are too few for the splits: every one was left out",
+            expected="at least one row to train on",
+            found="; ".join(f"{count}: {reason}" for reason, count in accounts.left_out.most_common(3)),
+            hints=[h for each in to_cut for s in each.shards[:1] for h in show_line(f"{s.task.part.file.path}:1")][:3],
+        )
+    cut = SplitSizes.of(sum(each.rows for each in to_cut), sizes.model_copy(update=nothing_cut))
     counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
     with ExitStack() as stack:
         stack.enter_context(storage_errors(files["train"]))
-        outs: dict[Split, BinaryIO] = {}
-        for split in SPLITS:
-            if cut.rows_of(split):
-                files[split].parent.mkdir(parents=True, exist_ok=True)
-                outs[split] = stack.enter_context(files[split].open("wb", buffering=1 << 20))
-        if len(data_sets) == 1 and data_sets[0].weight <= 1:
-            _write_in_order(data_sets[0], cut, outs, counts)
+
+        def opened(split: Split) -> BinaryIO:
+            files[split].parent.mkdir(parents=True, exist_ok=True)
+            return stack.enter_context(files[split].open("wb", buffering=1 << 20))
+
+        outs: dict[Split, BinaryIO] = {split: opened(split) for split in SPLITS if cut.rows_of(split)}
+        if len(to_cut) == 1 and to_cut[0].weight <= 1:
+            _write_in_order(to_cut[0], cut, outs, counts)
         else:
-            _write_mixed(data_sets, cut, outs, counts)
+            _write_mixed(to_cut, cut, outs, counts)
+        for split, given in own.items():
+            if any(each.rows for each in given):
+                counts[split] = _write_all(given, opened(split))
     accounts.written = sum(counts.values())
     accounts.unused = cut.validation - cut.train
-    accounts.added += accounts.written + accounts.unused - cut.total
+    accounts.added += accounts.written + accounts.unused - sum(each.rows for each in data_sets)
     return {split: count for split, count in counts.items() if count}
 
 
@@ -150,6 +168,16 @@ def _write_mixed(
         copies = _copies(data_sets[which], number) if split == "train" else 1
         outs[split].write(line * copies)
         counts[split] += copies
+
+
+def _write_all(data_sets: Sequence[DataSet], out: BinaryIO) -> int:
+    """Every row into one split, as often as its data set's weight says. Returns the rows written."""
+    written = 0
+    for which, number, line in _evenly(data_sets):
+        copies = _copies(data_sets[which], number)
+        out.write(line * copies)
+        written += copies
+    return written
 
 
 def _evenly(data_sets: Sequence[DataSet]) -> Iterator[tuple[int, int, bytes]]:

@@ -14,6 +14,7 @@ from itertools import islice
 
 from nemotron_steps.engine.workers.lifetime import end_with_parent
 from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowWork
 from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask, finished, make_shard
 
@@ -35,7 +36,10 @@ def make_shards(tasks: Sequence[ShardTask], work: RowWork, num_workers: int, don
             shards[task.name] = earlier
             done(earlier, False)
     missing = [task for task in tasks if task.name not in shards]
-    made = _here(missing, work) if min(num_workers, len(missing)) <= 1 else _pooled(missing, work, num_workers)
+    # A process takes seconds to start: each must have something to do.
+    worth = -(-8 * sum(task.part.size for task in missing) // formats.PART_BYTES)
+    workers = min(num_workers, len(missing), worth)
+    made = _here(missing, work) if workers <= 1 else _pooled(missing, work, workers)
     for shard in made:
         shards[shard.task.name] = shard
         done(shard, True)
@@ -74,7 +78,7 @@ def _here(tasks: Sequence[ShardTask], work: RowWork) -> Iterator[Shard]:
 
 def _pooled(tasks: Sequence[ShardTask], work: RowWork, num_workers: int) -> Iterator[Shard]:
     pool = ProcessPoolExecutor(
-        min(num_workers, len(tasks)),
+        num_workers,
         # Not forked: threads of this process may hold locks.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin,

@@ -17,6 +17,9 @@ from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowWork
 from nemotron_steps.steps.data_prep.blends.sources import data_files
+from tests.s3_server import s3_endpoint, s3_url
+
+__all__ = ["s3_endpoint", "s3_url"]
 
 FILES = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
 

@@ -16,6 +16,9 @@ from nemotron_steps.steps.data_prep.blends.fingerprint import of_config
 from nemotron_steps.steps.data_prep.blends.prepare import sources_of
 from tests.steps.data_prep.blends.conftest import Prepared, Run, write_lines
 
+GOLDEN = Path(__file__).parent / "golden"
+"""A blend with lists for its splits, and the splits it gives."""
+
 
 def blend(folder: Path, *data_sets: dict[str, Any]) -> Path:
     path = folder / "blend.json"
@@ -70,7 +73,7 @@ def test_published_blend_files_are_read(tmp_path: Path):
         },
         {"name": "other", "path": "org/name"},
     )
-    assert [entry.path for entry in read_blend(str(path))] == ["hf://nvidia/Data", "org/name"]
+    assert [entry.path for entry in read_blend(str(path))[None]] == ["hf://nvidia/Data", "org/name"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,11 @@ def test_published_blend_files_are_read(tmp_path: Path):
         ('{"datasets": [{"name": "a"}]}', " key datasets.0.path", "Field required"),
         ('{"datasets": [{"name": "a", "path": "x", "weight": 0}]}', " key datasets.0.weight", "greater than 0"),
         ('{"datasets": [{"name": "a", "path": "x", "wieght": 2}]}', " key datasets.0.wieght", "Extra inputs"),
-        ('{"train": []}', " key datasets", "Field required"),
+        ('{"train": []}', " key train", "at least 1 item"),
+        ('{"train": ["0.3", "data/prefix"]}', " key train.0", "should be an object"),
+        ('{"valid": [{"name": "a", "path": "x"}]}', "", "valid"),
+        ('{"datasets": [{"name": "a", "path": "x"}], "test": [{"name": "a", "path": "x"}]}', "", "datasets, test"),
+        ("{}", "", "no list of data sets"),
     ],
 )
 def test_a_file_that_is_no_blend_names_the_key(tmp_path: Path, text: str, where: str, found: str):
@@ -90,6 +97,31 @@ def test_a_file_that_is_no_blend_names_the_key(tmp_path: Path, text: str, where:
     with pytest.raises(DataError, match="not a blend file") as caught:
         read_blend(str(path))
     assert caught.value.where == f"{path}{where}" and found in str(caught.value.found)
+
+
+def test_each_split_of_a_blend_is_mixed_and_weighted_by_itself(run: Run):
+    done = prepared(run, GOLDEN / "blend.json", rows=SplitRows(validation=2, heldout=2))
+    for split in ("train", "validation", "heldout"):
+        assert done.lines(split) == (GOLDEN / "expected" / f"{split}.jsonl").read_bytes().splitlines(keepends=True)
+    told = done.accounting
+    assert told["splits"] == {split: len(done.lines(split)) for split in ("train", "validation", "heldout")}
+    assert told["read"] + told["added"] == told["written"] + told["left_out"]
+    assert list(told["sources"]) == [
+        *("train/math", "train/code", "validation/math", "validation/code", "heldout/math")
+    ]
+    validation = Counter(row["of"] for row in done.rows("validation"))
+    assert validation["math"] == 8 and validation["code"] == 10 - told["left_out"]
+
+
+def test_a_split_that_the_blend_does_not_list_is_cut_from_training(run: Run, two: Path):
+    path = two / "blend.json"
+    lists = {"train": [{"name": "a", "path": "a.jsonl"}], "validation": [{"name": "b", "path": "b.jsonl"}]}
+    path.write_text(json.dumps(lists))
+    done = prepared(run, path, rows=SplitRows(train=200, validation=7, heldout=30))
+    assert [row["n"] for row in done.rows()] == list(range(200))
+    assert [row["of"] for row in done.rows("validation")] == ["b"] * 100
+    assert [row["n"] for row in done.rows("heldout")] == list(range(270, 300))
+    assert done.accounting["unused"] == 70
 
 
 def test_two_data_sets_of_one_name_are_refused(tmp_path: Path):

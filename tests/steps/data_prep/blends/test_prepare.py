@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError, StorageError, WorkerLostError
-from nemotron_steps.steps.data_prep.blends import formats, shards
+from nemotron_steps.steps.data_prep.blends import formats, shards, workers
 from nemotron_steps.steps.data_prep.blends.prepare import Source
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 from tests.steps.data_prep.blends.conftest import Marked, Run, run_prepare, write_lines
@@ -202,6 +202,21 @@ def _wait(condition, seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
+
+
+def test_no_process_is_started_for_little_data(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
+    paths = [write_lines(tmp_path / f"{name}.jsonl", [{"of": name}] * 10) for name in "ab"]
+    pools: list[int] = []
+
+    def pooled(tasks: Any, work: Any, count: int) -> Any:
+        pools.append(count)
+        return workers._here(tasks, work)
+
+    monkeypatch.setattr(workers, "_pooled", pooled)
+    alone = run(*paths, num_workers=2)
+    assert pools == []
+    monkeypatch.setattr(formats, "PART_BYTES", 1000)
+    assert run(*paths, num_workers=2, name="pooled").lines() == alone.lines() and pools == [2]
 
 
 def test_an_accounting_file_names_every_source(tmp_path: Path, run: Run):

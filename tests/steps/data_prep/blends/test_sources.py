@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -18,7 +20,7 @@ from nemotron_steps.errors import DataError, RetryableError
 from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_name
 from nemotron_steps.steps.data_prep.blends.prepare import Source
-from nemotron_steps.steps.data_prep.blends.sources import data_files
+from nemotron_steps.steps.data_prep.blends.sources import data_files, unreachable
 from tests.steps.data_prep.blends.conftest import Run, write_lines
 
 ROWS = [{"n": i, "text": "é" * (i % 3), "list": [{"a": i}], "none": None, "real": i / 7} for i in range(50)]
@@ -58,6 +60,23 @@ def test_every_format_gives_the_same_rows(write: Callable[..., Any], run: Run, t
     assert done.rows() == ROWS
 
 
+@pytest.mark.parametrize(("name", "delimiter"), [("t.csv", ","), ("t.tsv", "\t")])
+def test_a_table_of_a_spreadsheet_is_read_whatever_its_cells_hold(name: str, delimiter: str, run: Run, tmp_path: Path):
+    rows = [{"first": "a, b\tc", "second": "two\nlines"}, {"first": 'he said "é"', "second": ""}]
+    with (tmp_path / name).open("w", encoding="utf-8-sig", newline="") as file:  # with a byte order mark
+        writer = csv.DictWriter(file, ["first", "second"], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    assert run(files(str(tmp_path / name))).rows() == rows
+
+
+def test_a_json_file_beside_rows_is_none_of_them_and_alone_it_is_the_list(tmp_path: Path):
+    (tmp_path / "info.json").write_text(json.dumps(ROWS[:2]))
+    assert [file.name for file in files(str(tmp_path)).files] == ["info.json"]
+    write_lines(tmp_path / "rows.jsonl", ROWS[:1])
+    assert [file.name for file in files(str(tmp_path)).files] == ["rows.jsonl"]
+
+
 def test_a_folder_of_mixed_files_is_read_in_name_order(run: Run, tmp_path: Path):
     folder = tmp_path / "in"
     write_lines(folder / "b" / "rows.jsonl", ROWS[10:20])
@@ -77,6 +96,17 @@ def test_any_address_that_fsspec_opens_is_a_source(address: str, run: Run, tmp_p
     with fsspec.open("memory://prep/rows.jsonl", "wb") as file:
         file.write(text)
     assert run(files(address.format(folder=folder))).rows() == ROWS
+
+
+def test_json_lines_in_a_bucket_are_rows(run: Run, s3_url: str, monkeypatch):
+    import fsspec
+
+    monkeypatch.setattr(formats, "PART_BYTES", 64)
+    text = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    with fsspec.open(f"{s3_url}/in/rows.jsonl", "wb") as file:
+        file.write(text)
+    assert run(files(f"{s3_url}/in/rows.jsonl")).rows() == ROWS
+    assert run(files(f"{s3_url}/in"), name="folder").rows() == ROWS
 
 
 class TestSplits:
@@ -125,6 +155,46 @@ class TestDamage:
         with pytest.raises(DataError, match="no JSON Lines data") as caught:
             files(str(tmp_path))
         assert "parquet" in str(caught.value.expected)
+
+
+class TestAddresses:
+    def test_a_server_that_does_not_answer_may_be_tried_again(self):
+        with pytest.raises(RetryableError, match="could not be fetched") as caught:
+            files("http://127.0.0.1:9/rows.jsonl")
+        assert caught.value.where == "input_path = http://127.0.0.1:9/rows.jsonl"
+
+    def test_a_file_that_a_server_has_not_is_wrong(self, hub: str):
+        with pytest.raises(DataError, match="no JSON Lines data"):
+            files(f"{hub}/rows.jsonl")
+
+    def test_json_lines_of_a_web_server_are_rows_and_are_fetched_once(self, web: WebServer, run: Run):
+        assert run(files(f"{web.url}/rows.jsonl")).rows() == ROWS
+        assert web.asked.count("GET") == 1
+        assert run(files(f"{web.url}/rows"), name="unnamed").rows() == ROWS  # a file of any name
+
+    @pytest.mark.parametrize("path", ["rows.jsonl", "rows"])
+    @pytest.mark.parametrize("status", [401, 403])
+    def test_a_web_server_that_refuses_is_not_asked_again(self, web: WebServer, run: Run, path: str, status: int):
+        source = files(f"{web.url}/rows.jsonl")
+        web.status = status
+        with pytest.raises(DataError, match="does not let this user read") as caught:
+            files(f"{web.url}/{path}")
+        assert not any("AWS" in hint for hint in caught.value.hints)
+        with pytest.raises(DataError, match="does not let this user read"):
+            run(source)
+
+    @pytest.mark.parametrize("path", ["rows.jsonl", "rows"])
+    def test_a_file_that_a_web_server_has_no_more_is_wrong(self, web: WebServer, path: str):
+        web.status = 410
+        with pytest.raises(DataError, match="no JSON Lines data"):
+            files(f"{web.url}/{path}")
+
+    @pytest.mark.parametrize(
+        "refusal", [PermissionError("Access Denied"), type("NoCredentialsError", (Exception,), {})()]
+    )
+    def test_a_server_that_wants_to_know_who_asks_is_not_asked_again(self, refusal: Exception):
+        told = unreachable("s3://bucket/rows.jsonl", "input_path", refusal)
+        assert isinstance(told, DataError) and "does not let this user read" in told.what
 
 
 class TestHub:
@@ -187,6 +257,44 @@ def from_hub(endpoint: str, folder: Path, path: str) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@dataclass
+class WebServer:
+    """Says `status` to whatever is asked; 200 with the rows. Knows no ranges."""
+
+    url: str = ""
+    status: int = 200
+    asked: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    told = WebServer()
+    text = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            told.asked.append(self.command)
+            body = text if told.status == 200 else b""
+            self.send_response(told.status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    told.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield told
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture
