@@ -3,6 +3,8 @@
 A test marked vllm, ray, slurm, sandbox or compiler needs something a plain Python environment may lack. On a
 developer's machine it is skipped with the command that installs it; with CI set, its absence is a failure, so that
 nothing is skipped there.
+
+GPUs are hidden from tests unless --cuda is given: those marked cuda need it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ NEEDS = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cuda", action="store_true", help="let the tests see the GPUs; most are written for the CPU")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--cuda"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Two workers of a parallel run with two threads each would fight over two cores; one is deterministic, too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,7 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--cuda"):
+        for item in items:
+            if item.get_closest_marker("cuda") is not None:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device: make test-cuda"))
     missing = {name: command for name, (present, command) in NEEDS.items() if not present()}
     for item in items:
         for name, command in missing.items():

@@ -8,7 +8,8 @@ decodes in a thread of its own, as a placed one does in its actor: a token for e
 than generation, or more. In each case a step's time is compared with the longer side alone: the tokens of a step at the
 generator's rate, or training; plus the pause of the weight update, which both sides have. `least_s` is a step of a loop
 that does nothing but keep data order and age bound with the same answers: with an age bound of 1 and sides of the same
-length the generator runs dry before it may begin the next groups.
+length the generator runs dry before it may begin the next groups. `alone_s` is what a synchronous step waits for: all
+its answers begun at once, the last ones by themselves.
 """
 
 from __future__ import annotations
@@ -220,10 +221,22 @@ def measure(folder: Path, *, train_s: float, steps: int, age: int = 1, save_s: f
         "generation_s": generation_s,
         "step_s": step_s,
         "least_s": least_s,
+        "alone_s": _alone(),
         "longer_side_s": longer,
         "ratio": step_s / longer,
         **phases,
     }
+
+
+def _alone(batches: int = 100) -> float:
+    """Mean seconds of sampling one step's answers on a generator that has nothing else to do."""
+    seconds = []
+    for batch in range(batches):
+        ends = [0] * SEQUENCES
+        for answer in range(PROMPTS * ANSWERS):
+            heapq.heapreplace(ends, ends[0] + length_of(f"{batch}", answer))
+        seconds.append(max(ends) * DECODE_S)
+    return statistics.fmean(seconds)
 
 
 def _least(steps: int, age: int, train_s: float, save_s: float) -> float:

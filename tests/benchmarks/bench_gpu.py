@@ -170,10 +170,10 @@ def main() -> None:
 
 
 def child(module: str, *arguments: str) -> dict:
-    """The JSON object that a module run as a program prints last, or what it said when it failed."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    """The JSON object that a module run as a program prints last; its progress and errors go where ours do."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        return {"failed": done.stderr[-1500:]}
+        return {"failed": f"exit code {done.returncode}"}
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

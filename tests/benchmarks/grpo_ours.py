@@ -39,21 +39,27 @@ def main(folder: Path) -> None:
     registry.BUILT_IN["vowels"] = f"{__name__}:Vowels"
     records: list[dict] = []
 
+    def say(text: str) -> None:
+        print(f"[{time.perf_counter() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+
     def listen(record: dict) -> None:
         if record["kind"] == "metrics":
             records.append(record["values"])
+            phases = {k: round(v, 3) for k, v in record["values"].items() if k.startswith("timing/") and v > 0.001}
+            say(f"step {len(records)}: {phases}")
 
+    started = time.perf_counter()
     config = RlConfig.model_validate_json((folder / "run.json").read_text())
     batch = config.policy.train_global_batch_size
     tracker = Tracker("bench", None, listen)
-    started = time.perf_counter()
     rows = RunRows(read_rows(folder / "train.jsonl"))
     run, _ = build_run(config, rows, work=folder / "work", started=time.monotonic(), reporter=tracker)
     loaded = time.perf_counter() - started
+    say("loaded")
     with PeakMemory() as memory:
         (train_async if config.grpo.async_grpo.enabled else train)(run)
     run.close()
-    warm = records[3:]
+    warm = records[min(3, len(records) - 1) :]
     step = statistics.median(r["timing/step_s"] for r in warm)
     result = {
         "engine": "nemotron_steps",

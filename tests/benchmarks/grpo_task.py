@@ -57,7 +57,7 @@ def make_checkpoint(folder: Path, seed: int = 0) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    _write(folder, tokenizer, SHAPE, "float32", seed)
+    _write(folder, _fast(tokenizer), SHAPE, "float32", seed)
 
 
 class PeakMemory:
@@ -109,16 +109,21 @@ def make_large_checkpoint(folder: Path, layers: int = 28, hidden: int = 1024) ->
         raise SystemExit("the checkpoint could not be made")
 
 
-def write_large_checkpoint(folder: Path, layers: int, hidden: int, seed: int = 0) -> None:
-    """A Qwen3 of 0.47 B parameters (by default) with random bfloat16 weights and 32,000 made-up words."""
+def word_tokenizer(size: int, seed: int = 0):
+    """A fast tokenizer of `size` tokens, nearly all of them made-up words of six letters."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     rng = random.Random(seed)
-    words = {"".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(6)) for _ in range(33_000)}
+    words = {"".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(6)) for _ in range(size + 1_000)}
     special = ["<|pad|>", "<|im_start|>", "<|im_end|>", "user", "assistant", "<unk>"]
-    vocab = {token: i for i, token in enumerate([*special, *sorted(words)][:32_000])}
+    vocab = {token: i for i, token in enumerate([*special, *sorted(words)][:size])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return _fast(tokenizer)
+
+
+def write_large_checkpoint(folder: Path, layers: int, hidden: int, seed: int = 0) -> None:
+    """A Qwen3 of 0.47 B parameters (by default) with random bfloat16 weights and 32,000 made-up words."""
     shape = {
         "hidden_size": hidden,
         "intermediate_size": 3 * hidden,
@@ -129,12 +134,11 @@ def write_large_checkpoint(folder: Path, layers: int, hidden: int, seed: int = 0
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     }
-    _write(folder, tokenizer, shape, "bfloat16", seed)
+    _write(folder, word_tokenizer(32_000), shape, "bfloat16", seed)
 
 
-def _write(folder: Path, tokenizer, shape: dict, dtype: str, seed: int) -> None:
-    import torch
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+def _fast(tokenizer):
+    from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -143,6 +147,13 @@ def _write(folder: Path, tokenizer, shape: dict, dtype: str, seed: int) -> None:
         additional_special_tokens=["<|im_start|>"],
     )
     fast.chat_template = TEMPLATE
+    return fast
+
+
+def _write(folder: Path, fast, shape: dict, dtype: str, seed: int) -> None:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     fast.save_pretrained(folder)
     torch.manual_seed(seed)
     config = Qwen3Config(

@@ -86,6 +86,9 @@ class _Lane:
         self._tensors = tensors
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._room = {name: torch.empty(PIECE, dtype=t.dtype, device=device) for name, t in tensors.items()}
+        if self._stream is not None:
+            # The room may be memory that what has been asked of the device until now is still to use.
+            self._stream.wait_stream(torch.cuda.current_stream())
 
     def run(self, piece: slice, kept: int, update: Callable[[slice, dict[str, torch.Tensor]], None]) -> None:
         length, host = piece.stop - piece.start, slice(piece.start - kept, piece.stop - kept)

@@ -153,7 +153,7 @@ def test_written_out_gradients(dtype):
     )
 
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -131,7 +131,7 @@ def test_the_gradient_norm_counts_every_piece_of_a_long_buffer(monkeypatch):
     assert buffers.squared_sum(flat) == flat.square().sum()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a dot product on CPU takes any length")
+@pytest.mark.cuda  # a dot product on CPU takes any length
 def test_gradients_of_four_billion_parameters_have_a_norm():
     flat = torch.full((2**31 + 64,), 0.5, device="cuda")
     assert buffers.squared_sum(flat).item() == pytest.approx(2**29 + 16, rel=1e-5)
@@ -166,3 +166,19 @@ def test_offloaded_moments_go_through_a_checkpoint_into_any_split(qwen3_folder, 
     assert split.train_step(grouped_batch(1)) == plain.train_step(grouped_batch(1))
     for name, tensor in masters_of(plain).items():
         assert torch.equal(tensor, masters_of(split)[name])
+
+
+@pytest.mark.cuda
+def test_pieces_come_when_the_device_is_done_with_the_memory_that_they_come_into(monkeypatch):
+    monkeypatch.setattr(offloaded, "PIECE", 1 << 20)
+    device, size = torch.device("cuda"), 3 << 20
+    moments = {"exp_avg": offloaded.SplitTensor(size, 1.0, dtype=torch.float32, device=device)}
+    moments["exp_avg"].copy_(torch.arange(size, dtype=torch.float32))
+    busy = torch.randn(8192, 8192, device=device)
+    for _ in range(20):
+        busy = busy @ busy / 8192
+    before = torch.empty(1 << 20, device=device)
+    before.fill_(7.0)  # waits for the products
+    del before
+    offloaded.through_device(moments, [slice(0, size)], lambda piece, here: here["exp_avg"].add_(1.0))
+    assert torch.equal(moments["exp_avg"].on_host, torch.arange(size, dtype=torch.float32) + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import resource
 import subprocess
 import threading
@@ -87,3 +89,17 @@ def test_the_hint_about_a_broken_checkpoint_leads_to_the_one_before(kind, precis
     subprocess.run(caught.value.hints[0], shell=True, check=True)
     assert checkpoints.latest().step == 1
     policy.load_checkpoint(checkpoints.latest().policy_path)
+
+
+@pytest.mark.parametrize("kind", [MegatronPolicy, DTensorPolicy])
+def test_a_damaged_random_state_is_told_as_a_broken_checkpoint(kind, qwen3_folder, tmp_path):
+    policy = trained(kind, "float32", qwen3_folder, steps=0)
+    policy.save_checkpoint(str(tmp_path / "found"))
+    path = tmp_path / "found" / "policy.json"
+    position = json.loads(path.read_text())
+    saved = position["random_states"]
+    half = base64.b64decode(saved["states"][0])[: saved["bytes"][0] // 2]
+    saved["states"], saved["bytes"] = [base64.b64encode(half).decode()], [len(half)]
+    path.write_text(json.dumps(position))
+    with pytest.raises(ArtifactError, match="not a training checkpoint"):
+        policy.load_checkpoint(str(tmp_path / "found"))

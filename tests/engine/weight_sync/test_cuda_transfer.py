@@ -11,7 +11,7 @@ import pytest
 import torch
 
 GPUS = torch.cuda.device_count()
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(GPUS == 0, reason="needs a CUDA device")]
+pytestmark = [pytest.mark.ray, pytest.mark.cuda]
 
 
 def test_cuda_ipc_and_nccl_carry_the_weights_bit_for_bit():

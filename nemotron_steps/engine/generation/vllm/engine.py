@@ -97,14 +97,53 @@ def start_engine(
         UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
         ConfigError: an option is none of vLLM's, or is set by a key of its own.
     """
-    # Set before vllm is imported. Whether the engine has a process of its own is said to it below.
+    engine_args, engine, usage = _import_vllm(config)
+    _check_heads(hf_folder)
+    _check_experts(config, hf_folder)
+    _check_time_steps(hf_folder)
+    if record_routed_experts:
+        check_recording(engine_args)
+    parallel = config.tensor_parallel_size > 1
+    elsewhere = runs_elsewhere(config)
+    own_process = elsewhere and not parallel
+    if parallel:
+        _prepare_workers(config.tensor_parallel_size)
+    elif own_process:
+        os.environ.setdefault("VLLM_RPC_BASE_PATH", _private_folder())
+    else:
+        # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
+        ensure_process_group()
+    sleeps = own_process and shares_device and not on_cpu()
+    arguments = {
+        "model": str(hf_folder),
+        "dtype": "bfloat16" if precision == "bfloat16" else "float32",
+        "seed": seed,
+        "max_model_len": max_total_length,
+        "load_format": "auto" if load else "dummy",
+        "enable_sleep_mode": sleeps,
+        **_sizes(config, max_total_length),
+        **_conduct(hf_folder, elsewhere=elsewhere, parallel=parallel),
+        **({RECORDING: True} if record_routed_experts else {}),
+    }
+    _check_options(options, arguments, engine_args)
+    arguments.update(options)
+    # LLM_CLASS: vLLM sizes its batches for throughput, as its own offline front door does (16,384 tokens on Hopper).
+    llm = engine.from_engine_args(
+        engine_args(**arguments), usage_context=usage.LLM_CLASS, enable_multiprocessing=own_process
+    )
+    return StartedEngine(llm, own_process, (config.tensor_parallel_size if parallel else 1) if elsewhere else 0, sleeps)
+
+
+def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
+    """vLLM's EngineArgs, LLMEngine and UsageContext, imported once the environment says what they read from it.
+    UnsupportedError if vLLM is not installed."""
+    # Whether the engine has a process of its own is said to it by `start_engine`.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(config.kv_cache_space_gib))))
     try:
         from vllm import EngineArgs
-        from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
@@ -118,57 +157,44 @@ def start_engine(
                 "policy.generation.backend=embedded",
             ],
         ) from error
-    from nemotron_steps.engine.generation.vllm import worker as vllm_worker
+    return EngineArgs, LLMEngine, UsageContext
 
-    _check_heads(hf_folder)
-    _check_experts(config, hf_folder)
-    _check_time_steps(hf_folder)
-    if record_routed_experts:
-        check_recording(EngineArgs)
-    parallel = config.tensor_parallel_size > 1
-    elsewhere = runs_elsewhere(config)
-    own_process = elsewhere and not parallel
-    if parallel:
-        _prepare_workers(config.tensor_parallel_size)
-    elif own_process:
-        os.environ.setdefault("VLLM_RPC_BASE_PATH", _private_folder())
-    else:
-        # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
-        ensure_process_group()
-    sleeps = own_process and shares_device and not on_cpu()
-    arguments: dict[str, Any] = {
-        "model": str(hf_folder),
-        "dtype": "bfloat16" if precision == "bfloat16" else "float32",
-        "seed": seed,
-        "max_model_len": max_total_length,
+
+def _sizes(config: VllmConfig, max_total_length: int) -> dict[str, Any]:
+    """vLLM's arguments for how much it does at once, and on how many devices."""
+    return {
         "max_num_seqs": config.max_num_seqs,
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "tensor_parallel_size": config.tensor_parallel_size,
         "enable_expert_parallel": config.expert_parallel_size > 1,
+        "enforce_eager": config.enforce_eager,
+        "max_num_batched_tokens": max(2048, max_total_length, config.max_num_seqs) if on_cpu() else None,
+    }
+
+
+def _conduct(hf_folder: Path, *, elsewhere: bool, parallel: bool) -> dict[str, Any]:
+    """vLLM's arguments for how it samples, takes weights and runs its workers.
+
+    Args:
+        elsewhere: see `runs_elsewhere`. parallel: on several GPUs.
+    """
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    from nemotron_steps.engine.generation.vllm import worker as vllm_worker
+
+    return {
         # Not Ray's executor: the GPUs are this process's own, and its own children are enough to use them.
         "distributed_executor_backend": "mp" if parallel else None,
         "worker_extension_cls": f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}" if elsewhere else "",
-        "enforce_eager": config.enforce_eager,
         # A prompt cut in two is sampled twice, and vLLM takes the first draw back, which CPU random streams cannot.
         "enable_chunked_prefill": False if on_cpu() else None,
-        "max_num_batched_tokens": max(2048, max_total_length, config.max_num_seqs) if on_cpu() else None,
         # Of a hybrid, vLLM keeps prefixes only where it may cut prompts in two.
         "enable_prefix_caching": not (on_cpu() and _is_hybrid(hf_folder)),
         # Of the distribution that was sampled from: at the request's temperature, like the policy's.
         "logprobs_mode": "processed_logprobs",
-        "load_format": "auto" if load else "dummy",
         "disable_log_stats": True,
         "weight_transfer_config": WeightTransferConfig(backend=OFFERED if elsewhere else IN_PROCESS),
-        "enable_sleep_mode": sleeps,
-        **({RECORDING: True} if record_routed_experts else {}),
     }
-    _check_options(options, arguments, EngineArgs)
-    arguments.update(options)
-    # LLM_CLASS: vLLM sizes its batches for throughput, as its own offline front door does (16,384 tokens on Hopper).
-    llm = LLMEngine.from_engine_args(
-        EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS, enable_multiprocessing=own_process
-    )
-    return StartedEngine(llm, own_process, (config.tensor_parallel_size if parallel else 1) if elsewhere else 0, sleeps)
 
 
 RECORDING = "enable_return_routed_experts"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -201,7 +202,7 @@ def _import_triton_part(module: str) -> Any:
     """
     name = f"mamba_ssm.ops.triton.{module}"
     try:
-        return importlib.import_module(name)
+        found = importlib.import_module(name)
     except ImportError:
         spec = importlib.util.find_spec("mamba_ssm")
         if spec is None or spec.submodule_search_locations is None:
@@ -209,9 +210,35 @@ def _import_triton_part(module: str) -> Any:
         package = importlib.util.module_from_spec(spec)
         sys.modules["mamba_ssm"] = package
         try:
-            return importlib.import_module(name)
+            found = importlib.import_module(name)
         finally:
             del sys.modules["mamba_ssm"]
+    _tune_less()
+    return found
+
+
+TUNED = 3
+"""Configurations that each kernel of mamba_ssm's chooses from, by time."""
+
+
+def _tune_less() -> None:
+    """Leave each of mamba_ssm's kernels the TUNED configurations whose blocks are of a middle size.
+
+    It has about ten for each of some fifteen kernels, and the first pass would compile all of them for minutes.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mamba_ssm.ops.triton."):
+            for kernel in vars(module).values():
+                configs = getattr(kernel, "configs", None)
+                if isinstance(configs, list) and len(configs) > TUNED:
+                    first = (len(configs) - TUNED) // 2
+                    kernel.configs = sorted(configs, key=_block_size)[first : first + TUNED]
+
+
+def _block_size(config: Any) -> int:
+    """Elements that a configuration of Triton's keeps in flight."""
+    stages: int = config.num_stages
+    return math.prod(size for size in config.kwargs.values() if isinstance(size, int)) * stages
 
 
 def _mamba_ssm_scan() -> LevelScan:

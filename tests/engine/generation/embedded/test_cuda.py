@@ -9,7 +9,7 @@ from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerato
 from nemotron_steps.engine.types import Completion, GenerationRequest, SamplingParams
 from tests.engine.generation.embedded.embedded_models import random_model
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 def generate(device: str, dtype: torch.dtype, length: int) -> dict[tuple[str, int], Completion]:

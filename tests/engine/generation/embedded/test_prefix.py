@@ -130,11 +130,13 @@ def test_the_grid_is_close_to_the_cheapest(counts: list[int]) -> None:
     width = cells_per_row(counts)
     assert 1 <= width <= max(counts)
     assert cost(width) <= 1.5 * min(cost(w) for w in range(1, max(counts) + 1))
+    assert all(cost(w) > cost(width) for w in counts if w > width)  # of equal ones the fewest grid rows
 
 
 def test_grid_width_follows_the_groups() -> None:
     assert cells_per_row([8] * 8) == 8
     assert cells_per_row([64]) == 64
+    assert cells_per_row([3, 6]) == 6  # two grid rows of 6 cost what three of 3 do
     assert cells_per_row([1] * 5) == 1
     assert cells_per_row([64, 1, 1, 1, 1, 1]) < 64
 

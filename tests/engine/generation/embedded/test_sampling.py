@@ -11,6 +11,8 @@ from nemotron_steps.engine.generation.embedded.sampling import make_plan, sample
 from nemotron_steps.engine.types import SamplingParams
 
 CPU = torch.device("cpu")
+KEYS = [8121863710818700027, 5286896768329049506, -6791461165213991253, -7275564243568204253]
+"""Of the streams (1, a, 0), (1, a, 1), (2, a, 0) and (1, b, 0), as seed, request and index."""
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,3 +103,59 @@ def test_streams_are_uniform_independent_and_reproducible() -> None:
     assert torch.equal(later, uniforms[:, 100:150])
     # The streams are part of every seeded run's result: this value must not change between releases.
     assert stream_key(1, "a", 0) == stream_key(1, "a", 0) != stream_key(1, "a", 1)
+
+
+def splitmix(key: int, count: int) -> list[float]:
+    """SplitMix64 as it was published, on Python's whole numbers."""
+    found, whole = [], 2**64 - 1
+    for step in range(1, count + 1):
+        x = (key + step * 0x9E3779B97F4A7C15) & whole
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & whole
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & whole
+        found.append(((x ^ (x >> 31)) >> 11) * 2.0**-53)
+    return found
+
+
+def test_streams_are_the_published_generators_and_keys_do_not_change_between_releases() -> None:
+    keys = [stream_key(1, "a", 0), stream_key(1, "a", 1), stream_key(2, "a", 0), stream_key(1, "b", 0), 0, -1]
+    assert keys[:4] == KEYS
+    found = stream_uniforms(torch.tensor(keys), torch.tensor([0, 1, 2, 3, 4, 5]), 7)
+    assert found.dtype == torch.float64
+    assert found.tolist() == [splitmix(key, first + 7)[first:] for first, key in enumerate(keys)]
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 1024, 1025, 1280, 3000])
+def test_the_token_is_where_the_cumulative_share_passes_the_number(vocab: int) -> None:
+    g = torch.Generator().manual_seed(vocab)
+    logits = 3 * torch.randn(64, vocab, generator=g)
+    uniforms = torch.rand(64, generator=g, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    tokens, _ = sample(logits.clone(), uniforms, make_plan([SamplingParams(1)] * 64, vocab, CPU))
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    before = torch.where(tokens > 0, cumulative.gather(1, (tokens - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
+    after = cumulative.gather(1, tokens[:, None]).squeeze(1)
+    assert bool((before - 1e-5 <= uniforms).all() and (uniforms <= after + 1e-5).all())
+
+
+def test_a_plan_has_what_its_rows_need_and_no_more() -> None:
+    def plan(*params: SamplingParams) -> tuple[object, object, object]:
+        made = make_plan(params, 10, CPU)
+        return tuple(x.flatten().tolist() if isinstance(x, torch.Tensor) else x for x in vars(made).values())  # type: ignore[return-value]
+
+    half, greedy = SamplingParams(1, temperature=0.5), SamplingParams(1, temperature=0.0, top_k=2, top_p=0.5)
+    assert plan(half, half) == (0.5, None, None)
+    assert plan(greedy, greedy) == (0.0, None, None)
+    assert plan(half, SamplingParams(1)) == ([0.5, 1.0], None, None)
+    assert plan(SamplingParams(1, top_k=10), SamplingParams(1, top_k=0)) == (1.0, None, None)
+    assert plan(SamplingParams(1, top_k=9), SamplingParams(1)) == (1.0, [1.0, 1.0], [9, 10])
+    assert plan(SamplingParams(1, top_p=0.5), SamplingParams(1, top_k=99)) == (1.0, [0.5, 1.0], [10, 10])
+
+
+def test_a_greedy_row_has_the_logprob_of_temperature_one_among_all_tokens() -> None:
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(4))
+    uniforms = torch.full((3,), 0.5, dtype=torch.float64)
+    greedy = SamplingParams(1, temperature=0.0, top_k=2)
+    for params in ([greedy] * 3, [greedy, SamplingParams(1, top_k=3), greedy]):
+        tokens, logprobs = sample(logits.clone(), uniforms, make_plan(params, 20, CPU))
+        assert tokens[[0, 2]].tolist() == logits.argmax(-1)[[0, 2]].tolist()
+        torch.testing.assert_close(logprobs[[0, 2]], logits.log_softmax(-1).amax(-1)[[0, 2]])

@@ -18,10 +18,7 @@ KINDS = {
 """Where, in what, and how near to whole attention there."""
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))],
-)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("kept", [(0, 3, 4, 7), (1, 2, 5, 6), (0,), (7,), tuple(range(8))])
 @pytest.mark.parametrize("share_prompts", [True, False])
 def test_outputs_and_gradients_are_those_of_whole_attention(share_prompts, kept, device):

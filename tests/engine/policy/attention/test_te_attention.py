@@ -30,6 +30,7 @@ def _installed() -> bool:
     return torch.cuda.is_available() and te_attention.load() is not None
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not _installed(), reason="needs CUDA and Transformer Engine")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", attention_on_gpu.HEADS, ids=str)
@@ -39,6 +40,7 @@ def test_output_and_gradients_are_as_near_to_float32_as_those_of_torch(layout, h
     assert not attention_on_gpu.wrong(found)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not _installed(), reason="needs CUDA and Transformer Engine")
 def test_it_is_used_without_being_asked_for(monkeypatch):
     layout = attention_on_gpu.timing_layout(2, 2, 64, 4096).to(torch.device("cuda"))

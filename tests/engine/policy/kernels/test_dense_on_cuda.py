@@ -7,7 +7,7 @@ import torch
 
 from nemotron_steps.engine.policy.kernels.dense import linear
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -96,12 +96,27 @@ def test_the_triton_part_needs_no_cuda_extension(tmp_path, monkeypatch):
     source = "import mamba_ssm.ops.triton as here\nmamba_chunk_scan_combined = here.__name__\n"
     (tmp_path / "mamba_ssm/ops/triton/ssd_combined.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:
+        monkeypatch.delitem(sys.modules, name)
     try:
         assert libraries._import_triton_part("ssd_combined").mamba_chunk_scan_combined == "mamba_ssm.ops.triton"
         assert "mamba_ssm" not in sys.modules
     finally:
         for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:
             del sys.modules[name]
+
+
+def test_kernels_choose_from_few_configurations_of_a_middle_size(monkeypatch):
+    sizes = (128, 32, 256, 64, 16, 512, 1024)
+    configs = [SimpleNamespace(kwargs={"BLOCK_SIZE_M": size, "BLOCK_SIZE_N": 32}, num_stages=4) for size in sizes]
+    kernel, small = SimpleNamespace(configs=configs), SimpleNamespace(configs=configs[:2])
+    module = SimpleNamespace(kernel=kernel, small=small, number=7)
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.made_up", module)
+    libraries._tune_less()
+    assert [config.kwargs["BLOCK_SIZE_M"] for config in kernel.configs] == [64, 128, 256]
+    assert len(small.configs) == 2
+    libraries._tune_less()
+    assert len(kernel.configs) == 3
 
 
 def test_batches_of_rows_are_less_than_half_padding():

@@ -1,0 +1,142 @@
+"""Plans and offers: what travels where, without any worker."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemotron_steps.engine.weight_sync import transfer as module
+from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
+from nemotron_steps.errors import EngineError
+
+GIVEN = [("a", torch.arange(3.0)), ("b", torch.ones(64)), ("c", torch.arange(65, dtype=torch.bfloat16))]
+
+
+def test_weights_are_aligned_and_a_bucket_is_closed_where_the_next_would_not_fit():
+    plan = WeightPlan.of(GIVEN, 512)
+    assert [[(e.name, e.start, e.bytes) for e in b.entries] for b in plan.buckets] == [
+        [("a", 0, 12), ("b", 256, 256)],
+        [("c", 0, 130)],
+    ]
+    assert [(b.start, b.bytes) for b in plan.buckets] == [(0, 512), (512, 256)]
+    assert (plan.bytes, plan.payload, plan.largest) == (768, 398, 512)
+    assert len(WeightPlan.of(GIVEN, 511).buckets) == 3 and len(WeightPlan.of(GIVEN, 768).buckets) == 1
+    empty = WeightPlan.of([])
+    assert (empty.buckets, empty.bytes, empty.payload, empty.largest) == ((), 0, 0, 0)
+
+
+def test_a_bucket_is_filled_in_order_by_the_weights_that_were_agreed_on():
+    plan = WeightPlan.of(GIVEN)
+    (bucket,) = plan.buckets
+    buffer = torch.zeros(bucket.bytes + 7, dtype=torch.uint8)
+    plan.fill(bucket, buffer, iter(GIVEN))
+    assert all(torch.equal(view, tensor) for (_, view), (_, tensor) in zip(bucket.views(buffer), GIVEN, strict=True))
+    wrong = {
+        "another name": [("x", GIVEN[0][1])],
+        "another shape": [("a", torch.arange(4.0))],
+        "another type": [("a", torch.arange(3))],
+        "too few": GIVEN[:2],
+    }
+    for given in wrong.values():
+        with pytest.raises(EngineError, match="changed"):
+            plan.fill(bucket, buffer, iter(given))
+
+
+def test_an_offer_knows_its_plan_by_any_transport():
+    plan = WeightPlan.of(GIVEN)
+    stream = type("Offer", (), {"plan": plan})()
+    offers = [
+        ReceivingOffer(SHARED_MEMORY, (plan, "/dev/shm/x")),
+        ReceivingOffer(OBJECTS, plan),
+        ReceivingOffer(STREAM, stream),
+    ]
+    assert [offer.plan for offer in offers] == [plan] * 3
+    assert OfferedWeights("channel", tuple(offers)).bytes == 3 * plan.payload
+
+
+class Noted:
+    """A worker that notes its calls and answers them when they are settled."""
+
+    def __init__(self, name, log, answers, *, node="n0", devices=()):
+        self.name, self.node, self.devices = name, node, devices
+        self.device = devices[0] if devices else None
+        self._log, self._answers = log, answers
+
+    def call(self, method, *arguments):
+        self._log.append((self.name, method, *arguments))
+        return (len(self._log), self._answers.get(method, 0))
+
+
+@pytest.fixture
+def log(monkeypatch):
+    log = []
+
+    def settle(calls):
+        log.append("settled")
+        return [answer for _, answer in calls]
+
+    monkeypatch.setattr(module, "settle", settle)
+    return log
+
+
+def workers(log, kind, count, answers, **where):
+    return [Noted(f"{kind}{n}", log, answers, **where) for n in range(count)]
+
+
+def test_a_segment_is_written_before_anyone_reads_it_and_loses_its_name_once_all_have_it(log):
+    ranks = workers(log, "r", 2, {"open_sender": "offer"})
+    generators = workers(log, "g", 2, {"update_weights": 5})
+    opened = WeightTransfer(ranks, generators, ("host", 1), part="frozen")
+    channel = log[0][2]
+    opening = (channel, SHARED_MEMORY, (), (), "frozen")
+    offers = [ReceivingOffer(SHARED_MEMORY, "offer")]
+    assert log == [
+        ("r0", "open_sender", *opening), ("r1", "open_sender", *opening), "settled",
+        ("g0", "open_receiver", channel, offers), ("g1", "open_receiver", channel, offers), "settled",
+        ("r0", "hide_segment", channel), "settled",
+    ]  # fmt: skip
+    del log[:]
+    assert opened.update(7) == 10
+    assert log == [
+        ("r0", "send_weights", channel), ("r1", "send_weights", channel), "settled",
+        ("g0", "update_weights", channel, 7), ("g1", "update_weights", channel, 7), "settled",
+    ]  # fmt: skip
+
+
+def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(log):
+    ranks = [
+        Noted(f"r{n}", log, {"open_sender": f"offer {n}", "send_weights": 99}, devices=(f"GPU-{n}",)) for n in (0, 1)
+    ]
+    answers = {"update_weights": 5}
+    generators = [
+        Noted("g0", log, answers, devices=("GPU-1", "GPU-8")),
+        Noted("g1", log, answers, devices=("GPU-9", "GPU-0")),
+    ]
+    opened = WeightTransfer(ranks, generators, ("host", 1), processes=2)
+    assert opened.transports == [("cuda_ipc", 1), ("nccl", 0), ("nccl", 0), ("cuda_ipc", 0)]
+    channel = log[0][2]
+    assert log[:2] == [
+        ("r0", "open_sender", channel, STREAM, ["g1/1"], ["g0/1", "g1/0"], "whole"),
+        ("r1", "open_sender", channel, STREAM, ["g0/0"], [], "whole"),
+    ]
+
+    def offer(number, name, place):
+        return ReceivingOffer(STREAM, f"offer {number}", ("host", 1), name, place)
+
+    assert log[3:5] == [
+        ("g0", "open_receiver", channel, [offer(1, "g0/0", None), offer(0, "g0/1", (1, 3))]),
+        ("g1", "open_receiver", channel, [offer(0, "g1/0", (2, 3)), offer(0, "g1/1", None)]),
+    ]
+    del log[:]
+    assert opened.update(3) == 10  # what ranks answer is no bytes received
+    assert log.count("settled") == 1 and log[-1] == "settled"
+
+
+def test_frozen_weights_travel_once_and_adapters_every_time(log):
+    ranks = workers(log, "r", 1, {})
+    adapters = AdapterTransfer(ranks, workers(log, "g", 1, {"update_weights": 5}), ("host", 1))
+    assert [entry[6] for entry in log if entry[1] == "open_sender"] == ["frozen", "adapters"]
+    assert adapters.transports == [(SHARED_MEMORY, 0)]
+    assert [adapters.update(version) for version in (0, 1, 2)] == [10, 5, 5]
