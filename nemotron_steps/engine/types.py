@@ -191,6 +191,8 @@ class TrainBatch:
     routed_experts: torch.Tensor | None = None
     """int16 [N, T, mixtures, k], the experts that the generator chose for each token in every layer of experts; all -1
     where they are not known. None: the policy's routers choose."""
+    packed_row: torch.Tensor | None = None
+    """int64 [N], the row that a sequence was packed into ahead of training; None: the policy packs"""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])

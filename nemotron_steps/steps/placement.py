@@ -18,7 +18,7 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import UnsupportedError
-from nemotron_steps.models.adapters import adapter_pairs
+from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules
 from nemotron_steps.models.architecture import Architecture, facts_of
 
 MODEL_PORTS = ("policy", "model")
@@ -50,6 +50,9 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
     peft = config.policy.megatron_cfg.peft
     if peft.enabled and known and folder is not None:
         adapter_pairs(Architecture.from_folder(folder), peft, key="policy.megatron_cfg.peft")
+    lora = config.policy.dtensor_cfg.lora_cfg
+    if lora.enabled and known and folder is not None:
+        lora_modules(lora_candidates(Architecture.from_folder(folder)), lora)
 
 
 def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) -> None:

@@ -76,3 +76,15 @@ def test_low_effort_share_goes_from_two_to_one_percent() -> None:
 def test_progress_and_cosine_stay_between_their_ends(step: int, total: int) -> None:
     assert 0.0 <= progress(step, total) <= 1.0
     assert 0.2 <= cosine(0.2, 0.9, progress(step, total)) <= 0.9 + 1e-12
+
+
+def test_lengths_are_rounded_down_but_not_below_the_smaller_end() -> None:
+    found = [sequence_length(step, 11, 100, 160, multiple=64) for step in range(11)]
+    assert found == [100, 100, 100, 100, 100, 128, 128, 128, 128, 128, 128]
+    assert [sequence_length(step, 3, 160, 100, multiple=64) for step in range(3)] == [128, 128, 100]
+    assert [sequence_length(step, 3, 10, 15) for step in range(3)] == [10, 12, 15]
+
+
+def test_progress_goes_from_the_first_step_to_the_last() -> None:
+    assert [progress(step, 3) for step in (0, 1, 2, 3)] == [0.0, 0.5, 1.0, 1.0]
+    assert [progress(0, total) for total in (0, 1, 2)] == [1.0, 1.0, 0.0]

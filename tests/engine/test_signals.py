@@ -224,3 +224,72 @@ def test_the_documentation_lists_exactly_these_rules() -> None:
     text = (Path(__file__).parents[2] / "docs" / "signals.md").read_text()
     table = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| `"))
     assert table == {f"`{name}`": rule for name, rule in IN_WORDS.items()}
+
+
+def steady(values: list[Metrics], **options: object) -> set[str]:
+    """Signals that hold after these steps."""
+    monitor = SignalMonitor(**options)  # type: ignore[arg-type]
+    for step, metrics in enumerate(values):
+        monitor.update(step, metrics)
+    return set(monitor.active)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "quiet", "loud"),
+    [
+        ("low_reward_variance", "groups/zero_std_share", 0.79, 0.8),
+        ("truncation_high", "truncation_rate", 0.2, 0.21),
+        ("failures_high", "failure_rate", 0.1, 0.11),
+        ("sequences_masked", "seq_logprob_error/masked_share", 0.1, 0.11),
+        ("judge_unreadable", "reward/x/parse_failure_rate", 0.2, 0.21),
+        ("judge_unavailable", "failures/judge_unavailable", 0.1, 0.11),
+        ("logprob_drift", "token_mult_prob_error", 1.05, 1.051),
+        ("logprob_drift", "gen_kl_error", 0.002, 0.0021),
+        ("policy_lag_high", "policy_lag/max", 2.0, 3.0),
+        ("grad_norm_spike", "grad_norm", 1e3, math.nan),
+    ],
+)
+def test_a_bound_is_the_last_healthy_value(name: str, metric: str, quiet: float, loud: float) -> None:
+    assert SignalThresholds() == SignalThresholds(
+        5, 0.95, 0.8, 5.0, 0.05, 0.9, 0.02, 0.1, 1.05, 0.002, 0.2, 0.1, 0.2, 0.1, 10.0, 0.1, 0.25, 0.1
+    )
+    for value, expected in ((quiet, set()), (loud, {name})):
+        assert steady([{metric: value}] * 5, max_policy_lag=2) == expected
+    if name not in ("judge_unavailable", "policy_lag_high", "grad_norm_spike"):
+        assert steady([{metric: loud}] * 4) == set()  # a window is five steps
+        assert steady([{metric: loud}] * 5 + [{}]) == set()  # this step does not log it
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "raised"),
+    [
+        ("reward_saturated", [{"reward/mean": 1.9}] * 5, True),
+        ("reward_saturated", [{"reward/mean": 1.89}] * 5, False),
+        ("entropy_collapse", [{"entropy": 1.0}] * 5 + [{"entropy": 0.099}] * 5, True),
+        ("entropy_collapse", [{"entropy": 1.0}] * 5 + [{"entropy": 0.101}] * 5, False),
+        ("entropy_collapse", [{"entropy": 1.0}] * 4 + [{"entropy": 0.0}] * 5, False),
+        ("length_collapse", [{"response_length/mean": 100.0}] * 5 + [{"response_length/mean": 24.9}] * 5, True),
+        ("length_collapse", [{"response_length/mean": 100.0}] * 5 + [{"response_length/mean": 25.1}] * 5, False),
+        ("grad_norm_spike", [{"grad_norm": 1.0}] * 5 + [{"grad_norm": 10.1}], True),
+        ("grad_norm_spike", [{"grad_norm": 1.0}] * 5 + [{"grad_norm": 9.9}], False),
+        ("grad_norm_spike", [{"grad_norm": 1.0}] * 4 + [{"grad_norm": 99.0}], False),
+        ("kl_spike", [{"kl_penalty": 0.01}] * 10 + [{"kl_penalty": 0.051}], True),
+        ("kl_spike", [{"kl_penalty": 0.001}] * 10 + [{"kl_penalty": 0.049}], False),
+        ("kl_spike", [{"kl_penalty": 0.02}] * 10 + [{"kl_penalty": 0.099}], False),
+        ("kl_spike", [{"kl_penalty": 0.01}] * 9 + [{"kl_penalty": 0.06}], False),
+        ("kl_spike", [{"kl_penalty": 0.01}] * 9 + [{"kl_penalty": 0.03}, {"kl_penalty": 0.059}], False),
+        ("logprob_drift", [{"token_mult_prob_error": 2.01}], True),
+        ("logprob_drift", [{"token_mult_prob_error": 2.0}], False),
+        ("logprob_drift", [{"token_mult_prob_error": 1.5, "policy_lag/mean": 0.1}] * 5, False),
+        ("logprob_drift", [{"token_mult_prob_error": 1.5, "policy_lag/mean": 0.0}] * 5, True),
+        ("stragglers_high", [{"async/issued": 10.0, "async/partial": 0.5, "async/withdrawn_straggler": 0.6}], True),
+        ("stragglers_high", [{"async/issued": 10.0, "async/partial": 0.5, "async/withdrawn_straggler": 0.5}], False),
+        ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 21, True),
+        ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 20, False),
+        ("teacher_kl_stalled", [{"teacher_divergence": 0.02}] * 21, False),
+        ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 16 + [{"teacher_divergence": 0.9}] * 5, False),
+        ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 16 + [{"teacher_divergence": 0.91}] * 5, True),
+    ],
+)
+def test_a_rule_holds_from_its_bound_on(name: str, steps: list[Metrics], raised: bool) -> None:
+    assert steady(steps, reward_range=(0.0, 2.0)) == ({name} if raised else set())

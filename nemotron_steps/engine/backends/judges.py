@@ -38,18 +38,20 @@ def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | 
 
     Raises:
         ArtifactError: its model folder does not exist.
-        JudgeUnavailableError: its server does not list its models within readiness_timeout_s.
+        JudgeUnavailableError: its server does not list its models within readiness_timeout_s, or lists none.
     """
     if config.backend == "http":
         assert config.base_url is not None  # the schema requires it
         judge = HttpJudge(
             config.base_url,
-            config.model or "default",
+            config.model or "",
             api_key_env=config.api_key_env,
             retries=config.max_retries,
             seed=seed,
         )
         judge.wait_until_ready(config.readiness_timeout_s)
+        if config.model is None:
+            judge.ask_for_listed_model()
         return judge
     folder = judge_folder(role, config)
     chat = ChatFormat.from_folder(folder)

@@ -79,6 +79,11 @@ def _validation_keys(config: RlConfig) -> dict[str, bool]:
     }
 
 
+def asks_for_validation(config: RlConfig) -> bool:
+    """Whether any key does."""
+    return any(_validation_keys(config).values())
+
+
 def prompt_stream(config: RlConfig, rows: Sequence[PromptRow]) -> PromptStream:
     """Training prompts in their order. DataError if there are fewer than a step takes."""
     return PromptStream(

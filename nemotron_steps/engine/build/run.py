@@ -8,6 +8,7 @@ from pathlib import Path
 from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.processes import refuse_rl_without_ray
 from nemotron_steps.config.layout.sizes import sizes_of
+from nemotron_steps.config.layout.teacher_fit import refuse_teacher_misfits
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.collector import build_collector
@@ -22,6 +23,7 @@ from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers
+from nemotron_steps.engine.placement.teacher_group import teacher_config
 from nemotron_steps.engine.policy.malloc_tuning import freeze_objects
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.signals import SignalMonitor
@@ -112,7 +114,11 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         ConfigError: the layout does not come out even over the model and the devices (config/layout).
         UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
     """
-    refuse(sizes_of(config), facts_of(wanted.hf_folder))
+    sizes = sizes_of(config)
+    refuse(sizes, facts_of(wanted.hf_folder))
+    if wanted.teachers is not None:
+        known = {name: facts_of(path) for name, path in wanted.teachers.checkpoints.items()}
+        refuse_teacher_misfits(sizes, {name: facts for name, facts in known.items() if facts is not None})
     if config.cluster.backend == "ray":
         from nemotron_steps.engine.placement import on_ray
 
@@ -129,7 +135,7 @@ def _hf_folder(config: RlConfig) -> Path:
 
 
 def _loss(config: RlConfig) -> Loss:
-    if not isinstance(config, OpdConfig):
+    if not isinstance(config, OpdConfig) or config.grpo.adv_estimator.name == "opd":
         return PolicyGradientLoss(config.loss_fn, SampledFrom.of(config.policy.generation))
     loss = config.loss_fn
     return DistillationLoss(TeacherKl(loss.kl_type, loss.mixed_kl_weight, loss.zero_outside_topk))
@@ -139,16 +145,20 @@ def _teachers(config: RlConfig) -> WantedTeachers | None:
     if not isinstance(config, OpdConfig):
         return None
     settings = config.on_policy_distillation
+    apart = settings.non_colocated_teachers
     return WantedTeachers(
         checkpoints={name: Path(folder) for name, folder in settings.teachers.items()},
-        topk=settings.topk_logits_k,
+        topk=0 if config.grpo.adv_estimator.name == "opd" else settings.topk_logits_k,
         offload=settings.offload,
+        apart={name: teacher_config(config.policy, apart.of(name)) for name in settings.teachers if apart.enabled},
     )
 
 
 def _distillation(config: RlConfig, parts: Parts) -> Distillation | None:
     choice = teacher_choice(config)
-    return None if choice is None or parts.teachers is None else Distillation(choice, parts.teachers)
+    if choice is None or parts.teachers is None:
+        return None
+    return Distillation(choice, parts.teachers, gives_advantages=config.grpo.adv_estimator.name == "opd")
 
 
 def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | None:

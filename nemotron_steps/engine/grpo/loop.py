@@ -54,6 +54,7 @@ from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort
 from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
+from nemotron_steps.environments.judged.notes import JUDGE_NOTES
 from nemotron_steps.errors import DataError
 
 
@@ -462,6 +463,7 @@ def _report_sample(run: GrpoRun, groups: Sequence[RolloutGroup]) -> None:
                 "response": "\n".join(rollout.metadata["turn_texts"]),
                 "reward": rollout.reward,
                 "components": rollout.components,
+                **{key: notes for key, notes in rollout.metadata.items() if key == JUDGE_NOTES},
             }
         )
 

@@ -60,7 +60,8 @@ class PreparedBatch:
 
 def needs_prev_logprobs(grpo: GrpoConfig, loss_fn: LossFnConfig) -> bool:
     """Whether the loop must compute logprobs under the policy that starts the step."""
-    return loss_fn.reads_prev_logprobs or grpo.seq_logprob_error_threshold is not None
+    by_teachers = grpo.adv_estimator.name == "opd"
+    return by_teachers or loss_fn.reads_prev_logprobs or grpo.seq_logprob_error_threshold is not None
 
 
 def needs_reference_logprobs(loss_fn: LossFnConfig) -> bool:
@@ -106,22 +107,15 @@ def prepare_batch(
     lengths = torch.tensor([r.turns[0][1] - r.turns[0][0] if r.turns else 0 for r in rollouts])
     raw = torch.tensor([r.reward if r.failure is None else 0.0 for r in rollouts], dtype=torch.float64)
 
+    def shaped(values: torch.Tensor) -> torch.Tensor:
+        limit = max_response_length
+        return shape_rewards(values, lengths, truncated, config.reward_shaping, max_response_length=limit)
+
     scaled = scale_rewards(raw, config.reward_scaling)
-    rewards = scaled
-    if config.low_effort.enabled:
-        asked = torch.tensor([bool(r.metadata.get(METADATA_KEY, False)) for r in rollouts])
-        last_message = torch.tensor([r.turns[-1][1] - r.turns[-1][0] if r.turns else 0 for r in rollouts])
-        rewards = low_effort_rewards(rewards, last_message, asked, config.low_effort)
-    rewards = shape_rewards(rewards, lengths, truncated, config.reward_shaping, max_response_length=max_response_length)
+    rewards = shaped(_with_low_effort(scaled, rollouts, config) if config.low_effort.enabled else scaled)
     # What is *added* to a reward (overlong penalty, low effort) belongs to no component: rl_rules.py refuses those.
     components = {
-        name: shape_rewards(
-            scale_rewards(values, config.reward_scaling),
-            lengths,
-            truncated,
-            config.reward_shaping,
-            max_response_length=max_response_length,
-        )
+        name: shaped(scale_rewards(values, config.reward_scaling))
         for name, values in _components(rollouts, config.adv_estimator.components).items()
     }
     statistics = group_statistics(rewards, group_index, valid, leave_one_out=config.use_leave_one_out_baseline)
@@ -140,13 +134,10 @@ def prepare_batch(
 
     sample_mask = valid.float()
     if config.epsilon_filtering.enabled:
-        epsilon = config.epsilon_filtering
-        limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
         means = torch.stack([_valid_mean(scaled, valid & (group_index == g)) for g in range(len(groups))])
-        keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
+        keep, told = _epsilon_filtered(means, config, step=step, total_steps=total_steps)
         sample_mask = sample_mask * keep[group_index].float()
-        metrics["epsilon_filtering/limit"] = limit
-        metrics["epsilon_filtering/dropped_share"] = float((~keep).double().mean())
+        metrics |= told
     if config.overlong_filtering:
         # The truncated samples still counted in the baseline above.
         metrics["overlong_filtered_share"] = float((truncated & (sample_mask > 0)).double().mean())
@@ -155,6 +146,24 @@ def prepare_batch(
     batch = pad_rows(rollouts, sample_mask, pad_token_id=pad_token_id, length_multiple=length_multiple)
     graded = GradedRewards(rewards, components, group_index, valid, statistics)
     return PreparedBatch(batch, rollouts, graded, metrics)
+
+
+def _with_low_effort(rewards: torch.Tensor, rollouts: Sequence[Rollout], config: GrpoConfig) -> torch.Tensor:
+    """Rewards [N] with what the low-effort instruction is worth, by the length of the last message."""
+    asked = torch.tensor([bool(r.metadata.get(METADATA_KEY, False)) for r in rollouts])
+    last_message = torch.tensor([r.turns[-1][1] - r.turns[-1][0] if r.turns else 0 for r in rollouts])
+    return low_effort_rewards(rewards, last_message, asked, config.low_effort)
+
+
+def _epsilon_filtered(
+    means: torch.Tensor, config: GrpoConfig, *, step: int, total_steps: int
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Which groups, by their mean rewards [P], epsilon filtering keeps (bool [P]), and its metrics."""
+    epsilon = config.epsilon_filtering
+    limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
+    keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
+    dropped = float((~keep).double().mean())
+    return keep, {"epsilon_filtering/limit": limit, "epsilon_filtering/dropped_share": dropped}
 
 
 def finish_batch(
@@ -201,8 +210,11 @@ def finish_batch(
         level = loss_fn.token_level_loss
         metrics["kl_penalty"] = float(reduce_over_batch(kl, mask, count_normalizers(batch), token_level=level))
     estimator = ESTIMATORS[config.adv_estimator.name](config)
+    graded = prepared.graded
+    if batch.teacher_logprobs is not None and batch.prev_logprobs is not None:
+        graded = replace(graded, teacher_gap=batch.teacher_logprobs - batch.prev_logprobs)
     advantages = estimator(
-        prepared.graded,
+        graded,
         loss_mask(batch.token_mask, batch.sample_mask),
         None if kl is None else loss_fn.reference_policy_kl_penalty * kl,
     )

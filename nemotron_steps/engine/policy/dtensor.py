@@ -34,6 +34,7 @@ from nemotron_steps.engine.policy.hf_lora import HfAdapters
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
 from nemotron_steps.engine.policy.learning_rate import TorchLearningRate
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
+from nemotron_steps.engine.policy.random_state import KEY, random_states, restore_random_states, saved_random_states
 from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
@@ -257,7 +258,8 @@ class DTensorPolicy:
         return self._snapshot(copy=True)
 
     def _snapshot(self, *, copy: bool) -> PolicySnapshot:
-        position = {"optimizer_steps": self.steps, "torch_rng": torch.get_rng_state().tolist()}
+        layout = (self.config.dtensor_cfg.tensor_parallel_size,)
+        position = {"optimizer_steps": self.steps, KEY: random_states(layout)}
         return PolicySnapshot(stage_tensors(self._state(), copy=copy), position, self.source_folder)
 
     def load_checkpoint(self, path: str) -> None:
@@ -265,7 +267,7 @@ class DTensorPolicy:
         folder = Path(path)
         try:
             position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-            steps, rng = int(position["optimizer_steps"]), torch.tensor(position["torch_rng"], dtype=torch.uint8)
+            steps, states = int(position["optimizer_steps"]), saved_random_states(position)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise unreadable(folder, error) from error
         load_tensors(self._state(), folder / WEIGHTS)
@@ -273,7 +275,10 @@ class DTensorPolicy:
             for state in optimizer.state.values():
                 state["step"].fill_(steps)
         self.steps = steps
-        torch.set_rng_state(rng)
+        try:
+            restore_random_states(states, (self.config.dtensor_cfg.tensor_parallel_size,))
+        except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+            raise unreadable(folder, error) from error
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""

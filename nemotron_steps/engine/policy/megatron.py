@@ -2,7 +2,7 @@
 
 Every rank is given the same global batch, computes its own micro-batches of it, and returns the same result. Not
 here: the model (model.py), who holds what (shards.py), logprobs from hidden states (logprob.py), schedules
-(pipeline.py), the optimizer (optimizer.py), files (checkpoint.py).
+(pipeline.py), a rank's micro-batches (rank_work.py), the optimizer (optimizer.py), files (checkpoint.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batches.batching import select_rows
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
@@ -34,15 +33,16 @@ from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
-from nemotron_steps.engine.policy.moe.replay import check_routed_experts, replay_metrics
+from nemotron_steps.engine.policy.moe.replay import replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.output_layer import OutputLayer, Results, TokenOutputs
 from nemotron_steps.engine.policy.pipeline import Pipeline
+from nemotron_steps.engine.policy.rank_work import RankWork
 from nemotron_steps.engine.policy.shards import ModelShards
 from nemotron_steps.engine.policy.snapshot import PolicySnapshot
 from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
-from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
+from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError, NonFiniteLossError
@@ -200,7 +200,7 @@ class MegatronPolicy:
             self._pipeline.infer(work.count, forward, work.shape)
         for group in (self.groups.data, self.groups.pipeline):
             if dist.get_world_size(group) > 1:
-                for result in results:
+                for result in filter(torch.numel, results):  # a teacher asked for no heaviest tokens has none
                     # A part at a time: whole hidden states of a batch would not fit beside the model.
                     for part in torch.split(result.flatten(), REDUCED_VALUES):
                         moved = part.to(self.device)
@@ -268,7 +268,7 @@ class MegatronPolicy:
         parts: list[MetricSums] = []
         ahead = PredictionLoss(batch, self.config.megatron_cfg, self.device) if self._depths else None
 
-        def run(work: _Work, number: int, received: torch.Tensor | None) -> torch.Tensor:
+        def run(work: RankWork, number: int, received: torch.Tensor | None) -> torch.Tensor:
             layout = work.layout(number)
             hidden: torch.Tensor = self.model(layout, received)
             if not self.groups.is_last_stage:
@@ -347,7 +347,7 @@ class MegatronPolicy:
 
     # ----------------------------------------------------------------------------------------------- internals
 
-    def _work(self, batch: TrainBatch, rows: Sequence[int], *, train: bool) -> _Work:
+    def _work(self, batch: TrainBatch, rows: Sequence[int], *, train: bool) -> RankWork:
         unit = self.loss_fn.rows_per_unit if train else 1
         ahead = self._depths if train else 0
         plan = plan_micro_batches(batch, rows, self.config, self.groups.data_size, train=train, unit=unit, ahead=ahead)
@@ -360,7 +360,7 @@ class MegatronPolicy:
         varied = self.architecture.is_moe and not self.architecture.is_hybrid
         shapes = 1 if varied else row_multiple(self.device, self.model.dtype)
         multiple = math.lcm(shares, shapes, token_multiple(self.config))
-        return _Work(batch, own, count, unit, shares, multiple, ahead, self.architecture, self.device)
+        return RankWork(batch, own, count, unit, shares, multiple, ahead, self.architecture, self.device)
 
     def _loss(
         self, hidden: torch.Tensor, layout: TokenLayout, micro: TrainBatch, normalizers: LossNormalizers
@@ -447,58 +447,6 @@ class MegatronPolicy:
         for router, value in zip(routers, values[len(self.buffers) :], strict=True):
             assert router.expert_bias is not None
             router.expert_bias.data = value
-
-
-class _Work:
-    """This rank's micro-batches of one pass over some rows.
-
-    Past the end of its own it has idle ones: a masked unit of rows, computed only to keep step with other ranks.
-    """
-
-    def __init__(
-        self,
-        batch: TrainBatch,
-        own: list[list[int]],
-        count: int,
-        unit: int,
-        shares: int,
-        divisible_by: int,
-        ahead: int,
-        architecture: Architecture,
-        device: torch.device,
-    ) -> None:
-        self.count = count
-        self._batch, self._own, self._idle_rows = batch, own, list(range(unit))
-        self._shares, self._divisible_by, self._ahead = shares, divisible_by, ahead
-        self._architecture, self._device = architecture, device
-        self._layouts: dict[int, TokenLayout] = {}
-
-    def is_idle(self, number: int) -> bool:
-        return number >= len(self._own)
-
-    def rows(self, number: int) -> list[int]:
-        return self._idle_rows if self.is_idle(number) else self._own[number]
-
-    def select(self, number: int) -> TrainBatch:
-        tokens = dataclasses.replace(self._batch, routed_experts=None)  # of no use to a loss
-        micro = select_rows(tokens, self.rows(number), width=self.layout(number).shape[1])
-        if self.is_idle(number):
-            micro.sample_mask = torch.zeros_like(micro.sample_mask)
-        return micro
-
-    def layout(self, number: int) -> TokenLayout:
-        if number not in self._layouts:
-            rows = self.rows(number)
-            layout = build_layout(self._batch, rows, divisible_by=self._divisible_by, ahead=self._ahead)
-            layout.idle = self.is_idle(number)
-            if layout.routed_experts is not None:
-                check_routed_experts(layout.routed_experts, self._architecture)
-            self._layouts[number] = layout.to(self._device)
-        return self._layouts[number]
-
-    def shape(self, number: int) -> tuple[int, ...]:
-        """Of the hidden states that pipeline stages exchange."""
-        return (self.layout(number).token_ids.shape[0] // self._shares, 1, self._architecture.hidden_size)
 
 
 def _scatter(values: torch.Tensor, layout: TokenLayout) -> torch.Tensor:

@@ -71,6 +71,9 @@ def plan_micro_batches(
             widths rounded up to `sequence_length_round`.
         ahead: last tokens of a prompt that are not shared (token_layout.build_layout).
 
+    Rows that were packed ahead of training stay as they were packed, next ones sharing a micro-batch where the budget
+    has room for both. A policy that pads takes their sequences one by one.
+
     Without a budget of its own, a micro-batch holds as many tokens as its number of longest rows would: those of the
     last step, where `max_total_sequence_length_end` raises the length.
 
@@ -93,18 +96,21 @@ def plan_micro_batches(
         rounding = budgeted.sequence_length_round
         bins = token_budget_micro_batches(lengths, budget, length_multiple=rounding, unit=unit, key=key)
     else:
-        families = _families(batch, rows, lengths, budget, unit, ahead)
+        ready = batch.packed_row is not None
+        families = _packed(batch, rows, lengths) if ready else _families(batch, rows, lengths, budget, unit, ahead)
         sizes = [family.tokens for family in families]
         if max(sizes) > budget:
+            what = "packed row" if ready else "sequence" if unit == 1 else "pair"
             raise ConfigError(
-                f"a {'sequence' if unit == 1 else 'pair'} of {max(sizes)} tokens does not fit into a micro-batch",
+                f"a {what} of {max(sizes)} tokens does not fit into a micro-batch",
                 where=key,
                 expected=f"at least {max(sizes)}",
                 found=str(budget),
                 hints=(f"{key}={max(sizes)}",),
             )
         packing = config.sequence_packing
-        packed = pack(packing.algorithm if packing.enabled else "modified_first_fit_decreasing", sizes, budget)
+        algorithm = packing.algorithm if packing.enabled else "modified_first_fit_decreasing"
+        packed = pack("concatenative" if ready else algorithm, sizes, budget)
         bins = [[position for number in chosen for position in families[number].positions] for chosen in packed]
     shares = [bins[rank::data_ranks] for rank in range(data_ranks)]
     return [[[rows[position] for position in sorted(part)] for part in share] for share in shares]
@@ -120,11 +126,22 @@ def token_multiple(config: PolicyConfig) -> int:
 
 @dataclass
 class _Family:
-    """Neighbouring rows with one prompt, as far as they fit into one micro-batch."""
+    """Neighbouring rows that stay together: with one prompt, as far as they fit into one micro-batch, or packed."""
 
     positions: list[int]
     tokens: int
     """Flat tokens: the prompt once, and every rest."""
+
+
+def _packed(batch: TrainBatch, rows: Sequence[int], lengths: Sequence[int]) -> list[_Family]:
+    assert batch.packed_row is not None
+    families: dict[int, _Family] = {}
+    numbers = batch.packed_row[torch.as_tensor(rows)].tolist()
+    for position, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+        family = families.setdefault(number, _Family([], 0))
+        family.positions.append(position)
+        family.tokens += length
+    return list(families.values())
 
 
 def _families(

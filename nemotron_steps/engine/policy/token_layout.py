@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -222,19 +222,11 @@ def build_layout(
             so the last ones of a shared prompt are each sequence's own.
     """
     index = np.asarray(rows, dtype=np.int64)
-    ids = batch.input_ids.numpy()[index]
-    lengths = np.maximum(batch.lengths.numpy()[index].astype(np.int64), 1)
-    trained = batch.token_mask.numpy()[index] > 0
-    trained[:, 0] = False
-    width = int(lengths.max())
-    ids, trained = ids[:, :width], trained[:, :width]
-    trained &= np.arange(width) < lengths[:, None]
-    # Nothing is predicted from a row's last trained token or from what follows it.
-    lengths = np.where(trained.any(axis=1), width - 1 - trained[:, ::-1].argmax(axis=1), 1)
-
+    ids, lengths, trained = _needed(batch, index)
+    width = ids.shape[1]
     prompt = np.where(trained.any(axis=1), trained.argmax(axis=1), lengths)
     shared = np.maximum(prompt - ahead, 0)
-    sharing = _shared_prompts(ids, prompt, shared, lengths, trained) if share_prompts else ([], {}, {})
+    sharing = _shared_prompts(ids, prompt, shared, lengths, trained) if share_prompts else _Sharing([], {}, {})
     parents, parent_of, carrier = sharing
     alone = [row for row in range(len(index)) if row not in parent_of and row not in carrier]
     # Whole rows: each shared prompt once (from its first rollout), then every unshared sequence.
@@ -248,23 +240,15 @@ def build_layout(
     suffix_starts = total_whole + _starts(suffix_lengths)
     total = total_whole + int(suffix_lengths.sum())
 
-    # Flat index of token t of row r: head[r] + t below split[r], tail[r] + t from there on.
-    head, tail, split = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64), lengths.copy()
-    head[alone] = whole_starts[len(parents) :]
+    places = _Places(np.zeros(len(index), np.int64), np.zeros(len(index), np.int64), lengths.copy())
+    places.head[alone] = whole_starts[len(parents) :]
     if len(suffix_rows):
-        head[suffix_rows] = whole_starts[suffix_parents]
-        split[suffix_rows] = shared[suffix_rows]
-        tail[suffix_rows] = suffix_starts - shared[suffix_rows]
+        places.head[suffix_rows] = whole_starts[suffix_parents]
+        places.split[suffix_rows] = shared[suffix_rows]
+        places.tail[suffix_rows] = suffix_starts - shared[suffix_rows]
     for row, carried_by in carrier.items():
-        head[row] = head[carried_by]
-
+        places.head[row] = places.head[carried_by]
     row_of, column = np.nonzero(trained)
-
-    def flat(row: Ints, column: Ints) -> Ints:
-        """Flat token of a column of a row."""
-        return np.where(column < split[row], head[row], tail[row]) + column
-
-    source = flat(row_of, column - 1)
 
     cell_row = np.repeat(np.concatenate([whole_rows, suffix_rows]), np.concatenate([whole_lengths, suffix_lengths]))
     positions = np.concatenate(
@@ -278,57 +262,99 @@ def build_layout(
         inside = place <= lengths[cell_row]  # at `lengths` is the last trained token
         following = np.where(inside, ids[cell_row, np.minimum(place, width - 1)], 0)
         far = column > depth
-        rows_far, at = row_of[far], column[far]
-        reading = flat(rows_far, at - depth - 1)
-        tensors = (np.pad(following, (0, padding)), reading, ids[rows_far, at], rows_far * width + at)
-        depths.append(Ahead(*map(torch.from_numpy, tensors)))
+        depths.append(_ahead(depth, ids, np.pad(following, (0, padding)), places, row_of[far], column[far]))
     routed = None
     if batch.routed_experts is not None:
         chosen = batch.routed_experts[torch.from_numpy(index[cell_row]), torch.from_numpy(positions)]
         routed = F.pad(chosen, (0, 0, 0, 0, 0, padding), value=-1)
-    whole = _grid(whole_lengths)
-    suffix = _grid(suffix_lengths) if len(suffix_rows) else None
-    parent = torch.from_numpy(suffix_parents) if len(suffix_rows) else None
-    first_suffix = np.zeros(len(whole_rows) + 1, np.int64)
-    np.cumsum(np.bincount(suffix_parents, minlength=len(whole_rows)), out=first_suffix[1:])
     return TokenLayout(
         token_ids=torch.from_numpy(flat_ids),
         positions=torch.from_numpy(np.pad(positions, (0, padding))),
-        whole=whole,
+        whole=_grid(whole_lengths),
         whole_tokens=total_whole,
-        suffix=suffix,
-        parent=parent,
+        suffix=_grid(suffix_lengths) if len(suffix_rows) else None,
+        parent=torch.from_numpy(suffix_parents) if len(suffix_rows) else None,
         padding=padding,
-        source=torch.from_numpy(source),
+        source=torch.from_numpy(places.of(row_of, column - 1)),
         targets=torch.from_numpy(ids[row_of, column]),
         cells=torch.from_numpy(row_of * width + column),
         shape=(len(index), width),
-        spans=RowSpans(
-            whole=_spans(whole_lengths),
-            prompt=_spans(whole_lengths[: len(parents)]) if parents else None,
-            prompt_tokens=int(whole_lengths[: len(parents)].sum()),
-            suffix=_spans(suffix_lengths) if parents else None,
-            family=_spans(np.bincount(suffix_parents, suffix_lengths)) if parents else None,
-            first_suffix=torch.from_numpy(first_suffix),
-            lengths=torch.from_numpy(np.concatenate([whole_lengths, suffix_lengths])),
-        ),
+        spans=_row_spans(len(parents), whole_lengths, suffix_lengths, suffix_parents),
         routed_experts=routed,
         ahead=tuple(depths),
     )
 
 
-def _shared_prompts(
-    ids: Ints, prompt: Ints, shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
-) -> tuple[list[int], dict[int, int], dict[int, int]]:
-    """Who computes what of the prompts that several rows begin with.
+class _Places(NamedTuple):
+    """Where rows' tokens are: token t of row r is at head[r] + t below split[r], at tail[r] + t from there on."""
+
+    head: Ints
+    tail: Ints
+    split: Ints
+
+    def of(self, row: Ints, column: Ints) -> Ints:
+        """Flat tokens of columns of rows."""
+        return np.where(column < self.split[row], self.head[row], self.tail[row]) + column
+
+
+def _needed(batch: TrainBatch, index: Ints) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """(token ids [n, W], lengths [n], which tokens are trained [n, W]) of rows.
+
+    Nothing is predicted from a row's last trained token or from what follows it, so its length ends there.
+    """
+    ids = batch.input_ids.numpy()[index]
+    lengths = np.maximum(batch.lengths.numpy()[index].astype(np.int64), 1)
+    trained = batch.token_mask.numpy()[index] > 0
+    trained[:, 0] = False
+    width = int(lengths.max())
+    ids, trained = ids[:, :width], trained[:, :width]
+    trained &= np.arange(width) < lengths[:, None]
+    return ids, np.where(trained.any(axis=1), width - 1 - trained[:, ::-1].argmax(axis=1), 1), trained
+
+
+def _ahead(depth: int, ids: Ints, following: Ints, places: _Places, row: Ints, column: Ints) -> Ahead:
+    """What a depth of multi-token prediction reads and predicts.
+
+    Args:
+        following: the token after each flat one, `depth` further on. row, column: trained tokens that it reaches.
+    """
+    reading = places.of(row, column - depth - 1)
+    tensors = (following, reading, ids[row, column], row * ids.shape[1] + column)
+    return Ahead(*map(torch.from_numpy, tensors))
+
+
+def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_parents: Ints) -> RowSpans:
+    """Where rows begin and end, the first `parents` whole ones being shared prompts."""
+    first_suffix = np.zeros(len(whole_lengths) + 1, np.int64)
+    np.cumsum(np.bincount(suffix_parents, minlength=len(whole_lengths)), out=first_suffix[1:])
+    return RowSpans(
+        whole=_spans(whole_lengths),
+        prompt=_spans(whole_lengths[:parents]) if parents else None,
+        prompt_tokens=int(whole_lengths[:parents].sum()),
+        suffix=_spans(suffix_lengths) if parents else None,
+        family=_spans(np.bincount(suffix_parents, suffix_lengths)) if parents else None,
+        first_suffix=torch.from_numpy(first_suffix),
+        lengths=torch.from_numpy(np.concatenate([whole_lengths, suffix_lengths])),
+    )
+
+
+class _Sharing(NamedTuple):
+    """Who computes what of the prompts that several rows begin with."""
+
+    parents: list[int]
+    """Row that each shared prompt is taken from."""
+    parent_of: dict[int, int]
+    """Row with a suffix → number of its prompt."""
+    carrier: dict[int, int]
+    """Row that needs nothing of its own → row that carries it."""
+
+
+def _shared_prompts(ids: Ints, prompt: Ints, shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]) -> _Sharing:
+    """Who computes what of the prompts that several rows begin with. A row whose answer is one token is predicted from
+    the prompt's end and needs nothing computed of its own where another row has the same prompt.
 
     Args:
         prompt: [n], tokens of each row's prompt, and `shared` how many of them are computed once.
-
-    Returns:
-        (rows each shared prompt is taken from; row with a suffix → number of its prompt; row carried → row that carries
-        it). A row whose answer is one token is predicted from the prompt's end and needs nothing computed of its own
-        where another row has the same prompt.
     """
     by_prompt: dict[bytes, list[int]] = {}
     for row in range(len(ids)):
@@ -344,7 +370,7 @@ def _shared_prompts(
             parents.append(longer[0])
         carries = longer[0] if longer else sharing[0]
         carrier.update({row: carries for row in sharing if row != carries and row not in longer})
-    return parents, parent_of, carrier
+    return _Sharing(parents, parent_of, carrier)
 
 
 def _spans(lengths: npt.NDArray[Any]) -> Spans:

@@ -40,6 +40,7 @@ from nemotron_steps.engine.rollouts.turns import Voice, response_of
 from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
 from nemotron_steps.environments.base import Environment, InvalidVerdictError, Row, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.responses import Response
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
@@ -414,6 +415,7 @@ class RolloutCollector:
                 LOW_EFFORT_KEY: bool(suffix),
                 FORMAT_KEY: [voice.turn_format.reasoning_parser, voice.turn_format.tool_parser],
                 **(Failure.of(verdict).metadata if verdict.failure is not None else {}),
+                **({JUDGE_NOTES: notes} if (notes := notes_from(verdict.details)) else {}),
             },
             routed_experts=trajectory.routed_experts,
         )

@@ -9,7 +9,7 @@ import json
 import random
 import shlex
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -39,11 +39,15 @@ class PromptRows(Sequence[PromptRow]):
     Every row is read once at first, so that a malformed one is told before anything else happens. The file must not
     change afterwards.
 
+    Args:
+        file: JSON Lines.
+        check: called with every row at first; raises for what its user cannot read.
+
     Raises:
         DataError: names file and line of a malformed row; here, or later if the file was changed meanwhile.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, check: Callable[[PromptRow], None] | None = None) -> None:
         self._file = file
         self._offsets, self._lines = array("Q"), array("Q")
         self._stamp = _stamp(file)
@@ -52,7 +56,9 @@ class PromptRows(Sequence[PromptRow]):
             # Bounded, so that a file of another kind is told before it is in memory.
             for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
                 if line.strip():
-                    _parse(line, f"{file}:{number}")
+                    row = _parse(line, f"{file}:{number}")
+                    if check is not None:
+                        check(PromptRow(len(self._offsets), row, f"{file}:{number}"))
                     self._offsets.append(offset)
                     self._lines.append(number)
                 offset += len(line)

@@ -8,6 +8,7 @@ from pathlib import Path
 from nemotron_steps.config.schema.eval import EvalConfig
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
+from nemotron_steps.environments.judged.notes import JUDGE_NOTES
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.eval.grading import grade
@@ -39,6 +40,7 @@ def run(context: StepContext[EvalConfig]) -> None:
                     "reward": None if rollout.failure else rollout.reward,
                     "failure": rollout.failure,
                     "components": rollout.components,
+                    **{key: notes for key, notes in rollout.metadata.items() if key == JUDGE_NOTES},
                 }
                 file.write(json.dumps(record) + "\n")
                 if group.prompt_index < 8 and rollout.index == 0:

@@ -13,7 +13,7 @@ from nemotron_steps.config.layout.processes import refuse_rl_without_ray
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.build.rows import check_run_rows, prompt_stream, read_data
+from nemotron_steps.engine.build.rows import asks_for_validation, check_run_rows, prompt_stream, read_data
 from nemotron_steps.environments.own.reward_function import load
 from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
@@ -27,7 +27,8 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     check_low_effort(config)
     load_reward_functions(config)
     refuse_without_gpus(config.cluster)
-    if "prompts" in inputs and inputs["prompts"] is None:
+    refuse_idle_validation(config, inputs)
+    if any(inputs.get(port, ...) is None for port in ("prompts", "validation")):
         return  # whatever the config names gives way to what an earlier step will make
     if "policy" in inputs and inputs["policy"] is None:
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"checkpoint": None})})
@@ -52,6 +53,17 @@ def load_reward_functions(config: RlConfig) -> None:
     for each in settings.get("functions", ()) if isinstance(settings, Mapping) else ():
         if isinstance(each, Mapping) and isinstance(each.get("function"), str):
             load(each["function"])
+
+
+def refuse_idle_validation(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse prompts that were given to validate on where nothing asks for a validation."""
+    if "validation" in inputs and not asks_for_validation(config):
+        raise ConfigError(
+            "there are prompts to validate on, and nothing asks for a validation",
+            where="input validation",
+            expected="grpo.val_period, grpo.val_at_start or grpo.val_at_end",
+            hints=("grpo.val_period=10", "grpo.val_at_start=true grpo.val_at_end=true"),
+        )
 
 
 def check_low_effort(config: RlConfig) -> None:

@@ -91,3 +91,36 @@ def test_every_algorithm_packs_every_item_once_and_no_bin_too_full(algorithm):
     bins = pack(algorithm, sizes, 100)
     assert sorted(item for chosen in bins for item in chosen) == list(range(50))
     assert max(sum(sizes[item] for item in chosen) for chosen in bins) <= 100
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bins"),
+    [
+        ([100, 100], [[0], [1]]),
+        ([50, 50], [[0, 1]]),  # not above half: medium
+        ([51, 49], [[0, 1]]),
+        ([60, 40, 10], [[0, 1], [2]]),
+        ([60, 55, 40, 45, 5], [[0, 2], [1, 3], [4]]),  # the fullest bin chooses first
+        ([60, 20, 20], [[0, 1, 2]]),  # a pair of small ones
+        ([55, 26, 19, 20], [[0, 1, 2], [3]]),  # the smallest, with the largest beside it
+        ([51, 34, 34, 15, 15], [[0, 1, 3], [2, 4]]),
+        ([10], [[0]]),
+        ([], []),
+    ],
+)
+def test_mffd_fills_bins_as_it_was_published(sizes, bins):
+    assert [sorted(found) for found in modified_first_fit_decreasing(sizes, 100)] == bins
+
+
+@settings(max_examples=100)
+@given(sizes=SIZES)
+def test_first_fit_decreasing_agrees_with_its_definition(sizes: list[int]) -> None:
+    bins: list[list[int]] = []
+    for item in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        for chosen in bins:
+            if sum(sizes[i] for i in chosen) + sizes[item] <= 100:
+                chosen.append(item)
+                break
+        else:
+            bins.append([item])
+    assert first_fit_decreasing(sizes, 100) == bins

@@ -302,6 +302,43 @@ def test_the_json_of_a_state_is_small_whatever_the_groups_hold() -> None:
     assert sum(tensor.nbytes for tensor in tensors.values()) > 400_000
 
 
+def test_occupancy_and_what_is_left_count_what_is_to_be_tried_again() -> None:
+    buffer = GroupBuffer(2, 1, num_positions=4)
+    first, second, third = [buffer.issue(0, float(now)) for now in (2, 1, 1)]
+    assert buffer.awaited() == [second, first]  # promised to the next step, the longest first
+    buffer.complete(graded(first))
+    buffer.withdraw(second.group_id, "straggler")
+    found = buffer.metrics()
+    assert [found[f"async/{name}"] for name in ("in_flight", "ready", "retrying")] == [1.0, 1.0, 1.0]
+    assert (found["async/issued"], found["async/completed"], found["async/partial"]) == (3.0, 1.0, 0.0)
+    buffer.discard(third.group_id, "no_signal")
+    buffer.discard(first.group_id, "no_signal")
+    assert not buffer.exhausted  # one to try again, one not begun
+    buffer.discard(buffer.issue(0, 3.0).group_id, "no_signal")
+    assert buffer.exhausted
+
+
+def test_overdue_tickets_come_oldest_first_and_in_data_order() -> None:
+    buffer = GroupBuffer(4, 1, straggler_deadline_s=1.0)
+    tickets = [buffer.issue(0, now) for now in (3.0, 2.0, 2.0, 9.0)]
+    assert buffer.overdue(10.0) == [tickets[1], tickets[2], tickets[0]]
+    assert GroupBuffer(1, 1).overdue(1e9) == []
+
+
+def test_the_largest_lag_is_of_the_oldest_token() -> None:
+    ticket = Ticket(0, 0, "0.0", 3, 0.0, 0)
+    groups = [graded(ticket, versions=[3, 4, 5, 5]), graded(ticket, versions=[4, 4, 4, 5])]
+    assert (max_policy_lag(groups, 5), max_policy_lag(groups[1:], 5), max_policy_lag([], 5)) == (2, 1, 0)
+
+
+def test_a_state_is_not_loaded_into_a_buffer_that_has_begun() -> None:
+    state = encoded(GroupBuffer(1, 1))
+    buffer = GroupBuffer(1, 1)
+    buffer.discard(buffer.issue(0, 0.0).group_id, "no_signal")  # nothing is outstanding
+    with pytest.raises(EngineError, match="in use"):
+        buffer.load_state_dict(*state)
+
+
 class AsyncRun(RuleBasedStateMachine):
     """Random interleavings of generation, failures, stragglers, training and kill-and-resume."""
 

@@ -11,6 +11,7 @@ from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Verdict
 from nemotron_steps.errors import EngineError
+from nemotron_steps.runs.recorder import row_at
 from tests.engine.grpo.grpo_runs import Vowels, config_of, marked, metrics_of, run_loop, start
 
 LOOPS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -116,6 +117,7 @@ def test_a_run_whose_environment_always_breaks_ends_and_says_where_and_why(async
     with pytest.raises(EngineError, match="24 of 32 rollouts failed in their environments") as caught:
         run_loop(run)
     assert caught.value.where.startswith("environment `brittle`, row ") and said in caught.value.found
+    assert "responses_create_params" in row_at(caught.value.where), "the run's report shows the row"
     assert caught.value.hints[0].startswith("sed -n ")
 
 

@@ -84,6 +84,12 @@ def test_think_tags_in_the_text(text: str, malformed: bool) -> None:
     assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
 
 
+@pytest.mark.parametrize(("text", "malformed"), [("b", False), ("a</think>b", False), ("a</think>b</think>", True)])
+def test_think_tags_count_also_where_nothing_reads_reasoning(text: str, malformed: bool) -> None:
+    found = penalties(penalize_malformed_think_tag=True).found(said(text, parser="none"))
+    assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
+
+
 @pytest.mark.parametrize(
     ("prompt", "sampled", "malformed"),
     [

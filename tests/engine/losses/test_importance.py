@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,26 @@ def test_the_three_truncations() -> None:
     assert truncate(0.3, high, "icepop", 5.0, 0.5) == pytest.approx([math.exp(0.3), 0.0])
     assert truncate(0.3, -0.3, "seq-mask-tis", 1.002, 0.999) == pytest.approx([math.exp(0.3), math.exp(-0.3)])
     assert truncate(0.3, -0.2, "seq-mask-tis", 1.002, 0.999) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lower", "outside"),
+    [("tis", None, [0, 0, 0, 0, 1]), ("tis", 0.5, [1, 1, 0, 0, 1]), ("icepop", 0.5, [1, 1, 0, 0, 1])],
+)
+def test_a_weight_on_a_bound_is_within(kind: Any, lower: float | None, outside: list[int]) -> None:
+    weights = torch.tensor([[0.0, 0.25, 0.5, 2.0, 2.5]])
+    got = truncate_weights(weights, weights, weights, weights, kind=kind, upper=2.0, lower=lower)
+    assert got.out_of_bounds is not None and got.out_of_bounds.tolist() == [outside]
+
+
+def test_sequences_are_dropped_one_by_one_by_the_mean_of_their_trained_tokens() -> None:
+    logprobs = torch.tensor([[9.0, 0.3, -0.3], [0.0, 0.3, 0.3], [0.0, 0.0, -0.4]])
+    mask = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
+    generation = torch.zeros(3, 3)
+    weights = importance_weights(logprobs, generation, mask)
+    got = truncate_weights(weights, logprobs, generation, mask, kind="seq-mask-tis", upper=1.2, lower=0.8)
+    assert got.out_of_bounds is not None and got.out_of_bounds.tolist() == [[0.0], [1.0], [1.0]]
+    assert got.weights[1:].abs().sum() == 0 and torch.equal(got.weights[0], weights[0])
 
 
 @given(a=st.floats(-4, 4), b=st.floats(-4, 4), upper=st.floats(1.0, 5.0), lower=st.floats(0.1, 1.0))

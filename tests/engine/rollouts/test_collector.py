@@ -6,14 +6,18 @@ import asyncio
 
 import pytest
 
+from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.agent_rollouts import agent_row
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.conversation import messages_of
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.environments import registry
-from nemotron_steps.environments.base import Session
+from nemotron_steps.environments.base import Session, Verdict
+from nemotron_steps.environments.judged.judging import JudgedEnvironment, JudgeSampling, ask, last_label
+from nemotron_steps.environments.judged.notes import REASONING_CHARACTERS
 from nemotron_steps.errors import DataError, SandboxError
+from tests.benchmarks.grpo_task import reward_of
 from tests.engine.engine_samples import ends_in_a_tool_result
 from tests.engine.grpo.grpo_runs import Vowels, config_of, start
 
@@ -106,3 +110,35 @@ def test_a_row_with_a_call_that_is_no_json_is_named():
     with pytest.raises(DataError, match="not JSON") as caught:
         messages_of({"responses_create_params": {"input": [call]}}, "rows.jsonl:3")
     assert caught.value.where == "rows.jsonl:3"
+
+
+class Sayer:
+    """A judge that calls every answer good, and says why at length."""
+
+    async def complete(self, messages, *, temperature, top_p, max_tokens):
+        return f"<think>{'because ' * 5000}</think>[[YES]]"
+
+
+class Judged(JudgedEnvironment):
+    name = "judged"
+
+    def needed_judges(self):
+        return ()
+
+    async def verify(self, row, response, session) -> Verdict:
+        label = await ask(Sayer(), "", "good?", last_label(["[[YES]]"]), JudgeSampling(), 0)
+        return Verdict(float(label == "[[YES]]") * reward_of(response.text))
+
+
+def test_samples_of_a_run_have_what_the_judge_said(task, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN, "judged", f"{__name__}:Judged")
+    records = []
+    small = {"grpo__num_prompts_per_step": 1, "grpo__num_generations_per_prompt": 8}
+    run = start(config_of(task, 1, environment="judged", **small), tmp_path, records)
+    train(run)
+    samples = [record["sample"] for record in records if record["kind"] == "sample"]
+    assert {sample["which"] for sample in samples} == {"best", "worst"}
+    for sample in samples:
+        (note,) = sample["judge"]
+        assert note["verdict"] == "[[YES]]"
+        assert note["reasoning"].startswith("because because") and len(note["reasoning"]) <= REASONING_CHARACTERS

@@ -105,3 +105,60 @@ def test_an_endless_line_is_told_before_it_is_in_memory(tmp_path):
     finally:
         tracemalloc.stop()
     assert caught.value.where == f"{file}:2"
+
+
+@pytest.mark.parametrize(("rows", "left"), [(8, 0), (10, 2), (11, 3)])
+def test_what_does_not_fill_a_batch_is_left_out_of_an_epoch(tmp_path, rows, left):
+    stream = PromptStream(
+        read_rows(write(tmp_path / "a.jsonl", rows)), batch_size=4, max_epochs=3, seed=1, shuffle=False
+    )
+    served = [[row.index for row in batch] for batch in stream]
+    assert served == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3 and rows - 8 == left
+    assert (stream.num_rows, stream.steps_per_epoch(), stream.num_positions, stream.epoch) == (rows, 2, 24, 3)
+    assert [stream.num_steps(most) for most in (5, 6, 7)] == [5, 6, 6]
+    assert [stream.at(place).index for place in (0, 7, 8, 23)] == [0, 7, 0, 7]
+
+
+def test_a_resumed_stream_serves_what_the_cut_off_one_had_not(tmp_path):
+    rows = read_rows(write(tmp_path / "a.jsonl", 7))
+
+    def stream(seed=3):
+        return PromptStream(rows, batch_size=3, max_epochs=2, seed=seed, shuffle=True)
+
+    whole = [[row.index for row in batch] for batch in stream()]
+    assert len(whole) == 4 and whole[:2] != whole[2:] and whole != [[r.index for r in b] for b in stream(4)]
+    for served in range(5):
+        cut = stream()
+        for _ in zip(range(served), cut, strict=False):
+            pass
+        back = stream()
+        back.load_state_dict(json.loads(json.dumps(cut.state_dict())))
+        assert [[row.index for row in batch] for batch in back] == whole[served:]
+
+
+def test_as_many_prompts_as_a_step_needs_are_enough(tmp_path):
+    rows = read_rows(write(tmp_path / "a.jsonl", 3))
+    assert len(list(PromptStream(rows, batch_size=3, max_epochs=1, seed=0, shuffle=True))) == 1
+    with pytest.raises(DataError, match="3 prompts are fewer") as caught:
+        PromptStream(rows, batch_size=4, max_epochs=1, seed=0, shuffle=True)
+    assert caught.value.hints == ("grpo.num_prompts_per_step=3",)
+
+
+def test_files_without_rows_and_absent_ones_are_told(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n \n")
+    with pytest.raises(DataError, match="no rows"):
+        read_rows(tmp_path / "empty.jsonl")
+    with pytest.raises(DataError, match="no such prompt file"):
+        read_rows(tmp_path / "absent.jsonl")
+
+
+def test_joined_rows_end_where_their_last_part_does(tmp_path):
+    joined = JoinedRows(read_rows(write(tmp_path / "a.jsonl", 2)), read_rows(write(tmp_path / "b.jsonl", 1)))
+    assert [joined[place].where for place in (-3, 1, 2)] == [
+        f"{tmp_path}/a.jsonl:1",
+        f"{tmp_path}/a.jsonl:2",
+        f"{tmp_path}/b.jsonl:1",
+    ]
+    for place in (3, -4):
+        with pytest.raises(IndexError):
+            joined[place]

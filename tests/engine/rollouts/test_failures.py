@@ -165,6 +165,20 @@ def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatc
     assert [r.failure for r in group.rollouts] == [None, None, "environment_lost", None]
 
 
+def test_nobody_is_asked_to_judge_a_group_of_which_nothing_is_left():
+    class Broken(Breaks):
+        async def call_tool(self, session, name, arguments):
+            raise ConnectionError("refused")
+
+        async def judge_group(self, row, responses, sessions):
+            judged.append(responses)
+            return [Verdict(0.5) for _ in responses]
+
+    judged: list[Any] = []
+    group = collect(Broken("", None))
+    assert {r.failure for r in group.rollouts} == {"call_tool_failed"} and not judged
+
+
 def test_a_dead_environment_fails_its_group_without_a_sample():
     class Dead(Talk):
         async def seed(self, row):

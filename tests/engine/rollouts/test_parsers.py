@@ -171,3 +171,68 @@ def test_penalties_read_turns_in_the_models_own_format():
     text = coder_text([("f", {"a": "1"})])
     assert not has_invalid_tool_call(text, ["<tool_call>"], TurnFormat("qwen3", "qwen3_coder"))
     assert has_invalid_tool_call(text, ["<tool_call>"])
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "malformed"),
+    [
+        (' <|python_tag|> {"name": "f", "parameters": {"a": 1}} ', [("f", {"a": 1})], 0),
+        ('{"name": "f", "arguments": {"a": 1}}', [("f", {"a": 1})], 0),
+        ('{"name": "f", "parameters": "{}"};{"name": "g", "parameters": {}}', [("f", {}), ("g", {})], 0),
+        ('{"name": "f", "parameters": {}};', [], 1),
+        ('{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}', [], 1),
+        ('{"answer": 3}', [], 0),  # JSON that names no tool is an answer
+        ('<|python_tag|>{"answer": 3}', [], 1),
+        ("<|python_tag|>print(1)", [], 0),
+        ('say {"name": "f", "parameters": {}}', [], 0),
+    ],
+)
+def test_llama_calls_are_the_whole_answer(text, calls, malformed):
+    got, found = read("llama3_json", text)
+    assert got == calls and len(found.malformed) == malformed
+    assert found.text == ("" if calls else text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "typed"),
+    [
+        ({"type": "integer"}, " 3 ", 3),
+        ({"type": "integer"}, "3.5", "3.5"),
+        ({"type": "integer"}, "true", "true"),
+        ({"type": "number"}, "3", 3),
+        ({"type": "number"}, "True", "True"),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "boolean"}, "1", "1"),
+        ({"type": "null"}, "None", None),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "3", "3"),
+        ({"type": "object"}, '{"a": 1}', {"a": 1}),
+        ({"type": "object"}, "[1]", "[1]"),
+        ({"type": "array"}, "[1]", [1]),
+        ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "3", 3),
+        ({"type": "what"}, "3", "3"),
+        ({}, "3", "3"),
+        (True, "3", "3"),
+    ],
+)
+def test_an_xml_value_is_typed_by_its_schema_or_stays_text(schema, value, typed):
+    for tool in ({"name": "f"}, {"function": {"name": "f"}}):
+        (tool.get("function") or tool)["parameters"] = {"properties": {"a": schema}}
+        ((_, arguments),), _ = read("qwen3_coder", coder_text([("f", {"a": value})]), [{"name": "g"}, tool])
+        assert arguments == {"a": typed} and type(arguments["a"]) is type(typed)
+
+
+def test_an_xml_value_loses_one_line_break_at_each_end_only():
+    text = "<tool_call>\n<function= f >\n<parameter= a >\n\n x \n\n</parameter>\n</function>\n</tool_call> "
+    assert read("qwen3_coder", text)[0] == [("f", {"a": "\n x \n"})]
+
+
+def test_a_call_that_is_cut_off_is_text_and_one_after_a_broken_one_is_read():
+    cut = 'a <tool_call>{"name": "f"'
+    assert TOOL_PARSERS["hermes"](cut, ()).malformed == () and TOOL_PARSERS["hermes"](cut, ()).text == cut
+    got, found = read("hermes", 'a <tool_call>{}</tool_call> b <tool_call>{"name": "f", "arguments": {}}</tool_call> c')
+    assert got == [("f", {})] and found.text == "a <tool_call>{}</tool_call> b  c" and found.malformed == ("{}",)
+    got, found = read("nemotron_json", '<TOOLCALL>{"name": "f", "arguments": {}}</TOOLCALL>')
+    assert got == [("f", {})] and found.text == ""
+    for name in ("", 3, None):
+        assert TOOL_PARSERS["hermes"](hermes_text([(name, {})]), ()).calls == ()

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -37,10 +38,12 @@ def judge_endpoint(taught, chat, **options):
     )
 
 
-async def ask_all(judge):
-    """Two training steps, in each of which one question is asked twice at a time."""
+async def ask_all(judge, between=lambda: None):
+    """Two training steps, in each of which one question is asked twice at a time; `between` them something is done."""
     answers = []
     for step in ("0", "1"):
+        if step == "1":
+            await asyncio.to_thread(between)
         judge.start_step(step)
         asked = [[QUESTION], [UNKNOWN], [UNKNOWN]]
         answers += await asyncio.gather(
@@ -65,6 +68,19 @@ def test_the_http_judge_answers_as_the_judge_in_the_process(taught, chat):
     assert expected[1] != expected[2] and len(set(expected)) > 3
 
 
+def test_replicas_behind_http_answer_as_one_judge_and_go_on_without_the_one_that_is_killed(taught, chat):
+    sampler = AsyncSampler(embedded(taught, chat), name="judge")
+    local = GeneratorJudge(sampler, chat, max_total_length=MAX_LENGTH, seed=SEED)
+    expected = asyncio.run(ask_all(local))
+
+    with ExitStack() as first, judge_endpoint(taught, chat, own_loop=True) as second:
+        killed = first.enter_context(judge_endpoint(taught, chat, own_loop=True))
+        config = VllmModelConfig(backend="http", base_url=(killed.url, second.url), model="judge", max_retries=0)
+        judge = build_judge("judge_model", config, defer_to=None, seed=SEED)
+        assert asyncio.run(ask_all(judge, between=first.close)) == expected
+        judge.close()
+
+
 def test_a_judge_that_is_not_ready_yet_is_waited_for(taught, chat):
     endpoint = judge_endpoint(taught, chat)
     with endpoint:
@@ -79,6 +95,15 @@ def test_a_judge_that_is_not_ready_yet_is_waited_for(taught, chat):
         judge = build_judge("judge_model", config, defer_to=None, seed=0)
         assert time.monotonic() - started >= 0.5
         asyncio.run(judge.complete([GREETING], temperature=1.0, top_p=1.0, max_tokens=5))
+        judge.close()
+
+
+def test_a_judge_without_a_name_is_the_one_that_its_server_lists(taught, chat):
+    with judge_endpoint(taught, chat, own_loop=True) as endpoint:
+        judge = build_judge(
+            "judge_model", VllmModelConfig(backend="http", base_url=endpoint.url), defer_to=None, seed=0
+        )
+        assert isinstance(judge, HttpJudge) and judge.model == endpoint.model_name == "judge"
         judge.close()
 
 

@@ -1,0 +1,127 @@
+"""Which backend a config chooses, and what that one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
+from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig
+from nemotron_steps.engine.backends import generator, judges, policy
+from nemotron_steps.errors import ArtifactError, UnsupportedError
+
+CHAT: Any = SimpleNamespace(eos_token_id=5, decode=str)
+
+
+class Told:
+    """Stands for a backend: notes how it is made."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.arguments, self.options = arguments, options
+
+
+@pytest.mark.parametrize(("enabled", "name"), [(True, "dtensor.DTensorPolicy"), (False, "megatron.MegatronPolicy")])
+def test_a_policy_is_the_one_that_the_config_names(enabled: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"nemotron_steps.engine.policy.{name}", Told)
+    config = PolicyConfig.model_validate({"dtensor_cfg": {"enabled": enabled}})
+    loss: Any = object()
+    made: Any = policy.build_policy(config, Path("p"), loss, reference=True, total_steps=7)
+    assert made.arguments == (config, Path("p"), loss) and made.options == {"reference": True, "total_steps": 7}
+
+
+def test_teachers_are_for_the_megatron_policy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemotron_steps.engine.policy.teachers.FrozenTeachers", Told)
+    with pytest.raises(UnsupportedError, match="megatron"):
+        policy.build_teachers(object(), {}, topk=None, offload=False)  # type: ignore[arg-type]
+    monkeypatch.setattr("nemotron_steps.engine.policy.megatron.MegatronPolicy", Told)
+    student: Any = Told()
+    made: Any = policy.build_teachers(student, {"a": Path("t")}, topk=3, offload=True)
+    assert made.arguments == (student, {"a": Path("t")}, 3) and made.options == {"offload": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "asynchronous", "in_flight", "recompute", "shares"),
+    [
+        ({}, None, False, False, False),  # a judge's
+        ({}, {"enabled": False}, False, False, True),
+        ({"colocated": {"enabled": False}}, {"enabled": False}, False, False, False),
+        ({}, {"enabled": True}, True, False, False),
+        ({}, {"enabled": True, "recompute_kv_cache_after_weight_updates": True}, True, True, False),
+        ({"vllm_cfg": {"expose_http_server": True}}, {"enabled": False}, True, False, True),
+    ],
+)
+def test_vllm_is_told_when_weights_come_and_whether_its_memory_is_wanted(
+    config: dict[str, Any],
+    asynchronous: dict[str, Any] | None,
+    in_flight: bool,
+    recompute: bool,
+    shares: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nemotron_steps.engine.generation.vllm.generator.VllmGenerator", Told)
+    generation = GenerationConfig.model_validate({"backend": "vllm", **config})
+    made: Any = generator.build_generator(
+        Path("m"),
+        generation,
+        CHAT,
+        max_total_length=9,
+        precision="bfloat16",
+        weights=[],
+        asynchronous=None if asynchronous is None else AsyncGrpoConfig.model_validate(asynchronous),
+        record_routed_experts=True,
+    )
+    assert made.arguments == (Path("m"), generation.vllm_cfg)
+    assert made.options == {
+        "max_total_length": 9,
+        "precision": "bfloat16",
+        "weights": [],
+        "in_flight_updates": in_flight,
+        "recompute_kv_cache": recompute,
+        "shares_device": shares,
+        "record_routed_experts": True,
+        "options": generation.vllm_kwargs,
+    }
+
+
+def test_the_embedded_generator_has_the_folders_weights_where_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr("nemotron_steps.engine.generation.embedded.generator.EmbeddedGenerator", Told)
+    monkeypatch.setattr("nemotron_steps.models.architecture.Architecture.from_folder", lambda folder: f"of {folder}")
+    monkeypatch.setattr("nemotron_steps.models.huggingface.load_hf_weights", lambda folder: {"w": folder})
+    config = GenerationConfig(backend="embedded", max_sequences=3)
+    asynchronous = AsyncGrpoConfig(enabled=True, recompute_kv_cache_after_weight_updates=True)
+
+    def made(**more: Any) -> Any:
+        return generator.build_generator(Path("m"), config, CHAT, max_total_length=9, precision="float32", **more)
+
+    judge, own = made(), made(weights=[("x", 1)], asynchronous=asynchronous, record_routed_experts=True)
+    assert judge.arguments[0] == "of m" and list(judge.arguments[1]) == [("w", Path("m"))]
+    assert own.arguments[1] == [("x", 1)]
+    shared = {"max_sequences": 3, "max_total_length": 9, "dtype": torch.float32, "eos_token_ids": (5,), "decode": str}
+    for generator_made, on in ((judge, False), (own, True)):
+        assert generator_made.options.items() >= shared.items()
+        assert generator_made.options["recompute_kv_cache"] is generator_made.options["record_routed_experts"] is on
+
+
+def test_judges_are_built_for_the_roles_that_are_asked_and_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr(judges, "build_judge", lambda role, config, **more: built.append((role, config, more)) or role)
+    given = {"responses_api_models": {"vllm_model": {"model": "x"}}}
+    gym = NemoGymConfig.model_validate({"judge_model": given, "genrm_model": given})
+    sampler: Any = object()
+    found = judges.build_judges(gym, {"judge_model", "safety_model"}, defer_to=sampler, seed=3)
+    assert found == {"judge_model": "judge_model"}
+    assert built == [("judge_model", gym.judge("judge_model"), {"defer_to": sampler, "seed": 3})]
+
+
+def test_a_judges_folder_is_taken_as_it_is_and_none_is_an_error(tmp_path: Path) -> None:
+    given = {"responses_api_models": {"vllm_model": {"model": str(tmp_path)}}}
+    config: Any = NemoGymConfig.model_validate({"judge_model": given}).judge("judge_model")
+    assert judges.judge_folder("judge_model", config) == tmp_path
+    with pytest.raises(ArtifactError, match="has no model") as caught:
+        judges.judge_folder("judge_model", config.model_copy(update={"model": None}))
+    assert caught.value.where == "env.nemo_gym.judge_model.responses_api_models.vllm_model.model"

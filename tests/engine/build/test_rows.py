@@ -1,0 +1,98 @@
+"""Which rows a run reads, what it needs of them, and what is asked for in vain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
+from nemotron_steps.engine.build.prompt_lengths import ChosenRows, longer_than
+from nemotron_steps.engine.build.rows import check_rows, prompt_stream, read_data
+from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.errors import ConfigError, DataError, StepsError
+from tests.models.checkpoints import write_tokenizer
+
+
+def write(file: Path, count: int) -> str:
+    rows = [{"responses_create_params": {"input": "x" * (n + 1)}} for n in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def config_of(folder: Path, validation: int = 0, **grpo: Any) -> RlConfig:
+    data: dict[str, Any] = {"train": {"data_path": write(folder / "train.jsonl", 6)}, "shuffle": False}
+    if validation:
+        data["validation"] = {"data_path": write(folder / "val.jsonl", validation)}
+    off = {"val_period": -1, "val_at_start": False, "val_at_end": False}
+    return RlConfig.model_validate({"data": data, "grpo": {**off, **grpo}, "env": {"environment": "mcqa"}})
+
+
+@pytest.mark.parametrize(
+    ("grpo", "asked"),
+    [
+        ({"val_period": 1}, "grpo.val_period"),
+        ({"val_at_start": True}, "grpo.val_at_start"),
+        ({"val_at_end": True}, "grpo.val_at_end"),
+        ({"val_period": 0}, None),
+        ({"val_period": -1}, None),
+    ],
+)
+def test_validation_without_prompts_is_refused_with_the_key_that_asks_for_it(
+    grpo: dict[str, Any], asked: str | None, tmp_path: Path
+) -> None:
+    if asked is None:
+        assert len(read_data(config_of(tmp_path, **grpo)).train) == 6
+        return
+    with pytest.raises(ConfigError, match=asked) as caught:
+        read_data(config_of(tmp_path, **grpo))
+    assert any(hint.startswith(f"{asked}=") for hint in caught.value.hints)
+    rows = read_data(config_of(tmp_path, validation=2, **grpo))
+    assert (len(rows.train), len(rows.validation), len(rows.heldout)) == (6, 2, 0)
+
+
+def test_a_run_without_training_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no training prompts"):
+        read_data(RlConfig())
+
+
+def test_prompts_come_in_batches_of_what_is_generated_together(tmp_path: Path) -> None:
+    config = config_of(tmp_path, num_prompts_per_step=2, max_num_epochs=2)
+    stream = prompt_stream(config, read_data(config).train)
+    assert [[row.index for row in batch] for batch in stream] == [[0, 1], [2, 3], [4, 5]] * 2
+
+
+def test_what_rows_need_is_read_from_their_environments() -> None:
+    def row(agent: str, **fields: Any) -> PromptRow:
+        named = {"agent_ref": {"type": "responses_api_agents", "name": agent}}
+        return PromptRow(0, {"responses_create_params": {"input": "x"}, **named, **fields}, "f:1")
+
+    judge = {"responses_api_models": {"vllm_model": {"model": "m"}}}
+    options = {"judge_model": judge, "environments": {"mine": {"environment": "mcqa"}}}
+    config = EnvConfig.model_validate({"nemo_gym": options})
+    mcqa = {"options": [{"A": "x"}], "expected_answer": "A"}
+    rows = [row("mine", **mcqa), row("calendar", exp_cal_state={})]
+    heldout = [row("calendar", rubric=[{"question": "Ok?"}])]
+    needs = check_rows(config, rows, heldout, only=None, heldout_environment="multichallenge", policy_served=False)
+    assert needs.environments == ("mine", "calendar", "multichallenge")
+    assert (needs.judges, needs.trained_on) == ({"judge_model"}, {"mcqa", "calendar"})
+    with pytest.raises(StepsError):
+        check_rows(EnvConfig(), rows, heldout, only=None, heldout_environment="multichallenge", policy_served=False)
+    with pytest.raises(DataError):
+        check_rows(config, [row("mine")], only=None, policy_served=False)
+
+
+def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    rows = read_rows(Path(write(tmp_path / "a.jsonl", 9)))
+    assert longer_than(6, rows, tmp_path) == {6: 7, 7: 8, 8: 9} and longer_than(9, rows, tmp_path) == {}
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert longer_than(6, rows, tmp_path) == {6: 7, 7: 8, 8: 9}  # a limit of the tokenizer's own hides nothing
+    (tmp_path / "tokenizer.json").unlink()
+    assert longer_than(6, rows, tmp_path) == {}
+    chosen = ChosenRows(rows, [8, 0, 3])
+    assert [row.index for row in chosen] == [8, 0, 3] and chosen[-1].index == 3 and len(chosen[1:]) == 2

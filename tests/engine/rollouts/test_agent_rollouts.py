@@ -1,0 +1,102 @@
+"""Tokens of an agent's rollout: what is trained, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.engine.rollouts.agent_rollouts import BrokenTokensError, agent_row, trajectory_of
+from nemotron_steps.engine.types import SamplingParams
+from nemotron_steps.environments.base import AgentRun, Verdict
+
+CHAT: Any = SimpleNamespace(tokenizer=range(50), eos_token_id=1, decode=lambda ids: "".join(chr(96 + i) for i in ids))
+PARAMS = SamplingParams(9, stop_token_ids=(9,), stop_strings=("bc",))
+
+
+def turn(prompt: list[int], said: list[int], **changes: Any) -> dict[str, Any]:
+    return {
+        "type": "message", "prompt_token_ids": prompt, "generation_token_ids": said,
+        "generation_log_probs": [-0.5] * len(said), "generation_weight_versions": [4] * len(said), **changes,
+    }  # fmt: skip
+
+
+def read(*items: dict[str, Any], truncated: bool = False) -> Any:
+    return trajectory_of(AgentRun(list(items), Verdict(1.0), truncated), CHAT, 3, PARAMS)
+
+
+def test_turns_are_sampled_and_everything_between_them_is_context() -> None:
+    second = turn([2, 3, 5, 1, 6], [7, 1], generation_weight_versions=[4, 5])
+    found = read(turn([2, 3], [5, 1]), {"type": "function_call_output"}, second)
+    assert found.token_ids == [2, 3, 5, 1, 6, 7, 1] and found.token_mask == [0, 0, 1, 1, 0, 1, 1]
+    assert found.logprobs == [0.0, 0.0, -0.5, -0.5, 0.0, -0.5, -0.5]
+    assert found.weight_versions == [4, 4, 4, 5] and found.turns == [(2, 4), (5, 7)]
+    assert found.texts == ["ea", "ga"] and not found.truncated and len(found.output) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "agent_cut", "truncated"),
+    [
+        ([5, 1], False, False),
+        ([5, 9], False, False),
+        ([2, 3], False, False),
+        ([5, 6], False, True),
+        ([5, 1], True, True),
+    ],
+)
+def test_a_turn_is_whole_where_it_ended_by_itself(said: list[int], agent_cut: bool, truncated: bool) -> None:
+    assert read(turn([2], said), truncated=agent_cut).truncated is truncated
+
+
+def test_a_turn_that_does_not_say_its_weights_has_those_that_the_rollout_began_with() -> None:
+    item = turn([2], [5, 1])
+    del item["generation_weight_versions"]
+    assert read(item).weight_versions == [3, 3]
+    assert read(turn([2], [5, 1], generation_weight_versions=[3, 3])).weight_versions == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"generation_log_probs": [-0.5]},
+        {"generation_log_probs": [-0.5, 0.002]},
+        {"generation_log_probs": [-0.5, math.nan]},
+        {"generation_log_probs": [-0.5, -math.inf]},
+        {"generation_log_probs": None},
+        {"generation_log_probs": [-0.5, "-0.5"]},
+        {"generation_weight_versions": [4]},
+        {"generation_weight_versions": [4, True]},
+        {"generation_weight_versions": [4, 2]},
+        {"generation_token_ids": []},
+        {"generation_token_ids": [5, 50]},
+        {"generation_token_ids": [5, -1]},
+        {"generation_token_ids": [5, 1.0]},
+        {"prompt_token_ids": None},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_on_is_refused(broken: dict[str, Any]) -> None:
+    read(turn([2], [5, 1], generation_log_probs=[0.0005, 0]))  # rounding, and a whole number
+    with pytest.raises(BrokenTokensError):
+        read(turn([2], [5, 1], **broken))
+
+
+def test_turns_that_do_not_go_on_from_each_other_and_none_at_all_are_refused() -> None:
+    with pytest.raises(BrokenTokensError, match="turn 1 does not continue"):
+        read(turn([2, 3], [5, 1]), turn([2, 3, 5, 2, 6], [7, 1]))
+    with pytest.raises(BrokenTokensError, match="no output item"):
+        read({"type": "message"})
+
+
+def test_an_agents_row_asks_for_brevity_in_a_copy() -> None:
+    row = {"key": 1, "responses_create_params": {"input": "q", "tools": []}}
+    assert agent_row(row, "") is row
+    asked = agent_row(row, "x")
+    assert asked["responses_create_params"]["input"] == [{"role": "user", "content": "q\n\nx"}]
+    assert (
+        asked["key"] == 1
+        and asked["responses_create_params"]["tools"] == []
+        and row["responses_create_params"]["input"] == "q"
+    )

@@ -1,0 +1,206 @@
+"""Figures over graded groups: evaluations, pass rates, agreement with labels, and requests for brevity."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemotron_steps.config.schema.rl import LowEffortConfig
+from nemotron_steps.engine.rollouts.agreement import Agreement, measure_agreement, preference
+from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.rollouts.evaluation import summarize
+from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort, low_effort_rewards, with_instruction
+from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty
+from nemotron_steps.engine.types import RolloutGroup
+from nemotron_steps.environments.judged.genrm_messages import verdict_text
+from tests.engine.engine_samples import group, rollout
+
+
+def test_an_evaluation_is_a_mean_over_prompts_and_scores_nothing_that_nobody_graded() -> None:
+    several = RolloutGroup(
+        "b",
+        1,
+        [
+            rollout("b", 0, reward=3.0, environment="code", truncated=True, components={"x": 1.0}),
+            rollout("b", 1, reward=math.nan, environment="code", failure="lost", metadata={"answer_tokens": 7}),
+        ],
+        0,
+    )
+    nobody = RolloutGroup("c", 2, [rollout("c", reward=math.nan, failure="lost", components={"x": 9.0})], 0)
+    found = summarize([group("a", [0.0, 1.0], components={"x": 4.0}, metadata={"answer_tokens": 3}), several, nobody])
+    assert found.reward == pytest.approx((0.5 + 3.0) / 2)
+    assert found.standard_error == pytest.approx(math.sqrt(2 * 1.25**2 / 1) / math.sqrt(2))
+    assert (found.samples, found.ungraded, found.truncation_rate) == (5, 2, 0.2)
+    assert found.answer_tokens == pytest.approx((3 + 3 + 7) / 5)
+    assert found.reward_by_environment == {"code": 3.0, "maths": 0.5}
+    assert found.components == {"x": pytest.approx(3.0)}
+    one = summarize([group("a", [2.0])])
+    assert one.reward == 2.0 and math.isnan(one.standard_error)
+    none = summarize([nobody])
+    assert math.isnan(none.reward) and math.isnan(none.standard_error) and none.samples == none.ungraded == 1
+    assert summarize([]).truncation_rate == 0.0
+
+
+def test_a_pass_rate_is_of_the_graded_samples() -> None:
+    samples = [*group("a", [0.4, 0.5, 1.0]).rollouts, rollout("a", 3, reward=math.nan, failure="lost")]
+    for number, sample in enumerate(samples):
+        sample.metadata["answer_tokens"] = number
+    rate = PassRate.of(7, RolloutGroup("a", 0, samples, 0), 0.5)
+    assert rate == PassRate(7, 3, 2, pytest.approx(1.9 / 3), 1.5) and rate.rate == pytest.approx(2 / 3)
+    assert PassRate.of(1, RolloutGroup("a", 0, samples[3:], 0), 0.5) == PassRate(1, 0, 0, None, 3.0)
+    assert PassRate.of(1, RolloutGroup("a", 0, [], 0), 0.5).answer_tokens == 0.0
+    assert PassRate(1, 0, 0, None, 3.0).rate is None
+
+
+def test_a_journal_of_rates_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path: Any) -> None:
+    file = tmp_path / "rates.jsonl"
+    rates = [PassRate(3, 4, 4, 1.0, 2.0), PassRate(0, 4, 0, 0.0, 2.0), PassRate(5, 0, 0, None, 2.0)]
+    journal = RateJournal(file)
+    assert journal.figures() == {}
+    for rate in rates:
+        journal.add(rate)
+        assert json.loads(file.read_text().splitlines()[-1])["index"] == rate.index  # at once
+    journal.add(PassRate(6, 4, 1, 0.25, 2.0))
+    assert journal.figures() == {
+        "pass_rate": pytest.approx(1.25 / 3),
+        "always_solved_share": pytest.approx(1 / 3),
+        "never_solved_share": pytest.approx(1 / 3),
+    }
+    journal.close()
+    file.write_bytes(file.read_bytes()[:-5])
+    back = RateJournal(file)
+    assert back.rates == {rate.index: rate for rate in rates}
+    assert back.figures()["pass_rate"] == 0.5
+    back.add(PassRate(6, 1, 1, 1.0, 0.0))
+    back.close()
+    assert list(RateJournal(file).rates) == [3, 0, 5, 6]
+
+
+def test_prompts_are_sorted_by_rate_then_reward_then_place_with_the_unrated_spread() -> None:
+    known = [(4, 4, 1.0), (4, 0, 0.1), (4, 2, 0.6), (4, 2, 0.5), (4, 2, 0.5)]
+    rates = {place: PassRate(place, graded, passed, mean, 0.0) for place, (graded, passed, mean) in enumerate(known)}
+    assert by_difficulty(rates, range(5), easy_first=True) == [0, 2, 3, 4, 1]
+    assert by_difficulty(rates, range(5), easy_first=False) == [1, 3, 4, 2, 0]
+    rates |= {place: PassRate(place, 0, 0, None, 0.0) for place in (5, 6)}
+    assert by_difficulty(rates, range(7), easy_first=True) == [0, 5, 2, 3, 4, 6, 1]
+    assert by_difficulty(rates, [6, 5, 0], easy_first=True) == [6, 0, 5]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "preferred"),
+    [((4, 3, 6), 1), ((3, 4, 1), 2), ((3, 3, 3), 1), ((3, 3, 4), 2), ((3, 3, 3.5), 0)],
+)
+def test_scores_decide_and_the_ranking_breaks_their_ties(verdict: tuple[float, float, float], preferred: int) -> None:
+    assert preference(verdict) == preferred
+
+
+def test_agreement_counts_preferences_and_replies_that_hold_none() -> None:
+    labels = [verdict_text(4, 2, 1), verdict_text(1, 5, 6), verdict_text(4, 2, 2), "no label"]
+    replies = [f"<think>{labels[1]}</think>{verdict_text(3, 3, 2)}", verdict_text(5, 1, 1), "hm", verdict_text(5, 1, 1)]
+    rows = [
+        PromptRow(
+            at, {"messages": [{"role": "user", "content": f"q{at}"}, {"role": "assistant", "content": label}]}, ""
+        )
+        for at, label in enumerate(labels)
+    ]
+    asked = []
+
+    class Scripted:
+        async def complete(self, messages: Any, **sampling: Any) -> str:
+            asked.append((messages, sampling))
+            return replies[int(messages[-1]["content"][1:])]
+
+    found, records = measure_agreement(Scripted(), rows, temperature=0.3, max_tokens=9)  # type: ignore[arg-type]
+    assert found == Agreement(pairs=4, agreed=1, unparsed=1) and found.rate == 0.25
+    assert [record["reward"] for record in records] == [1.0, 0.0, 0.0, 0.0]
+    assert (records[1]["prompt"], records[1]["label"], records[1]["response"]) == ("q1", labels[1], replies[1])
+    assert asked[0] == (rows[0].row["messages"][:1], {"temperature": 0.3, "top_p": 1.0, "max_tokens": 9})
+    assert math.isnan(Agreement(0, 0, 0).rate)
+
+
+LOW = LowEffortConfig(
+    enabled=True, environments=("maths",), weight=0.5, penalty=2.0, upper_bound_tokens=100, instruction="Be brief."
+)
+
+
+def test_a_fixed_share_of_the_named_environments_is_asked_for_brevity() -> None:
+    def share(
+        config: LowEffortConfig = LOW, *, environment: str = "maths", fraction: float = 0.25, seed: int = 1
+    ) -> float:
+        asked = [asks_for_low_effort(str(i), environment, config, fraction=fraction, seed=seed) for i in range(2000)]
+        return sum(asked) / len(asked)
+
+    assert share() == pytest.approx(0.25, abs=0.03) and share(fraction=1.0) == 1.0
+    assert share(fraction=0.0) == share(environment="code") == share(LOW.model_copy(update={"enabled": False})) == 0.0
+    ids = [str(i) for i in range(100)]
+    first = [asks_for_low_effort(i, "maths", LOW, fraction=0.5, seed=1) for i in ids]
+    assert first == [asks_for_low_effort(i, "maths", LOW, fraction=0.5, seed=1) for i in ids]
+    assert first != [asks_for_low_effort(i, "maths", LOW, fraction=0.5, seed=2) for i in ids]
+
+
+def test_brevity_is_worth_a_share_of_the_reward_below_the_bound_and_costs_the_penalty_above() -> None:
+    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    lengths = torch.tensor([0, 50, 0, 100, 300, 300])
+    asked = torch.tensor([True, True, True, True, True, False])
+    assert low_effort_rewards(rewards, lengths, asked, LOW).tolist() == pytest.approx([1.5, 1.25, 0.0, 1.0, -2.0, 1.0])
+    steep = LOW.model_copy(update={"weight": 5.0})
+    assert low_effort_rewards(rewards[:1], lengths[:1], asked[:1], steep).tolist() == [2.0]  # at most doubled
+
+
+def test_the_request_stands_at_the_end_of_the_last_user_message() -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": ["c"]}]
+    call = {"type": "function_call", "role": "user", "name": "f"}
+    asked = with_instruction([*said, call], "x")
+    assert asked[2]["content"] == ["c", {"type": "input_text", "text": "x"}] and asked[:2] == said[:2]
+    assert said[2]["content"] == ["c"] and asked[3] == call
+    assert with_instruction(said[:2], "x")[0]["content"] == "a\n\nx"
+    assert with_instruction([{"role": "user"}], "x")[0]["content"] == [{"type": "input_text", "text": "x"}]
+    assert with_instruction([call], "x") == [call, {"role": "user", "content": "x"}]
+    assert with_instruction(said, "") == said
+
+
+def test_rows_of_a_file_longer_than_a_size_are_found_by_their_bytes(tmp_path: Any) -> None:
+    from nemotron_steps.engine.rollouts.data import read_rows
+
+    lines = ['{"a": 1}\n', '{"a": "xx"}\n', '{"a": 1}\n']
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    rows = read_rows(tmp_path / "a.jsonl")
+    assert rows.places_over(8) == [0, 1, 2] and rows.places_over(9) == [1] and rows.places_over(12) == []
+
+
+def test_a_judges_answer_is_bounded_by_its_context() -> None:
+    import asyncio
+
+    from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+    from nemotron_steps.errors import JudgeUnavailableError
+
+    asked: list[Any] = []
+
+    class Sampler:
+        async def sample(self, prompt: list[int], params: Any, label: str) -> Any:
+            asked.append((prompt, params, label))
+            return SimpleNamespace(token_ids=[len(prompt)])
+
+    chat = SimpleNamespace(render=lambda m: [1] * int(m[0]["content"]), eos_token_id=2, decode=lambda ids: str(ids[0]))
+    judge = GeneratorJudge(Sampler(), chat, max_total_length=10, seed=5)  # type: ignore[arg-type]
+
+    def ask(length: int, most: int = 4) -> str:
+        question = [{"role": "user", "content": str(length)}]
+        return asyncio.run(judge.complete(question, temperature=0.5, top_p=0.9, max_tokens=most))
+
+    assert [ask(3), ask(8), ask(9)] == ["3", "8", "9"]
+    assert [params.max_new_tokens for _, params, _ in asked] == [4, 2, 1]
+    assert {(p.temperature, p.top_p, p.stop_token_ids, p.seed) for _, p, _ in asked} == {(0.5, 0.9, (2,), 5)}
+    with pytest.raises(JudgeUnavailableError, match="10 tokens"):
+        ask(10)
+    assert judge.calls == 3
+    judge.start_step("1")
+    again = [ask(3), ask(3)]
+    judge.start_step("1")
+    ask(3)
+    assert again == ["3", "3"] and asked[-3][2] != asked[-2][2] and asked[-3][2] == asked[-1][2] != asked[0][2]

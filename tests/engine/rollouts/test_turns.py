@@ -1,0 +1,215 @@
+"""What a rollout keeps of its turns, and how long an environment is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.engine.rollouts import timeouts
+from nemotron_steps.engine.rollouts.conversation import TurnFormat, messages_of, parse_assistant, template_kwargs_of
+from nemotron_steps.engine.rollouts.trajectory import Trajectory
+from nemotron_steps.engine.rollouts.turns import Turns, response_of
+from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
+from nemotron_steps.environments.base import Session
+from nemotron_steps.environments.responses import message_item, reasoning_item
+from nemotron_steps.errors import DataError, WorkerLostError
+
+END = 0
+
+
+def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completion:
+    """Tokens are letters, and an end."""
+    tokens = [*map(ord, text), END]
+    return Completion("r", 0, tokens, [-0.5] * len(tokens), reason, [7] * len(tokens), None)
+
+
+class Policy:
+    """Says what it is told to, and notes what it is asked."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts, self.asked = list(texts), []
+
+    async def sample(self, prompt: list[int], params: SamplingParams, request_id: str) -> Completion:
+        self.asked.append((list(prompt), params.max_new_tokens, request_id))
+        return completion(self.texts.pop(0))
+
+
+CHAT: Any = SimpleNamespace(
+    eos_token_id=END,
+    decode=lambda tokens: "".join(chr(token) for token in tokens if token),
+    count_tokens=len,
+    render_continuation=lambda messages, tools, turn_ended: [ord(m["content"][0]) for m in messages] + [turn_ended],
+)
+
+
+class Asking:
+    """An environment that asks on, and has a tool."""
+
+    name = "asking"
+
+    def __init__(self, *questions: str | None, max_steps: int | None = None) -> None:
+        self.questions = list(questions)
+        self.config = SimpleNamespace(max_steps=max_steps)
+        self.heard: list[Any] = []
+
+    async def follow_up(self, row: Any, response: Any, session: Any) -> str | None:
+        self.heard.append((response.text, response.num_answer_tokens))
+        return self.questions.pop(0)
+
+    async def call_tool(self, session: Any, name: str, arguments: dict[str, Any]) -> str:
+        return f"{name}={arguments}"
+
+
+def run(policy: Policy, environment: Asking, first: Completion, *, turns: int = 9, length: int = 99) -> Trajectory:
+    async def rollout() -> Trajectory:
+        begun: Any = asyncio.get_running_loop().create_future()
+        begun.set_result(first)
+        made = Turns(policy, CHAT, TurnFormat(), turns)  # type: ignore[arg-type]
+        params = SamplingParams(20)
+        return await made.run({}, environment, Session(), [1, 2], params, begun, "m", length)  # type: ignore[arg-type]
+
+    return asyncio.run(rollout())
+
+
+def test_a_conversation_goes_on_until_nothing_is_asked_and_keeps_what_was_said() -> None:
+    policy, environment = Policy("two", "end"), Asking("Qa", "Qb", None)
+    found = run(policy, environment, completion("one"))
+    assert found.texts == ["one", "two", "end"] and found.turns == [(2, 6), (8, 12), (14, 18)]
+    assert found.token_mask == [0, 0] + ([1] * 4 + [0, 0]) * 2 + [1] * 4
+    assert (len(found.weight_versions), set(found.logprobs), found.truncated) == (12, {0.0, -0.5}, False)
+    assert found.token_ids[6:8] == [ord("Q"), True]  # the question, after a turn that ended by itself
+    assert [item.get("content") for item in found.output if item.get("role") == "user"] == ["Qa", "Qb"]
+    assert [asked[1:] for asked in policy.asked] == [(20, "m/1"), (20, "m/2")]
+    assert policy.asked[1][0] == found.token_ids[:14] and environment.heard == [("one", 4), ("two", 4), ("end", 4)]
+
+
+@pytest.mark.parametrize(("turns", "max_steps", "said"), [(1, None, 1), (2, None, 2), (9, 2, 2), (1, 3, 3)])
+def test_a_rollout_takes_as_many_turns_as_it_may(turns: int, max_steps: int | None, said: int) -> None:
+    environment = Asking(*["Q"] * 9, max_steps=max_steps)
+    assert len(run(Policy(*["x"] * 9), environment, completion("x"), turns=turns).texts) == said
+
+
+def test_a_turn_that_was_cut_is_the_last() -> None:
+    found = run(Policy(), Asking("Q"), completion("abc", FinishReason.LENGTH))
+    assert found.truncated and found.texts == ["abc"]
+
+
+@pytest.mark.parametrize(("length", "asked", "kept"), [(9, [1], 9), (8, [], 8), (7, [], 7), (20, [12], 14)])
+def test_the_next_turn_has_what_room_is_left(length: int, asked: list[int], kept: int) -> None:
+    policy = Policy("zzzzz")
+    found = run(policy, Asking("Q", None), completion("abc"), length=length)  # 2 + 4 + 2 tokens before it
+    assert [room for _, room, _ in policy.asked] == asked
+    assert len(found.token_ids) == len(found.token_mask) == len(found.logprobs) == kept
+    assert found.truncated is (length < 14)
+
+
+def test_calls_are_answered_with_their_results_or_what_is_wrong_with_them() -> None:
+    calls = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    calls += '<tool_call>{"name": "g", "arguments": "["}</tool_call>'
+    found = run(Policy("end"), Asking(None), completion(calls))
+    results = [item["output"] for item in found.output if item["type"] == "function_call_output"]
+    assert results == ["f={'a': 1}", "error: the arguments of `g` are not a JSON object"]
+    ids = [item["call_id"] for item in found.output if "call_id" in item]
+    assert ids == ["m/0_0", "m/0_1", "m/0_0", "m/0_1"]
+
+
+def test_what_is_no_reasoning_counts_as_answer() -> None:
+    trajectory = Trajectory([1], [0], [0.0], turns=[(1, 5), (6, 16)], output=[reasoning_item("abc"), message_item("x")])
+    response = response_of(trajectory, CHAT)
+    assert (response.num_reasoning_tokens, response.num_answer_tokens) == (3, 7)
+    trajectory.turns[-1] = (6, 8)
+    assert response_of(trajectory, CHAT).num_answer_tokens == 0
+
+
+def test_an_environment_is_waited_for_so_long_and_its_own_time_out_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "ENVIRONMENT_SECONDS", 0.01)
+
+    async def call(method: str, seconds: float, error: Exception | None = None) -> str:
+        async def answer() -> str:
+            await asyncio.sleep(seconds)
+            if error is not None:
+                raise error
+            return "done"
+
+        return await timeouts.call_with_timeout("env", method, answer())
+
+    assert asyncio.run(call("verify", 0.0)) == asyncio.run(call("run_agent", 0.05)) == "done"
+    with pytest.raises(WorkerLostError, match="`env` has not answered"):
+        asyncio.run(call("verify", 5.0))
+    with pytest.raises(TimeoutError, match="own"):
+        asyncio.run(call("verify", 0.0, TimeoutError("own")))
+    assert timeouts.AGENT_SECONDS == 6 * 3600
+
+
+def test_a_turn_becomes_items_and_an_empty_one_a_message() -> None:
+    said = parse_assistant('<think>r</think>t<tool_call>{"name": "f", "arguments": {}}</tool_call>', "c")
+    assert [item["type"] for item in said.output_items()] == ["reasoning", "message", "function_call"]
+    only = parse_assistant('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "c")
+    assert [item["type"] for item in only.output_items()] == ["function_call"]
+    assert [item["type"] for item in parse_assistant("").output_items()] == ["message"]
+
+
+def test_a_prompts_items_become_messages_of_the_template() -> None:
+    items = [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "input_text", "text": "u"}]},
+        {"type": "reasoning", "summary": []},
+        {"type": "function_call", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call", "name": "g", "arguments": ""},
+        {"type": "function_call_output", "output": "o"},
+        {"role": "assistant", "content": "x"},
+        {"type": "function_call", "name": "h", "arguments": "{}"},
+    ]
+
+    def calls(*named: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in named]
+
+    assert messages_of({"responses_create_params": {"input": items, "instructions": "i"}}) == [
+        {"role": "system", "content": "i"},
+        {"role": "system", "content": "d"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "", "tool_calls": calls(("f", {"a": 1}), ("g", {}))},
+        {"role": "tool", "content": "o"},
+        {"role": "assistant", "content": "x", "tool_calls": calls(("h", {}))},
+    ]
+    wrong: list[Any] = [[], [{"type": "function_call", "name": "f", "arguments": "{"}], [{"type": "image"}]]
+    for given in wrong:
+        with pytest.raises(DataError):
+            messages_of({"responses_create_params": {"input": given}})
+
+
+@pytest.mark.parametrize(
+    ("row", "kwargs"),
+    [
+        ({}, {}),
+        ({"chat_template_kwargs": {"a": 1}}, {"a": 1}),
+        ({"responses_create_params": {"metadata": {"chat_template_kwargs": '{"a": 2}'}}}, {"a": 2}),
+        (
+            {"chat_template_kwargs": {"a": 1}, "responses_create_params": {"metadata": {"chat_template_kwargs": "{}"}}},
+            {"a": 1},
+        ),
+    ],
+)
+def test_a_row_may_set_variables_of_the_template(row: dict[str, Any], kwargs: dict[str, Any]) -> None:
+    assert template_kwargs_of(row) == kwargs
+    for wrong in ("{", "[1]", [1]):
+        with pytest.raises(DataError, match="no object"):
+            template_kwargs_of({"chat_template_kwargs": wrong})
+
+
+@pytest.mark.parametrize(
+    ("named", "opens", "used"),
+    [
+        ("qwen3", False, "qwen3"),
+        ("qwen3", True, "deepseek_r1"),
+        ("nano_v3", True, "nano_v3"),
+        ("nano_v3", False, "qwen3"),
+        ("none", True, "none"),
+    ],
+)
+def test_whether_a_turn_begins_in_its_reasoning_is_the_templates_to_say(named: Any, opens: bool, used: str) -> None:
+    chat: Any = SimpleNamespace(opens_thinking=opens)
+    assert TurnFormat(named, "none").under(chat) == TurnFormat(used, "none")  # type: ignore[arg-type]
