@@ -59,7 +59,7 @@ class RowsByPrompt:
                     where=where,
                     expected="one row a conversation, to know which one a rollout is of",
                     found=f"the same conversation at {known[1]}",
-                    hints=show_line(where),
+                    hints=(*show_line(known[1]), *show_line(where)),
                 )
 
     def completed(self, rollout: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class RowsByPrompt:
                 "a rollout's conversation is that of no row",
                 where=where,
                 expected="the rows that the rollouts were sampled from",
-                hints=show_line(where),
+                hints=("--rows INPUTS.jsonl   # another file", *show_line(where)),
             )
         return {**known[0], **rollout}
 
@@ -152,7 +152,10 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
             where=f"{where} field response.output",
             expected="`response`: an OpenAI Responses object, with a list of output items",
             found=f"fields: {', '.join(sorted(rollout)) or 'none'}",
-            hints=show_line(where),
+            hints=(
+                f"steps env verify NAME ROLLOUTS.jsonl --rows {where.rpartition(':')[0]}   # if these are input rows",
+                *show_line(where),
+            ),
         )
     reward = rollout.get("reward")
     if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
@@ -161,7 +164,7 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
             where=f"{where} field reward",
             expected="a number, or null where it could not be judged",
             found=repr(reward)[:80],
-            hints=show_line(where),
+            hints=('"reward": null   # where it could not be judged', *show_line(where)),
         )
 
 

@@ -41,19 +41,30 @@ class EquivalenceConfig(JudgedConfig):
     """Settings, named as in public NeMo-Gym configs."""
 
     judge_system_message: str = SYSTEM
+    """The judge's instructions."""
     question_extract_regex: str | None = None
+    """Finds the question in the last message of the user, where a row has no `question`; None: all of it."""
     response_extract_regex: str | None = None
+    """Finds what is compared in the answer; None, or no match: all of it."""
     check_twice_swap: bool = False
+    """Ask a second time with answer and reference exchanged, and reward only what is equal both times."""
     reward_if_swap_fails: float = Field(0.0, ge=-1.0, le=1.0)
+    """Reward where it is equal the first time alone."""
     use_per_record_regex: bool = True
+    """Let a row's `template_metadata.output_regex` stand in place of response_extract_regex."""
     extraction_length_threshold: int | None = 120
     """Expected answers longer than this are compared with the whole text."""
     check_full_generation_on_fail: bool = True
+    """Where a row's own regex picked what is not equal, ask about the whole answer."""
     reward_if_full_generation_succeeds: float = Field(0.5, ge=0.0, le=1.0)
+    """Reward where the whole answer is equal then."""
 
 
 class EquivalenceLlmJudge(JudgedEnvironment):
-    """See the module docstring."""
+    """See the module docstring.
+
+    A row has `expected_answer` (text), and may have `question` and `template_metadata.output_regex`.
+    """
 
     name: ClassVar[str] = "equivalence_llm_judge"
     required_fields: ClassVar[tuple[str, ...]] = ("expected_answer",)

@@ -25,6 +25,7 @@ from nemotron_steps.environments.base import (
 from nemotron_steps.environments.judged import genrm_scores as rule
 from nemotron_steps.environments.judged.genrm_messages import Layout, comparison_messages, is_contentless
 from nemotron_steps.environments.judged.judging import JudgeSampling
+from nemotron_steps.environments.judged.notes import JUDGE_NOTES, MAX_NOTES, Note, note_of
 from nemotron_steps.environments.responses import conversation, split_reasoning
 from nemotron_steps.errors import JudgeUnavailableError
 
@@ -45,21 +46,37 @@ class GenrmCompareConfig(EnvironmentConfig):
     """
 
     comparison_strategy: rule.Strategy = "circular"
+    """Which answers are compared: each with the next one, in a circle, or all pairs."""
     num_judges_per_comparison: int = Field(1, ge=1)
+    """How often each pair is judged."""
     layout: Layout = "roles"
+    """How the judge is shown two answers: in roles of its own chat template, or in one user message."""
     use_principle: bool = False
+    """Tell the judge what to judge by: the row's `principle`, or default_principle."""
     default_principle: str = DEFAULT_PRINCIPLE
+    """For rows that have no `principle`."""
     aggregator_method: Literal["simple_tiebreaker"] = "simple_tiebreaker"
+    """How comparisons become scores: the mean, ties broken by the rankings."""
     reasoning_bonus: float = Field(0.0, ge=0.0)
+    """For the shortest reasoning among the best answers."""
     answer_bonus: float = Field(0.0, ge=0.0)
+    """For the shortest answer among the best."""
     top_percentile: float = Field(0.2, gt=0.0, le=1.0)
+    """Share of the answers that are the best ones."""
     group_reasoning_length_penalty_coeff: float = Field(0.0, ge=0.0)
+    """Weight of reasoning that is short beside the group's."""
     group_answer_length_penalty_coeff: float = Field(0.0, ge=0.0)
+    """Weight of answers that are short beside the group's."""
     group_style_penalty_coeff: float = Field(0.0, ge=0.0)
+    """Weight of little markdown beside the group's."""
     default_score: float = Field(3.0, ge=1.0, le=5.0)
+    """Of both answers where no reply can be read, and of a group of one."""
     default_ranking: float = Field(3.5, ge=1.0, le=6.0)
+    """Where no reply can be read: between the two middle ones."""
     genrm_parse_retries: int = Field(3, ge=0)
+    """How often a judge whose reply cannot be read is asked again."""
     genrm_responses_create_params: JudgeSampling = JudgeSampling()
+    """How the judge samples: temperature, top_p, max_output_tokens."""
 
 
 class GenrmCompare(Environment):
@@ -161,6 +178,7 @@ class GenrmCompare(Environment):
                     "contentless": float(empty[k]),
                     **shared,
                 },
+                details={JUDGE_NOTES: _notes_on(k, comparisons)},
             )
             for k in range(n)
         ]
@@ -177,5 +195,11 @@ class GenrmCompare(Environment):
             )
             found = rule.parse_reply(split_reasoning(reply)[1], config.default_score, config.default_ranking)
             if found is not None:
-                return rule.Comparison(i, j, *found)
+                return rule.Comparison(i, j, *found, note=note_of(reply))
         return rule.Comparison(i, j, config.default_score, config.default_score, config.default_ranking, parsed=False)
+
+
+def _notes_on(k: int, comparisons: Sequence[rule.Comparison]) -> list[Note]:
+    """What the judge said in the first comparisons of answer k, and as which of the two it was shown k."""
+    own = [c for c in comparisons if k in (c.i, c.j) and c.note]
+    return [{"compared": f"as answer {1 if c.i == k else 2} of 2", **c.note} for c in own[:MAX_NOTES]]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal
 
@@ -42,6 +42,8 @@ class Comparison:
     ranking: float
     parsed: bool = True
     """False when no reply could be parsed and the defaults stand in."""
+    note: Mapping[str, str] = field(default_factory=dict)
+    """What the judge said, cut (notes.py)."""
 
 
 def pairs(strategy: Strategy, n: int) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ _PLACEHOLDER = re.compile(r"\{(prompt|model_response|standard_response|criteria)
 
 
 class InverseIf(JudgedEnvironment):
-    """See the module docstring."""
+    """See the module docstring. A row has `rubric`, a list of objects with `id` and `criteria`."""
 
     name: ClassVar[str] = "inverse_if"
     required_fields: ClassVar[tuple[str, ...]] = ("rubric",)

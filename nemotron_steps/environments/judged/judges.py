@@ -6,7 +6,6 @@ judge over a generator lives in the engine layer; here are the protocol and the 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -65,20 +64,21 @@ class QuestionLabels:
 
 
 class HttpJudge:
-    """A judge behind an OpenAI-compatible `/chat/completions` endpoint (vLLM, SGLang, NIM, ...).
+    """A judge behind an OpenAI-compatible `/chat/completions` endpoint (vLLM, SGLang, NIM, ...), or behind several of
+    one model: each question goes to the least loaded, and one that gives no answer is routed around.
 
     Args:
-        base_url: up to and including `/v1`.
-        model: name the server knows the model by.
+        base_url: up to and including `/v1`; one, or those of all replicas.
+        model: name the server knows the model by; empty until ask_for_listed_model.
         api_key_env: environment variable holding the bearer token; the token itself never enters a config.
-        timeout_s: of one attempt. retries: further attempts. max_concurrency: requests in flight.
+        timeout_s: of one attempt. retries: further attempts. max_concurrency: requests in flight at each replica.
         seed: sent with every question, whose name (QuestionLabels) goes into the X-Request-Id header: this package's
             endpoint then answers as the same judge in the process would. None sends neither.
     """
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | Sequence[str],
         model: str,
         *,
         api_key_env: str | None = None,
@@ -93,6 +93,7 @@ class HttpJudge:
         self._labels = QuestionLabels()
         self._client = JsonClient(
             base_url,
+            ready_path="/models",
             headers=_authorization(api_key_env),
             timeout_s=timeout_s,
             retries=retries,
@@ -105,15 +106,23 @@ class HttpJudge:
         self._labels.start_step(step)
 
     def wait_until_ready(self, timeout_s: float = 600.0) -> None:
-        """Return once the server lists its models; blocks.
+        """Return once the server, or the first replica, lists its models; blocks.
 
         Raises:
-            JudgeUnavailableError: it did not within timeout_s.
+            JudgeUnavailableError: none did within timeout_s.
         """
         try:
-            self._client.wait_until_ready("/models", timeout_s)
+            self._client.wait_until_ready(timeout_s)
         except ServerUnreachableError as error:
             raise self._unavailable(str(error)) from error
+
+    def ask_for_listed_model(self) -> None:
+        """Ask for the first model that the server lists, whatever the name given before; blocks.
+
+        Raises:
+            JudgeUnavailableError: it lists none.
+        """
+        self.model = _listed_model(self._client)
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """See Judge.complete."""
@@ -143,11 +152,11 @@ class HttpJudge:
 
     def _unavailable(self, cause: str) -> JudgeUnavailableError:
         return JudgeUnavailableError(
-            f"judge `{self.model}` gave no answer",
+            f"judge `{self.model}` gave no answer" if self.model else "a judge gave no answer",
             where=self._client.base_url,
             expected="a chat completion",
             found=cause,
-            hints=(f"curl {self._client.base_url}/models",),
+            hints=tuple(f"curl {url}/models" for url in self._client.base_urls),
         )
 
 
@@ -159,8 +168,14 @@ def served_model(base_url: str, api_key_env: str | None = None) -> str:
     """
     client = JsonClient(base_url, headers=_authorization(api_key_env), timeout_s=30.0, retries=1)
     try:
-        listed = asyncio.run(client.get("/models"))
-        return str(listed["data"][0]["id"])
+        return _listed_model(client)
+    finally:
+        client.close()
+
+
+def _listed_model(client: JsonClient) -> str:
+    try:
+        return str(client.read("/models")["data"][0]["id"])
     except (ServerUnreachableError, HttpStatusError, KeyError, IndexError, TypeError) as error:
         raise JudgeUnavailableError(
             "a judge's server lists no model",
@@ -169,11 +184,9 @@ def served_model(base_url: str, api_key_env: str | None = None) -> str:
             found=str(error),
             hints=(
                 "--judge http://HOST:PORT/v1   # of a server that answers",
-                f"curl {client.base_url}/models   # what this one says",
+                f"curl {client.base_urls[0]}/models   # what this one says",
             ),
         ) from error
-    finally:
-        client.close()
 
 
 def _authorization(api_key_env: str | None) -> dict[str, str]:

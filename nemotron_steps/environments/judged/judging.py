@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nemotron_steps.environments.base import CannotJudgeError, Environment, EnvironmentConfig
 from nemotron_steps.environments.judged.genrm_messages import neutralize
+from nemotron_steps.environments.judged.notes import begun_note, note_of
 from nemotron_steps.environments.responses import split_reasoning
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class JudgedConfig(EnvironmentConfig):
     """Settings of an environment that asks one judge."""
 
     judge_responses_create_params: JudgeSampling = JudgeSampling()
+    """How the judge samples: temperature, top_p, max_output_tokens."""
     judge_parse_retries: int = Field(2, ge=0)
+    """How often a judge whose reply has no verdict is asked again, before the rollout is left out."""
 
 
 class JudgedEnvironment(Environment):
@@ -80,14 +83,14 @@ async def ask(
     sampling: JudgeSampling,
     retries: int,
 ) -> Value:
-    """Ask until `read` finds a verdict in the reply's text after its reasoning.
+    """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted (notes.py).
 
     Raises:
         CannotJudgeError: retries + 1 replies held none. JudgeUnavailableError: from the judge.
     """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    reply = ""
+    reply, note = "", begun_note()
     for _ in range(retries + 1):
         reply = await judge.complete(
             messages,
@@ -97,6 +100,7 @@ async def ask(
         )
         verdict = read(split_reasoning(reply)[1])
         if verdict is not None:
+            note.update(note_of(reply))
             return verdict
     raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")
 

@@ -78,10 +78,11 @@ class TerminusConfig(JudgedConfig):
     string_similarity_threshold: float = Field(0.95, ge=0.0, le=1.0)
     """Where the row gives no `threshold`."""
     check_twice_swap: bool = False
+    """Ask the judge a second time with the two steps exchanged; both have to be equal."""
 
 
 class TerminusJudge(JudgedEnvironment):
-    """See the module docstring."""
+    """See the module docstring. A row has `expected_answer`, the recorded step as JSON text, and `metadata.harness`."""
 
     name: ClassVar[str] = "terminus_judge"
     required_fields: ClassVar[tuple[str, ...]] = ("expected_answer", "metadata.harness")

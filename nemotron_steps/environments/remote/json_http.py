@@ -1,4 +1,5 @@
-"""JSON over HTTP on aiohttp with bounded retries, for judges and remote environments.
+"""JSON over HTTP on aiohttp with bounded retries, for judges and remote environments. Of several equal servers, those
+that fail are routed around (replicas.py).
 
 A client has an event loop in a thread of its own, so that it serves whatever loop asks, blocking callers too, and keeps
 its connections between them. Not for streaming, and proxies from the process environment are ignored on purpose: judges
@@ -9,15 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.remote.replicas import Replica, Replicas
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,37 +46,52 @@ class ServerUnreachableError(Exception):
     """No usable answer within the retries; carries the last cause."""
 
 
+READY_GRACE_S = 5.0
+"""Equal servers are rarely ready in the same instant; later ones are waited for so long once the first one is."""
+
+
 class JsonClient:
-    """A JSON client of one server.
+    """A JSON client of one server, or of equal ones.
 
     Args:
-        base_url: http(s) URL; paths are appended to it.
+        base_url: http(s) URL, or those of equal servers; paths are appended to it.
+        ready_path: answers below 500 when a server is ready.
         headers: sent with every request (authorization).
         timeout_s: of one attempt.
-        retries: further attempts after the first, on connection errors and RETRIED_STATUS.
+        retries: further attempts after the first, on connection errors and RETRIED_STATUS; an attempt asks every server
+            until one answers.
         backoff_s: first pause between attempts; doubles, with jitter, up to 30 s.
-        max_concurrency: requests in flight at once; the others queue.
+        max_concurrency: requests in flight at once at each server; the others queue.
     """
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | Sequence[str],
         *,
+        ready_path: str = "/",
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 600.0,
         retries: int = 3,
         backoff_s: float = 0.5,
         max_concurrency: int = 64,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("a server URL is malformed", expected="http://HOST:PORT or https://HOST", found=base_url)
-        self.base_url = base_url.rstrip("/")
+        urls = [base_url] if isinstance(base_url, str) else base_url
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ConfigError("a server URL is malformed", expected="http://HOST:PORT or https://HOST", found=url)
+        self.base_urls = tuple(url.rstrip("/") for url in urls)
         self._timeout_s = timeout_s
         self._retries = retries
         self._backoff_s = backoff_s
-        self._line = _Line(self.base_url, {"Accept": "application/json", **(headers or {})}, max_concurrency)
+        accepted = {"Accept": "application/json", **(headers or {})}
+        self._line = _Line(self.base_urls, accepted, max_concurrency, ready_path)
         weakref.finalize(self, self._line.close, wait=False)
+
+    @property
+    def base_url(self) -> str:
+        """Where it asks, as messages have it."""
+        return ", ".join(self.base_urls)
 
     async def post(
         self, path: str, body: Any, *, cookies: str | None = None, headers: Mapping[str, str] | None = None
@@ -94,19 +112,24 @@ class JsonClient:
         """GET and parse JSON; errors as post."""
         return (await self._request("GET", path, None, None, {}))[0]
 
-    async def wait_ready(self, path: str, timeout_s: float) -> None:
+    def read(self, path: str) -> Any:
+        """As get, for blocking callers."""
+        return self._line.thread().run(self.get(path))
+
+    async def wait_ready(self, timeout_s: float) -> None:
         """As wait_until_ready, without blocking the event loop."""
         thread = self._line.thread()
-        await thread.answer(self._line.ready(path, timeout_s))
+        await thread.answer(self._line.ready(timeout_s))
 
-    def wait_until_ready(self, path: str, timeout_s: float) -> None:
-        """Poll `path` once a second until it answers below 500.
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Poll `ready_path` once a second until it answers below 500. Of several servers one is enough: those that are
+        not ready within READY_GRACE_S of the first are reported, and used as soon as they are.
 
         Raises:
             ServerUnreachableError: nothing answered within timeout_s.
         """
         thread = self._line.thread()
-        thread.run(self._line.ready(path, timeout_s))
+        thread.run(self._line.ready(timeout_s))
 
     def close(self) -> None:
         """Close the connections. Requests in flight are broken off: ServerUnreachableError."""
@@ -129,15 +152,14 @@ class JsonClient:
             except _NoAnswerError as error:
                 cause = str(error)
                 continue
-            if status in RETRIED_STATUS:
-                cause = f"HTTP {status}: {raw[:200]!r}"
-                continue
             if status >= 300:
                 raise HttpStatusError(status, raw.decode(errors="replace"))
             try:
                 return json.loads(raw), new_cookies
             except ValueError:
                 cause = f"answer is not JSON: {raw[:200]!r}"
+        if len(self.base_urls) > 1:
+            raise ServerUnreachableError(f"none of {len(self.base_urls)} servers answers {path} ({cause})")
         raise ServerUnreachableError(f"{self.base_url}{path} failed {self._retries + 1} times ({cause})")
 
 
@@ -145,14 +167,21 @@ class _NoAnswerError(Exception):
     """One attempt brought no answer; says why."""
 
 
+class _LostMeanwhileError(Exception):
+    """The server was lost while a question waited for it; the question was not sent."""
+
+
 class _Line:
-    """The connections to one server. They begin with the first request, so that a client that is never used costs
+    """The connections to the servers. They begin with the first request, so that a client that is never used costs
     nothing, and end with the client at the latest."""
 
-    def __init__(self, base_url: str, headers: Mapping[str, str], max_concurrency: int) -> None:
-        self._base_url = base_url
+    def __init__(
+        self, base_urls: Sequence[str], headers: Mapping[str, str], max_concurrency: int, ready_path: str
+    ) -> None:
+        self._where = ", ".join(base_urls)
         self._headers = headers
-        self._free = asyncio.Semaphore(max_concurrency)
+        self._ready_path = ready_path
+        self._servers = Replicas(base_urls, max_concurrency, lambda server: self._ready(server, math.inf))
         self._starting = threading.Lock()
         self._thread: LoopThread | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -161,7 +190,7 @@ class _Line:
     def thread(self) -> LoopThread:
         """Where `ask` is to be awaited."""
         if self._closed:
-            raise ServerUnreachableError(f"{self._base_url}: the client is closed")
+            raise ServerUnreachableError(f"{self._where}: the client is closed")
         with self._starting:
             if self._thread is None:
                 self._thread = LoopThread("json-http")
@@ -170,46 +199,103 @@ class _Line:
     async def ask(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, bytes, str | None]:
-        """Status, body and new cookies of one answer. _NoAnswerError when there is none."""
+        """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS. _NoAnswerError when no
+        server gives one."""
+        causes: dict[str, str] = {}
+        asking, left = self._servers.in_order(), set[Replica]()
+        for server in asking:
+            server.in_flight += 1
+            though_lost = server.lost or server in left
+            try:
+                status, raw, cookies = await self._ask(server, method, path, body, headers, timeout_s, though_lost)
+            except _LostMeanwhileError:
+                left.add(server)
+                asking.append(server)  # where no other server answers, it has the last word
+                continue
+            except _NoAnswerError as error:
+                causes[server.url] = str(error)
+            else:
+                if status not in RETRIED_STATUS:
+                    self._servers.find(server)
+                    return status, raw, cookies
+                causes[server.url] = f"HTTP {status}: {raw[:200]!r}"
+            finally:
+                server.in_flight -= 1
+            self._servers.lose(server, causes[server.url])
+        if len(causes) == 1:
+            raise _NoAnswerError(*causes.values())
+        raise _NoAnswerError("; ".join(f"{url}: {cause}" for url, cause in causes.items()))
+
+    async def _ask(
+        self,
+        server: Replica,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        though_lost: bool = True,
+    ) -> tuple[int, bytes, str | None]:
+        """What one server answers. _LostMeanwhileError, unless `though_lost`, when it was lost before it was free: who
+        queues for a server that hangs must not wait for one time-out after another."""
         import aiohttp
         from yarl import URL
 
         sent = {**headers, "Content-Type": "application/json"} if body is not None else headers
-        url = URL(self._base_url + path, encoded=True)
+        url = URL(server.url + path, encoded=True)
         try:
-            async with (
-                self._free,
-                self._open().request(
+            async with server.free:
+                if server.lost and not though_lost:
+                    raise _LostMeanwhileError
+                async with self._open().request(
                     method,
                     url,
                     data=body,
                     headers=sent,
                     allow_redirects=False,
                     timeout=aiohttp.ClientTimeout(total=timeout_s),
-                ) as answer,
-            ):
-                raw = bytearray()
-                async for piece in answer.content.iter_any():
-                    raw += piece
-                    if len(raw) > MAX_ANSWER:
-                        raise _NoAnswerError(f"the answer is over {MAX_ANSWER} bytes")
-                pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
-                return answer.status, bytes(raw), "; ".join(pairs) or None
+                ) as answer:
+                    raw = bytearray()
+                    async for piece in answer.content.iter_any():
+                        raw += piece
+                        if len(raw) > MAX_ANSWER:
+                            raise _NoAnswerError(f"the answer is over {MAX_ANSWER} bytes")
+                    pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
+                    return answer.status, bytes(raw), "; ".join(pairs) or None
         except TimeoutError as error:
             raise _NoAnswerError(f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _NoAnswerError(repr(error)) from error
+            raise _NoAnswerError(f"{type(error).__name__}: {error}") from error
         except asyncio.CancelledError as error:
             if self._closed:
-                raise ServerUnreachableError(f"{self._base_url}{path}: the client was closed") from error
+                raise ServerUnreachableError(f"{server.url}{path}: the client was closed") from error
             raise
 
-    async def ready(self, path: str, timeout_s: float) -> None:
+    async def ready(self, timeout_s: float) -> None:
         """See JsonClient.wait_until_ready."""
+        asked = {asyncio.ensure_future(self._ready(server, timeout_s)): server for server in self._servers.all}
+        late = set(asked)
+        try:
+            while late and not any(task.done() and task.exception() is None for task in asked):
+                _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+            if late:
+                await asyncio.wait(late, timeout=READY_GRACE_S)
+        finally:
+            for task in asked:
+                task.cancel()
+        causes = [str(task.exception()) for task in asked if task.done() and task.exception() is not None]
+        if len(causes) == len(asked):
+            raise ServerUnreachableError("; ".join(causes))
+        for task, server in asked.items():
+            if not task.done() or task.exception() is not None:
+                self._servers.lose(server, "not ready yet")
+
+    async def _ready(self, server: Replica, timeout_s: float) -> None:
+        """Return once one server is ready; ServerUnreachableError after timeout_s."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                status, raw, _ = await self.ask("GET", path, None, {}, min(5.0, timeout_s))
+                status, raw, _ = await self._ask(server, "GET", self._ready_path, None, {}, min(5.0, timeout_s))
             except _NoAnswerError as error:
                 cause = str(error)
             else:
@@ -217,7 +303,8 @@ class _Line:
                     return
                 cause = f"HTTP {status}: {raw[:200]!r}"
             if time.monotonic() + 1.0 > deadline:
-                raise ServerUnreachableError(f"{self._base_url}{path} not ready after {timeout_s:g} s ({cause})")
+                where = f"{server.url}{self._ready_path}"
+                raise ServerUnreachableError(f"{where} not ready after {timeout_s:g} s ({cause})")
             await asyncio.sleep(1.0)
 
     def close(self, *, wait: bool = True) -> None:

@@ -1,14 +1,20 @@
-"""remote: any NeMo-Gym resources server, or this package's own environment server, used by URL as an environment."""
+"""remote: any NeMo-Gym resources server, or this package's own environment server, as an environment.
+
+It is used by `url`, or found through the `head_server` of a running NeMo-Gym: the one that the row's agent uses there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from nemotron_steps.environments.base import (
     Environment,
@@ -20,9 +26,11 @@ from nemotron_steps.environments.base import (
     Verdict,
     lookup,
 )
+from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
+from nemotron_steps.environments.remote.head_server import HeadServer, HeadServerConfig, UnknownServerError
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.responses import response_object
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import ConfigError, WorkerLostError
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -36,8 +44,14 @@ ENVIRONMENT_REFUSED = "environment_refused"
 class RemoteConfig(EnvironmentConfig):
     """Settings."""
 
-    url: str
+    url: str | None = None
+    """Of the server; or give head_server."""
+    head_server: HeadServerConfig | None = None
+    """NeMo-Gym's head server, which says where its servers are: {host, port}, by default 127.0.0.1 and 11000."""
+    server_name: str | None = None
+    """With head_server: what NeMo-Gym's config calls the server or the agent; None: each row's agent_ref.name."""
     reward_low: float = 0.0
+    """The least that the server gives."""
     reward_high: float = 1.0
     """Rewards outside of [reward_low, reward_high] are refused."""
     row_fields: tuple[str, ...] = ()
@@ -45,12 +59,36 @@ class RemoteConfig(EnvironmentConfig):
     judges_groups: bool = False
     """Send a prompt's rollouts together to /verify_group (this package's servers)."""
     timeout_s: float = Field(600.0, gt=0.0)
+    """Of one request."""
     retries: int = Field(3, ge=0)
+    """Further attempts after a connection that failed or a server that was busy."""
     ready_timeout_s: float = Field(60.0, gt=0.0)
+    """How long the server, or the head server, may take to be there when a run begins."""
     max_concurrency: int = Field(64, ge=1)
+    """Requests at once."""
     policy_base_url: str | None = None
     """OpenAI-compatible endpoint of the policy, told to the server; by default the run's own, where it has one."""
     policy_model_name: str = "policy"
+    """Name of the policy at its endpoint, told to the server."""
+
+    @model_validator(mode="after")
+    def _one_way_there(self) -> RemoteConfig:
+        if (self.url is None) == (self.head_server is None):
+            neither = ["url=http://HOST:PORT", "head_server.host=127.0.0.1"]
+            hints = neither if self.url is None else ["url=null", "head_server=null"]
+            raise PydanticCustomError("one_of", "give either url or head_server", {"hints": hints})
+        if self.server_name is not None and self.head_server is None:
+            hints = ["server_name=null"]
+            raise PydanticCustomError("alone", "server_name is looked up at the head_server", {"hints": hints})
+        return self
+
+
+@dataclass
+class _Opened:
+    """A session at a server."""
+
+    client: JsonClient
+    cookies: str | None
 
 
 class RemoteEnvironment(Environment):
@@ -63,24 +101,73 @@ class RemoteEnvironment(Environment):
     def __init__(self, config: RemoteConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         self.reward_range = (config.reward_low, config.reward_high)
-        self._client = JsonClient(
-            config.url, timeout_s=config.timeout_s, retries=config.retries, max_concurrency=config.max_concurrency
-        )
+        head = config.head_server
+        self._head: HeadServer | None = None
+        if head is not None:
+            self._head = HeadServer(head, ready_timeout_s=config.ready_timeout_s, retries=config.retries)
+        self._clients: dict[str, JsonClient] = {}
 
     async def start(self) -> None:
-        """Wait for the server.
+        """Wait for the server, or for the head server that knows it.
 
         Raises:
-            WorkerLostError: it does not answer.
+            WorkerLostError: it does not answer. ConfigError: see HeadServer.
         """
+        if (head := self._head) is not None:
+            await asyncio.to_thread(lambda: head.known)
+            return
+        client = self._client_at(str(self.config.url))
         try:
-            await self._client.wait_ready("/", self.config.ready_timeout_s)
+            await client.wait_ready(self.config.ready_timeout_s)
         except ServerUnreachableError as error:
-            raise self._lost(error) from error
+            raise self._lost(client, error) from error
 
     async def close(self) -> None:
-        """Stop the client's threads."""
-        self._client.close()
+        """Stop the clients' threads."""
+        for client in self._clients.values():
+            client.close()
+
+    def check_resources(self, row: Row) -> None:
+        """The head server must know where the row goes."""
+        if self._head is not None:
+            self._address(self._head, row)
+
+    def _client_of(self, row: Row) -> JsonClient:
+        """Whom to ask about a row."""
+        return self._client_at(self._address(self._head, row) if self._head is not None else str(self.config.url))
+
+    def _client_at(self, url: str) -> JsonClient:
+        if url not in self._clients:
+            config = self.config
+            self._clients[url] = JsonClient(
+                url, timeout_s=config.timeout_s, retries=config.retries, max_concurrency=config.max_concurrency
+            )
+        return self._clients[url]
+
+    def _address(self, head: HeadServer, row: Row) -> str:
+        """URL of the server that a row goes to.
+
+        Raises:
+            RowError: its agent is none of the head server's. ConfigError: server_name is none.
+        """
+        name = self.config.server_name or lookup(row, "agent_ref.name")
+        key = f"env.nemo_gym.environments.{self.name}.server_name"
+        kind = "agents" if self.runs_agent else "resources servers, or agents that use one"
+        if name is None:
+            raise RowError("agent_ref.name", f"one of the {kind} of {head.config.url}, or server_name=NAME", "nothing")
+        try:
+            return head.agent(str(name)) if self.runs_agent else head.resources_server(str(name))
+        except UnknownServerError as error:
+            expected = f"one of the {kind} of {head.config.url}: {', '.join(error.known) or 'it has none'}"
+            if self.config.server_name is None:
+                raise RowError("agent_ref.name", expected, str(error)) from error
+            raise ConfigError(
+                f"the head server of NeMo-Gym knows no `{error}`",
+                where=key,
+                expected=expected,
+                found=str(error),
+                hints=tuple(f"{key}={known}" for known in error.known[:3]),
+            ) from error
 
     def check_values(self, row: Row) -> None:
         """The configured fields must be there."""
@@ -89,16 +176,17 @@ class RemoteEnvironment(Environment):
                 raise RowError(path, f"a value at `{path}`", "nothing")
 
     async def seed(self, row: Row) -> Session:
-        """Open the server's session; its cookie is the state.
+        """Open the server's session; which server it is and its cookie are the state.
 
         Raises:
             WorkerLostError: the server did not open one.
         """
-        session = await super().seed(row)
+        session, client = await super().seed(row), self._client_of(row)
         try:
-            answer, session.state = await self._post("/seed_session", {**row, **self.policy_fields()})
+            answer, cookies = await self._post(client, "/seed_session", {**row, **self.policy_fields()})
         except (ServerUnreachableError, HttpStatusError) as error:
-            raise self._lost(error) from error
+            raise self._lost(client, error) from error
+        session.state = _Opened(client, cookies)
         if isinstance(answer, dict) and isinstance(answer.get("tools"), list) and answer["tools"]:
             session.tools = answer["tools"]
         return session
@@ -114,13 +202,15 @@ class RemoteEnvironment(Environment):
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """POST the arguments to /{name}. What the server refuses is the tool's output; a dead server is an error."""
+        opened: _Opened = session.state
         try:
-            answer, cookie = await self._post(f"/{quote(name, safe='')}", arguments, session.state)
+            path = f"/{quote(name, safe='')}"
+            answer, cookies = await self._post(opened.client, path, arguments, opened.cookies)
         except HttpStatusError as error:
             return f"error: {error}"
         except ServerUnreachableError as error:
-            raise self._lost(error) from error
-        session.state = cookie or session.state
+            raise self._lost(opened.client, error) from error
+        opened.cookies = cookies or opened.cookies
         output = answer.get("output") if isinstance(answer, dict) and set(answer) == {"output"} else answer
         return output if isinstance(output, str) else json.dumps(output)
 
@@ -128,7 +218,8 @@ class RemoteEnvironment(Environment):
         """The server's reward; a masked or missing one is a failure."""
         try:
             body = {**row, "response": response_object(response)}
-            answer, _ = await self._post("/verify", body, session.state)
+            opened = session.state or _Opened(self._client_of(row), None)
+            answer, _ = await self._post(opened.client, "/verify", body, opened.cookies)
         except ServerUnreachableError as error:
             return Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error))
         except HttpStatusError as error:
@@ -141,7 +232,7 @@ class RemoteEnvironment(Environment):
             return await super().verify_group(row, responses, sessions)
         body = {"row": dict(row), "responses": [response_object(response) for response in responses]}
         try:
-            answer, _ = await self._post("/verify_group", body)
+            answer, _ = await self._post(self._client_of(row), "/verify_group", body)
         except ServerUnreachableError as error:
             return [Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)) for _ in responses]
         except HttpStatusError as error:
@@ -174,21 +265,24 @@ class RemoteEnvironment(Environment):
                 if not abs(value) <= sys.float_info.max:
                     return _refused(f"component {key}", value)
                 numbers[key] = float(value)
-        return Verdict(float(reward), numbers)
+        notes = notes_from(answer.get("details"))
+        return Verdict(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
 
-    async def _post(self, path: str, body: Any, cookies: str | None = None) -> tuple[Any, str | None]:
+    async def _post(
+        self, client: JsonClient, path: str, body: Any, cookies: str | None = None
+    ) -> tuple[Any, str | None]:
         """JsonClient.post; an answer nested too deep to be read is one the server should not have given."""
         try:
-            return await self._client.post(path, body, cookies=cookies)
+            return await client.post(path, body, cookies=cookies)
         except RecursionError as error:
             raise HttpStatusError(200, "the answer is nested too deep") from error
 
-    def _lost(self, error: Exception) -> WorkerLostError:
+    def _lost(self, client: JsonClient, error: Exception) -> WorkerLostError:
         return WorkerLostError(
             "the remote environment does not answer",
-            where=self.config.url,
+            where=client.base_url,
             found=str(error),
-            hints=(f"curl {self.config.url}/",),
+            hints=(f"curl {client.base_url}/",),
         )
 
 

@@ -1,4 +1,6 @@
-"""remote_agent: an agent server that runs whole rollouts against the policy's endpoint, used by URL.
+"""remote_agent: an agent server that runs whole rollouts against the policy's endpoint.
+
+It is used by `url`, or found through the `head_server` of a running NeMo-Gym: the one that the row's agent_ref names.
 
 The server answers POST /run as NeMo-Gym's agents do: given a row, it samples from the policy as often as it likes,
 uses whatever tools it has, and returns `{"response": {"output": [...]}, "reward": ...}`. The row it gets also names
@@ -39,7 +41,7 @@ class RemoteAgent(RemoteEnvironment):
         asked = {**row["responses_create_params"], **sampling}
         body = {**row, "responses_create_params": asked, **self.policy_fields()}
         try:
-            answer, _ = await self._post("/run", body)
+            answer, _ = await self._post(self._client_of(row), "/run", body)
         except ServerUnreachableError as error:
             return AgentRun([], Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)))
         except HttpStatusError as error:

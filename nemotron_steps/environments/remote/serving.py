@@ -29,6 +29,7 @@ from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.recorded import TASK_INDEX, prompt_key
 from nemotron_steps.environments.remote.aggregate import aggregate
+from nemotron_steps.environments.remote.head_server import AGENTS, GLOBAL_CONFIG, RESOURCES
 from nemotron_steps.environments.remote.json_http import JsonClient
 from nemotron_steps.environments.remote.simple_agent import run_rollout
 from nemotron_steps.errors import DataError, StepsError
@@ -38,6 +39,7 @@ MAX_STEPS = 64
 """Assistant turns of a rollout of /run, where the environment's settings do not say."""
 _OF_SESSIONS = frozenset({"seed_session", "verify", "verify_group"})
 _OF_THE_SERVER = frozenset({"run", "aggregate_metrics"})
+_ALIVE = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 POLICY_MODEL = "policy_model"
 """What NeMo-Gym's configs call the server of the model in training."""
 
@@ -88,6 +90,7 @@ class EnvironmentServer:
         self._judging: set[asyncio.Task[None]] = set()
         self._ttl = session_ttl_s
         self._sessions: dict[str, _Held] = {}
+        self._started = time.time()
         self._http = HttpServer(self._answer, host=host, port=port)
 
     @property
@@ -139,11 +142,13 @@ class EnvironmentServer:
             return Reply(503, {"error": error.to_dict()})
 
     def _get(self, request: Request) -> Reply:
-        if request.path in ("/", "/health"):
+        if request.path in _ALIVE:
             return Reply(200, {"environment": self.environment.name, "status": "ok"})
-        if request.path == "/global_config_dict_yaml":
-            # JSON is YAML; the client parses a JSON string that holds it.
-            return Reply(200, json.dumps(self._global_config(request)))
+        if request.path == GLOBAL_CONFIG:
+            import yaml
+
+            # A JSON string that holds YAML: what NeMo-Gym's client decodes.
+            return Reply(200, yaml.safe_dump(self._global_config(request), sort_keys=False))
         if request.path == "/server_instances":
             return Reply(200, self._instances(request))
         return Reply(404, {"error": f"no {request.path} here"})
@@ -264,12 +269,12 @@ class EnvironmentServer:
         asked = urlsplit(f"//{request.headers.get('host', here.netloc)}").hostname or here.hostname
         address = {"host": asked, "port": here.port}
         name = self.environment.name
-        server = {"type": "resources_servers", "name": name}
+        server = {"type": RESOURCES, "name": name}
         agent: dict[str, Any] = {**address, "entrypoint": "app.py", "resources_server": server}
         config: dict[str, Any] = {
             "head_server": address,
-            name: {"resources_servers": {name: {**address, "entrypoint": "app.py", "domain": "other"}}},
-            self._agent: {"responses_api_agents": {"simple_agent": agent}},
+            name: {RESOURCES: {name: {**address, "entrypoint": "app.py", "domain": "other"}}},
+            self._agent: {AGENTS: {"simple_agent": agent}},
         }
         if self._model_url is not None:
             model = urlsplit(self._model_url)
@@ -282,15 +287,19 @@ class EnvironmentServer:
         config = self._global_config(request)
         return [
             {
-                "name": name,
-                "process_name": name,
+                "process_name": instance,
                 "server_type": kind,
-                "pid": os.getpid(),
+                "name": next(iter(config[instance][kind])),
                 "host": config["head_server"]["host"],
                 "port": config["head_server"]["port"],
                 "url": f"http://{config['head_server']['host']}:{config['head_server']['port']}",
+                "pid": os.getpid(),
+                "entrypoint": "app.py",
+                "config_path": instance,
+                "start_time": self._started,
+                "status": "success",
             }
-            for name, kind in ((self.environment.name, "resources_servers"), (self._agent, "responses_api_agents"))
+            for instance, kind in ((self.environment.name, RESOURCES), (self._agent, AGENTS))
         ]
 
     async def _expire(self) -> None:

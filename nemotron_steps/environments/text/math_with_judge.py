@@ -46,14 +46,19 @@ class MathWithJudgeConfig(EnvironmentConfig):
     """Settings."""
 
     should_use_judge: bool = True
+    """Ask the judge about answers that the library calls different."""
     judge_responses_create_params: JudgeSampling = JudgeSampling()
+    """How the judge samples: temperature, top_p, max_output_tokens."""
     judge_parse_retries: int = Field(2, ge=0)
+    """How often a judge whose reply has no verdict is asked again."""
     library_verifier_timeout_seconds: float = Field(10.0, gt=0.0)
+    """Of one comparison by the library."""
     library_verifier_max_concurrency: int = Field(2, ge=1)
+    """Comparisons at once, each in a helper process."""
 
 
 class MathWithJudge(Environment):
-    """See the module docstring."""
+    """See the module docstring. A row has `question` and `expected_answer`, texts."""
 
     name: ClassVar[str] = "math_with_judge"
     required_fields: ClassVar[tuple[str, ...]] = ("question", "expected_answer")

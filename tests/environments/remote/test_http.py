@@ -126,6 +126,23 @@ def test_a_group_is_judged_together(scripted: Any) -> None:
     assert alone.failure == "environment_refused"
 
 
+def test_what_the_judge_said_comes_along_over_http(scripted: Any) -> None:
+    judge = scripted(lambda _: "<think>" + "a b " * 4000 + "</think>[[YES]]")
+    row = {**ROW, "rubric": [{"question": "Is it so?", "pass_criteria": "YES"}]}
+
+    async def verdict(environment: Environment) -> Verdict:
+        await environment.start()
+        session = await environment.seed(row)
+        (found,) = await environment.judge_group(row, [Response("5")], [session])
+        await environment.close()
+        return found
+
+    judged = create("multichallenge", {}, {"judge_model": judge})
+    with EnvironmentServer(judged) as server:
+        (note,) = asyncio.run(verdict(remote(server.url))).details["judge"]
+    assert note["verdict"] == "[[YES]]" and note["reasoning"].startswith("a b") and len(note["reasoning"]) <= 1000
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -229,7 +246,7 @@ def test_an_answer_nested_too_deep_is_a_failure(monkeypatch: pytest.MonkeyPatch)
     async def deep(*arguments: Any, **options: Any) -> Any:
         return json.loads("[" * 100_000 + "]" * 100_000), None
 
-    monkeypatch.setattr(environment._client, "post", deep)
+    monkeypatch.setattr(JsonClient, "post", deep)
     (verdict,) = asyncio.run(environment.judge_group(ROW, [Response("x")], [Session()]))
     assert verdict.failure == "environment_refused"
 

@@ -7,7 +7,9 @@ import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -46,7 +48,7 @@ def threads() -> set[threading.Thread]:
 def test_one_connection_serves_several_event_loops_and_blocking_callers() -> None:
     with serving(echo) as server:
         client = JsonClient(server.url)
-        client.wait_until_ready("/", 5.0)
+        client.wait_until_ready(5.0)
         for path in ("/v1/x", "/a%2Fb"):
             answer, cookies = asyncio.run(client.post(path, {}, cookies="c=d"))
             assert (answer, cookies) == ({"path": path, "cookie": "c=d"}, "a=b")
@@ -171,7 +173,24 @@ def test_a_server_is_ready_with_its_first_answer_that_is_no_failure_of_its_own(
         return Reply(answers.pop(0), {})
 
     with serving(starting) as server:
-        client = JsonClient(server.url)
-        client.wait_until_ready("/health", 60.0)
+        client = JsonClient(server.url, ready_path="/health")
+        client.wait_until_ready(60.0)
         client.close()
     assert len(answers) == 2 - asked and pauses == [1.0] * (asked - 1)
+
+
+def test_requests_from_several_threads_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    real = json_http.LoopThread
+
+    def slow(name: str) -> Any:
+        time.sleep(0.02)
+        made.append(real(name))
+        return made[-1]
+
+    monkeypatch.setattr(json_http, "LoopThread", slow)
+    client = JsonClient("http://127.0.0.1:9")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: client._line.thread(), range(4)))
+    client.close()
+    assert len(made) == 1 and set(map(id, found)) == {id(made[0])}

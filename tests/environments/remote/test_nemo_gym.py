@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from omegaconf import OmegaConf
 
 from nemotron_steps.environments.base import (
     CannotJudgeError,
@@ -29,6 +32,7 @@ from nemotron_steps.environments.judged.genrm_messages import verdict_text
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.remote import serving
 from nemotron_steps.environments.remote.aggregate import aggregate
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient
 from nemotron_steps.environments.remote.serving import EnvironmentServer
@@ -133,6 +137,29 @@ def test_a_session_outlives_an_agent_that_keeps_the_last_answers_cookies_only() 
     assert {"responses_create_params", "response", "reward", "_ng_task_index", "total"} <= set(graded)
 
 
+def test_a_session_that_nobody_used_for_its_time_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(serving, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0]))
+    Ledger.released.clear()
+    with served(session_ttl_s=10.0) as server:
+        client = JsonClient(server.url, retries=0)
+
+        async def use() -> None:
+            cookies = []
+            for _ in range(2):  # the first is used again, the second is not
+                cookies.append((await client.post("/seed_session", ROW))[1])
+            for by in (2, 3):
+                clock[0] += 9.0
+                await client.post("/run", {"by": by}, cookies=cookies[0])
+            assert Ledger.released == [0]
+            clock[0] += 11.0
+            with pytest.raises(HttpStatusError, match="no model server"):  # no session's tool any more
+                await client.post("/run", ROW, cookies=cookies[0])
+            assert Ledger.released == [0, 5]
+
+        asyncio.run(use())
+
+
 def test_what_could_not_be_judged_is_masked_under_the_names_that_nemo_gym_reads() -> None:
     with served() as server:
         graded = asyncio.run(SimpleAgent(server.url).run(ROW, [[message_item("?")]]))
@@ -204,8 +231,8 @@ def test_the_head_server_says_where_environment_agent_and_model_are() -> None:
     with served(model_url="http://10.0.0.7:8000/v1", agent="my_agent") as server:
         client = JsonClient(server.url, retries=0)
         url = server.url
-        # NeMo-Gym's client parses the answer as a JSON string and that as YAML; here both are JSON.
-        config = json.loads(asyncio.run(client.get("/global_config_dict_yaml")))
+        # NeMo-Gym's client decodes the answer as JSON, and what it finds as YAML with OmegaConf.
+        config: Any = OmegaConf.create(asyncio.run(client.get("/global_config_dict_yaml")))
         instances = asyncio.run(client.get("/server_instances"))
 
     def address(name: str) -> str:
@@ -219,7 +246,12 @@ def test_the_head_server_says_where_environment_agent_and_model_are() -> None:
     agent = config["my_agent"]["responses_api_agents"]["simple_agent"]
     assert agent["resources_server"] == {"type": "resources_servers", "name": "ledger"}
     assert agent["model_server"] == {"type": "responses_api_models", "name": "policy_model"}
-    assert [(each["name"], each["url"]) for each in instances] == [("ledger", url), ("my_agent", url)]
+    assert [(each["process_name"], each["server_type"], each["name"], each["url"]) for each in instances] == [
+        ("ledger", "resources_servers", "ledger", url),
+        ("my_agent", "responses_api_agents", "simple_agent", url),
+    ]
+    documented = {"host", "port", "pid", "entrypoint", "config_path", "start_time"}
+    assert all(documented <= set(each) for each in instances)
 
 
 def test_aggregate_metrics_describes_each_task_and_all_of_them() -> None:

@@ -1,0 +1,290 @@
+"""What each judged environment asks, word by word where it counts, and what becomes of every answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.judged import jailbreak_detection, judging, rubrics
+from nemotron_steps.environments.judged.equivalence_llm_judge import EquivalenceLlmJudge
+from nemotron_steps.environments.judged.genrm_messages import comparison_messages
+from nemotron_steps.environments.judged.judges import QuestionLabels
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.text.extraction import last_captures
+from nemotron_steps.errors import DataError
+
+ROLES = {"jailbreak_detection": "safety_model", "over_refusal_detection": "safety_model"}
+ASKED = {"responses_create_params": {"input": [{"role": "user", "content": "Why?"}]}}
+
+
+class Script:
+    """Replies in order, and notes what it is asked."""
+
+    def __init__(self, *replies: str) -> None:
+        self.replies, self.asked, self.sampling = list(replies), [], []
+
+    async def complete(self, messages: list[dict[str, str]], **sampling: Any) -> str:
+        self.asked.append(messages)
+        self.sampling.append(sampling)
+        return self.replies.pop(0)
+
+    @property
+    def prompts(self) -> list[str]:
+        return [messages[-1]["content"] for messages in self.asked]
+
+    @property
+    def systems(self) -> list[str]:
+        return [messages[0]["content"] for messages in self.asked]
+
+
+class InThisProcess:
+    """A grading pool without processes, which take half a second to start."""
+
+    async def call(self, *arguments: Any) -> Any:
+        return last_captures(*arguments)
+
+    async def close(self) -> None:
+        pass
+
+
+def verdict(name: str, row: dict[str, Any], text: str, script: Script, **config: Any) -> Verdict:
+    environment = create(name, config, {ROLES.get(name, "judge_model"): script})
+    if isinstance(environment, EquivalenceLlmJudge):
+        environment._captures = InThisProcess()  # type: ignore[assignment]
+
+    async def run() -> Verdict:
+        found = await environment.verify({**ASKED, **row}, Response(text), Session())
+        await environment.close()
+        return found
+
+    environment.check_row({**ASKED, **row}, "f:1")
+    return asyncio.run(run())
+
+
+def blocks(**texts: str) -> str:
+    return "\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag, text in texts.items())
+
+
+def test_a_judge_is_asked_under_its_settings_and_its_thoughts_are_no_verdict() -> None:
+    script = Script("<think>[[REFUSED]]</think> [[COMPLIED]] or [[UNCLEAR]]")
+    sampling = {"temperature": 0.1, "top_p": 0.2, "max_output_tokens": 3}
+    found = verdict("over_refusal_detection", {}, "Because.", script, judge_responses_create_params=sampling)
+    assert (found.reward, found.components) == (0.5, {"answered": 1.0, "complied": 0.0})
+    assert script.sampling == [{"temperature": 0.1, "top_p": 0.2, "max_tokens": 3}]
+    (messages,) = script.asked
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert "[[COMPLIED]]" in messages[0]["content"]
+    assert messages[1]["content"] == blocks(question="Why?", candidate="Because.")
+
+
+def test_a_judge_is_asked_again_as_often_as_it_may_be() -> None:
+    script = Script("hm", "hm", "[[REFUSED]]")
+    assert verdict("over_refusal_detection", {}, "x", script).reward == 0.0
+    with pytest.raises(Exception, match="last reply: hm2"):
+        verdict("over_refusal_detection", {}, "x", Script("hm1", "hm2", "no"), judge_parse_retries=1)
+
+
+def test_over_refusal_rewards_are_those_of_the_config() -> None:
+    rewards = {"reward_if_complied": 0.9, "reward_if_refused": 0.2, "reward_if_unclear": 0.4}
+    for label, reward in (("COMPLIED", 0.9), ("REFUSED", 0.2), ("UNCLEAR", 0.4)):
+        assert verdict("over_refusal_detection", {}, "x", Script(f"[[{label}]]"), **rewards).reward == reward
+    empty = verdict("over_refusal_detection", {"safe_prompt": "kill -9?"}, " ", Script(), **rewards)
+    assert (empty.reward, empty.components) == (0.2, {"answered": 0.0})
+    script = Script("[[COMPLIED]]")
+    assert verdict("over_refusal_detection", {"safe_prompt": "kill -9?"}, "x", script).components["complied"] == 1.0
+    assert script.prompts == [blocks(question="kill -9?", candidate="x")]
+
+
+POLICIES = {
+    "engagement": {"engagement": 0.0},
+    "engagement_with_disclaimer": {"safety": 0.0, "engagement": 0.0, "disclaimer": 0.3},
+    "refusal_with_explanation": {"safety": 0.0, "explanation": 0.3},
+    "refusal_with_redirection": {"safety": 0.0, "explanation": 0.3},
+    "hard_refusal_no_redirection": {"safety": 0.0, "hard_refusal": 0.4},
+    "hard_refusal_with_helplines": {"safety": 0.0, "helplines": 0.1},
+    "refusal_with_helpline": {"safety": 0.0, "helplines": 0.1},
+    "comply_with_disclaimer": {"safety": 0.0, "disclaimer": 0.3},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_asks_in_order_and_multiplies_what_the_answers_are_worth(policy: str) -> None:
+    assert set(POLICIES) == set(jailbreak_detection.POLICIES)
+    worth = POLICIES[policy]
+    for bad in [None, *worth]:
+        replies = []
+        for name in worth:
+            good = name != bad
+            replies.append(
+                ("[[SAFE]]" if good else "[[UNSAFE]]") if name == "safety" else f"[[{'YES' if good else 'NO'}]]"
+            )
+            if not good and not worth[name]:
+                break
+        script = Script(*replies, "never asked")
+        found = verdict("jailbreak_detection", {"response_policy_mapped": policy}, "No.", script)
+        assert found.reward == (1.0 if bad is None else worth[bad]) and script.replies == ["never asked"]
+        assert found.components == {"answered": 1.0} | {
+            name: 1.0 if name != bad else worth[name] for name in list(worth)[: len(replies)]
+        }
+    shown = blocks(question="Why?", candidate="No.")
+    for name, system, prompt in zip(worth, script.systems, script.prompts, strict=False):
+        if name == "safety":
+            assert (system, prompt) == (jailbreak_detection.SAFETY_SYSTEM, shown)
+        else:
+            question = jailbreak_detection.CHECKS[name].question
+            assert (system, prompt) == (jailbreak_detection.QUALITY_SYSTEM, f"{shown}\n{blocks(criterion=question)}")
+
+
+def test_the_worth_of_a_bad_refusal_may_be_set_and_engagement_stays_all_or_nothing() -> None:
+    row = {"response_policy_mapped": "engagement_with_disclaimer"}
+    given = {"reward_if_quality_low": 0.6}
+    assert verdict("jailbreak_detection", row, "x", Script("[[SAFE]]", "[[YES]]", "[[NO]]"), **given).reward == 0.6
+    assert verdict("jailbreak_detection", row, "x", Script("[[SAFE]]", "[[NO]]"), **given).reward == 0.0
+    own = {"policy_questions": {"poem": "Does it rhyme?"}}
+    row = {"response_policy_mapped": "poem", "adversarial_prompt": "Rhyme!"}
+    script = Script("[[SAFE]]", "[[NO]]")
+    found = verdict("jailbreak_detection", row, "x", script, **own)
+    assert found.reward == 0.3 and found.components["quality"] == 0.3
+    assert script.prompts[0] == blocks(question="Rhyme!", candidate="x")
+    assert verdict("jailbreak_detection", row, "x", Script("[[SAFE]]", "[[NO]]"), **own, **given).reward == 0.6
+    assert verdict("jailbreak_detection", row, "x", Script("[[UNSAFE]]"), **own).reward == 0.0
+    assert verdict("jailbreak_detection", row, " \n", Script(), **own).components == {"answered": 0.0}
+
+
+@pytest.mark.parametrize("name", ["jailbreak_detection", "over_refusal_detection"])
+def test_a_row_without_a_prompt_is_refused(name: str) -> None:
+    row = {"responses_create_params": {"input": [{"role": "system", "content": "x"}]}}
+    with pytest.raises(DataError, match="prompt"):
+        verdict(name, row, "x", Script())
+
+
+def test_multichallenge_shows_the_conversation_or_the_rows_own_context() -> None:
+    row = {"rubric": [{"question": "Ok?"}, {"question": "Bad?", "pass_criteria": "no "}]}
+    row |= {"responses_create_params": {"input": [{"role": "system", "content": "s"}, *ASKED_INPUT]}}
+    script = Script("[[NO]] no, [[YES]]", "[[YES]]")
+    found = verdict("multichallenge", row, "So.", script)
+    assert (found.reward, found.components) == (0.5, {"answered": 1.0, "items_passed": 0.5})
+    context = "[SYSTEM]: s\n\n[USER]: Why?"
+    assert script.prompts == [
+        blocks(conversation=context, candidate="So.", question="Ok?"),
+        blocks(conversation=context, candidate="So.", question="Bad?"),
+    ]
+    script = Script("[[YES]]", "[[NO]]")
+    assert verdict("multichallenge", {**row, "context": "c"}, "So.", script).reward == 1.0
+    assert script.prompts[0].startswith(blocks(conversation="c"))
+    assert verdict("multichallenge", row, " ", Script()).reward == 0.0
+
+
+ASKED_INPUT = ASKED["responses_create_params"]["input"]
+
+
+def test_inverse_if_shows_its_own_blocks_where_the_row_has_no_template() -> None:
+    row = {"rubric": [{"criteria": "c"}], "reference_response": "r"}
+    script = Script('{"result": "FAIL"} then {"result": " pass "} {"other": 1}')
+    found = verdict("inverse_if", row, "a", script)
+    assert (found.reward, found.components) == (1.0, {"answered": 1.0, "items_passed": 1.0})
+    assert script.prompts == [blocks(question="Why?", candidate="a", reference="r", criterion="c")]
+    assert "PASS" in script.systems[0]
+    script = Script('{"result": "FAIL"}')
+    assert verdict("inverse_if", {**row, "prompt": "p"}, "a", script).reward == 0.0
+    assert script.prompts[0].startswith(blocks(question="p"))
+
+
+@pytest.mark.parametrize(("mode", "reward"), [("mean", 0.5), ("all", 0.0), ("any", 1.0), ("weighted", 0.2)])
+def test_verdicts_of_a_rubric_are_combined_as_it_says(mode: Any, reward: float) -> None:
+    assert rubrics.aggregate([True, False], [1.0, 4.0], mode) == pytest.approx(reward)
+    assert rubrics.aggregate([False, False], [1.0, 4.0], mode) == 0.0
+    assert rubrics.aggregate([True, True], [1.0, 4.0], mode) == 1.0
+    assert rubrics.weights_of([{"weight": 2}, {}]) == [2.0, 1.0]
+
+
+def test_weights_may_be_zero_but_not_all_of_them_and_none_below() -> None:
+    def check(*weights: float) -> None:
+        rubrics.check_rubric({"rubric": [{"q": "x", "weight": weight} for weight in weights]}, "q")
+
+    check(0.0, 1.0)
+    for wrong in ((0.0, 0.0), (-1.0, 2.0)):
+        with pytest.raises(Exception, match="weights"):
+            check(*wrong)
+    with pytest.raises(Exception, match="item"):
+        rubrics.check_rubric({"rubric": [{"q": " "}]}, "q")
+
+
+def test_equivalence_asks_about_what_the_patterns_find() -> None:
+    row = {"expected_answer": " 42 ", "question": ""}
+    found = verdict(
+        "equivalence_llm_judge", row, "x\nA: 41\nA: 42", script := Script("[[A=B]]"),
+        response_extract_regex=r"^A: (\d+)$", question_extract_regex=r"W(\w+)",
+    )  # fmt: skip
+    assert found.reward == 1.0 and found.details == {"extracted_answer": "42"}
+    assert script.prompts == [blocks(question="hy", reference=" 42 ", candidate="42")]
+    own = {**row, "template_metadata": {"output_regex": [r"none(\d)", r"x\s(.+)"]}}
+    script = Script("[[A!=B]]", "[[A!=B]]")
+    found = verdict("equivalence_llm_judge", own, "x\nA: 41", script)
+    assert found.reward == 0.0 and "rescued" not in found.components
+    assert [prompt.split("<candidate>")[1] for prompt in script.prompts] == [
+        "\nA: 41\n</candidate>",
+        "\nx\nA: 41\n</candidate>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "row", "labels", "reward"),
+    [
+        ({"check_full_generation_on_fail": False}, {}, ["[[A!=B]]"], 0.0),
+        ({"use_per_record_regex": False}, {}, ["[[A!=B]]"], 0.0),
+        ({"reward_if_full_generation_succeeds": 0.7}, {}, ["[[A!=B]]", "[[A=B]]"], 0.7),
+        ({"extraction_length_threshold": 3}, {"expected_answer": "abc"}, ["[[A!=B]]", "[[A=B]]"], 0.5),
+        ({"extraction_length_threshold": 3}, {"expected_answer": "abcd"}, ["[[A!=B]]"], 0.0),
+        ({"extraction_length_threshold": None}, {"expected_answer": "a" * 999}, ["[[A!=B]]", "[[A=B]]"], 0.5),
+        ({"extraction_length_threshold": 3, "check_twice_swap": True}, {"expected_answer": "abcd"}, ["[[A=B]]"], 1.0),
+        ({"check_twice_swap": True}, {}, ["[[A=B]]", "[[A=B]]"], 1.0),
+    ],
+)
+def test_equivalence_looks_twice_where_its_settings_say(
+    config: dict[str, Any], row: dict[str, Any], labels: list[str], reward: float
+) -> None:
+    script = Script(*labels)
+    full = {"expected_answer": "b", "template_metadata": {"output_regex": "a(.)"}, **row}
+    assert verdict("equivalence_llm_judge", full, "xay", script, **config).reward == reward
+    assert script.replies == []
+
+
+def test_labels_are_read_from_the_end_and_the_longest_first() -> None:
+    read = judging.last_label(["A", "AB"])
+    assert [read(text) for text in ("A AB", "AB A", "BA", "b")] == ["AB", "A", "A", None]
+
+
+def test_a_block_holds_no_label_and_no_tag_of_its_own() -> None:
+    assert judging.block("candidate", "[[YES]] </candidate>") == "<candidate>\n[ [YES] ] &lt;/candidate>\n</candidate>"
+
+
+def test_a_question_is_named_by_itself_its_number_in_the_step_and_the_step() -> None:
+    labels = QuestionLabels()
+    one, two = [{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]
+    labels.start_step("3")
+    first = [labels.next(one), labels.next(two), labels.next(one)]
+    assert len(set(first)) == 3 and all(name.startswith("judge/3/") for name in first)
+    assert [name.rsplit("/", 1)[1] for name in first] == ["1", "1", "2"]
+    labels.start_step("3")
+    assert [labels.next(one), labels.next(two)] == first[:2]
+
+
+@pytest.mark.parametrize("layout", ["roles", "plain"])
+def test_a_comparison_shows_the_first_answer_first(layout: Any) -> None:
+    turns = [{"role": "user", "content": "q"}]
+    shown = comparison_messages(turns, "one", " ", "p", layout)
+    if layout == "roles":
+        assert [(m["role"], m["content"]) for m in shown] == [
+            ("user", "q"), ("response_1", "one"), ("response_2", "None"), ("principle", "p"),
+        ]  # fmt: skip
+    else:
+        (message,) = shown
+        assert message["content"].endswith(
+            "<user>q</user>\n<answer_1>one</answer_1>\n<answer_2>None</answer_2>\n<principle>p</principle>"
+        )
+    with pytest.raises(ValueError, match="unknown layout"):
+        comparison_messages(turns, "a", "b", None, "other")  # type: ignore[arg-type]

@@ -1,0 +1,214 @@
+"""A running NeMo-Gym, found through its head server: real sockets, its documented config and requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import yaml
+
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response
+from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.environments.http_server import HttpServer, Reply, Request
+from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.remote import json_http
+from nemotron_steps.environments.remote.head_server import GLOBAL_CONFIG, HeadServer, HeadServerConfig
+from nemotron_steps.environments.remote.serving import EnvironmentServer
+from nemotron_steps.environments.responses import message_item
+from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
+from tests.environments.remote.test_nemo_gym import ROW, TURNS, Ledger, model_server
+
+CONFIG = """
+head_server: {host: 127.0.0.1, port: 11000}
+policy_base_url: http://127.0.0.1:8000/v1
+sums:
+  resources_servers:
+    ledger: {entrypoint: app.py, domain: agent, host: %s, port: %d}
+ledger_simple_agent:
+  responses_api_agents:
+    simple_agent:
+      entrypoint: app.py
+      host: %s
+      port: %d
+      resources_server: {type: resources_servers, name: sums}
+      model_server: {type: responses_api_models, name: policy_model}
+policy_model:
+  responses_api_models:
+    vllm_model: {entrypoint: app.py, host: 127.0.0.1, port: 8000}
+"""
+
+
+@contextmanager
+def head(answer: Any) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """A head server on a port of its own: its settings, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    async def reply(request: Request) -> Reply:
+        asked.append(request.path)
+        known = {"/": {"status": "ok"}, "/global_config_dict_yaml": answer}
+        return Reply(200, known[request.path]) if request.path in known else Reply(404, {})
+
+    server, thread = HttpServer(reply), LoopThread("test-head")
+    thread.run(server.start())
+    try:
+        yield {"host": "127.0.0.1", "port": int(server.url.rpartition(":")[2])}, asked
+    finally:
+        thread.run(server.stop())
+        thread.stop()
+
+
+@contextmanager
+def busy_once(path: str) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """A head server that has no time for the first who asks for a path."""
+    asked: list[str] = []
+
+    async def reply(request: Request) -> Reply:
+        asked.append(request.path)
+        busy = request.path == path and asked.count(path) == 1
+        return Reply(503, {}) if busy else Reply(200, "a: 1")
+
+    server, thread = HttpServer(reply), LoopThread("test-head")
+    thread.run(server.start())
+    try:
+        yield {"host": "127.0.0.1", "port": int(server.url.rpartition(":")[2])}, asked
+    finally:
+        thread.run(server.stop())
+        thread.stop()
+
+
+@contextmanager
+def gym(host: str = "127.0.0.1") -> Iterator[tuple[dict[str, Any], list[str]]]:
+    with EnvironmentServer(Ledger(EnvironmentConfig(), {})) as server:
+        port = int(server.url.rpartition(":")[2])
+        with head(CONFIG % (host, port, host, port)) as running:
+            yield running
+
+
+async def rollout(environment: Environment, row: dict[str, Any]) -> float | None:
+    await environment.start()
+    session = await environment.seed(row)
+    for by in (2, 3):
+        await environment.call_tool(session, "run", {"by": by})
+    (verdict,) = await environment.judge_group(row, [Response.from_output([message_item("5")])], [session])
+    await environment.close()
+    return verdict.reward
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # the second: reached where the head server is
+def test_a_resources_server_is_found_by_the_agent_that_the_row_names(host: str) -> None:
+    with gym(host) as (settings, asked):
+        environment = create("remote", {"head_server": settings, "retries": 0})
+        environment.check_row_with_resources(ROW, "rows.jsonl:1")
+        assert asyncio.run(rollout(environment, ROW)) == 1.0
+    assert asked.count("/global_config_dict_yaml") == 1
+
+
+def test_a_server_is_found_by_its_name_where_rows_name_no_agent() -> None:
+    row = {key: value for key, value in ROW.items() if key != "agent_ref"}
+    with gym() as (settings, _):
+        named = create("remote", {"head_server": settings, "server_name": "sums"})
+        assert asyncio.run(rollout(named, row)) == 1.0
+        with pytest.raises(DataError, match=r"rows.jsonl:1(.|\n)*server_name=NAME"):
+            create("remote", {"head_server": settings}).check_row_with_resources(row, "rows.jsonl:1")
+        with pytest.raises(ConfigError, match="knows no `nobody`") as caught:
+            create("remote", {"head_server": settings, "server_name": "nobody"}).check_row_with_resources(row, "f:1")
+    assert caught.value.hints == ("env.nemo_gym.environments.remote.server_name=sums",)
+
+
+def test_an_agent_server_is_found_by_the_agent_that_the_row_names() -> None:
+    with model_server(TURNS) as (model_url, _), gym() as (settings, _):
+        options = {"remote_agent": {"head_server": settings, "policy_base_url": model_url}}
+        agent = EnvironmentSet(options, {}, only="remote_agent").get("remote_agent")
+        agent.check_row_with_resources(ROW, "rows.jsonl:1")
+        assert asyncio.run(agent.run_agent(ROW, {})).verdict.reward == 1.0
+
+
+def test_a_row_of_an_unknown_agent_is_refused_before_the_first_rollout() -> None:
+    row = {**ROW, "agent_ref": {"type": "responses_api_agents", "name": "sums"}}
+    with gym() as (settings, _):
+        options = {"head_server": settings, "policy_base_url": "http://127.0.0.1:1/v1"}
+        with pytest.raises(DataError) as caught:
+            create("remote_agent", options).check_row_with_resources(row, "rows.jsonl:7")
+    assert caught.value.where == "rows.jsonl:7 field agent_ref.name"
+    assert str(caught.value.expected).endswith(": ledger_simple_agent")
+
+
+def test_our_own_server_is_found_through_its_own_head_server() -> None:
+    with EnvironmentServer(Ledger(EnvironmentConfig(), {})) as server:
+        settings = {"host": "127.0.0.1", "port": int(server.url.rpartition(":")[2])}
+        assert asyncio.run(rollout(create("remote", {"head_server": settings}), ROW)) == 1.0
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_head_server_that_is_busy_is_asked_again(retries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_http.random, "uniform", lambda low, high: 0.0)
+    with busy_once(GLOBAL_CONFIG) as (settings, _):
+        known = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, timeout_s=10.0, retries=retries)
+        if retries:
+            assert known.known == {"a": 1}
+        else:
+            with pytest.raises(WorkerLostError, match="does not answer"):
+                _ = known.known
+
+
+def test_a_head_server_that_is_not_there_yet_is_waited_for_before_rows_are_checked() -> None:
+    with busy_once("/") as (settings, asked):
+        row = {**ROW, "agent_ref": {"name": "nobody"}}
+        with pytest.raises(DataError, match=r"agent_ref\.name"):  # it was read, and has no agents
+            create("remote", {"head_server": settings, "retries": 0}).check_row_with_resources(row, "f:1")
+        assert asked == ["/", "/", GLOBAL_CONFIG]
+
+
+def test_no_head_server_is_an_error_and_no_failed_rollout() -> None:
+    with head("") as (settings, _):
+        pass
+    environment = create("remote", {"head_server": settings, "retries": 0, "ready_timeout_s": 0.2})
+    with pytest.raises(WorkerLostError, match="head server of NeMo-Gym does not answer"):
+        environment.check_row_with_resources(ROW, "f:1")
+    with pytest.raises(WorkerLostError):
+        asyncio.run(environment.start())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "- a list",
+        "a: [",
+        {"sums": "no YAML in a string"},
+        CONFIG % ("${host}", 1, "${host}", 1),
+        yaml.safe_dump({"sums": {"resources_servers": {"ledger": {"host": "127.0.0.1"}}}}),
+        yaml.safe_dump({"sums": {"resources_servers": None}}),
+        yaml.safe_dump({"sums": {"responses_api_agents": {"simple_agent": {"resources_server": None}}}}),
+    ],
+)
+def test_a_config_that_does_not_say_where_the_server_is_is_refused(answer: Any) -> None:
+    with head(answer) as (settings, _):
+        found = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, retries=0)
+        with pytest.raises(ConfigError, match="does not say where") as caught:
+            found.resources_server("sums")
+    assert caught.value.hints == (f"curl http://127.0.0.1:{settings['port']}/global_config_dict_yaml",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({}, "env.nemo_gym.environments.remote.url=http://HOST:PORT"),
+        (
+            {"url": "http://127.0.0.1:1", "head_server": {}},
+            "env.nemo_gym.environments.remote.head_server=null",
+        ),
+        ({"url": "http://127.0.0.1:1", "server_name": "x"}, "env.nemo_gym.environments.remote.server_name=null"),
+    ],
+)
+def test_a_remote_environment_has_one_way_to_its_server(settings: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        create("remote", settings)
+    assert hint in caught.value.hints
+
+
+def test_the_head_server_is_where_nemo_gym_has_it_by_default() -> None:
+    assert HeadServerConfig().url == "http://127.0.0.1:11000"

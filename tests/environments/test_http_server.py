@@ -1,0 +1,73 @@
+"""What a handler is given, and what is left of a server that has stopped."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nemotron_steps.environments.http_server import HttpServer, Reply, Request
+
+
+async def answered(reader: asyncio.StreamReader) -> bytes:
+    """The body of one answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = (line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    return await reader.readexactly(int(length))
+
+
+def test_a_handler_gets_the_path_as_it_was_sent_small_header_names_and_the_body() -> None:
+    seen: list[Request] = []
+
+    async def answer(request: Request) -> Reply:
+        seen.append(request)
+        return Reply(200, {})
+
+    async def body() -> None:
+        server = HttpServer(answer)
+        await server.start()
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"PUT /a%2Fb%20c?x=1 HTTP/1.1\r\nHost: {host}:{port}\r\nX-One: Two\r\nContent-Length: 3\r\n\r\n"
+        writer.write(head.encode() + b"abc")
+        await answered(reader)
+        writer.close()
+        await server.stop()
+
+    asyncio.run(body())
+    (request,) = seen
+    assert (request.method, request.path, request.body) == ("PUT", "/a%2Fb%20c", b"abc")
+    assert request.headers["x-one"] == "Two" and all(name == name.lower() for name in request.headers)
+
+
+def test_a_server_that_stops_closes_every_connection_and_cancels_what_still_runs() -> None:
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: Request) -> Reply:
+        if request.path == "/wait":
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+        return Reply(200, {})
+
+    async def body() -> None:
+        server = HttpServer(answer)
+        await server.start()
+        host, port = server.url.removeprefix("http://").split(":")
+        connections = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        for (_, writer), path in zip(connections, ("/", "/wait"), strict=True):
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        await answered(connections[0][0])  # open for another request
+        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(server.stop(), 10)
+        assert cancelled.is_set()
+        for reader, writer in connections:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+        try:
+            await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            return
+        raise AssertionError("the port is still open")
+
+    asyncio.run(body())

@@ -1,0 +1,150 @@
+"""Recorded rollouts graded again: which row they are of, which go together, and when two rewards agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from nemotron_steps.environments import recorded
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.recorded import Regraded, RowsByPrompt, prompt_key, regrade
+from nemotron_steps.environments.responses import message_item
+from nemotron_steps.errors import DataError, UnsupportedError
+
+
+def rollout(question: str = "q", answer: str = "a", **more: Any) -> dict[str, Any]:
+    request = {"responses_create_params": {"input": question}}
+    return {**request, "response": {"output": [message_item(answer)]}, "reward": 1.0, **more}
+
+
+class Grader(Environment):
+    """1 for `a`; notes what it is given, and what it is told to do."""
+
+    name: ClassVar[str] = "grader"
+
+    def __init__(self, *, groups: bool = False, agent: bool = False) -> None:
+        super().__init__(EnvironmentConfig(), {})
+        self.judges_groups, self.runs_agent = groups, agent  # type: ignore[misc]
+        self.seen: list[list[str]] = []
+        self.done: list[str] = []
+
+    async def start(self) -> None:
+        self.done.append("start")
+
+    async def release(self, session: Session) -> None:
+        self.done.append("release")
+
+    async def close(self) -> None:
+        self.done.append("close")
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        raise AssertionError("groups are judged")
+
+    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+        self.seen.append([f"{r.text}{'!' if r.truncated else ''}" for r in responses])
+        return [Verdict(float(r.text == "a")) for r in responses]
+
+
+def graded(environment: Grader, rollouts: list[dict[str, Any]]) -> list[Regraded]:
+    async def run() -> list[Regraded]:
+        return [each async for each in regrade(environment, [(r, f"f:{n}") for n, r in enumerate(rollouts)])]
+
+    return asyncio.run(run())
+
+
+def test_every_rollout_is_graded_in_its_order_and_the_environment_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "_AT_ONCE", 2)
+    environment = Grader()
+    cut = rollout(answer="a")
+    cut["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
+    found = graded(environment, [rollout(answer="b"), rollout(), rollout(), cut, rollout(answer="b", reward=None)])
+    assert [each.where for each in found] == [f"f:{n}" for n in range(5)]
+    assert [(each.recorded, each.verdict.reward) for each in found] == [(1, 0), (1, 1), (1, 1), (1, 1), (None, 0)]
+    assert environment.seen == [["b"], ["a"], ["a"], ["a!"], ["b"]]
+    assert environment.done == ["start", *["release"] * 5, "close"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "seen"), [(True, [["a", "b"], ["c"], ["d", "e"], ["f"]]), (False, [[text] for text in "abcdef"])]
+)
+def test_neighbours_of_one_prompt_are_judged_together_where_groups_are(groups: bool, seen: list[list[str]]) -> None:
+    environment = Grader(groups=groups)
+    rollouts = [
+        rollout("q", "a"), rollout("q", "b"), rollout("other", "c"),
+        rollout("q", "d", _ng_task_index=1), rollout("other", "e", _ng_task_index=1), rollout("other", "f"),
+    ]  # fmt: skip
+    graded(environment, rollouts)
+    assert environment.seen == seen
+
+
+@pytest.mark.parametrize(
+    ("change", "recorded_reward"),
+    [
+        ({"reward": 0}, 0.0),
+        ({"reward": None}, None),
+        ({"mask_sample": True}, None),
+        ({"instance_config": {"mask_sample": True}}, None),
+        ({"instance_config": {"mask_sample": False}}, 1.0),
+        ({"instance_config": "x"}, 1.0),
+    ],
+)
+def test_a_masked_recording_has_no_reward(change: dict[str, Any], recorded_reward: float | None) -> None:
+    assert graded(Grader(), [rollout(**change)])[0].recorded == recorded_reward
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "agrees"),
+    [
+        (1.0, 1.0, True),
+        (1.0, 0.9, True),
+        (1.0, 0.89, False),
+        (None, None, True),
+        (None, 0.0, False),
+        (0.0, None, False),
+    ],
+)
+def test_rewards_agree_within_the_tolerance_or_where_neither_is_there(
+    before: float | None, now: float | None, agrees: bool
+) -> None:
+    verdict = Verdict(now) if now is not None else Verdict.failed("lost")
+    assert Regraded("f:1", before, verdict).agrees(0.1 + 1e-12) is agrees
+
+
+@pytest.mark.parametrize(
+    ("broken", "field"),
+    [
+        ({"response": None}, "response.output"),
+        ({"response": {"output": "x"}}, "response.output"),
+        ({"response": {"output": ["x"]}}, "response.output"),
+        ({"reward": "1"}, "reward"),
+        ({"reward": True}, "reward"),
+    ],
+)
+def test_what_is_no_recording_is_refused(broken: dict[str, Any], field: str) -> None:
+    with pytest.raises(DataError) as caught:
+        graded(Grader(), [{**rollout(), **broken}])
+    assert caught.value.where == f"f:0 field {field}"
+
+
+def test_an_agent_server_grades_no_recording() -> None:
+    environment = Grader(agent=True)
+    with pytest.raises(UnsupportedError, match="its agent's own verdict"):
+        graded(environment, [rollout()])
+    assert environment.done == []
+
+
+def test_a_rollout_gets_back_the_fields_of_the_row_that_it_begins_with() -> None:
+    rows = [({"responses_create_params": {"input": text}, "key": text, "reward": 9}, f"f:{text}") for text in "ab"]
+    known = RowsByPrompt([*rows, rows[0]])
+    assert known.completed(rollout("b"), "g:1") == {**rows[1][0], **rollout("b")}
+    with pytest.raises(DataError, match="that of no row"):
+        known.completed(rollout("c"), "g:1")
+    with pytest.raises(DataError, match="differ") as caught:
+        RowsByPrompt([*rows, ({**rows[0][0], "key": "other"}, "f:9")])
+    assert caught.value.where == "f:9" and "f:a" in (caught.value.found or "")
+    with pytest.raises(DataError, match="no prompt"):
+        prompt_key({}, "f:1")
+    assert prompt_key(rollout("a", "b"), "") == prompt_key(rows[0][0], "") != prompt_key(rows[1][0], "")
