@@ -25,13 +25,14 @@ import math
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemotron_steps.environments.judged.judges import JudgeLostError
+from nemotron_steps.environments.judged.notes import JUDGE_NOTES, noting
 from nemotron_steps.environments.responses import Response, ToolCall
 from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError, show_line
 
@@ -86,7 +87,8 @@ class Verdict:
         reward: a number inside the environment's reward_range, or None when `failure` is set.
         components: named parts and diagnostics, logged as metrics.
         failure: snake_case class of why no judgement was possible, else None.
-        details: free text a person may want to read next to the sample (extracted answer, compiler message).
+        details: free text a person may want to read next to the sample (extracted answer, compiler message). What a
+            judge said is under "judge" (judged/notes.py), and is shown with the sample in the report.
     """
 
     reward: float | None
@@ -173,6 +175,10 @@ class RowError(ValueError):
         self.found = found
 
 
+class MissingFieldError(DataError):
+    """A row lacks a field that its environment needs; another file may have it."""
+
+
 class Environment(ABC):
     """Base class of every reward environment.
 
@@ -218,7 +224,7 @@ class Environment(ABC):
         """
         for path in ("responses_create_params.input", *self.required_fields):
             if lookup(row, path) is None:
-                raise DataError(
+                raise MissingFieldError(
                     f"row lacks the field `{path}`, which environment `{self.name}` needs",
                     where=f"{where} field {path}",
                     expected=f"values at: {', '.join(('responses_create_params.input', *self.required_fields))}",
@@ -248,7 +254,9 @@ class Environment(ABC):
         try:
             check(row)
         except RowError as error:
-            raise DataError(
+            there = lookup(row, error.field_name.partition("[")[0]) is not None
+            refused = DataError if there else MissingFieldError
+            raise refused(
                 f"row has an unusable `{error.field_name}` for environment `{self.name}`",
                 where=f"{where} field {error.field_name}",
                 expected=error.expected,
@@ -320,11 +328,14 @@ class Environment(ABC):
 
     async def _guarded(self, row: Row, response: Response, session: Session) -> Verdict:
         try:
-            return self.checked("verify", await self.verify(row, response, session))
+            with noting() as begun:
+                verdict = self.checked("verify", await self.verify(row, response, session))
         except JudgeLostError:
             raise
         except Exception as error:  # of this rollout alone; whoever collects it reports it
             return Verdict.of_error(error)
+        notes = [note for note in begun if note]
+        return replace(verdict, details={JUDGE_NOTES: notes, **verdict.details}) if notes else verdict
 
     def checked(self, method: str, verdict: Any) -> Verdict:
         """What `method` gave, if it is a verdict with a reward in `reward_range`; else the failure that it is.

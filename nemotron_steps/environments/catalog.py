@@ -114,10 +114,14 @@ def described(name: str) -> Described:
     if found is None:
         raise unknown(name)
     environment, preset = found
+    from pydantic import ValidationError
+
     loaded = environment_class(environment)
     config = loaded.config_class
-    complete = not any(field.is_required() for field in config.model_fields.values())
-    built = loaded(config.model_validate(preset), {}) if complete else None
+    try:
+        built = loaded(config.model_validate(preset), {})
+    except ValidationError:  # it cannot do without settings
+        built = None
     return Described(
         asked=name,
         environment=environment,

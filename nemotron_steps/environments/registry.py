@@ -179,9 +179,10 @@ def _settings_hints(name: str, error: ValidationError, known: Sequence[str]) -> 
     for item in error.errors():
         key = ".".join(map(str, item["loc"]))
         if item["type"] == "missing":
-            hints.append(f"{where}.{key}={'http://HOST:PORT' if key == 'url' else 'VALUE'}")
+            hints.append(f"{where}.{key}=VALUE")
         elif item["type"] == "extra_forbidden":
             hints += [f"{where}.{match}={item['input']}" for match in get_close_matches(key, known, n=1)]
+        hints += [f"{where}.{hint}" for hint in item.get("ctx", {}).get("hints", ())]
     return hints
 
 

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from nemotron_steps.environments import agents, registry
 from nemotron_steps.environments.base import Environment
-from nemotron_steps.errors import DataError, UnknownNameError
+from nemotron_steps.errors import ConfigError, DataError, UnknownNameError
+from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
+from nemotron_steps.sandbox.containers import ContainerSandbox
 
 
 @pytest.mark.parametrize("name", sorted(registry.BUILT_IN))
@@ -53,6 +56,43 @@ def test_an_unknown_name_gets_the_nearest_ones() -> None:
     with pytest.raises(UnknownNameError) as caught:
         registry.create("reasoning_gim")
     assert "reasoning_gym" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "hints"),
+    [
+        ("reward_function", {}, ("functions=VALUE",)),
+        ("code_gen", {"max_stepz": 3}, ("max_steps=3",)),
+        ("code_gen", {"qqq": 3}, ()),
+        ("code_gen", {"max_steps": "no"}, ()),
+    ],
+)
+def test_wrong_settings_are_told_with_what_to_write(
+    name: str, settings: dict[str, Any], hints: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        registry.settings_of(name, settings)
+    where = f"env.nemo_gym.environments.{name}"
+    assert caught.value.hints == tuple(f"{where}.{hint}" for hint in hints)
+    assert caught.value.where == where and caught.value.found == (", ".join(settings) or "none")
+    assert "max_steps" in str(caught.value.expected)
+
+
+@pytest.mark.parametrize("name", ["code_gen", "math_formal_lean", "ns_tools"])
+def test_programs_run_in_the_sandbox_and_the_image_that_the_settings_name(name: str) -> None:
+    environment: Any = registry.environment_class(name)
+    made = environment(registry.settings_of(name, {"sandbox": "podman", "sandbox_image": "an/image:1"}), {})
+    assert isinstance(made.sandbox, ContainerSandbox)
+    assert (made.sandbox.engine, made.sandbox.image) == ("podman", "an/image:1")
+    plain = environment(registry.settings_of(name, {}), {})
+    assert isinstance(plain.sandbox, BubblewrapSandbox)
+
+
+def test_judges_that_are_missing_are_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        registry.create("multichallenge")
+    (hint,) = caught.value.hints
+    assert hint.startswith("env.nemo_gym.") and hint.endswith(".responses_api_models.vllm_model.model=PATH")
 
 
 def test_the_layer_is_light() -> None:

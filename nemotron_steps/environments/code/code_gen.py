@@ -94,17 +94,24 @@ class CodeGenConfig(EnvironmentConfig):
     """Settings."""
 
     unit_test_timeout_secs: float = Field(10.0, gt=0.0)
+    """Of one test."""
     memory_mib: int = Field(2048, gt=0)
+    """Of one program."""
     reasoning_format_penalty: float = Field(0.0, le=0.0)
     """Reward of an answer that breaks the thinking tags, whatever its tests say."""
     num_processes: int | None = Field(None, ge=1)
     """Sandboxes at once; null for one a core."""
     sandbox: str = "bubblewrap"
+    """Where programs run: a name of the sandbox registry, such as bubblewrap or docker."""
     sandbox_image: str | None = None
+    """Container image, for a sandbox that has images."""
 
 
 class CodeGen(Environment):
-    """See the module docstring."""
+    """See the module docstring.
+
+    A row has `verifier_metadata.unit_tests`: lists `inputs` and `outputs`, and `fn_name` where a function is called.
+    """
 
     name: ClassVar[str] = "code_gen"
     required_fields: ClassVar[tuple[str, ...]] = ("verifier_metadata.unit_tests",)

@@ -56,16 +56,24 @@ class MathFormalLeanConfig(EnvironmentConfig):
     """Settings."""
 
     max_corrections: int = Field(0, ge=0, le=2)
+    """Further turns after a proof that Lean does not accept."""
     lean_project: str | None = None
     """Folder of a built Lake project with the libraries that the rows import."""
     lean_timeout_s: float = Field(300.0, gt=0.0)
+    """Of one proof."""
     lean_memory_mib: int = Field(16384, gt=0)
+    """Of one Lean process."""
     sandbox: str = "bubblewrap"
+    """Where Lean runs: a name of the sandbox registry, such as bubblewrap or docker."""
     sandbox_image: str | None = None
+    """Container image with Lean, for a sandbox that has images."""
 
 
 class MathFormalLean(Environment):
-    """See the module docstring."""
+    """See the module docstring.
+
+    A row has `header` (imports) and `formal_statement` (the theorem up to `:= by`), texts.
+    """
 
     name: ClassVar[str] = "math_formal_lean"
     required_fields: ClassVar[tuple[str, ...]] = ("header", "formal_statement")

@@ -54,14 +54,20 @@ class SwerlGenConfig(EnvironmentConfig):
     """Settings."""
 
     engine: Literal["docker", "podman"] = "docker"
+    """What starts the containers."""
     sandbox_timeout: float = Field(600.0, gt=0.0)
+    """Seconds that the tests of one answer may take."""
     memory_mib: int = Field(8192, gt=0)
+    """Of one container."""
     relaxed_formatting: bool = False
     """True: edits count without `<solution>` tags around them."""
 
 
 class SwerlGen(Environment):
-    """See the module docstring."""
+    """See the module docstring.
+
+    A row has `mode` (eval or repro-gen), `metadata` (image, files shown) and `instance` (tests, patch).
+    """
 
     name: ClassVar[str] = "swerl_gen"
     required_fields: ClassVar[tuple[str, ...]] = ("instance", "metadata.image", "mode")

@@ -64,6 +64,7 @@ class RewardFunctionConfig(EnvironmentConfig):
     """Settings."""
 
     functions: tuple[RewardFunction, ...] = Field(min_length=1)
+    """Functions and their weights."""
     timeout_s: PositiveFloat = 60.0
     """Of one call of one function, for all rollouts of a prompt."""
     workers: PositiveInt = 2

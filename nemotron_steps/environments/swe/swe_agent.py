@@ -79,11 +79,13 @@ class SweAgentConfig(EnvironmentConfig):
     agent_timeout_s: float = Field(1800.0, gt=0.0)
     """Of the whole rollout from the first tool call on, what the policy takes to answer included."""
     tests_timeout_s: float = Field(1200.0, gt=0.0)
+    """Of the issue's tests after a rollout."""
     memory_mib: int = Field(4096, gt=0)
     """Of a working copy's processes and files together."""
     disk_mib: int = Field(1024, gt=0)
     """Of a working copy's files."""
     processes: int = Field(256, gt=0)
+    """Of a working copy at once."""
     shown_characters: int = Field(20_000, ge=100)
     """Of a tool's output."""
     read_only: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 class CalendarEvents(Environment):
-    """See the module docstring."""
+    """See the module docstring. A row has `exp_cal_state`: event id → its duration, window and constraint."""
 
     name: ClassVar[str] = "calendar"
     required_fields: ClassVar[tuple[str, ...]] = ("exp_cal_state",)

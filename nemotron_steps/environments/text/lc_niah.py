@@ -40,7 +40,7 @@ class LcNiahConfig(EnvironmentConfig):
 
 
 class LcNiah(Environment):
-    """See the module docstring."""
+    """See the module docstring. A row has `expected_answer`, the nodes as a JSON list in a text."""
 
     name: ClassVar[str] = "lc_niah"
     required_fields: ClassVar[tuple[str, ...]] = ("expected_answer",)

@@ -51,7 +51,10 @@ class McqaConfig(EnvironmentConfig):
 
 
 class Mcqa(Environment):
-    """See the module docstring."""
+    """See the module docstring.
+
+    A row has `options`, a list of objects LETTER → text, and `expected_answer`, a letter of them.
+    """
 
     name: ClassVar[str] = "mcqa"
     required_fields: ClassVar[tuple[str, ...]] = ("expected_answer",)

@@ -61,7 +61,7 @@ Scorer = Callable[..., float]
 
 
 class ReasoningGym(Environment):
-    """See the module docstring."""
+    """See the module docstring. A row has `question`, `answer` and `metadata`, as the library's data sets make them."""
 
     name: ClassVar[str] = "reasoning_gym"
     required_fields: ClassVar[tuple[str, ...]] = ("question", "metadata.source_dataset")

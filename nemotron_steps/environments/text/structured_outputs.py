@@ -28,7 +28,10 @@ INLINE_LENGTH = 10_000
 
 
 class StructuredOutputs(Environment):
-    """See the module docstring."""
+    """See the module docstring.
+
+    A row has `schema_str` (a JSON schema as text) and `schema_type` (json, yaml, xml, toml or csv).
+    """
 
     name: ClassVar[str] = "structured_outputs"
     required_fields: ClassVar[tuple[str, ...]] = ("schema_str",)

@@ -69,14 +69,19 @@ class NsToolsConfig(MathWithJudgeConfig):
     """Settings."""
 
     max_tool_calls: int = Field(64, ge=1)
+    """Of one rollout; further ones are answered with an error."""
     tool_timeout_s: float = Field(120.0, gt=0.0)
+    """Of one call."""
     tool_memory_mib: int = Field(2048, gt=0)
+    """Of one call."""
     sandbox: str = "bubblewrap"
+    """Where the tool runs: a name of the sandbox registry, such as bubblewrap or docker."""
     sandbox_image: str | None = None
+    """Container image, for a sandbox that has images."""
 
 
 class NsTools(MathWithJudge):
-    """See the module docstring."""
+    """See the module docstring. A row has `question` and `expected_answer`, texts."""
 
     name: ClassVar[str] = "ns_tools"
     config_class = NsToolsConfig

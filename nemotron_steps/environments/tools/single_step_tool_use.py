@@ -31,6 +31,7 @@ class SingleStepToolUseConfig(EnvironmentConfig):
     word_count_similarity_threshold: float = Field(0.1, ge=0.0, le=0.5)
     """Over strings of two words and more; identical strings reach 0.5."""
     floating_point_comparison_threshold: float = Field(1e-6, gt=0.0)
+    """Numbers that differ by no more are the same."""
     ignored_arguments: tuple[str, ...] = ("goal",)
     """Argument names whose values are not compared (they must still be present)."""
     parallel_tool_call_reward_mode: Literal["binary", "f1"] = "binary"
@@ -38,7 +39,10 @@ class SingleStepToolUseConfig(EnvironmentConfig):
 
 
 class SingleStepToolUse(Environment):
-    """See the module docstring."""
+    """See the module docstring.
+
+    A row has `expected_action`: `type` is function_call (with `name` and `arguments`) or message (with `content`).
+    """
 
     name: ClassVar[str] = "single_step_tool_use_with_argument_comparison"
     required_fields: ClassVar[tuple[str, ...]] = ("expected_action.type",)

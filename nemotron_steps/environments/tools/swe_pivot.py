@@ -61,6 +61,7 @@ class SwePivotConfig(EnvironmentConfig):
     """Settings."""
 
     similarity_full_credit: float = Field(0.8, ge=0.0, le=1.0)
+    """Arguments at least so similar (0 to 1) are the same."""
 
 
 class SwePivot(Environment):

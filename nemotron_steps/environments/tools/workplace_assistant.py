@@ -34,7 +34,10 @@ class WorkplaceConfig(EnvironmentConfig):
 
 
 class WorkplaceAssistant(Environment):
-    """See the module docstring."""
+    """See the module docstring.
+
+    A row has `ground_truth`, a list of calls, each with `name` and `arguments` (JSON text).
+    """
 
     name: ClassVar[str] = "workplace_assistant"
     required_fields: ClassVar[tuple[str, ...]] = ("ground_truth",)

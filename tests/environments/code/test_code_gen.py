@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.code import code_gen
 from nemotron_steps.environments.code.code_gen import breaks_thinking_tags, extract_program, unit_tests_of
 from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import DataError
+from nemotron_steps.sandbox import Outcome, SandboxResult
 
 needs_sandbox = [
     pytest.mark.sandbox,
@@ -186,3 +188,83 @@ def test_unusable_rows_are_refused(tests: dict[str, Any]) -> None:
     task = {"responses_create_params": {"input": "Write."}, "verifier_metadata": {"unit_tests": tests}}
     with pytest.raises(DataError, match=r"unit_tests"):
         create("code_gen").check_row(task, "f:1")
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "is_json", "same"),
+    [
+        ("1.50 2\n", "1.5 2.0", False, True),
+        (" a \n b\n\n", "a\nb", False, True),
+        ("a b", "a  b", False, False),  # texts are compared as they are
+        ("1e2", "100", False, True),
+        ("1 2", "1 2 3", False, False),
+        ("1\n2", "1 2", False, False),
+        ("nan", "NaN", False, False),
+        ("", "", False, True),
+        ("a\n\nb", "a\nb", False, False),
+        ("[1, 2.0]", "[1.0, 2]", True, True),
+        ('{"b": 1, "a": 2}', '{"a": 2, "b": 1}', True, True),
+        ("[1, 2]", "[2, 1]", True, False),
+        ("1", '"1"', True, False),
+        ("no json", "1", True, False),
+        ("[" * 100_000, "1", True, False),
+    ],
+)
+def test_outputs_are_the_same_by_lines_or_by_value(got: str, want: str, is_json: bool, same: bool) -> None:
+    assert code_gen._matches(got, want, is_json) is same
+
+
+def ended(code: int | None, out: str = "", err: str = "") -> str:
+    return json.dumps({"code": code, "out": out, "err": err})
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "passed", "problem"),
+    [
+        ([ended(0, "3"), ended(0, "7")], Outcome.EXITED, 2, None),
+        ([ended(0, "3"), ended(0, "8")], Outcome.EXITED, 1, "test 1: wrong answer '8', expected '7"),
+        ([ended(1, "3", "boom"), ended(0, "7")], Outcome.EXITED, 0, "test 0: boom"),
+        ([ended(0, "3"), ended(None)], Outcome.EXITED, 1, "test 1: time-out"),
+        ([ended(0, "3")], Outcome.MEMORY_LIMIT, 1, "test 1: memory_limit"),
+        ([ended(0, "3")], Outcome.EXITED, 1, "test 1: stopped last words"),
+        (["noise", ended(0, "7")], Outcome.EXITED, 0, "test 0: stopped"),
+        ([json.dumps({"code": 0, "out": 3, "err": ""})], Outcome.EXITED, 0, "test 0: stopped"),
+        ([json.dumps({"out": "3", "err": ""})], Outcome.EXITED, 0, "test 0: stopped"),
+    ],
+)
+def test_the_first_problem_is_that_of_the_first_test_that_did_not_pass(
+    lines: list[str], outcome: Outcome, passed: int, problem: str | None
+) -> None:
+    tests = code_gen.Tests(["", ""], ["3\n", "7\n"], None)
+    found = code_gen._first_problem(SandboxResult(outcome, 0, "\n".join(lines), "last words", 1.0), tests)
+    assert found[0] == passed
+    assert found[1] is None if problem is None else (found[1] or "").startswith(problem)
+
+
+def test_a_sandbox_has_time_and_memory_for_all_of_its_tests() -> None:
+    environment: Any = create("code_gen", {"unit_test_timeout_secs": 3.0, "memory_mib": 7})
+    asked = []
+
+    class Noted:
+        async def run(self, **given: Any) -> SandboxResult:
+            asked.append(given)
+            tests = json.loads(given["stdin"])["tests"]
+            return SandboxResult(Outcome.EXITED, 0, "\n".join(ended(0, test) for test in tests), "", 0.0)
+
+    environment.sandbox = Noted()
+    inputs = [str(n) for n in range(code_gen.CHUNK + 2)]
+    answer = Response("```python\nx\n```")
+    verdict = asyncio.run(environment.verify(row(inputs, inputs), answer, Session()))
+    assert (verdict.reward, verdict.components["tests_passed"], len(asked)) == (1.0, 1.0, 2)
+    first, second = asked
+    assert json.loads(second["stdin"])["tests"] == inputs[code_gen.CHUNK :]
+    job = json.loads(first["stdin"])
+    assert (job["script"], job["timeout"], first["files"]) == ("solution.py", 3.0, {"solution.py": "x\n"})
+    limits = second["limits"]
+    assert (limits.wall_s, limits.cpu_s, limits.memory_bytes) == (16.0, 17, 7 * 2**20)
+    assert limits.output_bytes == 2 * 2 * job["output"]
+    asyncio.run(environment.verify(row(["1"], ["1"], "f"), answer, Session()))
+    called = asked[2]
+    assert json.loads(called["stdin"])["script"] == "call.py" and "FUNCTION = 'f'\n" in called["files"]["call.py"]
+    nothing = asyncio.run(environment.verify(row(["1"], ["1"]), Response("no program"), Session()))
+    assert (nothing.reward, nothing.components["code_found"], len(asked)) == (0.0, 0.0, 3)

@@ -198,3 +198,61 @@ def test_unusable_rows_are_refused(bad: dict[str, Any]) -> None:
     environment.check_row(row("repro-gen"), "f:1")
     with pytest.raises(DataError):
         environment.check_row(bad, "f:1")
+
+
+def test_everything_is_done_in_the_repository_and_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+
+    class Noting(Container):
+        async def write(self, files: dict[str, str]) -> None:
+            done.append(sorted(files))
+
+        async def run(self, argv: list[str], *, cwd: str | None = None) -> SandboxResult:
+            done.append((argv[-1].split()[0], cwd))
+            return await super().run(argv, cwd=cwd or "")
+
+    def of(mode: str, ends: dict[str, tuple[Outcome, int, str]]) -> float | None:
+        environment = create("swerl_gen")
+        monkeypatch.setattr(environment, "_container", lambda row: Noting(ends))
+        answer = f"<solution>{edit('pkg/b.py', 'x = 1', 'x = 2')}</solution>\n```python\nignored\n```\n```\nlast\n```"
+        asked = row(mode, setup_script="make ready")
+        done.clear()
+        return asyncio.run(environment.judge_group(asked, [Response(answer)], [Session()]))[0].reward
+
+    place = "/testbed"
+    of("eval", {})
+    assert done[:3] == [("make", place), ["/tmp/answer.patch"], ("/tmp/answer.patch", place)]
+    assert len(done) == 4 and done[3][1] == place
+    of("repro-gen", {})
+    written, tested = ["/testbed/reproduce_issue.py"], ("source", place)
+    before, after = [("make", place), written, tested], [("make", place), ["/tmp/answer.patch"]]
+    assert done == [*before, *after, ("/tmp/answer.patch", place), written, tested]
+
+
+@pytest.mark.parametrize(
+    ("codes", "reward"), [((2, 0), 1.0), ((1, 0), 0.0), ((2, 2), 0.0), ((0, 0), 0.0), ((0, 2), 0.0)]
+)
+def test_a_reproduction_fails_before_the_patch_and_passes_after_it(
+    codes: tuple[int, int], reward: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = create("swerl_gen")
+    left = list(codes)
+    monkeypatch.setattr(
+        environment, "_container", lambda row: Container({"reproduce": (Outcome.EXITED, left.pop(0), "")})
+    )
+    answer = Response("```python\n1\n```")
+    verdict = asyncio.run(environment.verify(row("repro-gen"), answer, Session()))
+    assert (verdict.reward, verdict.details["exit_codes"]) == (reward, list(codes))
+
+
+def test_a_container_has_what_the_settings_allow() -> None:
+    environment: Any = create("swerl_gen", {"sandbox_timeout": 20.0, "memory_mib": 3, "engine": "podman"})
+    container = environment._container(row())
+    limits = container.limits
+    assert (container.engine, limits.wall_s, limits.cpu_s, limits.memory_bytes) == ("podman", 20.0, 160, 3 * 2**20)
+
+
+def test_too_many_edits_are_none() -> None:
+    for count, there in ((rule.MAX_EDITS, True), (rule.MAX_EDITS + 1, False)):
+        body = "\n".join(edit("pkg/b.py", f"x = {n}", "y") for n in range(count))
+        assert (rule.edits_in(body) is not None) is there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from nemotron_steps.environments.base import Session, Verdict
 from nemotron_steps.environments.own.reward_function import load
-from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.registry import create, settings_of
 from nemotron_steps.environments.responses import Response
 from nemotron_steps.errors import ConfigError
 
@@ -53,6 +54,23 @@ def test_a_file_that_changed_in_a_long_process_is_read_again(tmp_path: Path) -> 
     assert load(f"{file}:one")() == 1
     file.write_text("def one(**columns): return 2\ndef two(**columns): return 3\n")
     assert (load(f"{file}:one")(), load(f"{file}:two")()) == (2, 3)
+
+
+def test_a_file_may_import_what_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "beside_the_scores", raising=False)
+    (tmp_path / "beside_the_scores.py").write_text("VALUE = 3\n")
+    file = tmp_path / "scores.py"
+    file.write_text("import beside_the_scores\ndef one(**columns): return beside_the_scores.VALUE\n")
+    assert load(f"{file}:one")() == 3
+    assert sys.path[-1] == str(tmp_path)  # last: a file there hides no module of a library
+
+
+@pytest.mark.parametrize("function", ["a.py", "a.py:", ":f", "a.py:1f", "a.py:f g", "a.py:f()", "a:b:c", "a.py:f-"])
+def test_a_function_is_a_place_and_a_name(function: str) -> None:
+    with pytest.raises(ConfigError, match="settings of environment `reward_function` are wrong"):
+        settings_of("reward_function", {"functions": [{"function": function}]})
+    settings_of("reward_function", {"functions": [{"function": "some.module:Class.method_1"}]})
 
 
 def test_verls_signature_gets_the_ground_truth() -> None:

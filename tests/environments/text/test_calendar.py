@@ -54,6 +54,17 @@ def problem(answer: str, state: dict[str, Any] = STATE) -> Any:
         (text([GOOD[0], (1, "13:30", 30), GOOD[2]]), "constraint_violated"),
         (text([GOOD[0], GOOD[1], (2, "noon", 30)]), "malformed_event"),
         (text([GOOD[0], GOOD[1], (2, "14:30", "30")]), "malformed_event"),
+        (text([GOOD[0], (1, "14:00", 0), (2, "14:30", 30)]), "malformed_event"),
+        (text([GOOD[0], (1, "14:00", True), (2, "14:30", 30)]), "malformed_event"),
+        (text([GOOD[0], GOOD[1], (1, "14:00", 30)]), "different_number_of_events"),
+        (text([*GOOD, GOOD[2]]), "different_number_of_events"),
+        (text([GOOD[2], GOOD[1], GOOD[0]]), None),
+        (text([(0, "10:00", 60), GOOD[1], (2, "15:30", 30)]), None),  # to the minute, at both ends of their windows
+        (text([(0, "10:45", 60), GOOD[1], (2, "11:45", 30)]), None),
+        (text([(0, "10:46", 60), GOOD[1], GOOD[2]]), "constraint_violated"),
+        (text([GOOD[0], GOOD[1], (2, "9:59", 30)]), "constraint_violated"),
+        (text([GOOD[0], GOOD[1], (2, "14:29", 30)]), "conflicting_events"),
+        (text(GOOD) + "</think>", "think_found"),
         ("no calendar", "no_event_list"),
         ("<think>" + text(GOOD), "think_found"),
     ],
@@ -69,11 +80,17 @@ def test_an_empty_calendar_takes_any_answer() -> None:
 
 def test_times_and_constraints() -> None:
     assert [minutes(t) for t in ("12am", "12pm", "1:45pm", "09:05", "12:30am")] == [0, 720, 825, 545, 30]
-    for wrong in ("25:00", "10", "13pm", "", "10:75"):
+    assert [minutes(t) for t in ("24:00", "0:59", "11:59 PM", " 1 am ", "2pm")] == [1440, 59, 1439, 60, 840]
+    for wrong in ("25:00", "10", "13pm", "0am", "", "10:75", "10:60", "at 10:00"):
         with pytest.raises(ValueError, match="not a time"):
             minutes(wrong)
     assert bounds(expected(0, 30, "before 1:45pm")) == (600, 825, None)
     assert bounds(expected(0, 30, "after 2pm")) == (840, 960, None)
+    # The window is the tighter of the constraint's and the event's own.
+    assert bounds(expected(0, 30, "before 5pm")) == bounds(expected(0, 30, "after 9am")) == (600, 960, None)
+    assert bounds(expected(0, 30, "between 9am and 5pm")) == bounds(expected(0, 30, None)) == (600, 960, None)
+    assert bounds(expected(0, 30, "between 11am and 1pm")) == (660, 780, None)
+    assert bounds(expected(0, 30, "at 2pm")) == (600, 960, 840)
 
 
 def test_the_last_list_of_objects_is_read() -> None:

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.environments.text.extraction import fenced_blocks, json_values, last_answer_tag, last_boxed
+from nemotron_steps.environments.text.extraction import (
+    fenced_blocks,
+    json_values,
+    last_answer_tag,
+    last_boxed,
+    last_captures,
+    output_regexes,
+    regex_problem,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +80,34 @@ def test_what_is_no_json_is_passed_over_or_ends_the_search(bad: str) -> None:
 )
 def test_any_list_is_found_again(value: Any) -> None:
     assert values(f"The answer: {json.dumps([value])} .", "[") == [[value]]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "found"),
+    [
+        (r"a(\d)", "a1 a2", "2"),
+        (r"a\d", "a1 a2 b", "a2"),
+        (r"(x)?(y)? (\d)", "y 3", "y"),
+        (r"( )(y)", " y", "y"),
+        (r"(\s*)b ", "a  b ", "b"),
+        (r"c", "ab", None),
+    ],
+)
+def test_a_capture_is_the_first_group_with_text_of_the_last_match(pattern: str, text: str, found: str | None) -> None:
+    assert last_captures(text, [pattern]) == [found]
+    assert last_captures(text, ["zz", pattern, pattern]) == [None, found, found]
+    assert last_captures(text.upper(), [pattern], re.IGNORECASE) == [found if found is None else found.upper()]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "patterns"),
+    [({"output_regex": "a"}, ["a"]), ({"output_regex": ["a", "", "b"]}, ["a", "b"]), ({}, []), (None, []), ("a", [])],
+)
+def test_a_rows_regexes_may_be_one_or_several_or_none(metadata: Any, patterns: list[str]) -> None:
+    assert output_regexes({"template_metadata": metadata}) == patterns
+    assert output_regexes({}) == []
+
+
+def test_what_is_no_regex_is_said() -> None:
+    assert regex_problem(["a", "b+"]) is None
+    assert "(" in (regex_problem(["a", "("]) or "")

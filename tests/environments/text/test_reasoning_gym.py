@@ -150,6 +150,60 @@ def test_arithmetic_is_let_through(text: str) -> None:
     assert guard.is_bounded_arithmetic(text)
 
 
+TEN_TO_15 = "1" + "0" * 15
+
+
+@pytest.mark.parametrize(
+    ("accepted", "refused"),
+    [
+        (TEN_TO_15, TEN_TO_15[:-1] + "01"),
+        ("1e15", "2e15"),
+        ("-1", "not 1"),
+        ("x**100", "x**101"),
+        ("x**-100", "x**-101"),
+        ("x**1.5", "x**100.5"),
+        ("x**(100/100)", "x**(101/100)"),
+        ("x**(1/100)", "x**(1/101)"),
+        ("x**(1/2)", "x**(1/0)"),
+        ("x**n", "x**pi"),
+        ("x**(n+1)", "x**(n**2)"),
+        ("(x**2)**3", "((x**2)**3)**4"),
+        ("x + pi", "xy + pi"),
+        ("sin(x)", "sin(x, y)"),
+        ("sqrt(2)", "eval(2)"),
+        ("1 / 2", "1 // 2"),
+        ("1", "True"),
+        ("x**2", "x**True"),
+        ("1" + " " * (guard.MAX_EXPRESSION_LENGTH - 1), "1" + " " * guard.MAX_EXPRESSION_LENGTH),
+        ("+".join("1" * 600), "+".join("1" * 800)),  # few letters, too many nodes
+    ],
+)
+def test_arithmetic_is_bounded_where_the_limits_say(accepted: str, refused: str) -> None:
+    assert guard.is_bounded_arithmetic(accepted)
+    assert not guard.is_bounded_arithmetic(refused)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "refused"),
+    [
+        ("[1, -2, (x, {'a': {3}})]", "[1, x()]"),
+        ("not python at all", "x.y"),
+        ("'" + "a" * (guard.MAX_LENGTH - 2) + "'", "'" + "a" * (guard.MAX_LENGTH - 1) + "'"),
+        ("'a'", "f'{a}'"),
+        ("+1", "1 + 1"),
+    ],
+)
+def test_literals_are_inert_and_nothing_else_is(accepted: str, refused: str) -> None:
+    assert guard.is_inert_literal(accepted)
+    assert not guard.is_inert_literal(refused)
+
+
+def test_exponents_of_four_digits_are_no_plain_numbers() -> None:
+    assert all(map(guard.is_plain_number_text, ("1e999", "1E-10", "e9999", "12345")))
+    assert not any(map(guard.is_plain_number_text, ("1e1000", "a 2E+9999 b", "1e-1000")))
+    assert not guard.is_bounded_arithmetic("1e-1000")
+
+
 @given(st.text(max_size=60))
 @settings(max_examples=300)
 def test_guards_accept_or_refuse_any_text_without_raising(text: str) -> None:
@@ -169,3 +223,39 @@ def test_whatever_passes_as_arithmetic_evaluates_at_once(text: str) -> None:
             sympy.parse_expr(text)
         except (TypeError, ZeroDivisionError, ValueError, AttributeError, SyntaxError):
             return
+
+
+@pytest.mark.parametrize(
+    ("problem", "harmless"),
+    [("0xAB & (0x1f << 2) ^ ~3", True), ("", False), ("2 ** 9", False), ("f(1)", True), ("x()", True), ("g()", False)],
+)
+def test_a_bitwise_problem_holds_numbers_and_operators(problem: str, harmless: bool) -> None:
+    assert module._is_bitwise(problem) is harmless
+
+
+def test_scores_lie_between_0_and_1_and_what_is_no_number_is_0() -> None:
+    assert [module._unit(score) for score in (-0.1, 0, 0.3, 1, 1.1, float("nan"), float("inf"))] == [
+        0.0, 0.0, 0.3, 1.0, 1.0, 0.0, 0.0,
+    ]  # fmt: skip
+    assert module._as_tuples([[1, [2]], "a"]) == ((1, (2,)), "a")
+
+
+def test_an_answer_may_be_so_long_and_no_longer(environment: module.ReasoningGym) -> None:
+    row = rows_of("letter_counting", 1)[0]
+    for size, refused in ((module.MAX_LENGTH, 0.0), (module.MAX_LENGTH + 1, 1.0)):
+        assert score(environment, row, "x" * size).components["answer_refused"] == refused
+
+
+@pytest.mark.parametrize(
+    ("source", "answer", "safe"),
+    [
+        ("n_queens", "[[1]]", True),
+        ("n_queens", "1 + 1", False),
+        ("puzzle24", "1 + 1", True),
+        ("puzzle24", "[1]", False),
+        ("chain_sum", "anything()", True),
+        ("chain_sum", "1e99999", False),
+    ],
+)
+def test_what_a_scorer_may_see_depends_on_what_it_does_with_it(source: str, answer: str, safe: bool) -> None:
+    assert module.is_safe_answer(source, answer) is safe

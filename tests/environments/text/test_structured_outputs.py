@@ -134,6 +134,74 @@ def test_public_spellings_of_a_schema_are_understood() -> None:
     assert asyncio.run(environment.verify(without, Response(json.dumps(GOOD)), Session())).reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("value", "schema", "coerced"),
+    [
+        ("3", {"type": "integer"}, 3),
+        ("3", {"type": "number"}, 3.0),
+        ("3", {"type": "string"}, "3"),
+        ("3", {}, "3"),
+        ("x", {"type": "integer"}, "x"),
+        ("TRUE", {"type": "boolean"}, True),
+        ("0", {"type": "boolean"}, False),
+        ("2", {"type": "boolean"}, "2"),
+        ("3", {"type": ["null", "integer"]}, 3),
+        ("x", {"type": ["integer", "string"]}, "x"),
+        ("", {"type": ["null", "string"]}, None),
+        ("", {"type": "string"}, ""),
+        (None, {"type": "string"}, ""),
+        (None, {"type": ["string", "null"]}, None),
+        (None, {"type": "integer"}, None),
+        (None, {"type": "array"}, []),
+        ("1", {"type": "array", "items": {"type": "integer"}}, [1]),
+        ({"item": ["1", "2"]}, {"type": "array", "items": {"type": "integer"}}, [1, 2]),
+        ({"a": "1", "b": "2"}, {"type": "array"}, [{"a": "1", "b": "2"}]),
+        ({"a": "1", "b": "2"}, {"type": "object", "properties": {"a": {"type": "integer"}}}, {"a": 1, "b": "2"}),
+        ("3", True, "3"),
+    ],
+)
+def test_strings_become_what_the_schema_asks_for_or_stay(value: Any, schema: Any, coerced: Any) -> None:
+    found = formats.coerce(value, schema)
+    assert found == coerced and type(found) is type(coerced)
+
+
+def test_xml_keeps_attributes_repeated_children_and_mixed_text() -> None:
+    text = "<a x='1'> said <b>1</b><b/><b>3</b><c><d>4</d></c></a>"
+    assert formats.parse(text, "xml", {}) == {"a": {"@x": "1", "b": ["1", None, "3"], "c": {"d": "4"}, "#text": "said"}}
+    for declaration in ('<!DOCTYPE a SYSTEM "x">', "<!ENTITY x 'y'>"):
+        with pytest.raises(formats.FormatError, match="document type"):
+            formats.parse(f"{declaration}<a/>", "xml", {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        ("json", " ", "nothing was answered"),
+        ("json", "[-Infinity]", "-Infinity is not JSON"),
+        ("json", "1" * (formats.MAX_LENGTH + 1), "longer than"),
+        ("yaml", "[" * 101 + "]" * 101, "nested deeper"),
+        ("yaml", "&a [*a]", "aliases"),
+        ("csv", 'a,b\n"1,2', "unexpected end"),
+        ("csv", "a,b\n1\n", "more or fewer fields"),
+        ("csv", "a,b\n1,2,3\n", "more or fewer fields"),
+    ],
+)
+def test_a_document_is_refused_for_what_is_wrong_with_it(kind: str, text: str, problem: str) -> None:
+    with pytest.raises(formats.FormatError, match=problem):
+        formats.parse(text, kind, {})
+
+
+def test_documents_at_the_limits_are_read() -> None:
+    assert formats.parse('"' + "x" * (formats.MAX_LENGTH - 2) + '"', "json", {}) == "x" * (formats.MAX_LENGTH - 2)
+    assert formats.parse("[" * 100 + "]" * 100, "yaml", {}) is not None
+    assert formats.parse("[[], []]" + "\n", "yaml", {}) == [[], []]
+    assert formats.parse("a,b\n1,2\n\n3,4\n", "csv", {"items": {"type": "object"}}) == [
+        {"a": "1", "b": "2"}, {"a": "3", "b": "4"},
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="unknown format"):
+        formats.parse("x", "ini", {})
+
+
 @given(st.text(max_size=200), st.sampled_from(["json", "yaml", "xml", "toml", "csv"]))
 def test_any_text_parses_or_is_a_format_error(text: str, kind: str) -> None:
     try:

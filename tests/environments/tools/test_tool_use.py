@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nemotron_steps.environments.base import Response, Session, Verdict
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.tools import single_step_tool_use as rule
+from nemotron_steps.environments.tools import swe_pivot
 from nemotron_steps.errors import DataError
 
 NAME = "single_step_tool_use_with_argument_comparison"
@@ -150,3 +151,66 @@ def test_swe_pivot_gates(want: dict[str, Any], have: dict[str, Any], gate: str) 
 
 def test_swe_pivot_without_a_call() -> None:
     assert grade(call("bash", command="ls"), [MESSAGE], name="swe_pivot").details == {"gate": "no_call"}
+
+
+@pytest.mark.parametrize(
+    ("category", "want", "have", "same"),
+    [
+        ("edit", {"command": "view", "path": "/a/b/c.py"}, {"command": "create", "path": "/a/b/c.py"}, False),
+        ("edit", {"command": "view", "path": "/a/b/c.py"}, {"path": "/z/b/c.py"}, True),
+        ("edit", {"path": "/a/b/c.py"}, {"path": "/a/z/c.py"}, False),
+        ("edit", {"path": "/a/b/c.py"}, {}, True),
+        ("read", {"path": "/a/b/c.py"}, {"path": "/z/b/c.py"}, False),
+        ("read", {"path": "/r/a/b/c.py"}, {"path": "/z/a/b/c.py"}, True),
+        ("search", {"path": "a/b"}, {"path": "/a/b/"}, True),
+        ("bash", {"command": "ls a"}, {"cmd": "/bin/ls b"}, True),
+        ("bash", {"command": "ls a"}, {"command": "cat a"}, False),
+        ("bash", {"command": "cat /r/a/b.py"}, {"command": "cat /r/a/c.py"}, False),
+        ("bash", {"command": "cat /r/a/b.py"}, {"command": ""}, True),
+        ("finish", {"a": 1}, {"a": 2}, True),
+        (None, {"a": 1}, {"a": 2}, True),
+    ],
+)
+def test_two_calls_have_one_target(
+    category: str | None, want: dict[str, Any], have: dict[str, Any], same: bool
+) -> None:
+    assert swe_pivot.same_target(category, want, have) is same
+    assert swe_pivot.same_target(category, have, want) is same
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "enough"),
+    [
+        ([1, 11], [1, 11], True),
+        ([1, 9], [1, 11], True),
+        ([1, 8], [1, 11], False),
+        ([3, 20], [1, 11], True),
+        ([4, 20], [1, 11], False),
+        ([50, 60], [1, 11], False),
+        (None, [1, 11], True),
+        ([1, 2], None, True),
+        ([1], [1, 11], True),
+    ],
+)
+def test_a_view_shows_four_fifths_of_the_wanted_lines(seen: Any, wanted: Any, enough: bool) -> None:
+    path = {"command": "view", "path": "a/b.py"}
+    assert swe_pivot.same_target("edit", {**path, "view_range": wanted}, {**path, "view_range": seen}) is enough
+
+
+def test_edits_are_as_alike_as_the_worse_of_place_and_change() -> None:
+    def alike(want: dict[str, Any], have: dict[str, Any]) -> float:
+        return swe_pivot.similarity("edit", want, have)
+
+    assert alike({"old_str": "abcd", "new_str": "x"}, {"old_str": "abcd", "new_str": "x"}) == 1.0
+    assert alike({"old_str": "abcd", "new_str": "x"}, {"old_str": "abcd", "new_str": "y"}) == 0.0
+    assert alike({"old_str": "abcd", "new_str": "x"}, {"old_str": "abxx", "new_str": "x"}) == 0.5
+    assert alike({"content": "abcd"}, {"file_text": "abxx"}) == 0.5
+    assert alike({"content": "abcd"}, {"old_str": "abcd"}) == 0.0
+    assert swe_pivot.similarity("bash", {"command": "abcd"}, {"cmd": "abxx"}) == 0.5
+    assert swe_pivot.similarity("read", {"path": "a"}, {"path": "b"}) == 1.0
+    limit = swe_pivot.COMPARED_CHARACTERS
+    assert swe_pivot.text_similarity("a" * limit + "b", "a" * limit + "c") == 1.0
+    assert swe_pivot.text_similarity("", "") == 1.0
+    assert [swe_pivot.category_of(name) for name in ("Str_Replace_Editor", "strReplaceEditor", "what")] == [
+        "edit", "edit", None,
+    ]  # fmt: skip
