@@ -158,6 +158,7 @@ def profile_model(executor: str) -> type[Profile]:
 
 def _built_in() -> dict[str, Any]:
     from nemotron_steps.runs.executors.detached import DetachedExecutor
+    from nemotron_steps.runs.executors.dgxcloud import DGXCloudExecutor
     from nemotron_steps.runs.executors.docker import DockerExecutor
     from nemotron_steps.runs.executors.lepton import LeptonExecutor
     from nemotron_steps.runs.executors.ray_jobs import RayExecutor
@@ -165,6 +166,7 @@ def _built_in() -> dict[str, Any]:
     from nemotron_steps.runs.executors.slurm import SlurmExecutor
 
     return {
+        "dgxcloud": DGXCloudExecutor,
         "docker": DockerExecutor,
         "lepton": LeptonExecutor,
         "local": DetachedExecutor,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
 from typing import Literal
 
 from nemotron_steps.config.profiles import Profile
+from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 
 CONSOLE = "console.txt"
@@ -28,6 +30,12 @@ class DetachedExecutor:
 
     def submit(self, launch: Launch) -> str:
         """See Executor."""
+        if not launch.working_dir.is_dir():
+            raise RequestError(
+                "the folder to work in is not there",
+                where=str(launch.working_dir),
+                hints=(f"mkdir -p {shlex.quote(str(launch.working_dir))}",),
+            )
         script = [*launch.command()]
         if launch.profile.setup_lines:
             script = ["bash", "-c", "\n".join([*launch.profile.setup_lines, 'exec "$@"']), "bash", *script]

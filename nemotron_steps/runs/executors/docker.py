@@ -16,7 +16,7 @@ from pydantic import StrictStr
 
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
+from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 
 _PULL_SECONDS = 3600
@@ -31,6 +31,7 @@ class DockerProfile(Profile):
     container_image: StrictStr
     """An image here or of a registry."""
     engine: Literal["docker", "podman"] = "docker"
+    """What starts the container."""
     mounts: tuple[StrictStr, ...] = ()
     """HOST:CONTAINER pairs. The home and the working folder are mounted anyway."""
     shm_size: StrictStr = "16g"
@@ -116,8 +117,12 @@ def _call(command: list[str], seconds: int = _ANSWER_SECONDS, environment: dict[
         raise RetryableError(f"{engine} did not answer within {seconds} s", hints=(f"{engine} info",)) from error
     if result.returncode == 0:
         return result.stdout
-    message = (result.stderr or result.stdout).strip()
-    last = message.splitlines()[-1] if message else "no reason given"
-    if "Cannot connect to the Docker daemon" in message:
+    # Docker's last words are where its help is.
+    lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip() and "--help" not in line]
+    last = lines[-1].strip() if lines else "no reason given"
+    if "Cannot connect to the Docker daemon" in last:
         raise RetryableError(f"no {engine} daemon answers", found=last, hints=(f"{engine} info",))
+    if "no space left on device" in last.lower():
+        hints = (f"{engine} system df", f"{engine} image prune")
+        raise StorageError(f"the disk that {engine} keeps images on is full", found=last, hints=hints)
     raise RequestError(f"{engine} refused: {last}", where=" ".join(command[:2]), hints=(f"{engine} images",))

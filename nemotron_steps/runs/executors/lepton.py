@@ -18,10 +18,11 @@ from nemotron_steps.errors import RequestError, RetryableError, StepsError, Unsu
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
 
-_STATES = {
+STATES = {
     **dict.fromkeys(("Starting", "Queueing", "Awaiting", "PendingRetry", "Restarting"), JobState.PENDING),
-    **dict.fromkeys(("Running", "Stopping", "Terminating"), JobState.RUNNING),
-    **dict.fromkeys(("Stopped", "Deleting", "Deleted"), JobState.CANCELLED),
+    # UNK is a state that the SDK does not know: nothing is known to be over.
+    **dict.fromkeys(("Running", "Stopping", "Terminating", "UNK"), JobState.RUNNING),
+    **dict.fromkeys(("Stopped", "Deleting", "Deleted", "Archived"), JobState.CANCELLED),
     "Completed": JobState.DONE,
     "Failed": JobState.FAILED,
 }
@@ -31,6 +32,7 @@ class LeptonProfile(Profile):
     """Keys of `executor = "lepton"`."""
 
     container_image: StrictStr
+    """An image of a registry that Lepton reaches."""
     resource_shape: StrictStr
     """What a worker has, in Lepton's words: gpu.8xh100-80gb."""
     node_group: StrictStr | None = None
@@ -40,6 +42,7 @@ class LeptonProfile(Profile):
     secret_vars: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Variable → name of a secret that the workspace keeps."""
     image_pull_secrets: tuple[StrictStr, ...] = ()
+    """Names of the workspace's secrets that the registry asks for."""
     shared_memory_size: Count = 65536
     """MiB."""
 
@@ -70,7 +73,7 @@ class LeptonExecutor:
         except RequestError:
             return JobStatus(JobState.LOST, "the workspace does not know the job")
         state = found.status.state.value if found.status is not None and found.status.state is not None else "UNK"
-        return JobStatus(_STATES.get(state, JobState.LOST), state.lower())
+        return JobStatus(STATES.get(state, JobState.LOST), state.lower())
 
     def cancel(self, job: str) -> None:
         """See Executor."""
@@ -105,6 +108,7 @@ def job_request(launch: Launch) -> dict[str, Any]:
     run = on_every_node(
         shlex.join(launch.command(in_container=True)),
         profile.nodes,
+        folder=launch.working_dir,
         head='"$LEPTON_JOB_WORKER_PREFIX-0.$LEPTON_SUBDOMAIN"',
         rank="$LEPTON_JOB_WORKER_INDEX",
     )

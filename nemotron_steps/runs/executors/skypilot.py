@@ -18,7 +18,7 @@ from nemotron_steps.errors import RequestError, RetryableError, StepsError, Unsu
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
 
-_STATES = {
+STATES = {
     **dict.fromkeys(("INIT", "PENDING", "SETTING_UP"), JobState.PENDING),
     "RUNNING": JobState.RUNNING,
     "SUCCEEDED": JobState.DONE,
@@ -36,7 +36,9 @@ class SkyPilotProfile(Profile):
     accelerators: StrictStr | None = None
     """Kind of GPU; how many a node has is `gpus_per_node`."""
     container_image: StrictStr | None = None
+    """An image that the machines run; none: the machines themselves."""
     use_spot: StrictBool = False
+    """Machines that the cloud may take away, for less."""
     file_mounts: dict[StrictStr, Any] = Field(default_factory=dict)
     """Path on the machines → bucket or volume, as SkyPilot has them. One must hold the home."""
 
@@ -67,7 +69,7 @@ class SkyPilotExecutor:
         state = next(iter(found.values()), None)
         if state is None:
             return JobStatus(JobState.LOST, "SkyPilot does not know the job")
-        return JobStatus(_STATES.get(str(state.value), JobState.LOST), str(state.value).lower())
+        return JobStatus(STATES.get(str(state.value), JobState.LOST), str(state.value).lower())
 
     def cancel(self, job: str) -> None:
         """See Executor."""
@@ -108,6 +110,7 @@ def task_request(launch: Launch) -> dict[str, Any]:
         "run": on_every_node(
             shlex.join(launch.command(in_container=True)),
             profile.nodes,
+            folder=launch.working_dir,
             head='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
             rank="$SKYPILOT_NODE_RANK",
         ),

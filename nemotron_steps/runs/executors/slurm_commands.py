@@ -15,13 +15,17 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from urllib.parse import parse_qs, quote, urlsplit
 
-from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
+from nemotron_steps.artifacts.files import storage_errors
+from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 
 _TIMEOUT_S = 60
 _HOME = ".steps"
 _WORD = r"[A-Za-z0-9][\w.-]*"
+_DISK_FULL = r"No space left on device|Disk quota exceeded|Wrote only \d+ of \d+ bytes|I/O error writing script"
+"""As the system, tar (of a file that fitted in part) and Slurm's controller say it."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Commands:
             UnsupportedError: the command is not there.
             RequestError: it refuses, with what it said.
             RetryableError: no answer from the controller or the machine.
+        StorageError: a disk is full there.
         """
         if not self.host:
             return _run(command, {**os.environ, **(environment or {})}).decode()
@@ -104,10 +109,18 @@ class Commands:
     def fetch(self, folder: Path) -> None:
         """Bring what the run's folder there holds into the one here."""
         there = shlex.quote(str(self.home / "runs" / folder.name))
-        find = "find . -maxdepth 1 -type f ! -name lock ! -name '*.lock' ! -name job.json -print0"
-        packed = self._ssh(f"cd {there} && {find} | tar -czf - --null -T -", b"", "tar")
-        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-            archive.extractall(folder, filter="data")
+        find = "find . -maxdepth 1 -type f ! -name lock ! -name '*.lock' ! -name '.*.tmp' ! -name job.json -print0"
+        # Files come and go while the run writes them: one that went is left out, and tar's 1 is one that grew.
+        tar = "tar --ignore-failed-read -czf - --null -T -"
+        packed = self._ssh(f"cd {there} && {{ {find} | {tar}; [ $? -le 1 ]; }}", b"", "tar")
+        with (
+            storage_errors(folder),
+            TemporaryDirectory(prefix=".fetched-", dir=folder) as beside,
+            tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive,
+        ):
+            archive.extractall(beside, filter="data")
+            for file in Path(beside).iterdir():  # one by one, whole: a full disk here takes nothing away
+                file.replace(folder / file.name)
 
     def _ssh(self, script: str, stdin: bytes, command: str) -> bytes:
         words = ["ssh", "-o", "BatchMode=yes"]
@@ -143,6 +156,15 @@ def _run(command: list[str], environment: Mapping[str, str], stdin: bytes = b"",
         )
     if command[0] == "ssh" and result.returncode == 127:
         raise UnsupportedError(f"there is no {name}", found=last, hints=("is `host` a login node of the cluster?",))
+    full = re.search(rf"^.*(?:{_DISK_FULL}).*$", message, re.MULTILINE)
+    if full is not None:
+        host = f"ssh {command[command.index('--') + 1]} " if command[0] == "ssh" else ""
+        raise StorageError(
+            "the disk is full" + (" where jobs work" if host else ""),
+            where=name,
+            found=full[0].strip(),
+            hints=(f"{host}df -h", "free some space and run the same command again: what was committed is kept"),
+        )
     if re.search(r"Unable to contact|Connection (refused|timed out)|Socket timed out", message):
         raise RetryableError("the Slurm controller cannot be reached", found=last)
     raise RequestError(

@@ -25,7 +25,9 @@ class SlurmProfile(Profile):
     """Keys of `executor = "slurm"`, named as sbatch names them."""
 
     account: StrictStr | None = None
+    """As sbatch's --account."""
     partition: StrictStr | None = None
+    """As sbatch's --partition."""
     run_partition: StrictStr | None = None
     """Partition of an attached run (`-r`); default: `partition`."""
     batch_partition: StrictStr | None = None
@@ -33,9 +35,13 @@ class SlurmProfile(Profile):
     job_name: StrictStr | None = None
     """What the queue shows; default: steps-RUN."""
     ntasks_per_node: Count = 1
+    """As sbatch's --ntasks-per-node."""
     cpus_per_task: Count | None = None
+    """As sbatch's --cpus-per-task."""
     mem: StrictStr | None = None
+    """As sbatch's --mem."""
     exclusive: StrictBool = False
+    """As sbatch's --exclusive: no other job on the nodes."""
     time: Annotated[StrictStr, Field(pattern=r"^(\d+-)?\d+(:\d{2}){1,2}$")] | None = None
     """Time limit: [DD-]HH:MM[:SS]."""
     requeue: Annotated[int, Field(strict=True, ge=0)] = 0
@@ -44,12 +50,15 @@ class SlurmProfile(Profile):
     container_image: StrictStr | None = None
     """An image file, or an image that the job imports as one."""
     container_runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    """What starts the container."""
     mounts: tuple[StrictStr, ...] = ()
     """HOST:CONTAINER pairs."""
     tunnel: Literal["ssh"] | None = None
     """Slurm's commands are on `host`, which sees no file of this machine."""
     host: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")] | None = None
+    """The login node, with tunnel."""
     user: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")] | None = None
+    """On host; None: as ssh's configuration says."""
     identity: StrictStr | None = None
     """ssh's key file."""
     remote_job_dir: Annotated[StrictStr, Field(pattern=r"^/")] | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +19,7 @@ from nemotron_steps.errors import (
     InterruptedRunError,
     NonFiniteLossError,
     RequestError,
+    RetryableError,
     StepFailedError,
     UnsupportedError,
     WorkerLostError,
@@ -132,6 +135,43 @@ class QueueExecutor(FarExecutor):
         QueueExecutor.state = JobState.CANCELLED
 
 
+class ScriptedExecutor(FarExecutor):
+    """What a job is said to be, answer by answer, the last one for ever; and when it was asked for."""
+
+    answers: ClassVar[list[JobState | RetryableError | Callable[[], JobState]]] = []
+    asked: ClassVar[list[float]] = []
+
+    def status(self, job: str) -> base.JobStatus:
+        self.asked.append(launching.time.monotonic())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, RetryableError):
+            raise answer
+        return base.JobStatus(answer if isinstance(answer, JobState) else answer())
+
+
+class Clock:
+    """Stands in for `time`: sleeping takes no time."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(plugins: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(launching, "time", clock)
+    monkeypatch.setattr(ScriptedExecutor, "asked", [])
+    return clock
+
+
 class NotAnExecutor:
     pass
 
@@ -148,11 +188,13 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         "open": "OpenExecutor",
         "refusing": "RefusingExecutor",
         "queue": "QueueExecutor",
+        "scripted": "ScriptedExecutor",
         "broken": "NotAnExecutor",
         "modelless": "NoModelExecutor",
         "gone": "Missing",
     }
     points = [EntryPoint(name, f"{__name__}:{attribute}", base.ENTRY_POINT_GROUP) for name, attribute in names.items()]
+    points += points[:1]  # of a package that is on the path twice
     points += [EntryPoint("twice", f"{__name__}:{name}", base.ENTRY_POINT_GROUP) for name in ("FarExecutor", "Other")]
     monkeypatch.setattr(base, "entry_points", lambda group: points if group == "nemotron_steps.executors" else [])
     FarExecutor.launches.clear()
@@ -263,6 +305,76 @@ def test_a_job_cancelled_in_its_queue_ends_the_run(store: ArtifactStore, plugins
         launching.follow(store, info.id, lambda text: None)
 
 
+def scripted(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, *answers: JobState | RetryableError | Callable[[], JobState]
+) -> RunInfo:
+    monkeypatch.setattr(ScriptedExecutor, "answers", list(answers))
+    return submit(store, FarProfile(executor="scripted"))
+
+
+SILENT = RetryableError("the queue does not answer", found="timed out")
+
+
+def test_who_follows_a_job_outlasts_an_executor_that_does_not_answer_for_a_while(
+    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = scripted(store, monkeypatch, JobState.RUNNING, *[SILENT] * 100, JobState.RUNNING, JobState.OUT_OF_MEMORY)
+    said: list[str] = []
+    with pytest.raises(StepFailedError, match="out of memory"):
+        launching.follow(store, info.id, said.append)
+    assert len(said) == 1 and "the queue does not answer (timed out); the job may go on" in said[0]
+
+
+def test_who_follows_a_job_gives_up_on_an_executor_that_is_silent_for_ten_minutes(
+    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = scripted(store, monkeypatch, SILENT)
+    with pytest.raises(RetryableError, match="does not answer"):
+        launching.follow(store, info.id, lambda text: None)
+    assert 600 < clock.now - 1000 < 610
+
+
+def test_an_executor_elsewhere_is_asked_every_few_seconds_and_when_the_run_says_something(
+    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> JobState:
+        folder = RunFolder(store, info.id)
+        folder.update(get_run(store, info.id), status="failed", error=DataError("no rows").to_dict())
+        return JobState.RUNNING
+
+    info = scripted(store, monkeypatch, *[JobState.RUNNING] * 20, failing, JobState.FAILED)
+    with pytest.raises(DataError, match="no rows"):
+        launching.follow(store, info.id, lambda text: None)
+    waits = [after - before for before, after in itertools.pairwise(ScriptedExecutor.asked)]
+    assert waits == [5.0] * 20 + [0.5]
+
+
+def test_a_queued_job_that_takes_a_while_to_be_cancelled_ends_the_run(
+    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping = [JobState.PENDING, *[JobState.RUNNING] * 20]
+    info = scripted(store, monkeypatch, *stopping, JobState.CANCELLED)
+    launching.cancel(store, info)
+    assert get_run(store, info.id).status == "interrupted"
+    stuck = scripted(store, monkeypatch, JobState.PENDING)
+    launching.cancel(store, stuck)
+    assert get_run(store, stuck.id).status == "submitted" and clock.now < 1050
+
+
+def test_a_queued_job_that_began_before_it_was_cancelled_says_itself_how_it_ended(
+    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended() -> JobState:
+        folder = RunFolder(store, info.id)
+        folder.update(info, status="interrupted", attempts=1, error=InterruptedRunError("SIGTERM").to_dict())
+        return JobState.CANCELLED
+
+    info = scripted(store, monkeypatch, JobState.PENDING, JobState.RUNNING, ended)
+    launching.cancel(store, info)
+    after = get_run(store, info.id)
+    assert after.attempts == 1 and after.error is not None and after.error["what"] == "SIGTERM"
+
+
 def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: None) -> None:
     RunFolder(store, "r1").create("toy", {})
     launching.submit(store, FarProfile(executor="far"), run_id="r1", arguments=[], attached=True)
@@ -275,7 +387,7 @@ def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: 
     [
         (
             'executor = "slurm"\nproject_name = "p"',
-            "unknown key 'project_name' in .a., whose executor is slurm: it is DGX Cloud's",
+            "unknown key 'project_name' in .a., whose executor is slurm: it is a key of executor dgxcloud",
         ),
         ('tunnel = "ssh"', "unknown key 'tunnel' .* it is a key of executor slurm"),
         ('executor = "slurm"\npackager = "git"', "unknown key 'packager' .* nothing is packed"),

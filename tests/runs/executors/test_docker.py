@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
+from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors.base import JobState, Launch
 from nemotron_steps.runs.executors.docker import DockerExecutor, DockerProfile, run_command
@@ -105,14 +105,16 @@ def test_a_container_is_started_with_its_variables_and_stopped(store: ArtifactSt
     [
         ("error: pull access denied for nowhere", RequestError, "pull access denied"),
         ("error: Cannot connect to the Docker daemon at unix:///x", RetryableError, "no docker daemon answers"),
+        ("error: write /var/lib/docker/x: no space left on device", StorageError, "docker keeps images on is full"),
     ],
 )
 def test_an_image_or_a_daemon_that_is_not_there_fails_the_run_with_one_error(
     store: ArtifactStore, engine: Path, said: str, error: type[Exception], message: str
 ) -> None:
-    engine.write_text(said)
-    with pytest.raises(error, match=message):
+    engine.write_text(f"{said}\n\nRun 'docker run --help' for more information\n")
+    with pytest.raises(error, match=message) as caught:
         submit(store, profile_of())
+    assert "--help" not in str(caught.value)
     assert get_run(store, "latest").status == "failed"
 
 

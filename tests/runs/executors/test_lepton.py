@@ -1,4 +1,4 @@
-"""The lepton executor: the job it compiles to, held to Lepton's own types where its SDK is installed."""
+"""The lepton executor: the job it compiles to, held to Lepton's own types."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import RequestError, UnsupportedError
 from nemotron_steps.runs.executors.base import Launch
-from nemotron_steps.runs.executors.lepton import LeptonProfile, job_request
+from nemotron_steps.runs.executors.lepton import STATES, LeptonProfile, job_request
 from nemotron_steps.runs.run_folder import get_run
 from tests.runs.executors.jobs import submit
+from tests.runs.executors.sdks import asked, needs_sdks
 
 
 def profile_of(mounted: Path, **keys: Any) -> LeptonProfile:
@@ -54,16 +55,25 @@ def test_a_profile_becomes_a_job(tmp_path: Path) -> None:
     assert (shell, flag) == ("bash", "-c") and script.startswith("ulimit -n 65536\n")
     assert f"exec steps run --resume r1 --home {tmp_path}/home" in script and "ray start" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
-    assert "ray" not in a_request(tmp_path)["spec"]["container"]["command"][2]
+    single = a_request(tmp_path)["spec"]["container"]["command"][2]
+    assert "ray" not in single and single.startswith(f"[ ! -d {tmp_path} ] || cd {tmp_path}\n")
 
 
+@needs_sdks
 def test_lepton_takes_the_job(tmp_path: Path) -> None:
-    types = pytest.importorskip("leptonai.api.v2.types.job")
-    validation = pytest.importorskip("leptonai.api.v2.job_validation")
-    job = types.LeptonJob.model_validate(a_request(tmp_path, **WHOLE))
-    validation.validate_job_create(job)
-    assert job.spec.parallelism == 2 and job.spec.mounts[0].mount_path == str(tmp_path)
-    assert set(a_request(tmp_path, **WHOLE)["spec"]) <= set(types.LeptonJobUserSpec.model_fields)
+    request = a_request(tmp_path, **WHOLE)
+    answer = asked(
+        "from leptonai.api.v2.job_validation import validate_job_create\n"
+        "from leptonai.api.v2.types.job import LeptonJob, LeptonJobState, LeptonJobUserSpec\n"
+        "job = LeptonJob.model_validate(request)\n"
+        "validate_job_create(job)\n"
+        "answer = {'mounted': job.spec.mounts[0].mount_path, 'parallelism': job.spec.parallelism,\n"
+        "          'fields': list(LeptonJobUserSpec.model_fields), 'states': [s.value for s in LeptonJobState]}",
+        request,
+    )
+    assert (answer["parallelism"], answer["mounted"]) == (2, str(tmp_path))
+    assert set(request["spec"]) <= set(answer["fields"])
+    assert set(STATES) == set(answer["states"])
 
 
 def test_a_home_that_the_job_would_not_see_is_refused(store: ArtifactStore) -> None:

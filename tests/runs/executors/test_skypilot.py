@@ -1,4 +1,4 @@
-"""The skypilot executor: the task it compiles to, held to SkyPilot's own types where it is installed."""
+"""The skypilot executor: the task it compiles to, held to SkyPilot's own types."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
 from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors.base import JobState, Launch
-from nemotron_steps.runs.executors.skypilot import SkyPilotExecutor, SkyPilotProfile, task_request
+from nemotron_steps.runs.executors.skypilot import STATES, SkyPilotExecutor, SkyPilotProfile, task_request
 from nemotron_steps.runs.run_folder import get_run
 from tests.runs.executors.jobs import submit
+from tests.runs.executors.sdks import asked, needs_sdks
 
 
 def profile_of(mounted: Path, **keys: Any) -> SkyPilotProfile:
@@ -53,14 +54,22 @@ def test_a_profile_becomes_a_task(tmp_path: Path) -> None:
     assert request["envs"] == {"MODE": "x", "STEPS_JOB": "r1"} and request["secrets"] == {"HF_TOKEN": "hf_qwertyuiop"}
     assert f"exec steps run --resume r1 --home {tmp_path}/home" in request["run"] and "ray start" in request["run"]
     assert subprocess.run(["bash", "-n"], input=request["run"], text=True).returncode == 0
-    assert "ray" not in a_request(tmp_path)["run"]
+    single = a_request(tmp_path)["run"]
+    assert "ray" not in single and single.startswith(f"[ ! -d {tmp_path} ] || cd {tmp_path}\n")
 
 
+@needs_sdks
 def test_skypilot_takes_the_task(tmp_path: Path) -> None:
-    sky = pytest.importorskip("sky")
-    task = sky.Task.from_yaml_config(a_request(tmp_path, **WHOLE))
-    assert task.num_nodes == 2 and task.run.startswith("head=")
-    assert next(iter(task.resources)).accelerators == {"H100": 8}
+    answer = asked(
+        "import sky\n"
+        "task = sky.Task.from_yaml_config(request)\n"
+        "answer = {'nodes': task.num_nodes, 'run': task.run, 'states': [s.value for s in sky.JobStatus],\n"
+        "          'accelerators': next(iter(task.resources)).accelerators}",
+        a_request(tmp_path, **WHOLE),
+    )
+    assert answer["nodes"] == 2 and answer["run"].splitlines()[1].startswith("head=")
+    assert answer["accelerators"] == {"H100": 8}
+    assert set(STATES) == set(answer["states"])
 
 
 def test_a_home_that_the_machines_would_not_see_is_refused(store: ArtifactStore) -> None:

@@ -22,13 +22,12 @@ from nemotron_steps.errors import (
     InterruptedRunError,
     NonFiniteLossError,
     RequestError,
-    RetryableError,
     UnsupportedError,
     WorkerLostError,
 )
 from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors.base import JobState, Launch
-from nemotron_steps.runs.executors.slurm import SlurmExecutor, SlurmProfile, batch_script, parse_fields
+from nemotron_steps.runs.executors.slurm import SlurmExecutor, SlurmProfile, _there, batch_script, parse_fields
 from nemotron_steps.runs.executors.slurm_commands import Commands
 from nemotron_steps.runs.run_folder import get_run, read_events
 from tests.runs.executors.jobs import ROOT, submit, wait_until
@@ -162,6 +161,14 @@ def test_a_container_sees_the_home_the_working_folder_and_the_profiles(tmp_path:
     launch = replace(launch, environment={"NEMOTRON_ENV_FILE": "/etc/steps/env.toml"})
     mounts = f"{tmp_path}:{tmp_path},{tmp_path}/work:{tmp_path}/work,/etc/steps/env.toml:/etc/steps/env.toml"
     assert f"--container-mounts={mounts} --container-workdir={tmp_path}/work" in batch_script(launch)
+
+
+def test_a_launch_elsewhere_has_the_home_and_folder_of_there_and_no_profiles_of_here(tmp_path: Path) -> None:
+    launch = replace(a_launch(tmp_path), environment={"NEMOTRON_ENV_FILE": "/etc/steps/env.toml", "MODE": "x"})
+    there = _there(launch, Commands(host="login", folder="/far/work"))
+    assert there.arguments == ("--resume", "r1", "--home", "/far/work/.steps")
+    assert (there.folder, there.working_dir) == (Path("/far/work/.steps/runs/r1"), Path("/far/work"))
+    assert there.environment == {"MODE": "x"} and there.profile == launch.profile
 
 
 def test_apptainer_runs_everything_in_its_image(tmp_path: Path) -> None:
@@ -379,35 +386,6 @@ def test_a_cluster_is_reached_through_ssh(
 
 
 @pytest.mark.parametrize(
-    "commands",
-    [Commands(), Commands("Login-A", folder="/a b"), Commands("login.example", "Me", "/keys/i&d", "/scratch/me")],
-)
-def test_a_jobs_name_says_where_its_commands_are(commands: Commands) -> None:
-    assert Commands.of_job(commands.job("7")) == (commands, "7")
-
-
-@pytest.mark.parametrize(
-    "job",
-    ["ssh://-oProxyCommand=x/7?folder=/a", "ssh://host/x?folder=/a", "ssh://host/7?folder=a", "http://host/7", "-x"],
-)
-def test_a_jobs_name_that_submission_would_not_give_is_refused(job: str) -> None:
-    with pytest.raises(RequestError, match="no Slurm job"):
-        SlurmExecutor().status(job)
-
-
-def test_a_machine_that_ssh_does_not_reach_is_retryable(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = tmp_path / "ssh"
-    fake.write_text("#!/bin/sh\necho 'ssh: Could not resolve hostname nowhere' >&2\nexit 255\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(RetryableError, match="cannot be reached by ssh") as caught:
-        submit(store, SlurmProfile(executor="slurm", tunnel="ssh", host="nowhere", remote_job_dir="/x"))
-    assert caught.value.hints == ("ssh nowhere true",) and "Could not resolve" in str(caught.value.found)
-
-
-@pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"tunnel": "ssh", "host": "a"}, "tunnel needs remote_job_dir"),
@@ -478,3 +456,19 @@ def test_command_line_runs_under_a_slurm_profile(
     assert get_run(store, "latest").executor == "slurm"
     script = (tmp_path / "home/runs" / get_run(store, "latest").id / "slurm.sh").read_text()
     assert "end=judge" not in script and "--resume" in script
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "detail"),
+    [
+        ("JobState=RUNNING Reason=None ExitCode=0:0", JobState.RUNNING, "exit code 0:0"),
+        ("JobState=PENDING Reason=Priority ExitCode=0:0", JobState.PENDING, "exit code 0:0, Priority"),
+        ("JobState=FAILED Reason=NonZeroExitCode", JobState.FAILED, "exit code ?, NonZeroExitCode"),
+    ],
+)
+def test_what_slurm_says_of_a_job_is_told_with_its_reason_where_it_has_one(
+    fields: str, state: JobState, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Commands, "call", lambda self, words: f"JobId=7 {fields}")
+    found = SlurmExecutor().status("7")
+    assert (found.state, found.detail) == (state, detail)
