@@ -1,4 +1,4 @@
-"""The tables of env.toml that say where a run is mirrored: `[wandb]`, `[tensorboard]`."""
+"""The tables of env.toml that say where a run is mirrored: `[wandb]`, `[tensorboard]`, `[mlflow]`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,21 @@ class TensorBoardSettings(Table):
     """Has a folder for each run. None: `tensorboard` in the run's own folder."""
 
 
+class MlflowSettings(Table):
+    """`[mlflow]`: an MLflow run of every executed step."""
+
+    tracking_uri: StrictStr | None = None
+    """`http://HOST:5000`, `sqlite:///FILE` or what else MLflow takes. None: what MLFLOW_TRACKING_URI says, or else
+    MLflow's own default."""
+    experiment: StrictStr = "nemotron-steps"
+
+
 class MirrorSettings(Table):
     """Every mirror; None for one that env.toml has no table for."""
 
     wandb: WandbSettings | None = None
     tensorboard: TensorBoardSettings | None = None
+    mlflow: MlflowSettings | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Copies of a run elsewhere: W&B, TensorBoard. Each is a listener; the run folder stays the record.
+"""Copies of a run elsewhere: W&B, TensorBoard, MLflow. Each is a listener; the run folder stays the record.
 
 A mirror that cannot write never stops a run.
 """
@@ -39,3 +39,7 @@ def mirrors(
         from nemotron_steps.runs.mirrors.tensorboard import TensorBoardMirror
 
         yield TensorBoardMirror(settings.tensorboard, folder)
+    if settings.mlflow is not None:
+        from nemotron_steps.runs.mirrors.mlflow import MlflowMirror
+
+        yield MlflowMirror(settings.mlflow, folder, plan, store, redact)

@@ -1,4 +1,4 @@
-"""A mirror of a run in TensorBoard's event files: a folder for each executed step, its metrics, signals and samples.
+"""A mirror of a run in TensorBoard's event files: a folder for each executed step, with metrics, summary and samples.
 
 `tensorboard --logdir DIR` shows them, several runs beside each other.
 """
@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.runs.mirrors.leaves import leaves
 from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.runs.tracker import Record
 
@@ -47,17 +49,18 @@ class TensorBoardMirror:
         handler = getattr(self, f"_on_{record['kind']}", None)
         if handler is None or (record["kind"] != "step_started" and self._writer is None):
             return
-        try:
-            handler(record)
-        except OSError as error:
-            logger.warning("the TensorBoard mirror stops here, the run goes on: %s", error)
-            self._writer = None
+        self._trying(lambda: handler(record))
 
     def close(self) -> None:
         """End the file that is open, if one is."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        self._trying(self._finish)
+
+    def _trying(self, mirror: Callable[[], None]) -> None:
+        try:
+            mirror()
+        except Exception as error:  # of every class: what the writer raises is its own affair
+            logger.warning("the TensorBoard mirror stops here, the run goes on: %s (%s)", error, type(error).__name__)
+            self._writer = None
 
     def _on_step_started(self, record: Record) -> None:
         # Step ids have slashes, which become folders: TensorBoard groups by them.
@@ -71,11 +74,11 @@ class TensorBoardMirror:
                 self._writer.add_scalar(name, value, self._index, walltime=record["time"])
 
     def _on_summary(self, record: Record) -> None:
-        for name, value in record["values"].items():
-            numbers = value if isinstance(value, dict) else {"": value}
-            for which, number in numbers.items():
-                if isinstance(number, int | float):
-                    self._writer.add_scalar(f"summary/{name}{which and '/'}{which}", number, self._index)
+        for name, value in leaves(record["values"], "summary", "/"):
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, value, self._index)
+            elif isinstance(value, str):
+                self._writer.add_text(name, _code(value), self._index)
 
     def _on_sample(self, record: Record) -> None:
         sample = record["sample"]
@@ -88,11 +91,16 @@ class TensorBoardMirror:
         self._writer.add_text("signals", f"**{record['name']}** {numbers}", self._index)
 
     def _on_step_finished(self, record: Record) -> None:
-        self.close()
+        self._finish()
 
     def _on_step_failed(self, record: Record) -> None:
         self._writer.add_text("error", _code(record["error"]["what"]), self._index)
-        self.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
 
 def _code(value: Any) -> str:

@@ -67,19 +67,22 @@ class WandbMirror:
         handler = getattr(self, f"_on_{record['kind']}", None)
         if handler is None or (record["kind"] != "step_started" and self._run is None):
             return
-        try:
-            handler(record)
-        except (self._wandb.Error, OSError) as error:
-            text = f"the W&B mirror stops here, the run goes on: {error}"
-            if "API key" in str(error):
-                text += "; hint: export WANDB_MODE=offline   # `wandb sync` sends it later"
-            logger.warning(text)
-            self._run = None
+        self._trying(lambda: handler(record))
 
     def close(self) -> None:
         """End a W&B run that is still open: the step was interrupted."""
         if self._run is not None:
-            self._finish(130)
+            self._trying(lambda: self._finish(130))
+
+    def _trying(self, mirror: Callable[[], None]) -> None:
+        try:
+            mirror()
+        except Exception as error:  # of every class: W&B checks what it is given with ValueError and TypeError
+            text = f"the W&B mirror stops here, the run goes on: {error} ({type(error).__name__})"
+            if "API key" in str(error):
+                text += "; hint: export WANDB_MODE=offline   # `wandb sync` sends it later"
+            logger.warning(text)
+            self._run = None
 
     def _on_step_started(self, record: Record) -> None:
         planned = self._plan.step(record["step"])
@@ -140,9 +143,11 @@ class WandbMirror:
 
     def _finish(self, exit_code: int) -> None:
         run, self._run = self._run, None
-        if self._samples:
-            run.log({"samples": self._table()})
-        run.finish(exit_code=exit_code)
+        try:
+            if self._samples:
+                run.log({"samples": self._table()})
+        finally:
+            run.finish(exit_code=exit_code)
 
     def _table(self) -> Any:
         """The samples, a column for each of their keys; what is neither a number nor text is written as JSON."""

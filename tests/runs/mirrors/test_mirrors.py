@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import MirrorSettings, TensorBoardSettings, WandbSettings
+from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, TensorBoardSettings, WandbSettings
 from nemotron_steps.runs.mirrors import mirrors
 from nemotron_steps.runs.run_folder import RunFolder
 
 BOARD, WANDB = TensorBoardSettings(), WandbSettings(project="toy", mode="offline")
+MLFLOW = MlflowSettings()
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ BOARD, WANDB = TensorBoardSettings(), WandbSettings(project="toy", mode="offline
         (MirrorSettings(wandb=WANDB), ["WandbMirror"]),
         (MirrorSettings(tensorboard=BOARD), ["TensorBoardMirror"]),
         (MirrorSettings(wandb=WANDB, tensorboard=BOARD), ["WandbMirror", "TensorBoardMirror"]),
+        (MirrorSettings(mlflow=MLFLOW, tensorboard=BOARD), ["TensorBoardMirror", "MlflowMirror"]),
     ],
 )
 def test_a_run_is_mirrored_to_all_that_is_asked_for(
@@ -28,6 +30,8 @@ def test_a_run_is_mirrored_to_all_that_is_asked_for(
 ) -> None:
     pytest.importorskip("wandb")
     pytest.importorskip("tensorboardX")
+    if settings.mlflow:
+        pytest.importorskip("mlflow")
     unused: Any = None
     made = mirrors(settings, RunFolder(store, "r1"), unused, store, unused)
     assert [type(mirror).__name__ for mirror in made] == kinds

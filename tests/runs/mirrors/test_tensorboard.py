@@ -50,6 +50,15 @@ def test_event_files_have_metrics_summary_and_samples(store: ArtifactStore) -> N
         assert not path.is_file() or b"sk-not-for-tensorboard" not in path.read_bytes(), path
 
 
+def test_a_summary_has_its_tables_and_its_texts(store: ArtifactStore) -> None:
+    result = run(store, mirrored=HERE, train={"fail": "table"})
+    found = values(result.folder / "tensorboard" / "toy" / "train")
+    assert found["summary/heldout_reward/org/model/math"] == [(5, 0.5)]
+    assert found["summary/heldout_reward/org/model/code"] == [(5, 0.25)]
+    ((_, text),) = found["summary/column/text_summary"]
+    assert text.strip() == "question"
+
+
 def test_a_given_folder_has_a_folder_for_each_run(store: ArtifactStore, tmp_path: Path) -> None:
     result = run(store, mirrored=MirrorSettings(tensorboard=TensorBoardSettings(folder=str(tmp_path / "boards"))))
     assert not (result.folder / "tensorboard").exists()
@@ -63,6 +72,26 @@ def test_a_failed_step_leaves_its_numbers_and_its_error(store: ArtifactStore) ->
     found = values(folder / "tensorboard" / "toy" / "train")
     assert [index for index, _ in found["sum"]] == [1, 2, 3, 4, 5]
     assert "loss" in found["error/text_summary"][0][1]
+
+
+def test_a_writer_that_raises_an_error_of_its_own_does_not_stop_the_run(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorboardX
+
+    class NoCredentialsError(Exception):
+        pass
+
+    def refuse(*_: Any) -> None:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    monkeypatch.setattr(tensorboardX.SummaryWriter, "close", refuse)
+    result = run(store, mirrored=HERE)
+    assert result.step("toy/train").outputs
+    log = (result.folder / "log.txt").read_text()
+    assert (
+        "the TensorBoard mirror stops here, the run goes on: Unable to locate credentials (NoCredentialsError)" in log
+    )
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_run(store: ArtifactStore, tmp_path: Path) -> None:

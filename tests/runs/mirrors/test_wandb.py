@@ -108,6 +108,20 @@ def test_failed_step_ends_its_wandb_run(store: ArtifactStore) -> None:
     assert exits == [1]
 
 
+def test_a_wandb_error_of_another_class_does_not_stop_the_run(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise TypeError("not a table")
+
+    monkeypatch.setattr("nemotron_steps.runs.mirrors.wandb.WandbMirror._table", refuse)
+    result = run(store, mirrored=OFFLINE)
+    assert result.step("toy/train").outputs
+    assert (
+        "the W&B mirror stops here, the run goes on: not a table (TypeError)" in (result.folder / "log.txt").read_text()
+    )
+
+
 def test_cached_run_starts_nothing(store: ArtifactStore) -> None:
     run(store)
     result = run(store, mirrored=OFFLINE)

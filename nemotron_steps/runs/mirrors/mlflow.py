@@ -1,0 +1,175 @@
+"""A mirror of a run in MLflow: one MLflow run per executed step, its config, metrics, summary, signals and samples.
+
+The run folder stays the record; MLflow gets a copy of what a listener sees, redacted like everything else. Tags say
+which run and step it is, what it read (`input.PORT`) and what it made (`output.PORT`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.runs.mirrors.leaves import leaves
+from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.tracker import Record
+
+if TYPE_CHECKING:
+    from nemotron_steps.config.mirrors import MlflowSettings
+
+logger = logging.getLogger(__name__)
+
+_SAMPLES = 2000
+"""Samples of a step at most, the latest kept."""
+_PARAMS, _METRICS = 100, 1000
+"""Of one request, as MLflow's servers bound it."""
+_KEY_CHARACTERS, _VALUE_CHARACTERS = 250, 500
+_NOT_IN_A_KEY = re.compile(r"[^\w.\-/ ]", re.ASCII)
+_ENVIRONMENT = {
+    # Whom a run is mirrored to is the user's choice; MLflow's makers are told nothing.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # MLflow's own patience (7 tries of 2 minutes) would hold training up; the mirror goes quiet instead.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+"""Where the environment does not say otherwise."""
+
+
+class MlflowMirror:
+    """A listener. A store that cannot be reached never stops a run: the mirror says so in the log and goes quiet.
+
+    Raises UnsupportedError if the mlflow package is not installed.
+    """
+
+    def __init__(
+        self,
+        settings: MlflowSettings,
+        folder: RunFolder,
+        plan: Plan,
+        store: ArtifactStore,
+        redact: Callable[[Any], Any],
+    ) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        try:
+            import mlflow
+        except ImportError as error:
+            raise UnsupportedError(
+                "env.toml has an [mlflow] table and the mlflow package is not installed",
+                where="[mlflow]",
+                found=str(error),
+                hints=("pip install 'nemotron-steps[mlflow]'",),
+            ) from error
+        self._mlflow: Any = mlflow
+        self._settings = settings
+        self._folder = folder
+        self._plan = plan
+        self._store = store
+        self._redact = redact
+        self._client: Any = None
+        self._run = ""
+        self._index = 0
+        self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
+
+    def __call__(self, record: Record) -> None:
+        """Mirror one record."""
+        handler = getattr(self, f"_on_{record['kind']}", None)
+        if handler is not None and (record["kind"] == "step_started" or self._run):
+            self._trying(lambda: handler(record))
+
+    def close(self) -> None:
+        """End an MLflow run that is still open: the step was interrupted."""
+        if self._run:
+            self._trying(lambda: self._finish("KILLED"))
+
+    def _trying(self, mirror: Callable[[], None]) -> None:
+        try:
+            mirror()
+        # Of every class: MLflow passes on what a store raises (botocore's, sqlalchemy's, a driver's ImportError).
+        except Exception as error:
+            logger.warning("the MLflow mirror stops here, the run goes on: %s (%s)", error, type(error).__name__)
+            self._run = ""
+
+    def _on_step_started(self, record: Record) -> None:
+        planned = self._plan.step(record["step"])
+        if self._client is None:
+            self._client = self._mlflow.MlflowClient(tracking_uri=self._settings.tracking_uri)
+        name = self._settings.experiment
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
+        tags = {"run": self._folder.id, "step": planned.key, "step_id": planned.step_id}
+        made = self._client.create_run(number, run_name=f"{planned.key} {self._folder.id}", tags=tags)
+        self._run, self._index = made.info.run_id, 0
+        self._samples.clear()
+        param = self._mlflow.entities.Param
+        config = leaves(self._redact(dict(planned.config)), "", ".")
+        params = [param(_key(name), str(value)[:_VALUE_CHARACTERS]) for name, value in config]
+        for part in _parts(params, _PARAMS):
+            self._client.log_batch(self._run, params=part)
+
+    def _on_metrics(self, record: Record) -> None:
+        self._index = record["index"]
+        self._log(record["values"], record["time"])
+
+    def _on_summary(self, record: Record) -> None:
+        values = dict(leaves(record["values"], "summary", "/"))
+        self._log(values, record["time"])
+        for name, value in values.items():
+            if isinstance(value, str):
+                self._tag(name, value)
+
+    def _on_sample(self, record: Record) -> None:
+        self._samples.append(record["sample"])
+
+    def _on_signal(self, record: Record) -> None:
+        self._tag(f"signal.{record['name']}", ", ".join(f"{name}={value}" for name, value in record["numbers"].items()))
+
+    def _on_step_finished(self, record: Record) -> None:
+        for port, reference in record["outputs"].items():
+            self._tag(f"output.{port}", reference)
+            for edge in self._store.find(reference).inputs:
+                self._tag(f"input.{edge.port}", edge.ref or edge.digest)
+        self._finish("FINISHED")
+
+    def _on_step_failed(self, record: Record) -> None:
+        self._tag("error", record["error"]["what"])
+        self._finish("FAILED")
+
+    def _log(self, values: Mapping[str, Any], seconds: float) -> None:
+        metric, at = self._mlflow.entities.Metric, int(1000 * seconds)
+        metrics = [
+            metric(_key(name), float(value), at, self._index)
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        ]
+        for part in _parts(metrics, _METRICS):
+            self._client.log_batch(self._run, metrics=part)
+
+    def _tag(self, name: str, value: str) -> None:
+        self._client.set_tag(self._run, _key(name), value[:_VALUE_CHARACTERS])
+
+    def _finish(self, status: str) -> None:
+        run, self._run = self._run, ""
+        try:
+            if self._samples:
+                lines = (json.dumps(sample, ensure_ascii=False) for sample in self._samples)
+                self._client.log_text(run, "\n".join(lines) + "\n", "samples.jsonl")
+        finally:
+            # Samples go to a store of their own; where that one fails the run must not seem to go on.
+            self._client.set_terminated(run, status)
+
+
+def _key(name: str) -> str:
+    """A name that every store takes."""
+    return _NOT_IN_A_KEY.sub("_", name)[:_KEY_CHARACTERS]
+
+
+def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
