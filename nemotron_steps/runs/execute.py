@@ -23,7 +23,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ from nemotron_steps.errors import (
     StorageError,
 )
 from nemotron_steps.manifest.typegraph import TypeGraph
-from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput
+from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, cache_key, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
@@ -53,6 +52,7 @@ from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.mirrors import Mirror, mirrors
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
+from nemotron_steps.runs.results import RunResult, StepResult
 from nemotron_steps.runs.run_folder import (
     DONE,
     FAILED,
@@ -63,7 +63,6 @@ from nemotron_steps.runs.run_folder import (
     new_run_id,
     this_process,
 )
-from nemotron_steps.runs.spread import Outcome, Table, spread_tables
 from nemotron_steps.runs.stage_checks import blocked, failed_checks
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.tracker import Listener
@@ -75,56 +74,6 @@ if TYPE_CHECKING:
 
 _STOPS_ALL = (RetryableError, StorageError, InterruptedRunError)
 """What the other instances of a fan-out would run into as well."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """How one step of a run went.
-
-    `state` is "ran", "cached" (an earlier run made it) or "reused" (another run made it while this one waited).
-    """
-
-    key: str
-    step_id: str
-    state: str
-    outputs: Mapping[str, Artifact]
-    seconds: float
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    hints: tuple[advice.Hint, ...] = ()
-    instance: Instance | None = None
-    made_by: str = ""
-    """The run that made it, and the key of the cache that it made it under."""
-    cache_key: str = ""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run. `folder` is its run folder on this machine."""
-
-    id: str
-    folder: Path
-    steps: tuple[StepResult, ...]
-    seconds: float
-
-    @property
-    def spreads(self) -> dict[str, Table]:
-        """What instances of fanned-out stages came to, by title; see `spread`."""
-        return spread_tables(
-            Outcome(s.key, s.summary, s.instance.stage if s.instance else "", s.instance.labels if s.instance else None)
-            for s in self.steps
-        )
-
-    @property
-    def nothing_ran(self) -> bool:
-        """Whether every step was cached."""
-        return all(step.state != "ran" for step in self.steps)
-
-    def step(self, key: str) -> StepResult:
-        """The result of one step of the plan. KeyError if there is none."""
-        for each in self.steps:
-            if each.key == key:
-                return each
-        raise KeyError(key)
 
 
 def execute(

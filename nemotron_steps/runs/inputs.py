@@ -70,9 +70,10 @@ def open_input(
 def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, str]:
     """Dotted config key → path, for every binding that an input fills.
 
-    A binding to `train.jsonl` or another split takes whatever the artifact calls that split; a split other than
-    `train` that the artifact lacks leaves its key as it is, and so does any other absent path whose binding ends
-    in "?". An overridden key other than a port's first, which names the artifact, stays as the user set it.
+    A binding to `train.jsonl` or another split takes whatever the artifact calls that split, one to `A.jsonl|B.jsonl`
+    the first that it has; a split other than `train` that the artifact lacks leaves its key as it is, and so does any
+    other absent path whose binding ends in "?". An overridden key other than a port's first, which names the artifact,
+    stays as the user set it.
 
     Raises ArtifactError or DataError if an artifact lacks what a binding names.
     """
@@ -86,10 +87,10 @@ def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[s
             if not inside:
                 filled[key] = str(artifact.path)
             elif inside.endswith(".jsonl"):
-                split = inside.removesuffix(".jsonl")
-                found = artifact.jsonl(split)
-                if found is None and split == "train":
-                    artifact.require_jsonl(split)
+                splits = [each.removesuffix(".jsonl") for each in inside.split("|")]
+                found = next(filter(None, map(artifact.jsonl, splits)), None)
+                if found is None and splits[-1] == "train":
+                    artifact.require_jsonl("train")
                 if found is not None:
                     filled[key] = str(found)
             elif (artifact.path / inside.removesuffix("?")).exists():

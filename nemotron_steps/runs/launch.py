@@ -41,7 +41,11 @@ from nemotron_steps.runs.run_folder import (
 
 _POLL_S = 0.5
 _FETCH_S = 5.0
-"""How often the folder of a run that works elsewhere is fetched."""
+"""How often an executor of another machine is asked about a job, and the folder of a run that works there fetched."""
+_SILENCE_S = 600.0
+"""How long an executor may be out of reach before whoever follows a job gives up; the job goes on without it."""
+_CANCEL_S = 30.0
+"""How long a job that waited in a queue may take to be out of it."""
 _LAG_S = 20.0
 """How long after a job's end its run folder may take to show it (shared file systems)."""
 _RESTART_S = 60.0
@@ -160,31 +164,40 @@ def job_status(info: RunInfo) -> JobStatus | None:
 def cancel(store: ArtifactStore, info: RunInfo) -> None:
     """Ask a submitted run's job to stop. RequestError for a run that no executor started.
 
-    A job that never began has nobody else to write down how its run ended.
+    A job that never began has nobody else to write down how its run ended: this waits until it is out of its queue, for
+    _CANCEL_S at most.
     """
     if not info.job:
         raise RequestError(f"run '{info.id}' was not submitted to an executor", hints=(f"steps status {info.id}",))
     executor = find_executor(info.executor)
     queued = executor.status(info.job).state is JobState.PENDING
     executor.cancel(info.job)
-    if queued and executor.status(info.job).state is JobState.CANCELLED:
+    if not queued:
+        return
+    until = time.monotonic() + _CANCEL_S
+    while not (state := executor.status(info.job).state).over and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    refresh(store, info)
+    now = get_run(store, info.id)
+    # One that began in the meantime says itself how it ended.
+    if state is JobState.CANCELLED and now.status == SUBMITTED:
         told = InterruptedRunError("the job was cancelled before it began", where=f"run {info.id}")
-        RunFolder(store, info.id).update(info, status=INTERRUPTED, error=told.to_dict())
+        RunFolder(store, info.id).update(now, status=INTERRUPTED, error=told.to_dict())
 
 
 def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> RunInfo:
     """Copy a submitted run's log to `write` until the run is over; returns its final state.
 
     Raises what the run failed with, as the process that worked on it reported it; RetryableError (WorkerLostError)
-    if its node died or it reached its time limit, InterruptedRunError if it was cancelled.
+    if its node died or it reached its time limit, or if its executor did not answer for _SILENCE_S; InterruptedRunError
+    if it was cancelled.
     """
     log = store.backend.scratch / "runs" / run_id / "log.txt"
-    offset, ended, fetched = 0, 0.0, 0.0
+    offset, ended = 0, 0.0
     queued_again = -1  # attempts there were when the job went back into its queue
+    inquiry = _Inquiry(store, write)
     while True:
-        info = get_run(store, run_id)
-        if time.monotonic() - fetched > _FETCH_S:
-            info, fetched = refresh(store, info), time.monotonic()
+        info = inquiry.look(get_run(store, run_id))
         if log.is_file():
             with log.open("rb") as file:
                 file.seek(offset)
@@ -193,11 +206,10 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
             if text:
                 write(text.decode(errors="replace"))
         failure = error_of(info)
-        # A killed run could not say why: that is the executor's to tell.
-        said = info.status not in (SUBMITTED, RUNNING, KILLED)
+        said = _said(info)
         if said and failure is None:
             return info
-        status = job_status(info)
+        status = inquiry.status
         if said and failure is not None:
             ended = ended or time.monotonic()
             if status is not None and status.state is JobState.PENDING:
@@ -212,6 +224,51 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
         else:
             ended = 0.0
         time.sleep(_POLL_S)
+
+
+class _Inquiry:
+    """What an executor says of a followed run's job. It may be out of reach for a while; `write` is told so once."""
+
+    def __init__(self, store: ArtifactStore, write: Callable[[str], None]) -> None:
+        self.status: JobStatus | None = None
+        """None for a run that no executor started. RUNNING while nobody answers: nothing is known to be over."""
+        self._store = store
+        self._write = write
+        self._asked = float("-inf")
+        self._known: tuple[str, int] | None = None
+        self._silent_since: float | None = None
+
+    def look(self, info: RunInfo) -> RunInfo:
+        """Ask, if it is time or run.json says something new; what the run is now.
+
+        Raises RetryableError where nobody has answered for _SILENCE_S.
+        """
+        now = time.monotonic()
+        nothing_new = self._known == (info.status, info.attempts)
+        if nothing_new and info.executor != "local" and now - self._asked < _FETCH_S:
+            return info
+        self._asked = now
+        try:
+            info = refresh(self._store, info)
+            if not (_said(info) and error_of(info) is None):
+                self.status = job_status(info)
+        except RetryableError as error:
+            self.status = JobStatus(JobState.RUNNING)
+            if self._silent_since is None:
+                self._silent_since = now
+                why = f"{error.what} ({error.found})" if error.found else error.what
+                self._write(f"{why}; the job may go on, and is asked about for {_SILENCE_S / 60:.0f} minutes more\n")
+            elif now - self._silent_since > _SILENCE_S:
+                raise
+        else:
+            self._silent_since = None
+        self._known = (info.status, info.attempts)
+        return info
+
+
+def _said(info: RunInfo) -> bool:
+    """Whether run.json says how a run ended. A killed run could not say why: that is the executor's to tell."""
+    return info.status not in (SUBMITTED, RUNNING, KILLED)
 
 
 def error_of(info: RunInfo) -> StepsError | None:

@@ -6,6 +6,7 @@ The runner decides; this only records, redacted.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from nemotron_steps.runs.tracker import FILES, JsonLines, Listener, Record, Trac
 
 _ROW_CHARS = 4000
 """Characters kept of a row that an error is about."""
+_ROW = re.compile(r"(?:environment `[^`]*`, row )?(?P<path>.+\.jsonl):(?P<line>[0-9]+)(?: field .*)?")
+"""How errors name a row: by itself, with the field that is wrong, or with the environment that broke on it."""
 
 
 class Recorder:
@@ -132,13 +135,13 @@ def traceback_text(error: BaseException) -> str:
 
 
 def row_at(where: str | None) -> str:
-    """The line of a JSON Lines file that an error's `file:line` names, its middle cut out if long; "" for any other."""
-    path, _, line = (where or "").rpartition(":")
-    if not path.endswith(".jsonl") or not line.isdigit():
+    """The line of a JSON Lines file that an error's `where` names, its middle cut out if long; "" for any other."""
+    named = _ROW.fullmatch(where or "")
+    if named is None:
         return ""
     try:
-        with Path(path).open("rb") as file:
-            row = next(islice(file, int(line) - 1, None), b"").decode("utf-8", "replace").rstrip("\n")
+        with Path(named["path"]).open("rb") as file:
+            row = next(islice(file, int(named["line"]) - 1, None), b"").decode("utf-8", "replace").rstrip("\n")
     except (OSError, ValueError):
         return ""
     half = _ROW_CHARS // 2

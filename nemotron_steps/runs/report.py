@@ -1,14 +1,14 @@
 """report.html: one self-contained page about a run, opened from disk without a network.
 
-`report_data` reads what the run recorded, `report_svg` draws, this lays the page out. Everything that came from a
+`report_data` reads what the run recorded, `report_svg` draws, `report_metrics` arranges the charts of a step, this lays
+the page out. Everything that came from a
 run is escaped: samples are model output.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -19,34 +19,15 @@ from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.lines import columns_of, is_table, number, readable_size, seconds
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
-from nemotron_steps.runs.report_svg import Node, bars, curve, plan_graph
+from nemotron_steps.runs.report_metrics import step_metrics
+from nemotron_steps.runs.report_svg import Node, bars, plan_graph
 from nemotron_steps.runs.spread import MEANING, Outcome, as_text, spread_tables
 
-_FIRST = (
-    "reward",
-    "kl",
-    "loss",
-    "entropy",
-    "length",
-    "policy_lag",
-    "token_mult_prob_error",
-    "validation",
-    "accuracy",
-    "agreement",
-    "grad_norm",
-    "truncat",
-    "lr",
-)
-"""One metric for each of these words is shown, in this order; the others are folded away."""
-_SHOWN_CURVES = 12
 _SHOWN_SAMPLES = 2
 """Of each kind: the latest ones."""
-_ASIDE = ("prompt", "response", "text", "which")
+_ASIDE = ("prompt", "response", "text", "which", "judge")
 _LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")
 _HIGHER_IS_BETTER = ("reward", "accuracy", "agreement", "score", "solved", "pass")
-
-
-_REWARD_OF = re.compile(r"reward/([^/]+)/mean")
 
 
 def write_report(folder: Path, store: ArtifactStore) -> Path:
@@ -107,7 +88,7 @@ def _error(run: RunReport) -> str:
     row = failed.row if failed is not None else ""
     trace = (failed.traceback if failed is not None else "") or run.traceback
     rows = "".join(
-        f"<dt>{name}</dt><dd>{escape(str(error[name]))}</dd>"
+        f"<dt>{name}</dt><dd>{_as_said(str(error[name]))}</dd>"
         for name in ("where", "expected", "found")
         if error.get(name)
     )
@@ -120,6 +101,11 @@ def _error(run: RunReport) -> str:
         + (f"<details><summary>traceback</summary><pre>{escape(trace)}</pre></details>" if trace else "")
         + "</div>"
     )
+
+
+def _as_said(text: str) -> str:
+    """A traceback or a compiler's message keeps its lines."""
+    return f"<pre>{escape(text)}</pre>" if "\n" in text else escape(text)
 
 
 def _results(run: RunReport) -> str:
@@ -269,72 +255,11 @@ def _took(step: StepReport) -> str:
 
 
 def _metrics(run: RunReport) -> str:
-    parts = []
-    for step in _goals_first(run):
-        if not step.curves and len(step.phases) < 2:
-            continue
-        names = sorted(step.curves)
-        several = [name for name in names if len(step.curves[name]) > 1]
-        shown = headlines(several)
-        folded = [name for name in several if name not in shown]
-        parts.append(f"<h3>{escape(step.key)}{_made_by(step)}</h3>")
-        parts.append(_grid(_chart(name, step.curves[name]) for name in shown))
-        parts.append(_environments(step))
-        if folded:
-            grid = _grid(_chart(name, step.curves[name]) for name in folded)
-            parts.append(f"<details><summary>{len(folded)} more</summary>{grid}</details>")
-        single = {name: step.curves[name][0][1] for name in names if len(step.curves[name]) == 1}
-        if single:
-            cells = "".join(
-                f"<tr><td>{escape(n)}</td><td class='value'>{number(v)}</td></tr>" for n, v in single.items()
-            )
-            parts.append(f"<details><summary>{len(single)} measured once</summary><table>{cells}</table></details>")
-        if len(step.phases) > 1:
-            parts.append(f"<h4>where the time went</h4>{bars(step.phases)}")
-    return "".join(parts)
-
-
-def _environments(step: StepReport) -> str:
-    """What each environment gave in a run of several: reward at first and at last, length and failures at last."""
-    found = [_REWARD_OF.fullmatch(name) for name in sorted(step.curves)]
-    names = [match[1] for match in found if match is not None]
-    if len(names) < 2:
-        return ""
-
-    def cell(curve: str, at: int = -1) -> str:
-        points = step.curves.get(curve)
-        return f"<td class='value'>{number(points[at][1]) if points else ''}</td>"
-
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td>{cell(f'reward/{name}/mean', 0)}{cell(f'reward/{name}/mean')}"
-        f"{cell(f'response_length/{name}/mean')}{cell(f'failure_rate/{name}')}</tr>"
-        for name in names
+    return "".join(
+        f"<h3>{escape(step.key)}{_made_by(step)}</h3>{step_metrics(step)}"
+        for step in _goals_first(run)
+        if step.curves or len(step.phases) > 1
     )
-    head = "<tr><th>environment</th><th>first reward</th><th>last reward</th><th>length</th><th>failures</th></tr>"
-    return f"<table>{head}{rows}</table>"
-
-
-def headlines(names: Sequence[str]) -> list[str]:
-    """The metrics worth seeing first: of those that hold a word the mean, or else the one with the shortest name."""
-    chosen: list[str] = []
-    for word in _FIRST:
-        matching = [name for name in names if word in re.split(r"[/_]", name) or (len(word) > 2 and word in name)]
-        left = [name for name in matching if name not in chosen]
-        if left:
-            chosen.append(min(left, key=lambda name: (not name.endswith("mean"), name.count("/"), len(name), name)))
-    rest = [name for name in names if name not in chosen]
-    return [*chosen, *rest][:_SHOWN_CURVES] if len(names) <= _SHOWN_CURVES else chosen[:_SHOWN_CURVES]
-
-
-def _chart(name: str, points: list[tuple[float, float]]) -> str:
-    return (
-        f'<figure><figcaption><span>{escape(name)}</span><b data-last="{number(points[-1][1])}">'
-        f"{number(points[-1][1])}</b></figcaption>{curve(points, name)}</figure>"
-    )
-
-
-def _grid(charts: Iterable[str]) -> str:
-    return f'<div class="grid-of-charts">{"".join(charts)}</div>'
 
 
 def _samples(run: RunReport) -> str:
@@ -372,7 +297,31 @@ def _sample(sample: Mapping[str, Any]) -> str:
         for kind, text in (("prompt", prompt), ("response", response))
         if text is not None
     )
-    return f'<article>{texts}<p class="note">{" · ".join(facts)}</p></article>'
+    return f'<article>{texts}{_judge(sample.get("judge"))}<p class="note">{" · ".join(facts)}</p></article>'
+
+
+def _judge(notes: Any) -> str:
+    """What the judge said of an answer, question by question: its verdict, and its reasoning folded away."""
+    parts = []
+    for note in notes if isinstance(notes, list) else ():
+        if not isinstance(note, Mapping):
+            continue
+        about = " · ".join(
+            f"{escape(str(name))} {escape(_text(value))}"
+            for name, value in note.items()
+            if name not in ("reasoning", "verdict")
+        )
+        reasoning, verdict = note.get("reasoning"), note.get("verdict")
+        parts.append(
+            (f"<p class='note'>{about}</p>" if about else "")
+            + (
+                f"<details><summary>reasoning</summary><pre>{escape(_text(reasoning))}</pre></details>"
+                if reasoning
+                else ""
+            )
+            + (f"<pre>{escape(_text(verdict))}</pre>" if verdict else "")
+        )
+    return f'<div class="judge"><span>judge</span><div>{"".join(parts)}</div></div>' if parts else ""
 
 
 def _text(value: Any) -> str:

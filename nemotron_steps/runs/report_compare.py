@@ -11,11 +11,10 @@ from pathlib import Path
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.lines import number
-from nemotron_steps.runs.report import headlines
 from nemotron_steps.runs.report_data import RunReport, read_report
-from nemotron_steps.runs.report_svg import nice_ticks
+from nemotron_steps.runs.report_metrics import headlines
+from nemotron_steps.runs.report_svg import Points, nice_ticks
 
-Points = Sequence[tuple[float, float]]
 _COLORS = ("#3f7d00", "#b3261e", "#1f6fb2", "#9a6200", "#7b3fb3", "#0b7a75")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 300, 132, 44, 20
 

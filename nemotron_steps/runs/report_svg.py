@@ -16,12 +16,21 @@ _SMOOTH_FROM = 24
 """Curves of at least this many points get a moving average drawn over them."""
 
 
-def curve(points: Sequence[tuple[float, float]], label: str) -> str:
-    """A line over training steps. Points with a value that is not finite are left out."""
+Points = Sequence[tuple[float, float]]
+"""(training step, value), in order."""
+
+
+def curve(points: Points, label: str, within: Points = ()) -> str:
+    """A line over training steps. Points with a value that is not finite are left out.
+
+    Args:
+        within: the axes reach over these points too, so that several curves are on one scale.
+    """
     kept = [(x, y) for x, y in points if math.isfinite(y)]
     if not kept:
         return '<svg class="curve"></svg>'
-    (x_low, x_high), (y_low, y_high) = _extent([x for x, _ in kept]), _extent([y for _, y in kept])
+    covered = [*kept, *((x, y) for x, y in within if math.isfinite(y))]
+    (x_low, x_high), (y_low, y_high) = _extent([x for x, _ in covered]), _extent([y for _, y in covered])
     ticks = nice_ticks(y_low, y_high, 3)
     y_low, y_high = min(y_low, ticks[0]), max(y_high, ticks[-1])
 

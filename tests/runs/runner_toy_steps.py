@@ -86,6 +86,8 @@ def _fail(kind: str, context: StepContext[Any]) -> None:
         raise DataError("the row is no good", where=kind.removeprefix("row "))
     if kind == "bug":
         raise KeyError("a bug in the step")
+    if kind == "table":
+        context.tracker.summary({"heldout_reward": {"org/model": {"math": 0.5, "code": 0.25}}, "column": "question"})
     if kind == "signal":
         context.tracker.signal("kl_spike", kl=0.75, step=5)
         context.tracker.signal("kl_spike", kl=0.9123456, step=6)
@@ -108,6 +110,6 @@ def forgets_the_model(context: StepContext[TrainConfig]) -> None:
 def leak(context: StepContext[TrainConfig]) -> None:
     secret = os.environ["SOME_SERVICE_TOKEN"]
     context.tracker.event("request", header=f"Bearer {secret}")
-    context.tracker.sample({"prompt": secret})
+    context.tracker.sample({"prompt": secret, "judge": [{"reasoning": secret, "verdict": f"it has {secret} in it"}]})
     logger.warning("calling with %s", secret)
     raise RuntimeError(f"401 for token {secret}")

@@ -67,6 +67,27 @@ def test_a_page_needs_nothing_from_elsewhere(home):
     assert not re.search(r"https?://|@import|url\(", text)
 
 
+def test_sizes_and_times_sort_by_what_they_are_and_not_by_what_they_read_as(tmp_path):
+    def made(size: int) -> Artifact:
+        return Artifact(
+            "t", "d", tmp_path, {}, (FileRecord("f", size, "s"), FileRecord("g", 1, "s")), "n", 1, created=9.5
+        )
+
+    info = RunInfo("r", "n", "done", {"targets": ["t"]}, {"s": {"state": "ran"}}, created=10.0, updated=100.0)
+    text = render_index("home", [info], [made(5), made(1_500_000)], tmp_path, tmp_path)
+    by = re.findall(r'<td data-by="([^"]*)"', text)
+    assert by == [
+        "r",
+        "t",
+        "done",
+        "1",
+        "10.0",
+        "90.0",
+        *("n:v1", "t", "6", "", "9.5"),
+        *("n:v1", "t", "1500001", "", "9.5"),
+    ]
+
+
 def test_what_runs_and_users_wrote_is_text(tmp_path):
     run = RunInfo("r", HOSTILE, HOSTILE, {"targets": [HOSTILE]}, {"s": {"state": HOSTILE}}, error={"what": HOSTILE})
     producer = Producer(HOSTILE, "port", HOSTILE)

@@ -93,6 +93,8 @@ def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: 
         "d": str(folder / "notes"),
         "e": str(folder / "notes"),
     }
+    either = filled(a="heldout.jsonl|train.jsonl", b="train.jsonl|heldout.jsonl", c="validation.jsonl|heldout.jsonl")
+    assert either == {"a": str(folder / "train.jsonl"), "b": str(folder / "train.jsonl")}
     # The first key names the artifact; of the others an override stays.
     assert filled("a=1", "+b=2", a="", b="train.jsonl") == {"a": str(folder)}
     with pytest.raises(ArtifactError, match="has no 'absent'") as caught:
@@ -104,6 +106,8 @@ def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: 
     without = store.open(store.reference(tmp_path / "others", type_name="training_jsonl"))
     with pytest.raises(DataError):
         bound_values(planned("training_jsonl", a="train.jsonl"), {"model": without})
+    first = bound_values(planned("training_jsonl", a="validation.jsonl|train.jsonl"), {"model": without})
+    assert first == {"a": str(without.jsonl("validation"))}
 
 
 def test_a_bound_key_is_filled_in_though_its_section_is_not_there(store: ArtifactStore, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import DataError, NonFiniteLossError
+from nemotron_steps.errors import DataError, EngineError, NonFiniteLossError
 from nemotron_steps.runs.recorder import row_at
-from nemotron_steps.runs.report import _environments, headlines, write_report
+from nemotron_steps.runs.report import _hints, write_report
 from nemotron_steps.runs.report_compare import write_comparison
-from nemotron_steps.runs.report_data import StepReport
+from nemotron_steps.runs.report_data import StepReport, _apply_metrics, read_report
+from nemotron_steps.runs.report_metrics import headlines, step_metrics
 from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned
 from tests.runs.runner_toy_plan import run
 
-VOID = {"meta", "circle", "line", "rect", "path", "br"}
+VOID = {"meta", "input", "circle", "line", "rect", "path", "br"}
 
 
 class Page(HTMLParser):
@@ -64,6 +67,68 @@ def test_report_shows_results_curves_samples_lineage_and_config(store: ArtifactS
     assert "steps run toy/train -c tiny steps=10" in text
     curves = [value for tag, name, value in page.attributes if tag == "svg" and name == "data-points"]
     assert sorted(json.loads(points)[-1][:2] for points in curves) == [[10, 0.1], [10, 285]]
+
+
+def test_the_command_of_a_report_asks_for_everything_that_was_asked_for(store: ArtifactStore) -> None:
+    request = {
+        "targets": ["sft", "rl"],
+        "config": "tiny",
+        "overrides": ["a=two words", "~b"],
+        "inputs": {"policy": "m:v1", "rl.prompts": "p"},
+        "over": ["sft.seed=1,2", "rl.lr=3,4"],
+    }
+    page = (run(store, request=request).folder / "report.html").read_text()
+    (command,) = re.findall(r"<pre>steps run (.*?)</pre>", page)
+    assert shlex.split(unescape(command)) == [
+        *("sft", "rl", "-c", "tiny", "--input", "policy=m:v1", "--input", "rl.prompts=p"),
+        *("--over", "sft.seed=1,2", "--over", "rl.lr=3,4", "a=two words", "~b"),
+    ]
+
+
+def test_every_signal_is_shown_once_with_its_advice_or_by_its_numbers(store: ArtifactStore) -> None:
+    run_report = read_report(run(store).folder, store)
+    step = run_report.steps[-1]
+    step.signals.update({"kl_spike": {"kl": 0.5}, "saturated": {"share": 0.99}})
+    step.hints[:] = [
+        {"name": "kl_spike", "because": "kl_spike (kl=0.5)", "advice": "raise it", "overrides": ["a=1", "b=2"]}
+    ]
+    text = " ".join(Page(_hints(run_report)).text.split())
+    assert text == f"kl_spike (kl=0.5) {step.key} raise it a=1 b=2 saturated share 0.99 {step.key}"
+
+
+def test_phases_are_added_up_without_the_whole_step_and_curves_hold_only_numbers(tmp_path: Path) -> None:
+    values = {"timing/train_s": 1.5, "timing/step_s": 4.0, "loss": 0.5, "flag": True, "bad": math.nan, "note": "x"}
+    lines = [{"step": "a", "index": index, "values": values} for index in (2, 1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    step = StepReport("a", {})
+    _apply_metrics({"a": step}, tmp_path, only=None)
+    assert step.phases == {"train": 4.5} and step.curves == {"loss": [(1.0, 0.5), (2.0, 0.5)]}
+    other = StepReport("a", {})
+    _apply_metrics({"a": other}, tmp_path, only="b")
+    assert (other.phases, other.curves) == ({}, {})
+
+
+def test_signals_advice_and_errors_are_those_of_the_last_attempt(store: ArtifactStore) -> None:
+    result = run(store, train={"fail": "signal"})
+    (step,) = [each for each in read_report(result.folder, store).steps if each.signals]
+    assert step.hints
+    started = {"kind": "run_started", "time": 0.0, "step": ""}
+    failed = {
+        "kind": "step_failed",
+        "time": 0.0,
+        "step": step.key,
+        "error": {"code": "E1"},
+        "row": "r",
+        "traceback": "t",
+    }
+    with (result.folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(failed) + "\n")
+    (broken,) = [each for each in read_report(result.folder, store).steps if each.key == step.key]
+    assert (broken.error, broken.row, broken.traceback) == ({"code": "E1"}, "r", "t")
+    with (result.folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(started) + "\n")
+    (resumed,) = [each for each in read_report(result.folder, store).steps if each.key == step.key]
+    assert (resumed.signals, resumed.hints, resumed.error, resumed.row, resumed.traceback) == ({}, [], None, "", "")
 
 
 def test_report_needs_no_network_and_escapes_model_output(store: ArtifactStore) -> None:
@@ -144,6 +209,25 @@ def test_report_of_a_failed_run_has_the_row_and_the_traceback(store: ArtifactSto
     with pytest.raises(NonFiniteLossError):
         run(store, train={"fail": "nan"}, resume=folder.name)
     assert "<bad>" not in page_of(folder).text
+
+
+@pytest.mark.parametrize("said", ["{}:2", "{}:2 field mark", "environment `brittle`, row {}:2"])
+def test_an_error_names_its_row_alone_or_with_its_field_or_its_environment(said: str, tmp_path: Path) -> None:
+    (tmp_path / "my rows.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    assert row_at(said.format(tmp_path / "my rows.jsonl")) == '{"n": 2}'
+
+
+def test_what_an_environment_said_keeps_its_lines(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(context: object) -> None:
+        raise EngineError("no rollout could be graded", found="2 x brittle; the first:\nKeyError: '<a>'\n  at <b>")
+
+    monkeypatch.setattr("tests.runs.runner_toy_steps.train", broken)
+    with pytest.raises(EngineError):
+        run(store)
+    (folder,) = (store.backend.scratch / "runs").iterdir()
+    assert "<dd><pre>2 x brittle; the first:\nKeyError: '<a>'\n  at <b></pre></dd>" in unescape(
+        (folder / "report.html").read_text()
+    )
 
 
 @pytest.mark.parametrize("where", [None, "nowhere.jsonl:1", "a.yaml:3", "step 5", "x.jsonl:many"])
@@ -230,10 +314,28 @@ def test_a_run_of_several_environments_has_a_table_of_them() -> None:
         "response_length/maths/mean": [(1.0, 42.0)],
         "failure_rate/maths": [(1.0, 0.0625)],
     }
-    text = " ".join(Page(_environments(StepReport("rl", {}, curves=curves))).text.split())
-    assert text.endswith("failures code 0.125 0.125 maths 0.25 0.75 42 0.0625")
+    text = " ".join(Page(step_metrics(StepReport("rl", {}, curves=curves))).text.split())
+    assert "failures code 0.125 0.125 maths 0.25 0.75 42 0.0625 reward length failures" in text
     alone = {name: points for name, points in curves.items() if "code" not in name}
-    assert _environments(StepReport("rl", {}, curves=alone)) == ""
+    assert "environments" not in step_metrics(StepReport("rl", {}, curves=alone))
+
+
+def test_each_environment_of_several_has_a_reward_curve_all_on_one_scale() -> None:
+    curves = {
+        "reward/mean": [(0.0, 0.2), (4.0, 0.5)],
+        "reward/maths/mean": [(0.0, 0.0), (4.0, 1.0)],
+        "reward/code/mean": [(2.0, 0.5), (3.0, 0.5)],
+        "failure_rate/never_judged": [(0.0, 1.0), (4.0, 1.0)],
+    }
+    page = Page(step_metrics(StepReport("rl", {}, curves=curves)))
+    labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
+    assert labels == ["reward/mean", "code", "maths", "never_judged"]
+    points = [json.loads(value) for tag, name, value in page.attributes if tag == "svg" and name == "data-points"]
+    (code, *_), maths = points[1], points[2]
+    assert maths[0][2] < code[2] < maths[1][2], "steps 2 and 3 of 0 to 4 lie between the ends"
+    assert code[3] == pytest.approx((maths[0][3] + maths[1][3]) / 2, abs=0.2)
+    radios = [value for tag, name, value in page.attributes if tag == "input" and name == "class"]
+    assert radios == ["reward", "failures"]
 
 
 def test_lag_and_mismatch_come_before_what_matters_less() -> None:
@@ -263,6 +365,18 @@ def test_samples_are_the_best_the_worst_the_latest_and_the_first(store: Artifact
     ]
 
 
+def test_samples_show_what_the_judge_said(store: ArtifactStore) -> None:
+    result = run(store)
+    notes = [{"compared": "as answer 1 of 2", "reasoning": "it is <b>short</b>", "verdict": '{"score_1": 4}'}]
+    sample = {"step": 1, "prompt": "2+2", "response": "4", "reward": 1.0, "judge": [*notes, {"verdict": "[[YES]]"}]}
+    line = {"kind": "sample", "step": "toy/train", "sample": sample}
+    (result.folder / "samples.jsonl").write_text(json.dumps(line) + "\n")
+    write_report(result.folder, store)
+    text = " ".join(page_of(result.folder).text.split())
+    said = 'judge compared as answer 1 of 2 reasoning it is <b>short</b> {"score_1": 4} [[YES]]'
+    assert f"{said} step 1 · reward 1" in text
+
+
 def test_runs_are_compared_over_each_other(store: ArtifactStore) -> None:
     first, second = run(store), run(store, train={"steps": 6})
     path = write_comparison([first.folder, second.folder], store)
@@ -272,3 +386,22 @@ def test_runs_are_compared_over_each_other(store: ArtifactStore) -> None:
     paths = [value for tag, name, value in page.attributes if tag == "path" and name == "style"]
     assert len(set(paths)) == 2 and len(paths) % 2 == 0
     assert "at the end metric" in text
+
+
+def test_the_legend_of_a_comparison_has_each_runs_colour(store: ArtifactStore) -> None:
+    first, second = run(store), run(store, train={"steps": 6})
+    text = write_comparison([first.folder, second.folder], store).read_text()
+    legend = re.findall(r'<li><span style="color:([^"]+)">■</span> .*?<code>(.*?)</code>', text)
+    assert [run_id for _, run_id in legend] == [first.id, second.id]
+    lines = re.findall(r'<path class="line" style="([^"]*)"', text)
+    assert [color for color, _ in legend] == [style.removeprefix("stroke:") for style in lines[:2]]
+
+
+def test_texts_of_a_node_end_where_its_box_does() -> None:
+    svg = plan_graph([Node("k", "t" * 200, "n" * 200, "ran", ())])
+    texts = re.findall(r'<text class="(name|note)" x="([\d.]+)"[^>]*>([^<]*)</text>', svg)
+    boxes = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', svg)
+    assert len(texts) == 2 * len(boxes)
+    for (name, x, text), (left, width) in zip(texts, [box for box in boxes for _ in range(2)], strict=True):
+        letter = 7.4 if name == "name" else 6.6
+        assert text[0] == "…" and float(x) + letter * len(text) <= float(left) + float(width)

@@ -28,8 +28,13 @@ button.focus();
 const focused = document.activeElement === button;
 button.click();
 const after = getComputedStyle(document.body).backgroundColor;
-const links = [...document.querySelectorAll("nav a, summary, button")].every((each) => each.tabIndex >= 0);
-const shown = {width: document.documentElement.scrollWidth, before, after, focused, links, title: document.title};
+const shows = (kind) => getComputedStyle(document.querySelector(`.panel.${kind}`)).display === "block";
+const panels = [shows("reward"), shows("length")];
+document.querySelector("input.length").click();
+panels.push(shows("reward"), shows("length"));
+const links = [...document.querySelectorAll("nav a, summary, button, input")].every((each) => each.tabIndex >= 0);
+const width = document.documentElement.scrollWidth;
+const shown = {width, before, after, focused, links, panels, title: document.title};
 document.body.insertAdjacentHTML("beforeend", `<p id="probe">${JSON.stringify(shown)}</p>`);
 </script></body>"""
 
@@ -51,12 +56,20 @@ def seen(folder: Path, width: int, scheme: str) -> dict[str, Any]:
 def test_a_hostile_sample_on_a_phone_in_the_dark_and_on_a_screen_in_the_light(store: ArtifactStore) -> None:
     result = run(store)
     sample = {"step": 1, "which": "best", "prompt": HOSTILE, "response": HOSTILE, "reward": 1.0, HOSTILE: HOSTILE}
+    said = {"reasoning": HOSTILE, "verdict": HOSTILE, HOSTILE: HOSTILE}
+    sample["judge"] = [said, said, {"verdict": [HOSTILE]}, HOSTILE]
     with (result.folder / "samples.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "sample", "step": "toy/train", "sample": sample}) + "\n")
+    with (result.folder / "metrics.jsonl").open("a") as file:
+        for index in (1, 2):
+            names = ("maths", HOSTILE.replace("/", ""))
+            values = {f"{what}/{name}/mean": index for what in ("reward", "response_length") for name in names}
+            file.write(json.dumps({"kind": "metrics", "step": "toy/train", "index": index, "values": values}) + "\n")
     write_report(result.folder, store)
     phone, screen = seen(result.folder, 500, "dark"), seen(result.folder, 1200, "light")
     assert phone["width"] <= 500 and screen["width"] <= 1200
     for each in (phone, screen):
         assert each["title"] == "toy · done" and each["focused"] and each["links"]
         assert each["before"] != each["after"]
+        assert each["panels"] == [True, False, False, True], "rewards first, then the lengths that were chosen"
     assert phone["before"] == screen["after"] and phone["after"] == screen["before"]

@@ -298,6 +298,9 @@ def test_library_errors_about_storage_are_recognised() -> None:
     bare.__cause__ = OSError(errno.EDQUOT, "quota", "/data/x")
     found = as_storage_error(bare, "/")
     assert found is not None and found.where == "/data/x" and "quota" in found.what and found.hints
+    raised_meanwhile = RuntimeError("could not close")
+    raised_meanwhile.__context__ = OSError(errno.ENOSPC, "full")
+    assert "the disk is full" in str(as_storage_error(raised_meanwhile, "/"))
     assert as_storage_error(StorageError("plain"), "/") is not None
     assert as_storage_error(ValueError("something else"), "/") is None
 
