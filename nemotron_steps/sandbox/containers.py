@@ -169,8 +169,14 @@ class ContainerSession:
             if first.strip() != b"ready":
                 with suppress(ProcessLookupError):
                     client.kill()
-                said = (await client.stderr.read()).decode(errors="replace")
-                raise SandboxError(f"{self.engine} could not start a container of {self.image}", found=said[-500:])
+                # Docker ends what it says with advice to read its help.
+                lines = (await client.stderr.read()).decode(errors="replace").strip().splitlines()
+                said = [line for line in lines if line.strip() and "--help" not in line] or lines
+                raise SandboxError(
+                    f"{self.engine} could not start a container of {self.image}",
+                    found=said[-1][-500:] if said else f"no answer in {ENGINE_TIMEOUT_S:.0f} s",
+                    hints=(f"{self.engine} pull {self.image}",),
+                )
             self._stack = stack.pop_all()
         return self
 

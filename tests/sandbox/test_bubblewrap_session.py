@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 
@@ -173,3 +174,18 @@ def test_a_session_that_is_cancelled_leaves_no_process(sandbox, tmp_path) -> Non
         return session._whole.done()
 
     assert asyncio.run(body())
+
+
+def test_a_session_that_is_over_keeps_no_descriptor(sandbox) -> None:
+    async def body() -> list[int]:
+        counts, sessions = [], []  # kept: no descriptor is closed only because its session was collected
+        for _ in range(3):
+            sessions.append(BubblewrapSession(sandbox, limits=SMALL))
+            async with sessions[-1] as session:
+                await session.run(["true"])
+            await asyncio.sleep(0.05)
+            counts.append(len(os.listdir("/proc/self/fd")))
+        return counts
+
+    first, *later = asyncio.run(body())
+    assert later == [first, first]

@@ -60,3 +60,26 @@ def test_the_kernel_stops_a_tree_that_holds_too_much_and_the_group_is_removed() 
     result = run(code, limits=Limits(wall_s=30, memory_bytes=128 * MIB))
     assert result.outcome is Outcome.MEMORY_LIMIT
     assert not list(parent.glob("nemotron-steps-*"))
+
+
+def test_a_group_has_its_limits_says_whether_it_was_full_and_goes_with_its_run(tree: Path, monkeypatch) -> None:
+    made = []
+
+    def removed(folder: Path) -> None:
+        made.append(({file.name: file.read_text() for file in folder.iterdir()}, folder.parent))
+
+    monkeypatch.setattr(cgroup, "_remove", removed)
+    with cgroup.MemoryGroup.try_to_make(7 * MIB) as group:
+        assert group is not None
+        folder = Path(group.procs).parent
+        for kills, full in ((0, False), (1, True), (3, True)):
+            (folder / "memory.events").write_text(f"low 0\noom 9\noom_kill {kills}\n")
+            assert group.was_full() is full
+        assert not made
+    ((files, parent),) = made
+    assert parent == tree / "job"
+    assert {name: files[name] for name in files if name != "memory.events"} == {
+        "memory.max": str(7 * MIB),
+        "memory.oom.group": "1",
+        "memory.swap.max": "0",
+    }

@@ -56,6 +56,25 @@ def test_apptainer_contains_everything_and_has_no_network() -> None:
         assert part in text
 
 
+LIMITED = Limits(
+    wall_s=2.0, cpu_s=7, memory_bytes=11, processes=13, file_bytes=17, scratch_bytes=19, output_bytes=23, open_files=29
+)
+
+
+@pytest.mark.parametrize("engine", ["docker", "apptainer"])
+def test_each_limit_is_the_engines_of_that_name(engine: str) -> None:
+    command = ContainerSandbox(engine, "image").command("n", ["true"], "/in", "/p.json", LIMITED)
+    text = " ".join(command)
+    parts = ("--memory 11", "--pids-limit 13", "timeout -s KILL 122.0")
+    if engine == "docker":
+        parts += ("--memory-swap 11", "--ulimit cpu=7:8", "--ulimit fsize=17", "--ulimit nofile=29", "--name n")
+        parts += ("--tmpfs /scratch:rw,exec,mode=1777,size=19", "--tmpfs /tmp:rw,mode=1777,size=19")
+        parts += ("--ipc private", "--cgroupns private", "--workdir /scratch", "--env HOME=/scratch")
+    else:
+        parts += ("--scratch /scratch --pwd /scratch", "--cleanenv")
+    assert [part for part in parts if part not in text] == []
+
+
 def test_a_session_is_isolated_too() -> None:
     text = " ".join(ContainerSession("docker", "repo:1").start_arguments("/p.json"))
     for part in ("--network none", "--cap-drop ALL", "--security-opt seccomp=/p.json", "--rm --interactive", "repo:1"):
@@ -128,13 +147,60 @@ def test_a_container_that_the_kernel_killed_for_memory(engine) -> None:
     assert run_in_container().outcome is Outcome.MEMORY_LIMIT
 
 
+def test_a_killed_container_of_an_engine_that_records_nothing_was_killed_for_memory(engine) -> None:
+    engine("exit 137", '{"StartedAt": "2026-01-01T00:00:00Z", "OOMKilled": false}')
+    assert run_in_container().outcome is Outcome.MEMORY_LIMIT
+    engine("exit 126", '{"StartedAt": "2026-01-01T00:00:00Z", "OOMKilled": false}')
+    result = run_in_container()
+    assert (result.outcome, result.exit_code) == (Outcome.EXITED, 126)
+
+
+def test_a_program_has_its_input_and_its_files_and_is_removed_afterwards(engine, tmp_path: Path) -> None:
+    script = engine(
+        'for a; do case $a in type=bind*) cat $(echo $a | sed "s/.*src=//; s/,dst.*//")/a/b;; esac; done; cat; exit 3',
+        "{}",
+    )
+    noting = script.read_text().replace("case $1", f"echo $1 $2 >> {tmp_path}/asked; case $1")
+    script.write_text(noting)
+    sandbox = ContainerSandbox("docker", "image")
+    result = asyncio.run(sandbox.execute(["x"], b"said", {"a/b": b"laid "}, Limits()))
+    assert (result.outcome, result.exit_code, result.stdout) == (Outcome.EXITED, 3, "laid said")
+    assert (tmp_path / "asked").read_text().split("\n")[-2] == "rm --force"
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "outcome"),
+    [(0, 0, Outcome.EXITED), (137, 0, Outcome.EXITED), (124, 0.3, Outcome.TIMEOUT), (137, 0.3, Outcome.TIMEOUT)],
+)
+def test_a_sessions_command_is_out_of_time_when_the_clock_inside_says_so(
+    engine, tmp_path: Path, code: int, seconds: float, outcome: Outcome
+) -> None:
+    program = engine("true")
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nsleep {seconds}\ncat\nexit {code}\n')
+    session = ContainerSession("docker", "image")
+    result = asyncio.run(session.run(["ls", "-l"], cwd="/repo", stdin="said", wall_s=0.2))
+    assert (result.outcome, result.stdout) == (outcome, "said")
+    assert result.exit_code == (code if outcome is Outcome.EXITED else None)
+    asked = (tmp_path / "asked").read_text()
+    assert asked == f"exec --interactive --workdir /repo {session.name} timeout -s KILL 0.2 ls -l\n"
+
+
+def test_a_session_that_cannot_write_says_so(engine) -> None:
+    program = engine("true")
+    program.write_text("#!/bin/sh\necho full >&2\nexit 1\n")
+    with pytest.raises(SandboxError, match="could not write /a") as caught:
+        asyncio.run(ContainerSession("docker", "image").write({"/a": "x"}))
+    assert caught.value.found == "full\n"
+
+
 def test_a_container_that_spent_its_processor_time(engine) -> None:
     engine("exit 152")
     assert run_in_container().outcome is Outcome.TIMEOUT
 
 
 def test_a_session_that_does_not_start_says_why(engine) -> None:
-    engine("echo no such image >&2; exit 125")
+    advice = "echo; echo \"Run 'docker run --help' for more information\""
+    engine(f"{{ echo Trying to pull; echo no such image; {advice}; }} >&2; exit 125")
 
     async def enter() -> None:
         async with ContainerSession("docker", "image"):
@@ -142,7 +208,7 @@ def test_a_session_that_does_not_start_says_why(engine) -> None:
 
     with pytest.raises(SandboxError, match="could not start") as caught:
         asyncio.run(enter())
-    assert caught.value.found == "no such image\n"
+    assert (caught.value.found, caught.value.hints) == ("no such image", ("docker pull image",))
 
 
 def test_a_sessions_container_ends_with_a_parent_that_is_killed(engine, tmp_path: Path) -> None:

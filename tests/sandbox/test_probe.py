@@ -7,6 +7,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.probe import probe
+from nemotron_steps.sandbox.probe import _canary_file, probe
 from nemotron_steps.sandbox.process import Rest, Watch
 from nemotron_steps.sandbox.seccomp import allowed, architecture, filter_program
 from nemotron_steps.sandbox.syscalls import DANGEROUS, NETWORK, SHARING, calls
@@ -256,3 +257,11 @@ def test_the_probe_passes_where_everything_holds_and_lists_every_attempt() -> No
     named = calls(architecture(), NETWORK, SHARING, DANGEROUS)
     assert {f"system call {name}" for name in named} <= set(report["results"])
     assert not {f"system call {name}" for name in allowed(architecture())} & set(report["results"])
+
+
+def test_what_a_sandbox_must_not_read_is_readable_outside_and_gone_afterwards(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        canary = Path(_canary_file(stack, tmp_path))
+        assert canary.parent == tmp_path and canary.read_text() == "canary"
+        assert canary.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,100 @@
+"""What every sandbox does before and around a run, whatever runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.sandbox.base import MIB, PAGE, Limits, Outcome, Sandbox, SandboxResult, encoded
+
+
+class Recorded(Sandbox):
+    """Runs nothing: notes what it is given, and how many runs are under way at once."""
+
+    def __init__(self, max_concurrency: int | None = None) -> None:
+        super().__init__(max_concurrency)
+        self.probes = self.running = self.most = 0
+        self.given: list[tuple[list[str], bytes, Mapping[str, bytes], Limits]] = []
+
+    async def probe(self) -> None:
+        await asyncio.sleep(0)
+        self.probes += 1
+
+    async def execute(self, argv: list[str], stdin: bytes, files: Mapping[str, bytes], limits: Limits) -> SandboxResult:
+        self.given.append((argv, stdin, files, limits))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.001)
+        self.running -= 1
+        return SandboxResult(Outcome.EXITED, 0, "", "", 0.0)
+
+
+def run(sandbox: Sandbox, **given: Any) -> SandboxResult:
+    return asyncio.run(sandbox.run(**given))
+
+
+def test_a_sandbox_is_probed_once_and_runs_no_more_at_once_than_it_may() -> None:
+    sandbox = Recorded(2)
+
+    async def several() -> None:
+        await asyncio.gather(*(sandbox.run(argv=["x"]) for _ in range(5)))
+
+    asyncio.run(several())
+    assert (sandbox.probes, sandbox.most, len(sandbox.given)) == (1, 2, 5)
+
+
+def test_code_is_laid_beside_the_files_and_run_by_an_isolated_interpreter() -> None:
+    sandbox = Recorded()
+    limits = Limits(wall_s=3.0)
+    run(sandbox, code="é", stdin="\ud800", files={"a/b": b"\x00", "c": "ö"}, limits=limits)
+    run(sandbox, argv=("ls", "-l"))
+    first, second = sandbox.given
+    assert first[0] == [sys.executable, "-I", "-B", "__main__.py"]
+    assert first[1:] == (b"\xed\xa0\x80", {"a/b": b"\x00", "c": "ö".encode(), "__main__.py": "é".encode()}, limits)
+    assert second == (["ls", "-l"], b"", {}, Limits())
+    assert encoded(b"x") == encoded("x") == b"x"
+
+
+@pytest.mark.parametrize("given", [{}, {"argv": ["x"], "code": "y"}])
+def test_a_run_has_either_a_program_or_code(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        run(Recorded(), **given)
+
+
+@pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", "", "."])
+def test_files_stay_in_the_working_folder(path: str) -> None:
+    with pytest.raises(ValueError, match="relative paths"):
+        run(Recorded(), argv=["x"], files={path: ""})
+
+
+def test_files_take_whole_pages_of_the_scratch_space() -> None:
+    limits = Limits(scratch_bytes=2 * PAGE, file_bytes=2 * PAGE)
+
+    def outcome(files: dict[str, bytes], limits: Limits = limits) -> Outcome:
+        sandbox = Recorded()
+        result = run(sandbox, argv=["x"], files=files, limits=limits)
+        assert bool(sandbox.given) is (result.outcome is Outcome.EXITED)
+        return result.outcome
+
+    assert outcome({"a": b"x" * PAGE, "b": b"x" * PAGE}) is Outcome.EXITED
+    assert outcome({"a": b"x" * (PAGE + 1), "b": b"x"}) is Outcome.FILES_LIMIT
+    assert outcome({"a": b"x", "b": b"x", "c": b""}) is Outcome.EXITED
+    assert outcome({"a": b"x", "b": b"x", "c": b"x"}) is Outcome.FILES_LIMIT
+    small = replace(limits, file_bytes=10)
+    assert [outcome({"a": b"x" * size}, small) for size in (10, 11)] == [Outcome.EXITED, Outcome.FILES_LIMIT]
+
+
+def test_only_an_end_by_itself_with_code_0_is_well() -> None:
+    def ok(outcome: Outcome, code: int | None) -> bool:
+        return SandboxResult(outcome, code, "", "", 0.0).ok
+
+    assert ok(Outcome.EXITED, 0) and not ok(Outcome.EXITED, 1) and not ok(Outcome.TIMEOUT, 0)
+
+
+def test_the_limits_where_nobody_sets_any_are_those_that_are_documented() -> None:
+    assert Limits() == Limits(10.0, 60, 2048 * MIB, 64, 64 * MIB, 256 * MIB, MIB, 256)
