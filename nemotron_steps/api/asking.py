@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import os
 import re
+from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.cli.request import Asked
+from nemotron_steps.cli.asked import Asked
 from nemotron_steps.errors import RequestError
 
 Overrides = Iterable[str] | Mapping[str, Any]
+Over = Iterable[str] | Mapping[str, Iterable[Any]]
 Target = str | Iterable[str]
 Input = str | os.PathLike[str] | Artifact
 
 _BARE = re.compile(r"[A-Za-z/][\w./:-]*", re.ASCII)
+_CONSTANTS = {"null": "None", "true": "True", "false": "False"}
 _WORDS = frozenset({"null", "true", "false", "inf", "nan"})
 
 
@@ -26,20 +29,26 @@ def asked_for(
     config: str | os.PathLike[str] | None = None,
     inputs: Mapping[str, Input] | None = None,
     overrides: Overrides = (),
-    sections: Mapping[str, Any] | None = None,
     profile: str | None = None,
     first: str | None = None,
     until: str | None = None,
+    over: Over = (),
+    ignore_checks: str | Iterable[str] = (),
+    **sections: Any,
 ) -> Asked:
-    """A request.
+    """A request. Its arguments are those of `plan` and `run` as well.
 
     Args:
-        target: a step, a pipeline, or several steps to be chained.
-        config: the name of a config, or the path of a file.
-        inputs: port → path, reference or artifact.
-        overrides: texts as on the command line, or dotted keys and values.
-        sections: keys of the config and their values, nested as in its file.
-        first, until: stages of a pipeline.
+        target: a step, a pipeline, or a list of steps to be chained.
+        config: the name of a config (`-c`), or the path of a file.
+        inputs: port → path, `NAME:VERSION` or artifact (`--input`).
+        overrides: texts in Hydra's grammar, or dotted keys and values.
+        profile: of env.toml (`-r`): where it runs, and what the plan is checked against.
+        first, until: stages of a pipeline (`--from`, `--until`).
+        over: what to fan out over (`--over`): `{"grpo.seed": [42, 43]}` runs the step once for each value; a
+            pipeline's keys are STAGE.KEY.
+        ignore_checks: stages of a pipeline whose failed checks block nothing (`--ignore-checks`).
+        sections: keys of the config: `grpo={"max_num_steps": 2}` is `grpo.max_num_steps=2`.
 
     Raises RequestError for what no command line could say.
     """
@@ -48,18 +57,62 @@ def asked_for(
         raise RequestError("name a step or a pipeline", found=repr(target), hints=("run('rl/nemo_rl/rlvr')",))
     return Asked(
         targets,
-        (*override_list(overrides), *override_texts(sections or {})),
+        (*override_list(overrides), *override_texts(sections)),
         None if config is None else os.fspath(config),
         {port: reference(given) for port, given in (inputs or {}).items()},
         profile,
         first=first,
         until=until,
+        over=tuple(over_texts(over)),
+        ignore_checks=(ignore_checks,) if isinstance(ignore_checks, str) else tuple(ignore_checks),
     )
 
 
 def reference(given: Input) -> str:
     """An input as the command line names it."""
     return given.ref if isinstance(given, Artifact) else os.fspath(given)
+
+
+def over_texts(over: Over) -> list[str]:
+    """`KEY=V1,V2,…` for every key. RequestError for a text alone, and for values that are none or a text alone."""
+    if isinstance(over, str):
+        key, _, values = over.partition("=")
+        raise RequestError(
+            "what to fan out over is a mapping of keys to lists of values",
+            found=repr(over),
+            hints=(f"over={{{key!r}: {_python_list(values)}}}",),
+        )
+    if not isinstance(over, Mapping):
+        return [str(each) for each in over]
+    return [f"{key}={','.join(map(override_value, _values(key, given)))}" for key, given in over.items()]
+
+
+def _python_list(values: str) -> str:
+    """`1,a` of a command line as a list in Python, `[1, 'a']`."""
+    try:
+        return f"{literal_eval(f'[{values}]') or '[V1, V2]'}"
+    except (ValueError, SyntaxError):
+        return f"[{', '.join(map(_python_value, values.split(',')))}]"
+
+
+def _python_value(text: str) -> str:
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    try:
+        return repr(literal_eval(text))
+    except (ValueError, SyntaxError):
+        return repr(text)
+
+
+def _values(key: str, given: Any) -> list[Any]:
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable) or not (values := list(given)):
+        raise RequestError(
+            "a step is fanned out over a list of values",
+            where=f"over[{key!r}]",
+            found=repr(given),
+            hints=(f"over={{{key!r}: [V1, V2]}}",),
+        )
+    return [reference(each) if isinstance(each, Artifact) else each for each in values]
 
 
 def override_list(overrides: Overrides) -> list[str]:

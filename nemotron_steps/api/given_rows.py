@@ -17,18 +17,19 @@ from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.prompt_data import has_prompt
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, UnsupportedError
 
 _CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
 
 
-def data_reference(dataset: Any, folder: Path) -> str:
+def data_reference(dataset: Any, folder: Path, *, argument: str = "dataset") -> str:
     """What a plan takes as the input for a data set.
 
     Args:
         dataset: a path, a reference or an artifact, as it is; or rows: a list (or any iterable) of mappings,
-            a `datasets.Dataset`, a pandas or polars DataFrame.
+            a `datasets.Dataset`, a pandas or polars DataFrame, or another table that exports Arrow data.
         folder: gets the file.
+        argument: what the caller's argument is called, for messages.
 
     Raises DataError for what holds no rows, or a row that JSON has no form for.
     """
@@ -39,23 +40,23 @@ def data_reference(dataset: Any, folder: Path) -> str:
     if isinstance(dataset, Mapping):
         names = ", ".join(map(str, dataset))
         raise DataError(
-            "one data set is trained on, and this is a mapping of several, or a single row",
-            where="dataset",
+            "one data set is wanted, and this is a mapping of several, or a single row",
+            where=argument,
             expected="rows, or a path",
             found=f"{type(dataset).__name__} of {names[:120]}",
-            hints=tuple(f"dataset=dataset[{name!r}]" for name in list(dataset)[:1]),
+            hints=tuple(f"{argument}={argument}[{name!r}]" for name in list(dataset)[:1]),
         )
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     count = 0
     with NamedTemporaryFile("wb", dir=folder, suffix=".partial", delete=False) as file:
         try:
-            for count, row in enumerate(_rows(dataset), start=1):
-                line = _line(row, count)
+            for count, row in enumerate(_rows(dataset, argument), start=1):
+                line = _line(row, count, argument)
                 digest.update(line)
                 file.write(line)
             if not count:
-                raise DataError("the data set has no rows", where="dataset", expected=f"a row like {_CORRECT}")
+                raise DataError("the data set has no rows", where=argument, expected=f"a row like {_CORRECT}")
             file.close()
             path = folder / f"{digest.hexdigest()[:16]}.jsonl"
             os.replace(file.name, path)
@@ -66,33 +67,48 @@ def data_reference(dataset: Any, folder: Path) -> str:
     return str(path)
 
 
-def _rows(dataset: Any) -> Iterator[Any]:
+def _rows(dataset: Any, argument: str) -> Iterator[Any]:
     """The rows of anything that has some."""
-    if hasattr(dataset, "to_dicts"):  # polars
-        yield from dataset.to_dicts()
-    elif hasattr(dataset, "itertuples") and hasattr(dataset, "columns"):  # pandas
+    if hasattr(dataset, "itertuples") and hasattr(dataset, "columns"):  # pandas
         names = [str(name) for name in dataset.columns]
         for values in dataset.itertuples(index=False, name=None):
             yield dict(zip(names, values, strict=True))
+    elif hasattr(dataset, "__arrow_c_stream__"):  # polars, pyarrow, duckdb
+        yield from _arrow_rows(dataset, argument)
     elif isinstance(dataset, Iterable):
         yield from dataset
     else:
         raise DataError(
             "this holds no rows",
-            where="dataset",
+            where=argument,
             expected="a list of rows, a datasets.Dataset, a DataFrame, or the path of a file or folder",
             found=type(dataset).__name__,
+            hints=(f"{argument}={argument}.collect()",) if callable(getattr(dataset, "collect", None)) else (),
         )
 
 
-def _line(row: Any, number: int) -> bytes:
+def _arrow_rows(table: Any, argument: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table by Arrow's PyCapsule interface, one batch in memory at a time."""
+    try:
+        from pyarrow import RecordBatchReader
+    except ImportError as error:
+        raise UnsupportedError(
+            f"a {type(table).__module__}.{type(table).__name__} is read by pyarrow, which is not installed",
+            where=argument,
+            hints=("pip install 'nemotron-steps[data]'",),
+        ) from error
+    for batch in RecordBatchReader.from_stream(table):
+        yield from batch.to_pylist()
+
+
+def _line(row: Any, number: int, argument: str) -> bytes:
     if not isinstance(row, Mapping):
         raise DataError(
             "a row is a mapping of columns",
-            where=f"dataset, row {number}",
+            where=f"{argument}, row {number}",
             expected=f"a row like {_CORRECT}",
             found=f"{type(row).__name__} {str(row)[:80]!r}",
-            hints=('dataset=[{"prompt": text} for text in dataset]',) if isinstance(row, str) else (),
+            hints=(f'{argument}=[{{"prompt": text}} for text in {argument}]',) if isinstance(row, str) else (),
         )
     if number == 1 and not has_prompt(row) and "responses_create_params" not in row:
         texts = sorted(
@@ -100,17 +116,17 @@ def _line(row: Any, number: int) -> bytes:
         )
         raise DataError(
             "nothing in the rows is a prompt",
-            where="dataset, row 1",
+            where=f"{argument}, row 1",
             expected=f"a row like {_CORRECT}",
             found="columns " + ", ".join(map(str, row))[:200],
-            hints=[f'dataset=[{{**row, "prompt": row["{name}"]}} for row in dataset]' for name in texts[:2]],
+            hints=[f'{argument}=[{{**row, "prompt": row["{name}"]}} for row in {argument}]' for name in texts[:2]],
         )
-    cells = {str(name): _cell(value, f"dataset, row {number}, column {name}") for name, value in row.items()}
+    cells = {str(name): _cell(value, f"{argument}, row {number}, column {name}") for name, value in row.items()}
     return json.dumps(cells, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def _cell(value: Any, where: str) -> Any:
-    """A value as JSON has it; a missing number of a table is null."""
+    """A value as JSON has it; a missing number or date of a table is null."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):
@@ -121,10 +137,10 @@ def _cell(value: Any, where: str) -> Any:
         return [_cell(item, where) for item in value]
     if callable(getattr(value, "tolist", None)):  # numpy
         return _cell(value.tolist(), where)
+    if type(value).__name__ in ("NAType", "NaTType"):  # pandas; its missing date has an isoformat
+        return None
     if callable(getattr(value, "isoformat", None)):  # dates
         return str(value.isoformat())
-    if type(value).__name__ in ("NAType", "NaTType"):  # pandas
-        return None
     raise DataError(
         "the value has no form in JSON",
         where=where,

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.api.asking import Input, Overrides, asked_for, override_list, override_value
+from nemotron_steps.api.asking import Input, Over, Overrides, asked_for, override_list, override_value
 from nemotron_steps.api.functions import Reward, function_reference
 from nemotron_steps.api.given_rows import data_reference
 from nemotron_steps.api.planned import Planned, bench_of
 from nemotron_steps.api.result import Result
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.api.variables import variables_of
+from nemotron_steps.cli.asked import Asked
+from nemotron_steps.config.profiles import Profile
+from nemotron_steps.errors import ConfigError, RequestError
 
 STEP = "rl/nemo_rl/rlvr"
 _GIVEN = "given"
@@ -29,18 +33,24 @@ class GRPO:
     Args:
         model: a Hugging Face folder, a model's name on the hub, a reference or an artifact of the home.
         dataset: prompts as TRL, verl, OpenAI chats or tables have them (docs/data.md): a path, or rows in memory (a
-            list of mappings, a `datasets.Dataset`, a pandas or polars DataFrame).
+            list of mappings, a `datasets.Dataset`, a pandas or polars DataFrame, another table that exports Arrow).
         rewards: functions `f(prompts, completions, **columns) -> list of numbers`, asynchronous or not, or
             `FILE.py:NAME`. None: each row names the environment that grades it (`agent_ref`).
         weights: of the functions; None: 1 each. The reward is the weighted sum.
-        config: of the step; None: `one_gpu`, or `cpu` on a machine without GPUs.
+        validation: prompts to validate on, in any of the dataset's forms. Where no key says when, the policy is
+            validated before and after the training; `grpo={"val_period": 10}` does it every ten steps.
+        config: of the step; None: `one_gpu`, or `cpu` on a machine without GPUs. For a profile that works elsewhere
+            `cpu` means that its `gpus_per_node` is 0.
         overrides: texts in Hydra's grammar, or dotted keys and values.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
+        profile: of env.toml: where it runs.
+        over: keys and values to fan out over: `{"grpo.seed": [42, 43]}` trains twice.
         sections: keys of the config: `grpo={"max_num_steps": 2}` is `grpo.max_num_steps=2`.
 
     Raises:
         ConfigError: a reward that is no function, or cannot be taken to another process.
         DataError: a data set that holds no rows.
+        RequestError: `target` or `inputs`, which follow from the other arguments.
     """
 
     def __init__(
@@ -50,36 +60,64 @@ class GRPO:
         rewards: Reward | Sequence[Reward] | None = None,
         *,
         weights: Sequence[float] | None = None,
+        validation: Any = None,
         config: str | os.PathLike[str] | None = None,
         overrides: Overrides = (),
         home: str | os.PathLike[str] | None = None,
+        profile: str | None = None,
+        over: Over = (),
         **sections: Any,
     ) -> None:
+        taken = [name for name in ("target", "inputs") if name in sections]
+        if taken:
+            raise RequestError(
+                "a GRPO names its step and inputs itself",
+                where=", ".join(taken),
+                expected="model, dataset and validation",
+                hints=(f"run({STEP!r}, inputs={{'policy': MODEL, 'prompts': DATA}})",),
+            )
         self._bench = bench_of(home)
         given = self._bench.store.backend.local(_GIVEN)
         functions = _named(rewards, weights, given / "rewards")
-        self._asked = asked_for(
+        inputs: dict[str, Input] = {"policy": model, "prompts": data_reference(dataset, given / "data")}
+        if validation is not None:
+            inputs["validation"] = data_reference(validation, given / "data", argument="validation")
+        asked = asked_for(
             STEP,
-            config=config if config is not None else _config_here(),
-            inputs={"policy": model, "prompts": data_reference(dataset, given / "data")},
+            config=config if config is not None else _config_for(self._bench.profile(profile)),
+            inputs=inputs,
             overrides=[
                 *([f"reward={override_value(functions)}"] if functions else []),
                 *override_list(overrides),
             ],
-            sections=sections,
+            profile=profile,
+            over=over,
+            **sections,
         )
-        self.command = self._asked.redacted().command
+        if validation is not None and not self._says_when_to_validate(asked):
+            asked = replace(asked, overrides=(*asked.overrides, "grpo.val_at_start=true", "grpo.val_at_end=true"))
+        self._asked = asked
+        self.command = self._asked.redacted().typed
         """The same on the command line, after `steps run`."""
 
     def plan(self) -> Planned:
         """Type-check it; see `nemotron_steps.plan`. PlanError with every problem found."""
         return Planned(self._bench, self._asked)
 
-    def run(self, *, force: bool = False, resume: str | None = None, progress: bool = True) -> Result:
+    def run(
+        self, *, force: bool = False, resume: str | None = None, wait: bool = True, progress: bool = True
+    ) -> Result:
         """Train; see `nemotron_steps.run`. What is there already is not made again."""
         from nemotron_steps.api.running import run_asked
 
-        return run_asked(self._bench, self._asked, force=force, resume=resume, progress=progress)
+        return run_asked(self._bench, self._asked, force=force, resume=resume, wait=wait, progress=progress)
+
+    def _says_when_to_validate(self, asked: Asked) -> bool:
+        """Whether the config does, with the request's overrides. ConfigError for a config that cannot be read."""
+        settled = self._bench.settled(asked)
+        with variables_of(self._bench.profile_of(settled)):
+            flat = self._bench.compose(STEP, settled.config, settled.overrides).flat
+        return bool(flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"])
 
     def __repr__(self) -> str:
         return f"<GRPO {self.command}>"
@@ -105,7 +143,9 @@ def _named(
     ]
 
 
-def _config_here() -> str:
+def _config_for(profile: Profile | None) -> str:
     """`one_gpu` where there is a GPU that may be used, else `cpu`."""
+    if profile is not None and profile.executor != "local":
+        return "cpu" if profile.gpus_per_node == 0 else "one_gpu"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return "one_gpu" if not hidden and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"

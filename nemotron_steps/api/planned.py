@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.api.asking import Input, Overrides, Target, asked_for
+from nemotron_steps.api.asking import Target, asked_for
+from nemotron_steps.api.signatures import arguments_of
+from nemotron_steps.api.variables import variables_of
+from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.planning import plan_fields, show_plan, with_cached
-from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ class Planned:
     def __init__(self, bench: Workbench, asked: Asked) -> None:
         self._bench = bench
         self._asked = bench.settled(asked)
-        self.plan: Plan = with_cached(bench, bench.plan(self._asked))
-        self.command = self._asked.redacted().command
+        with variables_of(bench.profile_of(self._asked)):
+            self.plan: Plan = with_cached(bench, bench.plan(self._asked))
+        self.command = self._asked.redacted().typed
 
     @property
     def steps(self) -> list[str]:
@@ -55,11 +58,13 @@ class Planned:
         """As `steps plan --json`."""
         return plan_fields(self.plan)
 
-    def run(self, *, force: bool = False, resume: str | None = None, progress: bool = True) -> Result:
+    def run(
+        self, *, force: bool = False, resume: str | None = None, wait: bool = True, progress: bool = True
+    ) -> Result:
         """Run it; see `nemotron_steps.run`."""
         from nemotron_steps.api.running import run_asked
 
-        return run_asked(self._bench, self._asked, force=force, resume=resume, progress=progress)
+        return run_asked(self._bench, self._asked, force=force, resume=resume, wait=wait, progress=progress)
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -73,45 +78,19 @@ class Planned:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def plan(
-    target: Target,
-    *,
-    config: str | os.PathLike[str] | None = None,
-    inputs: Mapping[str, Input] | None = None,
-    overrides: Overrides = (),
-    home: str | os.PathLike[str] | None = None,
-    profile: str | None = None,
-    first: str | None = None,
-    until: str | None = None,
-    **sections: Any,
-) -> Planned:
+@arguments_of(asked_for)
+def plan(target: Target, *, home: str | os.PathLike[str] | None = None, **request: Any) -> Planned:
     """Type-check a request, as `steps plan`. Nothing runs.
 
     Args:
-        target: a step, a pipeline, or a list of steps to be chained.
-        config: the name of a config (`-c`), or the path of a file.
-        inputs: port → path, `NAME:VERSION` or artifact (`--input`).
-        overrides: texts in Hydra's grammar, or dotted keys and values.
+        request: see `nemotron_steps.api.asking.asked_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
-        profile: of env.toml; plans are checked against what it offers.
-        first, until: stages of a pipeline (`--from`, `--until`).
-        sections: keys of the config: `grpo={"max_num_steps": 2}` is `grpo.max_num_steps=2`.
 
     Raises:
         PlanError: with every problem found, each with its code, place and hints.
         RequestError: the request itself makes no sense.
     """
-    asked = asked_for(
-        target,
-        config=config,
-        inputs=inputs,
-        overrides=overrides,
-        sections=sections,
-        profile=profile,
-        first=first,
-        until=until,
-    )
-    return Planned(bench_of(home), asked)
+    return Planned(bench_of(home), asked_for(target, **request))
 
 
 def bench_of(home: str | os.PathLike[str] | None) -> Workbench:

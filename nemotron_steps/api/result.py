@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,10 @@ from nemotron_steps.api.artifacts import Artifacts
 from nemotron_steps.api.charts import Plot, charts, result_html
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli.jobs import AT_WORK, JobView
+from nemotron_steps.errors import RequestError, UnknownNameError
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
-from nemotron_steps.runs.run_folder import get_run, run_file
+from nemotron_steps.runs.run_folder import DONE, KILLED, get_run, run_file
 
 Series = dict[int, float]
 """Training step → number."""
@@ -45,7 +46,7 @@ class StepRun:
 
 
 class Result:
-    """A run of a home. Everything is read from its folder when it is first asked for.
+    """A run of a home. Everything is read from its folder when it is asked for, and kept once it is over.
 
     Attributes:
         id: as `steps runs` shows it.
@@ -54,17 +55,27 @@ class Result:
     def __init__(self, store: ArtifactStore, run_id: str) -> None:
         self.id = run_id
         self._store = store
+        self._read: RunReport | None = None
+        self._job = JobView(store, run_id, aloud=False)
 
-    @cached_property
+    @property
     def _report(self) -> RunReport:
+        """What its files say; what they said at its end is kept."""
+        if self._read is not None:
+            return self._read
+        over = get_run(self._store, self.id).status not in AT_WORK
+        report = self._read_files()
+        if over:
+            self._read = report
+        return report
+
+    def _read_files(self) -> RunReport:
         for name in ("run.json", "plan.json", "config.yaml", "events.jsonl", "metrics.jsonl", "samples.jsonl"):
             self._fetch(name)
         return read_report(self.folder, self._store)
 
     def _fetch(self, name: str) -> None:
         """Have a file of a run on another machine here; one that ended early has not written all of them."""
-        from nemotron_steps.errors import UnknownNameError
-
         try:
             run_file(self._store, self.id, name)
         except UnknownNameError:
@@ -72,8 +83,47 @@ class Result:
 
     @property
     def status(self) -> str:
-        """done, failed, interrupted, running, submitted or killed."""
-        return get_run(self._store, self.id).status
+        """done, failed, interrupted, running, submitted or killed: its job is over, and it did not say how it ended."""
+        info = self._job.look()
+        if info.status in AT_WORK:
+            job = self._job.ask(info)
+            if job is not None and job.state.over:
+                # Looked at again: it may have ended between the two questions.
+                now = self._job.look().status
+                return KILLED if now in AT_WORK else now
+        return info.status
+
+    def wait(self, *, progress: bool = True) -> Result:
+        """Wait until a run that a profile's executor works on is over; returns this result.
+
+        Args:
+            progress: show its log meanwhile.
+
+        Raises:
+            StepsError: what it ended with.
+            RequestError: another process works on it.
+        """
+        from nemotron_steps.cli.launching import ignore_log, write_log
+        from nemotron_steps.runs.launch import error_of, follow
+
+        info = get_run(self._store, self.id)
+        if info.job:
+            follow(self._store, self.id, write_log if progress else ignore_log)
+            return self
+        failure = error_of(info)
+        if failure is not None:
+            raise failure
+        if info.status != DONE:
+            raise RequestError(
+                f"no executor works on run '{self.id}'", found=info.status, hints=(f"steps watch {self.id}",)
+            )
+        return self
+
+    def cancel(self) -> None:
+        """Ask the executor that works on it to stop; what it committed stays. RequestError if there is none."""
+        from nemotron_steps.runs.launch import cancel
+
+        cancel(self._store, get_run(self._store, self.id))
 
     @property
     def folder(self) -> Path:
@@ -90,7 +140,7 @@ class Result:
         """What it ended with, as StepsError.to_dict; None for a run that did not fail."""
         return self._report.error
 
-    @cached_property
+    @property
     def steps(self) -> dict[str, StepRun]:
         """Every step by its key, in the plan's order."""
         return {step.key: self._step(step) for step in self._report.steps}
@@ -129,7 +179,14 @@ class Result:
 
     @property
     def _goal(self) -> StepRun:
-        return self.steps[self._report.goals[-1]]
+        report = self._report
+        if not report.goals:
+            raise UnknownNameError(
+                f"run '{self.id}' has not begun",
+                found=get_run(self._store, self.id).status,
+                hints=(f"steps status {self.id}", "result.wait()"),
+            )
+        return self.steps[report.goals[-1]]
 
     def _step(self, step: StepReport) -> StepRun:
         return StepRun(

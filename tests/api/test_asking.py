@@ -35,9 +35,7 @@ def test_hydra_reads_back_what_was_given(value: Any) -> None:
 
 
 def test_nested_sections_are_dotted_keys() -> None:
-    asked = asked_for(
-        "step", overrides=["~a"], sections={"grpo": {"seed": 1, "async_grpo": {"enabled": True}}, "b": {}}
-    )
+    asked = asked_for("step", overrides=["~a"], grpo={"seed": 1, "async_grpo": {"enabled": True}}, b={})
     assert asked.overrides == ("~a", "grpo.seed=1", "grpo.async_grpo.enabled=true", "b={}")
     assert asked_for("step", overrides={"grpo.seed": 1}).overrides == ("grpo.seed=1",)
 
@@ -51,3 +49,27 @@ def test_what_no_command_line_could_say_is_refused(arguments: dict[str, Any]) ->
 def test_a_value_that_no_config_has_is_refused() -> None:
     with pytest.raises(RequestError, match="a config holds"):
         override_texts({"reward": lambda: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("agent=a,b", "over={'agent': ['a', 'b']}"),
+        ("steps=1,2", "over={'steps': [1, 2]}"),
+        ("lr=1e-3,toy/model,true,007", "over={'lr': [0.001, 'toy/model', True, '007']}"),
+        ("layers=[1,2],[3]", "over={'layers': [[1, 2], [3]]}"),
+        ("agent", "over={'agent': [V1, V2]}"),
+    ],
+)
+def test_a_text_to_fan_out_over_is_hinted_as_python(text: str, hint: str) -> None:
+    with pytest.raises(RequestError, match="a mapping of keys") as caught:
+        asked_for("step", over=text)
+    assert caught.value.hints == (hint,)
+
+
+@pytest.mark.parametrize("values", [[], (), {}, {"a": 1}, "ab", "", 5, None])
+def test_a_step_is_fanned_out_over_some_values_and_over_nothing_else(values: Any) -> None:
+    with pytest.raises(RequestError, match="a list of values") as caught:
+        asked_for("step", over={"grpo.seed": values})
+    assert caught.value.where == "over['grpo.seed']"
+    assert asked_for("step", over={"grpo.seed": range(1, 3)}).over == ("grpo.seed=1,2",)

@@ -27,21 +27,54 @@ def test_the_same_rows_are_the_same_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_data_sets_and_tables_are_rows(tmp_path: Path) -> None:
+def test_data_sets_and_tables_are_rows_and_what_they_miss_is_null(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     pandas = pytest.importorskip("pandas")
     path = data_reference(ROWS, tmp_path)
     assert data_reference(datasets.Dataset.from_list(ROWS), tmp_path) == path
     assert data_reference(pandas.DataFrame(ROWS), tmp_path) == path
     missing = pandas.DataFrame({"prompt": ["x", "y"], "n": [1, None], "t": pandas.to_datetime(["2026-01-02", None])})
-    assert (
-        rows_of(missing, tmp_path)
-        == [
-            {"prompt": "x", "n": 1.0, "t": "2026-01-02T00:00:00"},
-            {"prompt": "y", "n": None, "t": "NaT"},
-        ]
-        or rows_of(missing, tmp_path)[1]["t"] is None
-    )
+    assert rows_of(missing, tmp_path) == [
+        {"prompt": "x", "n": 1.0, "t": "2026-01-02T00:00:00"},
+        {"prompt": "y", "n": None, "t": None},
+    ]
+
+
+def test_tables_that_export_arrow_are_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+
+    class Exporting:
+        """What a polars DataFrame has of this: no iteration over rows, only the stream."""
+
+        def __init__(self, rows: list[dict[str, Any]]) -> None:
+            self._table = pyarrow.Table.from_pylist(rows)
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return self._table.__arrow_c_stream__(requested_schema)
+
+    path = data_reference(ROWS, tmp_path)
+    assert data_reference(Exporting(ROWS), tmp_path) == path
+    assert data_reference(pyarrow.Table.from_pylist(ROWS), tmp_path) == path
+    assert rows_of(Exporting([{"prompt": "x", "tests": [{"in": 1}]}]), tmp_path) == [
+        {"prompt": "x", "tests": [{"in": 1}]}
+    ]
+
+
+def test_a_lazy_table_is_told_to_be_collected(tmp_path: Path) -> None:
+    class Lazy:
+        def collect(self) -> list[dict[str, Any]]:
+            return ROWS
+
+    with pytest.raises(DataError) as raised:
+        data_reference(Lazy(), tmp_path)
+    assert raised.value.hints == ("dataset=dataset.collect()",)
+
+
+def test_what_is_wrong_is_told_of_the_argument_that_it_was_given_as(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as raised:
+        data_reference(["What is 1 + 1?"], tmp_path, argument="validation")
+    assert raised.value.where == "validation, row 1"
+    assert raised.value.hints == ('validation=[{"prompt": text} for text in validation]',)
 
 
 def test_arrays_are_lists(tmp_path: Path) -> None:
@@ -60,7 +93,7 @@ def test_paths_stay_as_they_are(tmp_path: Path) -> None:
     [
         ([], "has no rows"),
         (3, "holds no rows"),
-        ({"train": ROWS}, "one data set is trained on"),
+        ({"train": ROWS}, "one data set is wanted"),
         (["What is 1 + 1?"], "row 1"),
         ([{"task": "What is 1 + 1?", "key": "2"}], 'dataset=[{**row, "prompt": row["task"]} for row in dataset]'),
         ([{"prompt": "x", "chosen": "y", "rejected": "z"}], "nothing in the rows is a prompt"),

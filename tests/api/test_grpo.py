@@ -12,9 +12,18 @@ import pytest
 
 from nemotron_steps import GRPO, open_run, run
 from nemotron_steps.cli.main import steps
-from nemotron_steps.errors import RequestError
+from nemotron_steps.errors import PlanError, RequestError
 from tests.api.conftest import ROWS, TINY
 
+GYM_ROWS = [
+    {
+        "responses_create_params": {"input": [{"role": "user", "content": f"{a} + {a}?"}]},
+        "agent_ref": {"name": "math_with_judge_simple_agent"},
+        "question": f"{a} + {a}?",
+        "expected_answer": str(2 * a),
+    }
+    for a in range(1, 5)
+]
 WORTH = {"a": 1.0}
 
 
@@ -58,6 +67,61 @@ def test_ten_lines_train_and_what_they_did_is_there_to_be_read(model: Path, work
         assert not changed.plan().cached
     finally:
         del WORTH["b"]
+
+
+@pytest.mark.slow
+@pytest.mark.chain
+def test_validation_rows_are_what_the_policy_is_validated_on(model: Path, workplace: Path) -> None:
+    held = [{"prompt": f"{a} - {a}?", "answer": "0"} for a in (3, 5)]
+    training = GRPO(model, ROWS, shorter, config="cpu", validation=held, **TINY)
+    assert "grpo.val_at_start=true grpo.val_at_end=true" in training.command
+    result = training.run(progress=False)
+    told = [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
+    seen = [record["fields"] for record in told if record["kind"] == "event" and record["name"] == "validation"]
+    assert [(each["step"], each["samples"]) for each in seen] == [(0, 4), (2, 4)]  # two answers a prompt
+
+
+def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: Path) -> None:
+    def command(**more: Any) -> list[str]:
+        return GRPO(model, ROWS, shorter, config="cpu", validation=ROWS[:2], **more).command.split()
+
+    assert "grpo.val_at_end=true" in command(over={"grpo.seed": [1, 2]})
+    assert "grpo.val_at_end=true" not in command(grpo={"val_period": 1})
+    (workplace / "own.yaml").write_text("defaults: [cpu]\ngrpo: {val_at_start: true}\n")
+    assert "grpo.val_at_end=true" not in GRPO(model, ROWS, shorter, config="own", validation="held.jsonl").command
+
+
+def test_validation_prompts_that_nothing_uses_are_refused(model: Path, workplace: Path) -> None:
+    (workplace / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GYM_ROWS))
+    inputs = {"policy": model, "prompts": "rows.jsonl", "validation": "rows.jsonl"}
+    with pytest.raises(PlanError) as raised:
+        run("rl/nemo_rl/rlvr", config="cpu", inputs=inputs, progress=False, **TINY)
+    (problem,) = raised.value.problems
+    assert "nothing asks for a validation" in problem.what
+    assert problem.hints[0] == "grpo.val_period=10"
+
+
+def test_a_profile_elsewhere_says_which_config(model: Path, workplace: Path) -> None:
+    (workplace / "env.toml").write_text(
+        '[big]\nexecutor = "slurm"\ngpus_per_node = 8\n[small]\nextends = "big"\ngpus_per_node = 0\n'
+    )
+    big = GRPO(model, ROWS, shorter, profile="big").command
+    assert " -c one_gpu " in big and big.startswith("-r big rl/nemo_rl/rlvr ")
+    assert " -c cpu " in GRPO(model, ROWS, shorter, profile="small").command
+
+
+def test_what_a_training_says_itself_is_no_section(model: Path, workplace: Path) -> None:
+    for given in ({"inputs": {"policy": "x"}}, {"target": "toy/train"}):
+        with pytest.raises(RequestError, match="names its step and inputs itself") as raised:
+            GRPO(model, ROWS, shorter, config="cpu", **given)
+        assert raised.value.where == next(iter(given))
+
+
+def test_validation_is_looked_for_with_the_variables_of_the_profile(model: Path, workplace: Path) -> None:
+    (workplace / "env.toml").write_text('[here]\nexecutor = "local"\nenv_vars = { EVERY = "3" }\n')
+    every = ["grpo.val_period='${oc.decode:${oc.env:EVERY}}'"]
+    asked = GRPO(model, ROWS, shorter, config="cpu", validation=ROWS, profile="here", overrides=every)
+    assert "val_at_start" not in asked.command
 
 
 def training_words(training: GRPO) -> list[str]:

@@ -22,9 +22,21 @@ from nemotron_steps.errors import (
     PlanError,
     RequestError,
     UnknownNameError,
-    UnsupportedError,
 )
 from tests.cli.conftest import TOY_PACK
+
+GATED = """
+[pipeline]
+name = "gated"
+
+[[stages]]
+step = "toy/train"
+config = "tiny"
+
+[[stages.checks]]
+metric = "held_out_reward"
+at_least = 0.8
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +111,13 @@ def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
         ({"target": "toy/train", "config": "tiny", "inputs": {"row": "x"}}, PlanError, "row"),
         ({}, RequestError, "name a step"),
         ({"resume": "latest", "config": "tiny"}, RequestError, "resume alone"),
+        ({"resume": "latest", "progres": False}, RequestError, "progres=False"),
+        ({"resume": "latest", "reward": None}, RequestError, "reward=None"),
+        ({"target": "toy/train", "config": "tiny", "wait": False}, RequestError, "has to wait"),
+        ({"target": "toy/train", "config": "tiny", "profile": "nowhere"}, PlanError, "nowhere"),
+        ({"target": "toy/train", "config": "tiny", "over": {"steps": 3}}, RequestError, "a list of values"),
+        ({"target": "toy/train", "over": "steps=1,2"}, RequestError, "a mapping of keys"),
+        ({"target": "toy/train", "config": "tiny", "ignore_checks": "train"}, RequestError, "stages of a pipeline"),
         ({"resume": "latest"}, UnknownNameError, "no run yet"),
     ],
 )
@@ -108,11 +127,22 @@ def test_a_wrong_request_is_a_coded_error(arguments: dict[str, Any], error: type
     assert told in str(raised.value)
 
 
-def test_a_profile_that_works_elsewhere_is_refused_with_the_command(workplace: Path) -> None:
-    (workplace / "env.toml").write_text('[cluster]\nexecutor = "slurm"\n')
-    with pytest.raises(UnsupportedError) as raised:
-        run("toy/train", config="tiny", profile="cluster")
-    assert raised.value.hints == ("steps run toy/train -c tiny -r cluster",)
+def test_a_step_is_fanned_out_over_values_as_on_the_command_line() -> None:
+    planned = plan("toy/train", config="tiny", over={"steps": [1, 2], "optimizer.name": ["sgd"]})
+    assert "--over steps=1,2 --over optimizer.name=sgd" in planned.command
+    result = planned.run(progress=False)
+    trained = {key: step.metrics["loss"] for key, step in result.steps.items() if key.startswith("train")}
+    assert [len(losses) for losses in trained.values()] == [1, 2]
+
+
+def test_checks_of_a_stage_are_ignored_where_it_is_named(workplace: Path) -> None:
+    (workplace / "gated.toml").write_text(GATED)
+    with pytest.raises(StepsError, match=r"found: +0\.75") as raised:
+        run("gated.toml", progress=False)
+    assert raised.value.code == "E640"
+    assert run("gated.toml", ignore_checks=["train"], progress=False).status == "done"
+    stopped = run(resume="latest", ignore_checks="train", progress=False)
+    assert stopped.status == "done"
 
 
 def test_a_local_profile_sets_its_variables_for_its_run_alone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +160,17 @@ def test_a_local_profile_sets_its_variables_for_its_run_alone(workplace: Path, m
     run("toy/train", config="tiny", profile="here", progress=False)
     assert seen == ["during", "1"]
     assert os.environ["OWN_FLAG"] == "before" and "NEW_FLAG" not in os.environ
+
+
+def test_a_plan_is_made_with_the_variables_of_its_local_profile(workplace: Path) -> None:
+    (workplace / "env.toml").write_text('[here]\nexecutor = "local"\nenv_vars = { TOY_STEPS = "4" }\n')
+    given = {"config": "tiny", "overrides": ["steps='${oc.decode:${oc.env:TOY_STEPS}}'"], "profile": "here"}
+    planned = plan("toy/train", **given)
+    assert planned.config()["steps"] == 4 and "TOY_STEPS" not in os.environ
+    assert list(planned.run(progress=False).metrics["loss"]) == [1, 2, 3, 4]
+    assert planned.command.startswith("-r here toy/train -c tiny ")
+    left = run("toy/train", **given, wait=False, progress=False)
+    assert left.wait(progress=False).status == "done" and "TOY_STEPS" not in os.environ
 
 
 def test_the_stop_button_ends_a_run_in_a_cell_and_the_cell_goes_on() -> None:

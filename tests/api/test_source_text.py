@@ -27,7 +27,7 @@ def in_a_cell(source: str, names: dict[str, Any] | None = None, cell: str = "cel
     filename = f"/tmp/ipykernel_1/{abs(hash(source))}-{cell}.py"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     space = names if names is not None else {"__name__": "__main__"}
-    exec(compile(source, filename, "exec"), space)
+    exec(compile(source, filename, "exec", dont_inherit=True), space)
     return space
 
 
@@ -102,6 +102,24 @@ def test_the_text_is_the_same_in_every_process_and_another_where_something_chang
         name(CELL.replace("re.IGNORECASE", "0")),
     }
     assert len(others | {first}) == 5
+
+
+def test_annotations_that_name_nothing_stay_unread_whichever_part_was_written_without(tmp_path: Path) -> None:
+    space = in_a_cell("def helper(text):\n    return len(text)", cell="plain")
+    source = "def score(completions: NoSuch, **c) -> Nor:\n    return [helper(text) for text in completions]"
+    in_a_cell(f"from __future__ import annotations\n{source}", space, cell="later")
+    assert loaded(space["score"], tmp_path)(completions=TEXTS) == [2, 2, 1]
+
+
+def test_a_name_may_stand_for_equal_things_and_not_for_two_different_ones(tmp_path: Path) -> None:
+    def scored(first: Any, second: Any) -> Callable[..., Any]:
+        one = in_a_cell(f"LIMIT = {first!r}\ndef helper():\n    return LIMIT", cell=f"one{first}")
+        source = f"LIMIT = {second!r}\ndef score(completions, **c):\n    return [LIMIT, helper()]"
+        return in_a_cell(source, {"__name__": "__main__", "helper": one["helper"]}, cell=f"two{second}")["score"]
+
+    assert loaded(scored([1, 2], [1, 2]), tmp_path)(completions=TEXTS) == [[1, 2], [1, 2]]
+    with pytest.raises(ConfigError, match="two different things that are both called 'LIMIT'"):
+        function_reference(scored([1, 2], [1, 3]), tmp_path)
 
 
 def test_lambdas_on_one_line_are_told_apart(tmp_path: Path) -> None:
@@ -196,7 +214,7 @@ def module_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: 
 
 
 def test_a_function_of_a_file_goes_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = module_of(tmp_path, monkeypatch, "own_scores", "def score(**c):\n    return [1.0]\n")
+    module = module_of(tmp_path, monkeypatch, "scores_of_a_list", "def score(**c):\n    return [1.0]\n")
     assert function_reference(module.score, tmp_path / "given") == f"{module.__file__}:score"
     assert not (tmp_path / "given").exists()
 
