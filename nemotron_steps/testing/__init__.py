@@ -68,7 +68,7 @@ def environment_conformance(
     Args:
         name: its name; the package that brings it is installed.
         rows: rows it can score, or a JSON Lines file of some. Two that differ are enough.
-        answer: row → the right answer: a text, or a Response with what its tools were asked.
+        answer: row → the right answer: a text, or a Response, whose tool calls are made before it is judged.
         config: settings, as under `env.nemo_gym.environments.NAME`.
         judges: role → judge, for an environment that asks language models.
         worthless: the most that an answer without content may earn, where that is not the low end of its range:
@@ -111,8 +111,27 @@ def type_conformance(name: str, *, example: Callable[[Path], object]) -> type:
     return SUITE.test_class(f"type {name}", lambda folder: TypeSubject(name, folder, example))
 
 
-def pipeline_conformance(name: str) -> type:
-    """A class of tests for a pipeline; assign it to a name that begins with `Test`."""
+def pipeline_conformance(
+    name: str,
+    *,
+    run: str | None = None,
+    inputs: Mapping[str, Source] | None = None,
+    overrides: Sequence[str] = (),
+    seconds: float = 300.0,
+) -> type:
+    """A class of tests for a pipeline; assign it to a name that begins with `Test`.
+
+    Args:
+        name: of the pipeline; its pack is installed, on STEPS_PATH or in ./manifests.
+        run: the config, as after `-c`, with which the kit runs it for real: five times, so a small one. Without it
+            the pipeline is planned, and not run.
+        inputs: `PORT` or `STAGE.PORT` → what runs feed it: a path, or a function as in `step_conformance`.
+        overrides: of runs, `STAGE.key=value`.
+        seconds: the longest that a run may take.
+    """
     from nemotron_steps.testing.pipeline import SUITE, PipelineSubject
 
-    return SUITE.test_class(f"pipeline {name}", lambda folder: PipelineSubject(name, folder))
+    def open_subject(folder: Path) -> PipelineSubject:
+        return PipelineSubject(name, folder, run, dict(inputs or {}), tuple(overrides), seconds)
+
+    return SUITE.test_class(f"pipeline {name}", open_subject)

@@ -180,7 +180,11 @@ def tools_are_described(subject: EnvironmentSubject) -> None:
     for tool in _tools(subject):
         parameters = tool.get("parameters")
         if tool.get("type") != "function" or not tool.get("name") or not tool.get("description"):
-            raise Unmet("a tool has no type, name or description", found=tool)
+            raise Unmet(
+                "a tool has no type, name or description",
+                found=tool,
+                hint='{"type": "function", "name": …, "description": …, "parameters": a JSON schema}',
+            )
         if not isinstance(parameters, dict) or parameters.get("type") != "object" or "properties" not in parameters:
             raise Unmet(f"the tool {tool['name']} has no schema of its arguments", found=parameters)
 

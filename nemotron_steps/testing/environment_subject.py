@@ -163,8 +163,14 @@ RAISED = frozenset({"verify_failed", "verdict_invalid", "reward_out_of_range"})
 
 
 async def judged(environment: Environment, row: Row, responses: Sequence[Response]) -> list[Verdict]:
-    """Sessions, verdicts, release: as a run does it."""
+    """Sessions, calls of their tools, verdicts, release: as a run does it."""
     sessions: list[Session] = [await environment.seed(row) for _ in responses]
+    for session, response in zip(sessions, responses, strict=True):
+        offered = {tool.get("name") for tool in session.tools}
+        for call in response.tool_calls:
+            arguments = call.parsed_arguments()
+            if call.name in offered and arguments is not None:
+                await environment.call_tool(session, call.name, arguments)
     verdicts = await environment.judge_group(row, responses, sessions)
     for session in sessions:
         await environment.release(session)

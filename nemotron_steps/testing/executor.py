@@ -1,193 +1,52 @@
-"""Checks of an executor: small jobs are submitted, asked about and cancelled for real."""
+"""Checks of how an executor answers for its jobs: asked about, cancelled, several at once, from another process."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import count
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.errors import StepsError
-from nemotron_steps.runs.executors.base import Executor, JobState, JobStatus, Launch, find_executor
-from nemotron_steps.testing.step_manifest import check_import
+from nemotron_steps.runs.executors.base import JobState, Launch, find_executor
+from nemotron_steps.testing.executor_launch import LAUNCH_SUITE
+from nemotron_steps.testing.executor_profile import PROFILE_SUITE
+from nemotron_steps.testing.executor_subject import ExecutorSubject, bytes_of
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
 
-SECRET = "kit-4f1c9e0b7a53-canary"
+__all__ = ["SUITE", "ExecutorSubject"]
 
-_JOB = """
-import json, os, signal, sys, time
-folder, kind, *words = sys.argv[1:]
-ended = lambda *_: (open(os.path.join(folder, "stopped"), "w").close(), sys.exit(0))
-signal.signal(signal.SIGTERM, ended)
-told = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ), "pid": os.getpid()}
-with open(os.path.join(folder, "told.part"), "w") as file:
-    json.dump(told, file)
-os.rename(os.path.join(folder, "told.part"), os.path.join(folder, "told.json"))
-if kind == "fail":
-    sys.exit(3)
-if kind == "wait":
-    time.sleep(120)
-"""
-_AWKWARD = (
-    "two words",
-    'a"b',
-    "it's",
-    "$HOME",
-    "`id`",
-    "a;b",
-    "a\\b",
-    "*",
-    "",
-    "{x}",
-    "\u00e9\u6f22",
-    "line\nbreak",
-    "-n",
-)
 _NO_JOBS = ("", "0", "999999999", "kit no job", "../../etc", "999999999@1", "a; touch kit-was-here", "\u0663@1", "-1")
+_NOT_THERE = ("999999999", "999999999@999999999", "kit no job", "a; touch kit-was-here")
+"""Names of no job that are cancelled: no number among them is a process, a group ("-1" and "0" are) or can become one,
+so that a first draft with `os.kill(int(job), SIGTERM)` ends nothing of its author's."""
+_AT_ONCE = 3
+_SUBMITTER = """
+import json, os, signal, sys
+from pathlib import Path
+from nemotron_steps.testing.executor_subject import ExecutorSubject
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then by what it starts
+name, folder, keys, seconds = json.loads(sys.argv[1])
+subject = ExecutorSubject(name, Path(folder), keys, seconds)
+launch = subject.launch("wait")
+job = subject.executor.submit(launch)
+Path(folder, "submitted").write_text(json.dumps([str(launch.folder), job]))
+os.killpg(0, signal.SIGHUP)
+"""
+"""A process that submits a job and ends as a terminal that is closed ends what runs in it."""
 
-
-@dataclass(frozen=True)
-class SmallLaunch(Launch):
-    """A launch whose command is a small job of the kit's. `arguments`: what it is to be (`wait`, `fail`), and words."""
-
-    def command(self, *, in_container: bool = False) -> list[str]:
-        """See Launch."""
-        python = "python3" if in_container else sys.executable
-        return [python, "-c", _JOB, str(self.folder), *self.arguments]
-
-
-@dataclass
-class ExecutorSubject:
-    """What the checks of an executor ask.
-
-    Args:
-        name: registered name.
-        folder: for run folders; where jobs run has to see it.
-        keys: keys of its profile.
-        seconds: the longest that a job may take to start or to end.
-    """
-
-    name: str
-    folder: Path
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 60.0
-    _numbers: Any = field(default_factory=count)
-
-    @cached_property
-    def executor(self) -> Executor:
-        """The executor."""
-        return find_executor(self.name)
-
-    @cached_property
-    def model(self) -> type[Profile]:
-        """The model of its profiles."""
-        return getattr(self.executor, "profile_model", OpenProfile)
-
-    def profile(self, **keys: Any) -> Profile:
-        """A profile of its."""
-        return self.model.model_validate({"executor": self.name, **self.keys, **keys})
-
-    def launch(self, *arguments: str, environment: Mapping[str, str] | None = None, **keys: Any) -> SmallLaunch:
-        """A launch, with a folder of its own."""
-        run_id = f"kit-{next(self._numbers)}"
-        folder = self.folder / run_id
-        folder.mkdir()
-        (self.folder / "a place").mkdir(exist_ok=True)
-        return SmallLaunch(
-            run_id, folder, arguments, self.profile(**keys), self.folder / "a place", dict(environment or {})
-        )
-
-    def told(self, launch: Launch) -> dict[str, Any]:
-        """What a job said of itself when it began."""
-        file = launch.folder / "told.json"
-        if not self.wait(file.is_file):
-            raise Unmet(f"the job did not begin within {self.seconds:.0f} s", found=_console(launch))
-        found: dict[str, Any] = json.loads(file.read_text())
-        return found
-
-    def wait(self, condition: Callable[[], bool]) -> bool:
-        """Whether a condition came true in time."""
-        until = time.monotonic() + self.seconds
-        while not condition():
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.05)
-        return True
-
-    def over(self, job: str) -> JobStatus:
-        """The state of a job when it is over."""
-        if not self.wait(lambda: self.executor.status(job).state.over):
-            raise Unmet(f"the job is not over after {self.seconds:.0f} s", found=self.executor.status(job))
-        return self.executor.status(job)
-
-    def end(self, job: str) -> None:
-        """Stop a job and wait until it is over."""
-        self.executor.cancel(job)
-        self.over(job)
-
-
-SUITE: Suite[ExecutorSubject] = Suite()
-
-
-@SUITE.check()
-def is_registered(subject: ExecutorSubject) -> None:
-    """An entry point of its name brings something that has submit, status and cancel."""
-    try:
-        assert subject.executor
-    except StepsError as error:
-        raise Unmet(error.what, where=error.where, hint="; ".join(error.hints) or None) from error
-
-
-@SUITE.check("is_registered")
-def importing_it_is_light(subject: ExecutorSubject) -> None:
-    """Its module imports no framework, prints nothing and starts nothing."""
-    check_import([type(subject.executor).__module__])
-
-
-@SUITE.check("is_registered")
-def its_profile_is_strict(subject: ExecutorSubject) -> None:
-    """It names the keys of its profiles, refuses others, and accepts those that the kit was given."""
-    try:
-        subject.profile()
-    except ValidationError as error:
-        raise Unmet(f"the keys that the kit was given are refused: {error}") from error
-    try:
-        subject.profile(no_such_key=1)
-    except ValidationError:
-        return
-    raise Unmet(
-        "a key that means nothing is accepted in a profile",
-        where=f"{subject.model.__module__}:{subject.model.__qualname__}",
-        hint="profile_model = a subclass of nemotron_steps.config.profiles.Profile",
-    )
-
-
-@SUITE.check("its_profile_is_strict")
-def a_job_runs(subject: ExecutorSubject) -> None:
-    """A job begins and is over, and never runs again."""
-    launch = subject.launch("run")
-    job = _submitted(subject, launch)
-    subject.told(launch)
-    state = subject.over(job).state
-    if state not in (JobState.DONE, JobState.LOST):
-        raise Unmet("a job that ended well is told as something else", found=state)
+SUITE: Suite[ExecutorSubject] = Suite(PROFILE_SUITE, LAUNCH_SUITE)
 
 
 @SUITE.check("a_job_runs")
 def names_are_plain(subject: ExecutorSubject) -> None:
     """A job's name is one line of text, another one for each job."""
-    launches = [subject.launch("run") for _ in range(2)]
-    jobs = [_submitted(subject, launch) for launch in launches]
+    jobs = [subject.submitted(subject.launch("run")) for _ in range(2)]
     for job in jobs:
         if not isinstance(job, str) or not job.strip() or not job.isprintable():
             raise Unmet("a job's name is no line of text", found=repr(job))
@@ -197,56 +56,136 @@ def names_are_plain(subject: ExecutorSubject) -> None:
         raise Unmet("two jobs have one name", found=jobs[0])
 
 
-@SUITE.check("a_job_runs")
+@SUITE.check("submitting_does_not_wait")
 def a_running_job_is_known(subject: ExecutorSubject) -> None:
     """While it works it is PENDING or RUNNING, and so says another object of the executor's."""
-    launch = subject.launch("wait")
-    job = _submitted(subject, launch)
-    subject.told(launch)
-    try:
+    with _working(subject) as (job, _):
         for executor in (subject.executor, find_executor(subject.name)):
             state = executor.status(job).state
             if state.over:
                 raise Unmet("a job that works is told as over", found=state, hint="the name alone has to find the job")
+
+
+@SUITE.check("a_running_job_is_known")
+def a_job_outlives_its_submitter(subject: ExecutorSubject) -> None:
+    """`-b`: the terminal is closed, the job goes on, and another process finds it by its name."""
+    folder = subject.folder / "another"
+    folder.mkdir()
+    request = [subject.name, str(folder), dict(subject.keys), subject.seconds]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-c", _SUBMITTER, json.dumps(request)],
+        start_new_session=True,
+        capture_output=True,
+        timeout=subject.seconds + 30,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    if not (folder / "submitted").is_file():
+        raise Unmet("a job cannot be submitted from another process", found=done.stderr.decode()[-400:])
+    run_folder, job = json.loads((folder / "submitted").read_text())
+    try:
+        if not subject.wait(lambda: Path(run_folder, "told.json").is_file() or subject.executor.status(job).state.over):
+            raise Unmet(f"a job of another process did not begin within {subject.seconds:.0f} s")
+        time.sleep(0.1)  # what ends with the terminal has ended
+        state = subject.executor.status(job).state
+        if state.over or Path(run_folder, "stopped").exists():
+            raise Unmet("a job ends with the process that submitted it", found=state, hint="start_new_session=True")
     finally:
         subject.end(job)
+
+
+@SUITE.check("a_running_job_is_known")
+def nobody_to_ask_is_no_end(subject: ExecutorSubject) -> None:
+    """Where the scheduler's commands are not there to ask, that is an error with a code: the job is not LOST."""
+    with _working(subject) as (job, _):
+        path = os.environ.get("PATH", "")
+        os.environ["PATH"] = "/nonexistent"
+        try:
+            state = find_executor(subject.name).status(job).state
+        except StepsError:
+            return
+        except Exception as error:
+            raise Unmet(f"asking where no command is on the PATH raises {type(error).__name__}: {error}") from error
+        finally:
+            os.environ["PATH"] = path
+        if state.over:
+            raise Unmet(
+                "a job that works is told as over when nobody can be asked", found=state, hint="raise RetryableError"
+            )
 
 
 @SUITE.check("a_job_runs")
 def a_failure_is_over(subject: ExecutorSubject) -> None:
     """A job that ends with an exit code is FAILED, or LOST where nobody knows; never DONE."""
-    launch = subject.launch("fail")
-    job = _submitted(subject, launch)
-    state = subject.over(job).state
+    state = subject.over(subject.submitted(subject.launch("fail"))).state
     if state not in (JobState.FAILED, JobState.LOST):
         raise Unmet("a job that ended with exit code 3 is told as something else", found=state)
+
+
+@SUITE.check("a_job_runs")
+def a_killed_job_is_not_done(subject: ExecutorSubject) -> None:
+    """A job that SIGKILL ended, as too much memory does, is FAILED, OUT_OF_MEMORY or LOST; nobody cancelled it."""
+    state = subject.over(subject.submitted(subject.launch("kill"))).state
+    if state not in (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.LOST):
+        raise Unmet("a job that was killed is told as something else", found=state)
+
+
+@SUITE.check("a_failure_is_over")
+def a_failed_job_is_not_tried_again(subject: ExecutorSubject) -> None:
+    """A job that failed began once: whether to try again is the run's to say."""
+    launch = subject.launch("fail")
+    subject.over(subject.submitted(launch))
+    begun = (launch.folder / "begun").read_text().count("\n")
+    if begun != 1:
+        raise Unmet(
+            "a job that failed is started again", found=f"begun {begun} times", hint="no retries of the queue's"
+        )
 
 
 @SUITE.check("a_running_job_is_known")
 def cancel_stops_a_job(subject: ExecutorSubject) -> None:
     """A job that is cancelled gets SIGTERM, and nothing of it is left."""
     launch = subject.launch("wait")
-    job = _submitted(subject, launch)
+    job = subject.submitted(launch)
     pid = subject.told(launch)["pid"]
-    subject.executor.cancel(job)
-    subject.over(job)
-    if not subject.wait((launch.folder / "stopped").is_file):
-        raise Unmet("a cancelled job is not told with SIGTERM", hint="it saves what it has on SIGTERM")
+    _cancelled(subject, job, launch, "")
     if not subject.wait(lambda: not _runs(pid, launch)):
         raise Unmet("a cancelled job goes on")
 
 
-@SUITE.check("a_job_runs")
+@SUITE.check("cancel_stops_a_job")
+def cancel_reaches_past_setup_lines(subject: ExecutorSubject) -> None:
+    """SIGTERM reaches the job, not only the shell that ran the setup_lines before it."""
+    launch = subject.launch("wait", setup_lines=["export KIT_SETUP=done"])
+    job = subject.submitted(launch)
+    subject.told(launch)
+    _cancelled(subject, job, launch, " behind setup_lines")
+
+
+@SUITE.check("cancel_stops_a_job")
+def a_job_can_be_cancelled_at_once(subject: ExecutorSubject) -> None:
+    """One that is cancelled before it began does not begin, or ends."""
+    launch = subject.launch("wait")
+    job = subject.submitted(launch)
+    subject.executor.cancel(job)
+    if not subject.wait(lambda: subject.executor.status(job).state.over):
+        (launch.folder / "go").touch()
+        raise Unmet("a job that is cancelled as soon as it is submitted goes on")
+
+
+@SUITE.check("a_job_runs", "an_unknown_job_is_lost")
 def cancel_of_what_is_over_does_nothing(subject: ExecutorSubject) -> None:
     """A job that is over, or that never was, can be cancelled: nothing happens."""
-    launch = subject.launch("run")
-    job = _submitted(subject, launch)
+    job = subject.submitted(subject.launch("run"))
     subject.over(job)
-    for name in (job, *_NO_JOBS):
+    for name in (job, *_NOT_THERE):
         try:
             subject.executor.cancel(name)
         except Exception as error:
-            raise Unmet(f"cancelling {name!r} raises {type(error).__name__}: {error}") from error
+            raise Unmet(
+                f"cancelling {name!r} raises {type(error).__name__}: {error}", hint="do nothing for what does not work"
+            ) from error
+    _expect_no_shell()
 
 
 @SUITE.check("is_registered")
@@ -256,154 +195,86 @@ def an_unknown_job_is_lost(subject: ExecutorSubject) -> None:
         try:
             state = subject.executor.status(name).state
         except Exception as error:
-            raise Unmet(f"asking about {name!r} raises {type(error).__name__}: {error}") from error
+            raise Unmet(
+                f"asking about {name!r} raises {type(error).__name__}: {error}", hint="JobStatus(JobState.LOST)"
+            ) from error
         if state is not JobState.LOST:
             raise Unmet(f"{name!r} is no job, and told as {state}", hint="JobStatus(JobState.LOST)")
-    if Path("kit-was-here").exists():
-        Path("kit-was-here").unlink()
-        raise Unmet("a job's name is run by a shell")
-
-
-@SUITE.check("a_job_runs")
-def words_arrive_as_they_are(subject: ExecutorSubject) -> None:
-    """Spaces, quotes, `$`, line ends: no shell reads the command."""
-    launch = subject.launch("run", *_AWKWARD)
-    job = _submitted(subject, launch)
-    found = subject.told(launch)["words"]
-    subject.over(job)
-    if found != list(_AWKWARD):
-        wrong = [(given, got) for given, got in zip(_AWKWARD, [*found, *[None] * 20], strict=False) if given != got]
-        raise Unmet("a word of the command arrives as another", found=wrong[:2], hint="shlex.join, or a list")
-
-
-@SUITE.check("a_job_runs")
-def variables_arrive(subject: ExecutorSubject) -> None:
-    """The profile's env_vars and the launch's variables are set, as they are."""
-    awkward = "a 'b' \"c\" $HOME;\\ \u00e9"
-    launch = subject.launch("run", environment={"KIT_LAUNCH": awkward}, env_vars={"KIT_PROFILE": awkward})
-    job = _submitted(subject, launch)
-    found = subject.told(launch)["environment"]
-    subject.over(job)
-    for name in ("KIT_LAUNCH", "KIT_PROFILE"):
-        if found.get(name) != awkward:
-            raise Unmet(f"the variable {name} arrives as something else", found=repr(found.get(name)))
-
-
-@SUITE.check("a_job_runs")
-def it_runs_where_it_was_asked(subject: ExecutorSubject) -> None:
-    """The working directory is the launch's."""
-    launch = subject.launch("run")
-    job = _submitted(subject, launch)
-    found = subject.told(launch)["cwd"]
-    subject.over(job)
-    if os.path.realpath(found) != os.path.realpath(launch.working_dir):
-        raise Unmet("the job works in another directory", found=found)
-
-
-@SUITE.check("a_job_runs")
-def setup_lines_come_first(subject: ExecutorSubject) -> None:
-    """The profile's setup_lines are run by a shell before the job."""
-    launch = subject.launch("run", setup_lines=["export KIT_SETUP=done", "true"])
-    job = _submitted(subject, launch)
-    found = subject.told(launch)["environment"].get("KIT_SETUP")
-    subject.over(job)
-    if found != "done":
-        raise Unmet("the profile's setup_lines are not run before the job")
-
-
-@SUITE.check("variables_arrive")
-def secrets_are_not_written_down(subject: ExecutorSubject) -> None:
-    """A secret variable reaches the job, or is refused; it is in no file of the run and in no command line."""
-    launch = subject.launch("wait", env_vars={"KIT_API_KEY": SECRET})
-    try:
-        job = subject.executor.submit(launch)
-    except StepsError:
-        return
-    try:
-        told = launch.folder / "told.json"
-        arrived = subject.told(launch)["environment"].get("KIT_API_KEY")
-        told.unlink()  # the job's own word, not the executor's
-        if arrived != SECRET:
-            raise Unmet("a secret variable neither arrives nor is refused", found=arrived)
-        for path in launch.folder.rglob("*"):
-            if path.is_file() and SECRET.encode() in path.read_bytes():
-                raise Unmet("a secret variable is written down", where=str(path))
-        if SECRET in job:
-            raise Unmet("a secret variable is in the job's name")
-        for line in Path("/proc").glob("[0-9]*/cmdline"):
-            if SECRET.encode() in _bytes(line):
-                raise Unmet("a secret variable is in a command line, which every user of the machine sees")
-    finally:
-        subject.end(job)
-
-
-@SUITE.check("a_job_runs")
-def what_cannot_start_is_told(subject: ExecutorSubject) -> None:
-    """A working directory that is not there is an error with a code, or a job that is over."""
-    launch = subject.launch("run")
-    launch = SmallLaunch(launch.run_id, launch.folder, launch.arguments, launch.profile, subject.folder / "absent")
-    try:
-        job = subject.executor.submit(launch)
-    except StepsError:
-        return
-    except Exception as error:
-        raise Unmet(
-            f"submitting raises {type(error).__name__}: {error}",
-            hint="raise RequestError or UnsupportedError, with a hint to paste",
-        ) from error
-    subject.over(job)
+    _expect_no_shell()
 
 
 @SUITE.check("a_running_job_is_known")
 def jobs_do_not_mix(subject: ExecutorSubject) -> None:
     """Of two jobs at once, cancelling one leaves the other."""
-    launches = [subject.launch("wait") for _ in range(2)]
-    jobs = [_submitted(subject, launch) for launch in launches]
-    try:
-        for launch in launches:
-            subject.told(launch)
-        subject.end(jobs[0])
-        if subject.executor.status(jobs[1]).state.over or (launches[1].folder / "stopped").exists():
+    with _working(subject) as (second, launch):
+        with _working(subject):
+            pass
+        if subject.executor.status(second).state.over or (launch.folder / "stopped").exists():
             raise Unmet("cancelling a job ends another")
-    finally:
-        subject.end(jobs[1])
 
 
-@SUITE.check("is_registered")
-def keys_are_described(subject: ExecutorSubject) -> None:
-    """Each key of its profiles says what it does."""
-    import inspect
-
-    own = set(subject.model.model_fields) - set(Profile.model_fields)
-    if not own:
-        raise NotApplicable("its profiles have no keys of their own")
-    source = inspect.getsource(subject.model)
-    for name in sorted(own):
-        described = subject.model.model_fields[name].description
-        _, found, below = source.partition(f"\n    {name}:")
-        if not described and (not found or '"""' not in below.partition("\n    ")[2].lstrip()[:3]):
-            raise Unmet(f"the key '{name}' is not described", where=subject.model.__qualname__)
+@SUITE.check("names_are_plain", "words_arrive_as_they_are")
+def jobs_at_once_are_their_own(subject: ExecutorSubject) -> None:
+    """Several submitted at the same time, from threads, each run with their own words."""
+    launches = [subject.launch("run", f"word {number}") for number in range(_AT_ONCE)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        jobs = list(pool.map(subject.submitted, launches))
+    for job in jobs:
+        subject.over(job)
+    for launch in launches:
+        if not (launch.folder / "told.json").is_file() or subject.told(launch)["words"] != [*launch.arguments[1:]]:
+            raise Unmet("of jobs that are submitted at the same time, one is given another's launch")
 
 
-def _submitted(subject: ExecutorSubject, launch: Launch) -> str:
+@SUITE.check("a_job_runs")
+def fetch_keeps_what_is_here(subject: ExecutorSubject) -> None:
+    """`fetch` brings a run's folder up to date, as often as it is called, and takes nothing away."""
+    fetch = getattr(subject.executor, "fetch", None)
+    if fetch is None:
+        raise NotApplicable("its jobs write where this machine sees it")
+    launch = subject.launch("run")
+    job = subject.submitted(launch)
+    subject.told(launch)
+    subject.over(job)
+    (launch.folder / "kit.here").write_text("here")
+    for _ in range(2):
+        fetch(job, launch.folder)
+        gone = [name for name in ("told.json", "kit.here") if not (launch.folder / name).is_file()]
+        if gone:
+            raise Unmet(f"fetch takes away {', '.join(gone)} of a run's folder", hint="copy what is newer there")
+
+
+@contextmanager
+def _working(subject: ExecutorSubject) -> Iterator[tuple[str, Launch]]:
+    """A job that works meanwhile."""
+    launch = subject.launch("wait")
+    job = subject.submitted(launch)
     try:
-        return subject.executor.submit(launch)
-    except Exception as error:
-        raise Unmet(f"submitting `{shlex.join(launch.arguments)}` raises {type(error).__name__}: {error}") from error
+        subject.told(launch)
+        yield job, launch
+    finally:
+        subject.end(job)
 
 
-def _console(launch: Launch) -> str | None:
-    texts = [path.read_text("utf-8", "replace") for path in sorted(launch.folder.glob("*")) if path.is_file()]
-    return "\n".join(texts)[-400:] or None
+def _cancelled(subject: ExecutorSubject, job: str, launch: Launch, kind: str) -> None:
+    """Cancel a job and wait until it is over. Unmet if it was not told."""
+    subject.executor.cancel(job)
+    try:
+        if not subject.wait(lambda: (launch.folder / "stopped").is_file() or subject.executor.status(job).state.over):
+            raise Unmet(f"a cancelled job{kind} goes on")
+        subject.over(job)
+        if not (launch.folder / "stopped").is_file():
+            raise Unmet(f"a cancelled job{kind} is not told with SIGTERM", hint="it saves what it has on SIGTERM")
+    finally:
+        (launch.folder / "go").touch()
+
+
+def _expect_no_shell() -> None:
+    if Path("kit-was-here").exists():
+        Path("kit-was-here").unlink()
+        raise Unmet("a job's name is run by a shell")
 
 
 def _runs(pid: int, launch: Launch) -> bool:
     """Whether a job's process is still there (another machine's is not seen)."""
-    return str(launch.folder).encode() in _bytes(Path(f"/proc/{pid}/cmdline"))
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    return str(launch.folder).encode() in bytes_of(Path(f"/proc/{pid}/cmdline"))

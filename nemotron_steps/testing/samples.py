@@ -24,6 +24,8 @@ def _rows(type_name: str) -> list[dict[str, Any]] | None:
             }
             for n, text in zip(numbers, question, strict=True)
         ]
+    if type_name == "packed_chats":
+        return [{"input_ids": [n, 2, 3, n, 4], "loss_mask": [0, 1, 0, 1, 0], "seq_start_id": [0, 3]} for n in numbers]
     if type_name == "preference_pairs":
         return [
             {"prompt": text, "chosen": f"It is {2 * n}.", "rejected": f"It is {2 * n + 1}."}

@@ -195,20 +195,20 @@ def choices_are_accepted(step: StepSubject) -> None:
 
 @SUITE.check("every_config_composes")
 def overrides_can_be_pasted(step: StepSubject) -> None:
-    """The overrides that strategies and errors advise are accepted by the config."""
+    """The overrides that a strategy or an error advises are accepted by the config, pasted together."""
     config = step.compose().values
     for table in ("strategies", "errors"):
         for index, entry in enumerate(getattr(step.manifest, table)):
-            for override in entry.overrides_for(config):
-                try:
-                    step.compose([override])
-                except StepsError as error:
-                    raise Unmet(
-                        f"the advised override '{override}' is refused",
-                        where=step.manifest.where(table, index, "override"),
-                        found=error.what,
-                        hint="; ".join(error.hints) or None,
-                    ) from error
+            overrides = entry.overrides_for(config)
+            try:
+                step.compose(overrides)
+            except StepsError as error:
+                raise Unmet(
+                    f"the advised override '{' '.join(overrides)}' is refused",
+                    where=step.manifest.where(table, index, "override"),
+                    found=error.what,
+                    hint="; ".join(error.hints) or None,
+                ) from error
 
 
 @SUITE.check("manifest_loads")

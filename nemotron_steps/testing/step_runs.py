@@ -68,7 +68,13 @@ def runs(step: StepSubject) -> None:
         raise Unmet("the process of the step died", found=f"exit code {ran.code}: {ran.output[-600:]}")
     error = ran.error()
     if error is not None and not _is_about_outputs(error):
-        raise Unmet(f"{error['code']}: {error['what']}", where=error["where"], found=error["found"])
+        first = next(iter(error.get("problems", ())), error)  # of a plan's problems: which, and not how many
+        raise Unmet(
+            f"{first['code']}: {first['what']}",
+            where=first["where"],
+            found=first["found"],
+            hint="; ".join(first.get("hints", ())) or None,
+        )
 
 
 @SUITE.check("runs")
@@ -95,7 +101,9 @@ def is_quick(step: StepSubject) -> None:
     """The tiny config is done within the seconds that the kit allows."""
     seconds = _own_result(step, step.first)["seconds"]
     if seconds > step.seconds:
-        raise Unmet(f"the step takes {seconds:.1f} s, of {step.seconds:.1f} s", hint="give it a config `tiny`")
+        raise Unmet(
+            f"the step takes {seconds:.1f} s, of {step.seconds:.1f} s", hint="give it a config `tiny`, or seconds=…"
+        )
 
 
 @SUITE.check("outputs_validate")
@@ -166,7 +174,7 @@ def stops_when_asked(step: StepSubject) -> None:
 
 @SUITE.check("outputs_validate")
 def writes_only_where_it_may(step: StepSubject) -> None:
-    """It writes below its run's home and TMPDIR only, not beside its inputs, into HOME or the working directory."""
+    """It writes below its run's home, TMPDIR and XDG_CACHE_HOME only: not beside its inputs, nor into HOME."""
     mine = {str(path) for path in step.fed.values()}
     written = [path for path in step.first.seen["written"] if not any(path.startswith(each) for each in mine)]
     for folder, name in (("cwd", "the working directory"), ("user", "HOME")):

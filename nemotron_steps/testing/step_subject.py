@@ -153,7 +153,8 @@ class StepSubject:
 
     def plan(self, *, overrides: Sequence[str] = (), home: Path | None = None) -> PlannedStep:
         """The step as a run plans it."""
-        from nemotron_steps.cli.request import Asked, Workbench
+        from nemotron_steps.cli.asked import Asked
+        from nemotron_steps.cli.request import Workbench
 
         inputs = {port: str(path) for port, path in self.fed.items()}
         asked = Asked((self.manifest.id,), (*self.overrides, *overrides), self.config_name, inputs)
@@ -228,7 +229,7 @@ class StepSubject:
         request = {
             "commands": [list(words) for words in commands],
             "step": self.manifest.id,
-            "allowed": [str(home), str(place / "tmp")],
+            "allowed": [str(home), str(place / "tmp"), str(self.folder / "cache")],
             "inside": str(home / "work"),
             "package": self.entry_module.partition(".")[0],
             **watch,
@@ -296,6 +297,7 @@ class StepSubject:
             "TMPDIR": str(place / "tmp"),
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "XDG_CONFIG_HOME": str(place / "user"),
+            "MPLCONFIGDIR": str(self.folder / "cache" / "matplotlib"),  # made where matplotlib is imported
             "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "1",

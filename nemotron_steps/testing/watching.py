@@ -9,26 +9,32 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES = {
-    "os.mkdir": 1,
-    "os.rename": 2,
-    "os.remove": 1,
-    "os.rmdir": 1,
-    "os.symlink": 2,
-    "os.link": 2,
-    "os.truncate": 1,
-    "os.chmod": 1,
-    "os.chown": 1,
+_CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.mkdir": ((0, 2),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.symlink": ((1, 2),),
+    "os.link": ((0, 2), (1, 3)),
+    "os.truncate": ((0, None),),
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
 }
-"""Audit event → how many of its first arguments are paths."""
+"""Audit event → which of its arguments are paths that it changes, each with the argument that is the open folder it is
+relative to, as in shutil.rmtree (-1: none)."""
+_HELPERS = ("from multiprocessing.resource_tracker import main",)
+"""Programs that Python starts once for a process and that end with it."""
+_BY_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR",)
+"""Variables that an import sets for the whole process: torch keeps its default there."""
 _NOWHERE = ("/dev/", "/proc/")
 
 
@@ -88,7 +94,7 @@ class Watch:
         """While a step's function runs."""
         module = sys.modules.get(self._package)
         self._folders = tuple(os.path.realpath(path) for path in getattr(module, "__path__", ()))
-        before = _process_state()
+        before = process_state()
         threads = set(threading.enumerate())
         children = set(_children())
         self._active = True
@@ -96,11 +102,11 @@ class Watch:
             yield
         finally:
             self._active = False
-            after = _process_state()
+            after = process_state()
             self.seen.changed += [name for name in before if before[name] != after[name]]
             left = [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
             self.seen.threads += [thread.name for thread in left if not thread.daemon]
-            self.seen.children += [_command(pid) for pid in _children() if pid not in children]
+            self.seen.children += [command for pid, command in _children().items() if pid not in children]
             self.seen.modules.update(self._own_modules())
 
     def _own_modules(self) -> dict[str, str]:
@@ -118,9 +124,10 @@ class Watch:
             if isinstance(path, str | bytes | os.PathLike):
                 self._opened(os.fsdecode(path), bool(isinstance(flags, int) and flags & _WRITING))
         elif event in _CHANGES:
-            for path in arguments[: _CHANGES[event]]:
+            for index, folder in _CHANGES[event]:
+                path = arguments[index]
                 if isinstance(path, str | bytes | os.PathLike):
-                    self._changed(os.fsdecode(path))
+                    self._changed(_in_folder(os.fsdecode(path), -1 if folder is None else arguments[folder]))
         elif event == "socket.connect":
             address = arguments[1]
             if isinstance(address, tuple) and not str(address[0]).startswith(("127.", "::1", "localhost")):
@@ -142,14 +149,38 @@ class Watch:
             self.seen.written.append(real)
 
 
+def _in_folder(path: str, folder: int) -> str:
+    """A path, relative to an open folder where there is one."""
+    return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path) if folder >= 0 else path
+
+
 def _below(path: str, folders: tuple[str, ...]) -> bool:
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
 
 
-def _process_state() -> dict[str, Any]:
+@contextmanager
+def stdout_seen() -> Iterator[list[str]]:
+    """What is printed to stdout meanwhile, by this process and by those that it starts; filled at the end."""
+    printed: list[str] = []
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            with redirect_stdout(file):
+                yield printed
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            file.seek(0)
+            printed.append(file.read())
+
+
+def process_state() -> dict[str, Any]:
+    """What of this process a plugin has to leave as it is."""
     return {
         "the working directory": os.getcwd(),
-        "the environment": dict(os.environ),
+        "the environment": {name: value for name, value in os.environ.items() if name not in _BY_LIBRARIES},
         "a signal's handler": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
         "the umask": _umask(),
     }
@@ -161,20 +192,28 @@ def _umask() -> int:
     return now
 
 
-def _children() -> list[int]:
-    """Processes that this one started and that still run."""
+def _children() -> dict[int, str]:
+    """Processes that this one started and that still run, by what they run; without Python's own helpers."""
     found = []
     for task in Path("/proc/self/task").iterdir():
         try:
             found += [int(pid) for pid in (task / "children").read_text().split()]
         except OSError:  # a thread that just ended
             continue
-    return [pid for pid in found if _command(pid)]
+    commands = {pid: _command(pid) for pid in found}
+    return {
+        pid: command for pid, command in commands.items() if command and not any(each in command for each in _HELPERS)
+    }
 
 
 def _command(pid: int) -> str:
-    """What a process runs; empty for one that is over and not waited for yet."""
+    """What a process runs; empty for one that is over, be it waited for or not."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        name, _, fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return ""
+    if fields.split()[0] in ("Z", "X"):
+        return ""
+    # A program that is just being loaded has a name, and no words yet.
+    return words.replace(b"\0", b" ").decode("utf-8", "replace").strip() or name

@@ -19,7 +19,7 @@ def validate(folder: Path) -> dict[str, Any]:
     try:
         counts = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError("the counts are no JSON", where=str(file), found=str(error)[:200]) from error
+        raise DataError("the counts are no JSON", where=str(file), expected="JSON", found=str(error)[:200]) from error
     if not isinstance(counts, dict) or not counts:
         raise DataError("there is no word in the counts", where=str(file), expected="an object: word → number")
     wrong = [word for word, count in counts.items() if type(count) is not int or count < 1]

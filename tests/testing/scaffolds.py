@@ -1,0 +1,47 @@
+"""What `steps new` writes, changed so that it breaks a rule, and the checks that notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.cli.scaffold import write
+from nemotron_steps.testing.suite import Examination, State
+from tests.testing.toy_packages import Change
+
+CODE = "toykit_new/toykit_thing.py"
+HEAVY = ("jax.py", "", "a = 1\n")
+PROCESSES = {
+    "importing_it_is_light",
+    "a_job_outlives_its_submitter",
+    "attributes_know_no_hash_seed",
+    "same_seed_same_outputs",
+    "goes_on_after_a_kill",
+}
+"""Checks that start a Python of their own: examined only where a toy is about them."""
+
+Package = Callable[..., Path]
+
+
+def made(
+    tmp_path: Path, package: Package, kind: str, changes: tuple[Change, ...], points: dict[str, str] | None = None
+) -> Path:
+    """What `steps new` writes, changed, as if it were installed; returns a folder for the kit."""
+    root = tmp_path / "toykit_new"
+    write(root, kind, "toykit_thing")
+    files = {
+        path.relative_to(root).as_posix(): path.read_text()
+        for path in (root / "toykit_new").rglob("*")
+        if path.is_file()
+    }
+    package(files, changes, points=points)
+    (tmp_path / "kit").mkdir()
+    return tmp_path / "kit"
+
+
+def failed(examination: Examination[Any], *, but: str = "") -> list[str]:
+    """The checks that fail, without those that start a process but for `but`."""
+    names = [name for name in examination.suite.checks if name not in PROCESSES or name == but]
+    outcomes = examination.outcomes(names)
+    return [name for name, outcome in outcomes.items() if outcome.state is State.FAILED]
