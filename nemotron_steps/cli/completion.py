@@ -6,18 +6,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.explain import explanations
+from argcomplete.completers import FilesCompleter
+from argcomplete.finders import CompletionFinder
+
+from nemotron_steps.cli.explain import explained_signals, explanations
 from nemotron_steps.cli.request import Workbench
+from nemotron_steps.cli.scaffold import KINDS
 from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.config.search import is_path
 from nemotron_steps.config.validation import known_keys, load_schema
+from nemotron_steps.environments.registry import names as environment_names
 from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.runs.run_folder import list_runs
 
 if TYPE_CHECKING:
+    from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.manifest.models import StepManifest
     from nemotron_steps.manifest.registry import Registry
 
@@ -34,13 +41,43 @@ def completion(arguments: argparse.Namespace) -> int:
 
 def answer(parser: argparse.ArgumentParser) -> None:
     """Print what may stand where the shell's cursor is, and exit: argcomplete has set how in the environment."""
-    import argcomplete
-
     for action in _actions(parser):
-        completer = _COMPLETERS.get(str(action.metavar))
+        completer = _COMPLETERS.get(str(action.metavar)) or _OF_ARGUMENTS.get(action.dest)
         if completer is not None:
             action.completer = completer  # type: ignore[attr-defined]  # argcomplete's place for it
-    argcomplete.autocomplete(parser, always_complete_options=False)
+    _Finder()(parser, always_complete_options=False)
+
+
+class _Finder(CompletionFinder):  # type: ignore[misc]  # it has no types
+    """argcomplete, for a command line whose steps and keys may stand between the flags."""
+
+    def _get_completions(self, comp_words: list[str], *rest: Any) -> Any:
+        assert self._parser is not None
+        return super()._get_completions(_flags_aside(self._parser, comp_words), *rest)  # type: ignore[no-untyped-call]
+
+
+def _flags_aside(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """The words before the cursor with all flags after the command: argparse ends a list of words at the first flag.
+
+    A flag whose value is being typed stays last.
+    """
+    subparsers = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    command = subparsers.choices.get(words[1]) if len(words) > 1 else None
+    if command is None or "words" not in {action.dest for action in command._actions}:
+        return words
+    plain: list[str] = []
+    flags: list[str] = []
+    left = iter(words[2:])
+    for word in left:
+        action = command._option_string_actions.get(word)
+        if action is None:
+            plain.append(word)
+            continue
+        value = next(left, None) if action.nargs != 0 else ""
+        if value is None:
+            return [*words[:2], *plain, *flags, word]
+        flags += [word, value] if value else [word]
+    return [*words[:2], *flags, *plain]
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -53,30 +90,63 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Steps and pipelines; once one is named, keys of the last step's config, and values of those that have few."""
+    """Steps and pipelines; once one is named, keys of its config, and values of those that have few."""
     registry = load_registry()
-    steps = _named(registry, parsed_args)
-    if not steps or ("/" in prefix and "=" not in prefix):
+    named = bool(_steps_named(registry, parsed_args) or _stages(registry, parsed_args))
+    if not named or ("/" in prefix and "=" not in prefix):
         return [*registry.steps, *registry.pipelines]
-    schema = steps[-1].step.config_schema
-    if schema is None:
+    return _keys(prefix, parsed_args, registry)
+
+
+def _over(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    return _keys(prefix, parsed_args, load_registry())
+
+
+def _keys(prefix: str, parsed_args: argparse.Namespace, registry: Registry) -> list[str]:
+    """`KEY=` of the last step named, or `STAGE.KEY=` of a pipeline; the values of a key that has few."""
+    stages = _stages(registry, parsed_args)
+    near = {
+        name: step for name, step in stages.items() if f"{name}.".startswith(prefix) or prefix.startswith(f"{name}.")
+    }
+    if len(near) > 1:
+        return [f"{name}." for name in near]
+    ((name, step),) = near.items() if near else [("", next(iter(_steps_named(registry, parsed_args)[-1:]), None))]
+    if step is None or step.step.config_schema is None:
         return []
-    key, given, _value = prefix.partition("=")
+    of_stage = f"{name}." if name else ""
+    key, given, _value = prefix.removeprefix(of_stage).partition("=")
     if not given:
-        return [f"{each}=" for each in known_keys(load_schema(schema))]
-    choices = next((each.choices for each in steps[-1].parameters if each.name == key and each.choices), ())
-    return [f"{key}={value}" for value in choices]
+        return [f"{of_stage}{each}=" for each in known_keys(load_schema(step.step.config_schema))]
+    choices = next((each.choices for each in step.parameters if each.name == key and each.choices), ())
+    return [f"{of_stage}{key}={str(value).lower() if isinstance(value, bool) else value}" for value in choices]
 
 
-def _configs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+def _configs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    if prefix and is_path(prefix):
+        return _files(prefix, "yaml", "yml")
     registry = load_registry()
-    found = [name for step in _named(registry, parsed_args) for name in step.config_names]
+    found = [name for step in _steps_named(registry, parsed_args) for name in step.config_names]
     pipelines = [registry.pipelines[word] for word in _given(parsed_args) if word in registry.pipelines]
-    return [*dict.fromkeys(found), *(name for each in pipelines for name in each.configs)]
+    found += [name for each in pipelines for name in each.configs]
+    return [*dict.fromkeys([*found, *(file.stem for file in Path().glob("*.yaml"))])]
 
 
-def _inputs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    return [f"{port}=" for step in _named(load_registry(), parsed_args) for port in step.inputs]
+def _inputs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    port, given, ref = prefix.partition("=")
+    if given:
+        return [f"{port}={each}" for each in (*_files(ref), *_refs(ref, parsed_args))]
+    return [f"{port}=" for step in _steps_named(load_registry(), parsed_args) for port in step.inputs]
+
+
+def _refs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """Artifacts of the home by name; by name and version, once there is a colon."""
+    store = _store(parsed_args)
+    name, versioned, _version = prefix.rpartition(":")
+    return [f"{name}:v{each}" for each in store.versions(name)] if versioned else store.names()
+
+
+def _files(prefix: str, *suffixes: str) -> list[str]:
+    return list(FilesCompleter(suffixes)(prefix))
 
 
 def _profiles(**_: Any) -> list[str]:
@@ -84,16 +154,29 @@ def _profiles(**_: Any) -> list[str]:
 
 
 def _runs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    store = Workbench(getattr(parsed_args, "home", None)).store
-    return ["latest", *(run.id for run in list_runs(store))]
+    return ["latest", *(run.id for run in list_runs(_store(parsed_args)))]
 
 
-def _named(registry: Registry, parsed_args: argparse.Namespace) -> list[StepManifest]:
+def _store(parsed_args: argparse.Namespace) -> ArtifactStore:
+    return Workbench(getattr(parsed_args, "home", None)).store
+
+
+def _steps_named(registry: Registry, parsed_args: argparse.Namespace) -> list[StepManifest]:
     found = [registry.find_step(word) for word in _given(parsed_args)]
     return [step for step in found if step is not None]
 
 
-def _given(parsed_args: argparse.Namespace) -> list[str]:
+def _stages(registry: Registry, parsed_args: argparse.Namespace) -> dict[str, StepManifest | None]:
+    """The stages of the pipeline that is named, and their steps."""
+    pipelines = [registry.pipelines[word] for word in _given(parsed_args) if word in registry.pipelines]
+    return {stage.name: registry.find_step(stage.step) for each in pipelines for stage in each.stages}
+
+
+def _stage_names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    return list(_stages(load_registry(), parsed_args))
+
+
+def _given(parsed_args: argparse.Namespace) -> Sequence[str]:
     return [word for word in getattr(parsed_args, "words", None) or [] if not is_path(word)]
 
 
@@ -101,22 +184,49 @@ def _steps(**_: Any) -> list[str]:
     return list(load_registry().steps)
 
 
+def _categories(**_: Any) -> list[str]:
+    return sorted({step.step.category for step in load_registry().steps.values()})
+
+
+def _tags(**_: Any) -> list[str]:
+    return sorted({tag for step in load_registry().steps.values() for tag in step.step.tags})
+
+
 def _types(**_: Any) -> list[str]:
     return list(load_registry().types.types)
 
 
 def _codes(**_: Any) -> list[str]:
-    return list(explanations())
+    return [*explanations(), *explained_signals()]
+
+
+def _kinds(**_: Any) -> list[str]:
+    return list(KINDS)
+
+
+def _environments(**_: Any) -> list[str]:
+    return environment_names()
 
 
 _COMPLETERS: dict[str, Completer] = {
     "STEP|PIPELINE|key=value": _words,
     "STEP": _steps,
+    "STAGE": _stage_names,
     "CONFIG|PATH": _configs,
     "PORT=REF": _inputs,
+    "KEY=V1,V2": _over,
     "PROFILE": _profiles,
     "RUN": _runs,
+    "REF": _refs,
+    "A": _refs,
+    "B": _refs,
     "TYPE": _types,
+    "C": _categories,
+    "TAG": _tags,
     "CODE|SIGNAL": _codes,
+    "[KIND] NAME": _kinds,
 }
 """By what the help calls the argument."""
+
+_OF_ARGUMENTS: dict[str, Completer] = {"environment": _environments, "name": _refs}
+"""By the argument, where the help has a word that others have too."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.cli.environment_cache import as_json, cached_description
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal, first_sentence, number, printable
-from nemotron_steps.environments.catalog import described, known, listed, unknown
+from nemotron_steps.environments.catalog import known, listed, unknown
 from nemotron_steps.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def list_environments(arguments: argparse.Namespace) -> int:
     """`steps env list`."""
     found = listed()
     if arguments.as_json:
-        print_json([_as_json(each) for each in found])
+        print_json([as_json(each) for each in found])
         return 0
     terminal = Terminal.of()
     width = max(len(each.name) for each in found)
@@ -44,9 +45,9 @@ def list_environments(arguments: argparse.Namespace) -> int:
 
 def show_environment(arguments: argparse.Namespace) -> int:
     """`steps env show NAME`: the rule, what rows need, the settings, and the agents that lead there."""
-    found = described(arguments.environment)
+    found = cached_description(arguments.environment)
     if arguments.as_json:
-        print_json(_as_json(found))
+        print_json(as_json(found))
         return 0
     _show(found, Terminal.of())
     return 0
@@ -56,6 +57,7 @@ def verify_rollouts(arguments: argparse.Namespace) -> int:
     """`steps env verify NAME ROLLOUTS.jsonl`: recorded rollouts graded again. Exit code 1 where any reward differs."""
     import asyncio
 
+    from nemotron_steps.environments.base import MissingFieldError
     from nemotron_steps.environments.recorded import RowsByPrompt, regrade
 
     environment = _created(arguments)
@@ -69,12 +71,17 @@ def verify_rollouts(arguments: argparse.Namespace) -> int:
 
     try:
         graded = asyncio.run(collect())
-    except DataError as error:
+    except MissingFieldError as error:
         if arguments.rows is None:
             error.hints = ("--rows INPUTS.jsonl   # the rows that the rollouts were sampled from", *error.hints)
         raise
     if not graded:
-        raise DataError("the file has no rollouts", where=arguments.rollouts, expected="one JSON object a line")
+        raise DataError(
+            "the file has no rollouts",
+            where=arguments.rollouts,
+            expected="one JSON object a line",
+            hints=(f"wc -l {arguments.rollouts}", "ls *.jsonl"),
+        )
     different = [each for each in graded if not each.agrees(arguments.tolerance)]
     if arguments.as_json:
         print_json(
@@ -272,7 +279,7 @@ def _show(found: Described, terminal: Terminal) -> None:
         [
             [
                 terminal.style(setting.name, "bold"),
-                "required" if setting.required else f"= {_short(json.dumps(setting.default, default=_plain))}",
+                "required" if setting.required else f"= {_short(json.dumps(setting.default))}",
                 terminal.style(printable(setting.text), "dim"),
             ]
             for setting in found.settings
@@ -284,16 +291,3 @@ def _show(found: Described, terminal: Terminal) -> None:
 
 def _paragraphs(text: str) -> list[str]:
     return [printable(part) for part in text.split("\n\n") if part.strip()]
-
-
-def _as_json(value: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    fields: dict[str, Any] = json.loads(json.dumps(asdict(value), default=_plain))
-    return fields
-
-
-def _plain(value: Any) -> Any:
-    """A default as JSON has it; settings within settings are models."""
-    dump = getattr(value, "model_dump", None)
-    return dump() if dump is not None else value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json, render
+from nemotron_steps.cli.jobs import AT_WORK, JobView, not_started
 from nemotron_steps.cli.live import headline
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.summary import show_values, shown_path
 from nemotron_steps.cli.terminal import Terminal, duration, printable
-from nemotron_steps.errors import RequestError, StepsError, WorkerLostError
+from nemotron_steps.errors import RequestError, WorkerLostError
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.25
 _FETCH_SECONDS = 5.0
-"""How often the folder of a run that works elsewhere is fetched while its log is followed."""
+"""How often the folder of a run that works elsewhere is fetched, and its job asked about, while its log is followed."""
 _CANCEL_SECONDS = 20.0
 """How long a cancelled run may take to save and end."""
 
@@ -82,7 +84,8 @@ def status(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.run_folder import read_events
 
     store = Workbench(arguments.home).store
-    info = refreshed_run(store, arguments.run)
+    view = JobView(store, arguments.run, aloud=arguments.as_json)
+    info = view.look()
     metrics = {record["step"]: record for record in read_events(store, info.id, "metrics")}
     if arguments.as_json:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
@@ -108,14 +111,10 @@ def status(arguments: argparse.Namespace) -> int:
         terminal.print()
         terminal.print(f"  {terminal.style(key, 'bold')}")
         show_values(values, terminal)
-    never_started = False
-    if info.job and info.status in ("running", "submitted"):
-        try:
-            never_started = job_never_began(info)
-            said = _job_says(info)
-        except StepsError as error:  # its executor is not here: what the run itself says is still worth showing
-            said = error.what
-        terminal.print(f"  {info.executor} job {printable(info.job)}: {printable(said)}")
+    job = view.ask(info) if info.status in AT_WORK else None
+    never_started = info.status == "submitted" and job is not None and job.state.over
+    for line in view.lines(info, terminal):
+        terminal.print(line)
     failure = error_of(info)
     if failure is not None:
         terminal.print()
@@ -135,7 +134,8 @@ def logs(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.run_folder import get_run, run_file
 
     store = Workbench(arguments.home).store
-    info = refreshed_run(store, arguments.run)
+    view = JobView(store, arguments.run)
+    info = view.look()
     folder = store.backend.scratch / "runs" / info.id
     first, *others = ("events.jsonl", "metrics.jsonl") if arguments.as_json else ("log.txt",)
     write = _write_records if arguments.as_json else _write_lines
@@ -149,17 +149,18 @@ def logs(arguments: argparse.Namespace) -> int:
             _fetch(store, info.id, name)
         write([line for tail in tails for line in tail.rest()])
         return 0
-    fetched = time.monotonic()
+    looked = -math.inf
     try:
         while True:
-            never_started = job_never_began(info)
-            if time.monotonic() - fetched > _FETCH_SECONDS:
-                refreshed_run(store, info.id)
-                fetched = time.monotonic()
+            never_started = False
+            if time.monotonic() - looked > _FETCH_SECONDS:
+                never_started = view.never_began(info)
+                view.look()
+                looked = time.monotonic()
             # Read after the job's end was seen: it may have begun and ended meanwhile.
             now = get_run(store, info.id)
             write([line for tail in tails for line in tail.new()])
-            if now.status not in ("running", "submitted"):
+            if now.status not in AT_WORK:
                 return 0
             if never_started and now.status == "submitted":
                 raise not_started(store, now)
@@ -175,7 +176,7 @@ def cancel(arguments: argparse.Namespace) -> int:
 
     store = Workbench(arguments.home).store
     info = get_run(store, arguments.run)
-    if info.status not in ("running", "submitted"):
+    if info.status not in AT_WORK:
         raise RequestError(f"run '{info.id}' is not running", found=info.status, hints=(f"steps status {info.id}",))
     if info.job:
         return _cancel_job(arguments, store, info)
@@ -236,7 +237,7 @@ def report(arguments: argparse.Namespace) -> int:
     store = Workbench(arguments.home).store
     folders = []
     for run in (arguments.run, *arguments.others):
-        info = refreshed_run(store, run)
+        info = JobView(store, run).look()
         folders.append(run_file(store, info.id, "run.json").parent)
         for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
             _fetch(store, info.id, name)
@@ -246,51 +247,6 @@ def report(arguments: argparse.Namespace) -> int:
     else:
         Terminal.of().print(shown_path(path))
     return 0
-
-
-def refreshed_run(store: ArtifactStore, run: str) -> RunInfo:
-    """A run, with what its job wrote elsewhere brought here."""
-    from nemotron_steps.runs.run_folder import get_run
-
-    info = get_run(store, run)
-    if not info.job:
-        return info
-    from nemotron_steps.runs.launch import refresh
-
-    try:
-        return refresh(store, info)
-    except StepsError:  # its executor is not here or does not answer: what was fetched before is still worth showing
-        return info
-
-
-def _job_says(info: RunInfo) -> str:
-    from nemotron_steps.runs.launch import job_status
-
-    job = job_status(info)
-    assert job is not None  # the run has a job
-    return f"{job.state.value} ({job.detail})" if job.detail else job.state.value
-
-
-def job_never_began(info: RunInfo) -> bool:
-    """Whether a submitted run's job ended before the run began (its request turned out to be wrong)."""
-    if info.status != "submitted" or not info.job:
-        return False
-    from nemotron_steps.runs.launch import job_status
-
-    job = job_status(info)
-    return job is not None and job.state.over
-
-
-def not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
-    """The error of a run whose job never began it, with the first thing that the job said."""
-    console = store.backend.scratch / "runs" / info.id / "console.txt"
-    said = console.read_text(errors="replace").strip() if console.is_file() else ""
-    return RequestError(
-        f"run '{info.id}' ended before it started",
-        where=shown_path(console),
-        found=printable(said.splitlines()[0]) if said else None,
-        hints=(f"steps run --resume {info.id}",),
-    )
 
 
 def _fetch(store: ArtifactStore, run_id: str, name: str) -> None:
@@ -335,7 +291,7 @@ def _ago(created: float) -> str:
 
 def advice(info: RunInfo, *, has_metrics: bool) -> tuple[str, ...]:
     """Commands that come next for a run."""
-    if info.status in ("running", "submitted"):
+    if info.status in AT_WORK:
         return (f"steps watch {info.id}", f"steps logs {info.id} -f", f"steps cancel {info.id}")
     if info.status == "done":
         return (f"steps report {info.id}",)

@@ -10,9 +10,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.planning import show_plan, with_cached
-from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import MASK
 from nemotron_steps.errors import InterruptedRunError, RequestError
@@ -20,6 +21,7 @@ from nemotron_steps.errors import InterruptedRunError, RequestError
 if TYPE_CHECKING:
     import argparse
 
+    from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.runs.run_folder import RunInfo
 
@@ -33,11 +35,49 @@ def inside_job(run_id: str | None) -> bool:
 
 def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profile: Profile) -> int:
     """Submit the run; with `-r` follow its log to the end, with `-b` return at once."""
+    terminal = Terminal.of()
+    info = submit_asked(
+        bench,
+        asked,
+        profile,
+        force=arguments.force,
+        resume=arguments.resume,
+        attached=arguments.batch is None,
+        force_squash=arguments.force_squash,
+        terminal=None if arguments.as_json else terminal,
+    )
+    if arguments.batch is not None:
+        return _submitted(arguments, info, terminal)
+    return _followed(arguments, bench, info, terminal)
+
+
+def submit_asked(
+    bench: Workbench,
+    asked: Asked,
+    profile: Profile,
+    *,
+    force: bool,
+    resume: str | None,
+    attached: bool,
+    force_squash: bool = False,
+    terminal: Terminal | None = None,
+) -> RunInfo:
+    """Plan a request and hand it to the profile's executor.
+
+    Args:
+        resume: the id of an earlier run, or `latest`: its folder is continued.
+        attached: somebody follows it.
+        terminal: where the plan and the job are shown; None shows nothing.
+
+    Raises:
+        PlanError: nothing was submitted.
+        RequestError: what was asked for holds a secret.
+    """
     from nemotron_steps.runs.launch import submit
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
 
-    plan = with_cached(bench, bench.plan(asked), force=arguments.force)
+    plan = with_cached(bench, bench.plan(asked), force=force)
     refuse_unimplemented(plan)
     redacted = asked.redacted()
     if MASK in redacted.command:
@@ -46,12 +86,11 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
             found=redacted.command,
             hints=("set it as an environment variable here, or under env_vars of the profile",),
         )
-    terminal = Terminal.of()
-    if not arguments.as_json:
+    if terminal is not None:
         show_plan(plan, terminal, asked)
         terminal.print()
-    if arguments.resume:
-        run_id = get_run(bench.store, arguments.resume).id
+    if resume:
+        run_id = get_run(bench.store, resume).id
     else:
         run_id = new_run_id(plan.name or plan.goals[-1])
         RunFolder(bench.store, run_id).create(plan.name, redacted.to_dict(), executor=profile.executor)
@@ -59,18 +98,16 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
         bench.store,
         profile,
         run_id=run_id,
-        arguments=["--force"] if arguments.force else [],
+        arguments=["--force"] if force else [],
         environment={JOB_VARIABLE: run_id, **_profiles_file()},
         request=redacted.to_dict(),
-        attached=arguments.batch is None,
-        force_squash=arguments.force_squash,
+        attached=attached,
+        force_squash=force_squash,
     )
-    if not arguments.as_json:
+    if terminal is not None:
         job = f"{info.executor} job {info.job}"
         terminal.print(f"submitted as {terminal.style(info.id, 'bold')} ({printable(job)})")
-    if arguments.batch is not None:
-        return _submitted(arguments, info, terminal)
-    return _followed(arguments, bench, info, terminal)
+    return info
 
 
 def _profiles_file() -> dict[str, str]:
@@ -91,22 +128,7 @@ def _submitted(arguments: argparse.Namespace, info: RunInfo, terminal: Terminal)
 
 
 def _followed(arguments: argparse.Namespace, bench: Workbench, info: RunInfo, terminal: Terminal) -> int:
-    from nemotron_steps.runs.launch import cancel, follow
-
-    def write(text: str) -> None:
-        if not arguments.as_json:
-            sys.stdout.write("".join(printable(line) + "\n" for line in text.splitlines()))
-            sys.stdout.flush()
-
-    try:
-        info = follow(bench.store, info.id, write)
-    except KeyboardInterrupt:
-        cancel(bench.store, info)
-        raise InterruptedRunError(
-            "interrupted: the job was asked to stop; what it committed stays",
-            where=f"run {info.id}",
-            hints=(f"steps status {info.id}", f"steps run --resume {info.id}"),
-        ) from None
+    info = follow_attached(bench.store, info, quiet=arguments.as_json)
     if arguments.as_json:
         print_json(info.to_dict())
         return 0
@@ -114,3 +136,28 @@ def _followed(arguments: argparse.Namespace, bench: Workbench, info: RunInfo, te
     for hint in (f"steps status {info.id}", f"steps report {info.id}"):
         terminal.print(f"  {terminal.style(hint, 'cyan')}")
     return 0
+
+
+def follow_attached(store: ArtifactStore, info: RunInfo, *, quiet: bool) -> RunInfo:
+    """Show a submitted run's log until it is over; Ctrl-C cancels the job. See `runs.launch.follow`."""
+    from nemotron_steps.runs.launch import cancel, follow
+
+    try:
+        return follow(store, info.id, ignore_log if quiet else write_log)
+    except KeyboardInterrupt:
+        cancel(store, info)
+        raise InterruptedRunError(
+            "interrupted: the job was asked to stop; what it committed stays",
+            where=f"run {info.id}",
+            hints=(f"steps status {info.id}", f"steps run --resume {info.id}"),
+        ) from None
+
+
+def write_log(text: str) -> None:
+    """A part of a job's log, to stdout, without what would steer the terminal."""
+    sys.stdout.write("".join(printable(line) + "\n" for line in text.splitlines()))
+    sys.stdout.flush()
+
+
+def ignore_log(text: str) -> None:
+    """A part of a job's log, where nobody wants to see it."""

@@ -17,7 +17,7 @@ from nemotron_steps.resolver.fan_out import Axis, fanned_out
 from nemotron_steps.resolver.request import Goal, Request, request_for_pipeline, request_for_steps
 
 if TYPE_CHECKING:
-    from nemotron_steps.cli.request import Asked
+    from nemotron_steps.cli.asked import Asked
     from nemotron_steps.manifest.pipeline_models import PipelineManifest
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.memory import show_memory
-from nemotron_steps.cli.request import Asked, Workbench, asked_from
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import redact, redact_text
 
@@ -22,6 +24,9 @@ def plan(arguments: argparse.Namespace) -> int:
     """`steps plan`."""
     bench = Workbench(arguments.home)
     asked = bench.settled(asked_from(arguments))
+    profile = bench.profile_of(asked)
+    if profile is not None and profile.executor == "local":
+        os.environ.update(profile.env_vars)
     found = with_cached(bench, bench.plan(asked), force=arguments.force)
     if arguments.as_json:
         print_json(plan_fields(found))

@@ -1,4 +1,4 @@
-"""Command-line arguments → a plan: which words are steps, what each config composes to, what a supplied input is.
+"""What was asked for → a plan: which words are steps, what each config composes to, what a supplied input is.
 
 The resolver decides; this gives it the registry, a composer and a way to look at what the user supplied.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,8 @@ from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.errors import ArtifactError, ConfigError, RequestError, StepsError, UnknownNameError
 
 if TYPE_CHECKING:
-    import argparse
-
     from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.cli.asked import Asked
     from nemotron_steps.config.compose import ComposedConfig
     from nemotron_steps.config.mirrors import MirrorSettings
     from nemotron_steps.config.profiles import Profile
@@ -34,135 +33,6 @@ if TYPE_CHECKING:
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PASSTHROUGH_KEY = "passthrough"
 """Config key that receives the arguments after `--`, in steps that have one."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What was asked for on the command line, as plain values that can be kept in a run folder."""
-
-    targets: tuple[str, ...]
-    overrides: tuple[str, ...] = ()
-    config: str | None = None
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    profile: str | None = None
-    passthrough: tuple[str, ...] = ()
-    first: str | None = None
-    """`--from`: the pipeline's stage to begin with."""
-    until: str | None = None
-    """`--until`: the last one."""
-    over: tuple[str, ...] = ()
-    """`--over`: what to fan out over, each KEY=V1,V2,…"""
-    ignore_checks: tuple[str, ...] = ()
-    """`--ignore-checks`: stages whose failed checks block nothing."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable form."""
-        return {
-            "targets": list(self.targets),
-            "overrides": list(self.overrides),
-            "config": self.config,
-            "inputs": dict(self.inputs),
-            "profile": self.profile,
-            "passthrough": list(self.passthrough),
-            "from": self.first,
-            "until": self.until,
-            "over": list(self.over),
-            "ignore_checks": list(self.ignore_checks),
-        }
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Asked:
-        """The inverse of to_dict. ValueError, naming the field, for what to_dict would not write."""
-
-        def texts(name: str) -> tuple[str, ...]:
-            found = data.get(name, ())
-            if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
-                raise ValueError(f"`{name}` is no list of strings")
-            return tuple(found)
-
-        def text(name: str) -> str | None:
-            found = data.get(name)
-            if not isinstance(found, str | None):
-                raise ValueError(f"`{name}` is no string")
-            return found
-
-        inputs = data.get("inputs", {})
-        if not isinstance(inputs, Mapping) or not all(isinstance(ref, str) for ref in inputs.values()):
-            raise ValueError("`inputs` is no object of strings")
-        if not (targets := texts("targets")):
-            raise ValueError("`targets` names no step")
-        return Asked(
-            targets,
-            texts("overrides"),
-            text("config"),
-            dict(inputs),
-            text("profile"),
-            texts("passthrough"),
-            text("from"),
-            text("until"),
-            texts("over"),
-            texts("ignore_checks"),
-        )
-
-    def redacted(self) -> Asked:
-        """The same without secrets, for files and print."""
-        from nemotron_steps.config.redaction import redact, redact_text
-
-        return replace(
-            self,
-            overrides=tuple(redact_text(text) for text in self.overrides),
-            inputs={port: redact_text(ref) for port, ref in self.inputs.items()},
-            passthrough=tuple(redact(list(self.passthrough))),
-            over=tuple(redact_text(text) for text in self.over),
-        )
-
-    @property
-    def command(self) -> str:
-        """The request as one would type it after `steps run`."""
-        import shlex
-
-        words = [*self.targets]
-        for flag, value in (("-c", self.config), ("--from", self.first), ("--until", self.until)):
-            words += [flag, value] if value is not None else []
-        words += [part for text in self.over for part in ("--over", text)]
-        words += [part for stage in self.ignore_checks for part in ("--ignore-checks", stage)]
-        words += [part for port, ref in self.inputs.items() for part in ("--input", f"{port}={ref}")]
-        words += self.overrides
-        words += ["--", *self.passthrough] if self.passthrough else []
-        return shlex.join(words)
-
-
-def asked_from(arguments: argparse.Namespace) -> Asked:
-    """The request in parsed arguments.
-
-    Raises:
-        UsageError: no step is named, or an `--input` is not PORT=REF or names a port twice.
-    """
-    targets = tuple(word for word in arguments.words if not _is_override(word))
-    overrides = tuple(word for word in arguments.words if _is_override(word))
-    if not targets:
-        command = f"{arguments.prog} {arguments.command}"
-        raise UsageError("name a step or a pipeline", hints=(f"{command} STEP", "steps list"))
-    inputs: dict[str, str] = {}
-    for text in arguments.input:
-        port, equals, ref = text.partition("=")
-        if not equals or not port or not ref:
-            raise UsageError("an input is PORT=REF", where=f"--input {text}", hints=("--input policy=PATH",))
-        if port in inputs:
-            raise UsageError(f"input '{port}' is given twice", where=f"--input {text}", found=inputs[port])
-        inputs[port] = ref
-    passthrough = tuple(getattr(arguments, "passthrough", ()))
-    batch = getattr(arguments, "batch", None)
-    if arguments.run is not None and batch is not None:
-        raise UsageError(
-            "-r runs attached and -b detached: give one of them",
-            where=f"-r {arguments.run} -b {batch}",
-            hints=(f"-r {arguments.run}", f"-b {batch}"),
-        )
-    profile = arguments.run or batch
-    first, until = arguments.first, arguments.until
-    over, ignored = tuple(arguments.over), tuple(arguments.ignore_checks)
-    return Asked(targets, overrides, arguments.config, inputs, profile, passthrough, first, until, over, ignored)
 
 
 class Workbench:
@@ -408,11 +278,27 @@ class Workbench:
 
         return load_environment().profile(name, profile_model)
 
+    def profile_of(self, asked: Asked, *, allow_unfilled: bool = False) -> Profile | None:
+        """A request's profile; one that cannot be read is told with everything else that is wrong with the request.
+
+        Args:
+            allow_unfilled: see `plan`.
+        """
+        try:
+            return self.profile(asked.profile)
+        except StepsError:
+            self.plan(asked, allow_unfilled=allow_unfilled)
+            raise
+
     def mirrors(self) -> MirrorSettings | None:
-        """Where env.toml says that runs are mirrored; None without one."""
+        """Where env.toml says that runs are mirrored; None without one, and in a job that does not see it."""
         from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
 
-        if ENVIRONMENT_VARIABLE not in os.environ and not any(file.is_file() for file in environment_files()):
+        named = os.environ.get(ENVIRONMENT_VARIABLE)
+        if named is None and not any(file.is_file() for file in environment_files()):
+            return None
+        # A job is told of the file that its submitter has; a pod or a cloud machine sees its volumes alone.
+        if self._in_job and named and not Path(named).expanduser().is_file():
             return None
         from nemotron_steps.config.profiles import load_environment
 
@@ -520,10 +406,6 @@ def _addressee(override: str, targets: Sequence[str]) -> tuple[int, str]:
         if len(targets) > 1 and key.startswith(f"{target}."):
             return position, prefix + key[len(target) + 1 :]
     return len(targets) - 1, override
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word or word.startswith(("~", "+"))
 
 
 def _file_meant(ref: str, path: Path) -> tuple[str, str] | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.cli.planning import dry_run, show_plan, with_cached
-from nemotron_steps.cli.request import Asked, Workbench, asked_from
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.redaction import MASK
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.execute import RunResult
+    from nemotron_steps.runs.results import RunResult
     from nemotron_steps.runs.tracker import Listener, Record
 
 
@@ -32,23 +33,23 @@ def run(arguments: argparse.Namespace) -> int:
     """`steps run`."""
     from nemotron_steps.cli.launching import inside_job, launch
 
+    if arguments.run is not None and arguments.batch is not None:
+        raise UsageError(
+            "-r runs attached and -b detached: give one of them",
+            where=f"-r {arguments.run} -b {arguments.batch}",
+            hints=(f"-r {arguments.run}", f"-b {arguments.batch}"),
+        )
     in_job = inside_job(arguments.resume)
     bench = Workbench(arguments.home, in_job=in_job)
     asked = bench.settled(_asked(arguments, bench))
-    try:
-        profile = bench.profile(asked.profile)
-    except StepsError:
-        bench.plan(asked, allow_unfilled=arguments.dry_run)  # says this with everything else that is wrong
-        raise
+    profile = bench.profile_of(asked, allow_unfilled=arguments.dry_run)
     _check_squash(arguments, profile)
     if profile is not None and profile.executor == "local":
         os.environ.update(profile.env_vars)
     if arguments.dry_run:
         return dry_run(bench, asked, profile, force=arguments.force, as_json=arguments.as_json)
-    if profile is not None:
-        here = profile.executor == "local" and arguments.batch is None and not profile.setup_lines
-        if not here:
-            return launch(arguments, bench, asked, profile)
+    if profile is not None and not (profile.runs_here and arguments.batch is None):
+        return launch(arguments, bench, asked, profile)
     return _attached(arguments, bench, asked)
 
 
@@ -90,16 +91,21 @@ def run_here(
         terminal.print()
     seen = _RunSeen(bench.store.backend.url)
     listeners: list[Listener] = [seen]
-    display = None
+    display = instances = None
     if terminal is not None:
+        from nemotron_steps.cli.instances import InstancesSeen
         from nemotron_steps.cli.live import Tolerant, open_display
 
-        display = Tolerant(open_display(terminal, plan))
-        listeners.append(display)
+        display, instances = Tolerant(open_display(terminal, plan)), InstancesSeen(plan)
+        listeners += [display, instances]
     try:
         return _execute(bench, asked, plan, listeners, force, resume, ends_process), plan
     except StepsError as error:
         seen.add_hints(error)
+        if display is not None and instances is not None and terminal is not None:
+            display.close()
+            with suppress(OSError):  # a terminal that is gone must not hide what the run failed with
+                instances.show(terminal)
         raise
     except Exception as error:
         error.log_path = seen.log  # type: ignore[attr-defined]
@@ -222,14 +228,20 @@ def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
     """The request as typed, or, for `--resume RUN` alone, as that run was asked for."""
     if arguments.words or not arguments.resume:
         return asked_from(arguments)
-    asked = asked_before(bench, arguments.resume)
+    profile = arguments.run or arguments.batch
+    asked = asked_before(bench, arguments.resume, profile=profile, ignore_checks=arguments.ignore_checks)
     if arguments.config or arguments.input or arguments.first or arguments.until or arguments.over:
         raise UsageError("--resume RUN alone goes on with what that run was asked for; name the steps to change it")
-    return replace(asked, ignore_checks=(*asked.ignore_checks, *arguments.ignore_checks))
+    return asked
 
 
-def asked_before(bench: Workbench, run: str) -> Asked:
-    """What an earlier run was asked for. RequestError where it does not say, or was given a secret."""
+def asked_before(bench: Workbench, run: str, *, profile: str | None = None, ignore_checks: Sequence[str] = ()) -> Asked:
+    """What an earlier run was asked for. RequestError where it does not say, or was given a secret.
+
+    Args:
+        profile: to go on under; None for the one it had.
+        ignore_checks: stages whose checks are ignored from now on.
+    """
     from nemotron_steps.runs.run_folder import get_run
 
     info = get_run(bench.store, run)
@@ -247,13 +259,14 @@ def asked_before(bench: Workbench, run: str) -> Asked:
             found=str(error),
             hints=(f"steps run STEP -c CONFIG --resume {info.id}",),
         ) from error
+    again = replace(asked, profile=profile or asked.profile, ignore_checks=(*asked.ignore_checks, *ignore_checks))
     if MASK in asked.command:
         raise RequestError(
             f"run '{info.id}' was given a secret, which is not kept",
             found=asked.command,
-            hints=(f"steps run {asked.command} --resume {info.id}   # with the secret again",),
+            hints=(f"steps run --resume {info.id} {again.typed}   # with the secret again",),
         )
-    return asked
+    return again
 
 
 def _check_squash(arguments: argparse.Namespace, profile: Profile | None) -> None:

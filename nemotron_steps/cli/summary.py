@@ -14,7 +14,7 @@ from nemotron_steps.runs.spread import MEANING, as_text
 if TYPE_CHECKING:
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.execute import RunResult, StepResult
+    from nemotron_steps.runs.results import RunResult, StepResult
     from nemotron_steps.runs.spread import Table
 
 _LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "length", "seconds")
@@ -152,14 +152,15 @@ def _show_next(result: RunResult, last: StepResult, registry: Registry, terminal
 
 
 def _consumers(type_name: str, made_by: str, done: set[str], registry: Registry) -> list[tuple[str, str]]:
-    """Steps worth running on an artifact: an evaluation, a conversion, else one that needs nothing more.
+    """Steps worth running on an artifact: an evaluation, a conversion, else one that needs nothing more, best training.
 
     Each with the port the artifact goes to. What was just converted is not converted again.
     """
     maker = registry.find_step(made_by)
     converted = maker is not None and maker.step.category == "convert"
     best: dict[str, tuple[str, str]] = {}
-    for step_id, manifest in registry.steps.items():
+    training_first = sorted(registry.steps.items(), key=lambda each: each[1].step.category not in ("sft", "rl"))
+    for step_id, manifest in training_first:
         if step_id in done or manifest.step.entry is None:
             continue
         required = [port.name for port in manifest.consumes if port.required]

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import exit_code, render
-from nemotron_steps.cli.history import COLORS, advice, job_never_began, not_started, refreshed_run
+from nemotron_steps.cli.history import COLORS, advice
+from nemotron_steps.cli.jobs import AT_WORK, JobView, not_started
 from nemotron_steps.cli.live import LineDisplay
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable, shorten
-from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.follow import Follower, StepSeen
 from nemotron_steps.runs.lines import signal_text
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.run_folder import RunInfo
 
 _EVERY_S = 1.0
-_AT_WORK = ("running", "submitted")
 _ROWS = (
     ("reward", ("reward/mean",)),
     ("validation", ("validation/reward",)),
@@ -54,22 +53,26 @@ _MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "fai
 def watch(arguments: argparse.Namespace) -> int:
     """`steps watch [RUN]`. Returns the exit code that the run ends with; 0 with --once and where the user leaves."""
     store = Workbench(arguments.home).store
-    info = refreshed_run(store, arguments.run)
+    drawn = sys.stdout.isatty() and not arguments.once
+    view = JobView(store, arguments.run, aloud=not drawn and not arguments.once)
+    info = view.look()
     folder = store.backend.scratch / "runs" / info.id
     follower, asked = Follower(folder), _Asked(folder)
     terminal = Terminal.of()
     if arguments.once:
         follower.look()
-        _print(picture(info, follower, terminal, asked, samples=arguments.samples), terminal)
+        if info.status in AT_WORK:
+            view.ask(info)
+        _print(picture(info, follower, terminal, asked, samples=arguments.samples, view=view), terminal)
         return 0
     try:
-        if sys.stdout.isatty():
-            info = _draw(store, info, follower, terminal, asked, samples=arguments.samples)
+        if drawn:
+            info = _draw(store, info, follower, terminal, asked, view, samples=arguments.samples)
         else:
-            info = _print_lines(store, info, follower, terminal)
+            info = _print_lines(store, info, follower, terminal, view)
     except KeyboardInterrupt:
-        info = refreshed_run(store, info.id)
-    if info.status in _AT_WORK:
+        info = view.look()
+    if info.status in AT_WORK:
         terminal.print(f"{info.id} goes on: {terminal.style(f'steps watch {info.id}', 'cyan')}")
         return 0
     return _ended(info, terminal)
@@ -82,23 +85,26 @@ def picture(
     asked: _Asked,
     *,
     samples: bool,
+    view: JobView | None = None,
     now: float | None = None,
 ) -> list[str]:
     """The lines of one look at the run.
 
     Args:
         asked: what the run was asked for.
+        view: what there is to say of its job.
         now: Unix seconds.
     """
     now = time.time() if now is None else now
     style = terminal.style
-    ran_for = (now if info.status in _AT_WORK else info.updated) - (follower.started or info.created)
+    ran_for = (now if info.status in AT_WORK else info.updated) - (follower.started or info.created)
     status = style(info.status, *([COLORS[info.status]] if info.status in COLORS else ["dim"]))
     lines = [f"{style(info.id, 'bold')}  {status}  {printable(info.name)}  {style(duration(max(ran_for, 0)), 'dim')}"]
+    lines += view.lines(info, terminal) if view is not None else ()
     width = max((len(key) for key in info.steps), default=0)
     for key, step in info.steps.items():
         state = str(step.get("state", "pending"))
-        if state == "running" and info.status not in _AT_WORK:
+        if state == "running" and info.status not in AT_WORK:
             state = info.status
         mark = style(_MARKS.get(state, "○"), COLORS.get(state, "dim"))
         seen = follower.steps.get(key, StepSeen())
@@ -226,7 +232,14 @@ class _Asked:
 
 
 def _draw(
-    store: ArtifactStore, info: RunInfo, follower: Follower, terminal: Terminal, asked: _Asked, *, samples: bool
+    store: ArtifactStore,
+    info: RunInfo,
+    follower: Follower,
+    terminal: Terminal,
+    asked: _Asked,
+    view: JobView,
+    *,
+    samples: bool,
 ) -> RunInfo:
     """Redraw once a second until the run ends or the user leaves."""
     from rich.console import Console
@@ -239,40 +252,37 @@ def _draw(
         while True:
             follower.look()
             terminal.width = console.width
-            lines = picture(info, follower, terminal, asked, samples=samples)
+            lines = picture(info, follower, terminal, asked, samples=samples, view=view)
             lines = [shorten(line, console.width) for line in [*lines, "", terminal.style(keys, "dim")]]
             live.update(Text.from_ansi("\n".join(lines[: console.height])), refresh=True)
-            if info.status not in _AT_WORK:
+            if info.status not in AT_WORK:
                 return info
             key = pressed(_EVERY_S)
             samples = samples != (key == "s")
             if key == "q":
                 return info
-            info = _now(store, info)
+            info = _now(store, info, view)
 
 
-def _print_lines(store: ArtifactStore, info: RunInfo, follower: Follower, terminal: Terminal) -> RunInfo:
+def _print_lines(store: ArtifactStore, info: RunInfo, follower: Follower, terminal: Terminal, view: JobView) -> RunInfo:
     """Print what is new as lines until the run ends."""
     display = LineDisplay(terminal)
     while True:
         # Read after the state was: what was written meanwhile is not missed.
         for record in follower.look():
             display(record)
-        if info.status not in _AT_WORK:
+        if info.status not in AT_WORK:
             display.close()
             return info
         time.sleep(_EVERY_S)
-        info = _now(store, info)
+        info = _now(store, info, view)
 
 
-def _now(store: ArtifactStore, info: RunInfo) -> RunInfo:
+def _now(store: ArtifactStore, info: RunInfo, view: JobView) -> RunInfo:
     """The run as it is now. RequestError if its job ended before the run began: the run itself never says so."""
-    try:
-        job_ended = job_never_began(info)
-    except StepsError:  # its executor is not here or does not answer: what the run itself says is still worth watching
-        job_ended = False
+    job_ended = view.never_began(info)
     # Read after the job's end was seen: it may have begun and ended meanwhile.
-    now = refreshed_run(store, info.id)
+    now = view.look()
     if job_ended and now.status == "submitted":
         raise not_started(store, now)
     return now

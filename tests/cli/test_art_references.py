@@ -74,8 +74,9 @@ def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path
     Path("mine.yaml").write_text(text.format("train") + "  validation: {data_path: '${art:data,val}'}\n")
     result = cli("plan", "rl/nemo_rl/rlvr", "-c", "mine.yaml", "--json")
     assert result.code == 0, result.err
-    prompts = result.json["steps"][-1]["inputs"]["prompts"]
-    assert prompts["ref"] == "super3/data:latest"
+    inputs = result.json["steps"][-1]["inputs"]
+    assert inputs["prompts"]["ref"] == "super3/data:latest"
+    assert "validation" not in inputs  # its split is that of the prompts
     Path("mine.yaml").write_text(text.format("val"))
     result = cli("plan", "rl/nemo_rl/rlvr", "-c", "mine.yaml")
     assert result.code == 2

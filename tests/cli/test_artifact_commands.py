@@ -35,6 +35,16 @@ def test_what_is_added_is_said_shown_and_listed_with_where_it_came_from(cli: Cli
     assert "added from" in cli("artifacts", "list").out
 
 
+def test_files_beyond_the_twentieth_are_counted_and_only_those(cli: Cli, workplace: Path) -> None:
+    data = workplace / "data"
+    data.mkdir()
+    for number in range(20):
+        (data / f"{number:02d}.jsonl").write_text('{"x": 1}\n')
+    cli("artifacts", "add", str(data), "--name", "mine")
+    shown = cli("artifacts", "show", "mine").out
+    assert "20 files" in shown and "19.jsonl" in shown and "more" not in shown
+
+
 def test_only_the_named_artifacts_are_verified(cli: Cli, workplace: Path) -> None:
     refs = []
     for name in ("good", "bad"):

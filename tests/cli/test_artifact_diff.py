@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
+from nemotron_steps.artifacts.compare_tensors import TensorChanges
+from nemotron_steps.cli.artifact_diff import _show_tensors
+from nemotron_steps.cli.terminal import Terminal
 from tests.artifacts.checkpoint_files import write_hf, write_safetensors
 
 
@@ -34,6 +39,19 @@ def test_checkpoints_show_the_tensor_that_differs_most(cli, workplace):
         assert cli("artifacts", "add", str(folder), "--name", name).code == 0
     found = cli("artifacts", "diff", "one", "two")
     assert found.code == 1 and "tensors: 1 differ, 1 the same, largest difference 0.5 in a" in found.out
+
+
+def test_what_is_beyond_the_tenth_line_of_a_list_is_counted():
+    for count, more in ((10, 0), (11, 1), (13, 1 + 2)):
+        names = [f"n{number}." for number in range(count)]
+        tensors = TensorChanges(
+            differing=dict.fromkeys(names, 0.5), reshaped=dict.fromkeys(names, ("a", "b")), only_a=names, only_b=names
+        )
+        stream = io.StringIO()
+        _show_tensors(tensors, Terminal.of(stream))
+        shown = stream.getvalue()
+        assert shown.count("n9.") == 4 and "n10." not in shown
+        assert shown.count(f" {more} more (--json has all)") == (4 if more else 0)
 
 
 def test_artifacts_of_two_types_are_not_compared(cli, workplace):

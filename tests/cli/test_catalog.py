@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+
+from nemotron_steps.cli.catalog import _mention_problems
+from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.errors import ManifestError
 
 from .conftest import Cli
 
@@ -109,7 +115,7 @@ def test_a_broken_manifest_is_mentioned_and_the_rest_works(cli, workplace):
     result = cli("list", "--tag", "toy")
     assert result.code == 0
     assert "toy/make" in result.out
-    assert "1 manifest problem" in result.err
+    assert "1 manifest problem, not listed" in result.err
     shown = cli("show", "toy/bad")
     assert shown.code == 2
     assert "bad.toml:1" in shown.err
@@ -136,3 +142,10 @@ def test_a_wrong_command_line_names_the_nearest(cli, arguments, hint):
     result = cli(*arguments)
     assert result.code == 2
     assert hint in result.err
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, ""), (1, "1 manifest problem,"), (2, "2 manifest problems,")])
+def test_manifest_problems_are_counted(count: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    problems = tuple(ManifestError(f"p{number}") for number in range(count))
+    _mention_problems(SimpleNamespace(problems=problems), Terminal.of())
+    assert capsys.readouterr().err == (f"{said} not listed here: steps doctor\n" if said else "")

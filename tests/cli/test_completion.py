@@ -5,55 +5,83 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from nemotron_steps.artifacts.store import ArtifactStore
 from tests.cli.conftest import Cli
 
 ENV = '[big]\nexecutor = "slurm"\naccount = "a"\npartition = "p"\n'
 
 
-def offered(line: str, folder: Path) -> list[str]:
-    """What is offered at the end of a line."""
+PROGRAM = """
+import os, pathlib, sys
+import nemotron_steps.cli.completion
+from nemotron_steps.cli.main import steps
+for number, line in enumerate(sys.argv[1:]):
+    if not (child := os.fork()):
+        os.environ["_ARGCOMPLETE_STDOUT_FILENAME"] = f"answer-{number}"
+        os.environ["COMP_LINE"], os.environ["COMP_POINT"] = line, str(len(line.encode()))
+        steps()
+    os.waitpid(child, 0)
+"""
+"""Answers every line in a process of its own, as the shell starts one, but imports things once."""
+CASES = (
+    ("steps ru", "run", "plan"),
+    ("steps run rl/nemo_rl/rl", "rl/nemo_rl/rlhf", "sft/automodel"),
+    ("steps run nano", "nano3_rl", "super3_rl"),
+    ("steps run rl/nemo_rl/rlvr -c on", "one_gpu", "tiny"),
+    ("steps run super3_rl -c ti", "tiny", "one_gpu"),
+    ("steps run rl/nemo_rl/rlvr grpo.num_g", "grpo.num_generations_per_prompt=", "grpo.seed="),
+    ("steps run rl/nemo_rl/dpo cluster.backend=", "cluster.backend=ray", "cluster.num_nodes="),
+    ("steps run rl/nemo_rl/rlhf --input re", "reward_model=", "policy="),
+    ("steps run rl/nemo_rl/rlhf -b b", "big", "tiny"),
+    ("steps explain E31", "E310", "E100"),
+    ("steps logs la", "latest", "runs"),
+    ("steps list --produces rl_", "rl_prompts", "checkpoint_hf"),
+    ("steps run rl/nemo_rl/rlvr -c tiny --force grpo.num_g", "grpo.num_generations_per_prompt=", "grpo.seed="),
+    ("steps run -c tiny -r big rl/nemo_rl/rl", "rl/nemo_rl/rlhf", "sft/automodel"),
+    ("steps run super3_rl -c tiny rlvr1.grpo.se", "rlvr1.grpo.seed=", "grpo.seed="),
+    ("steps run super3_rl -c tiny --from rl", "rlhf", "sft"),
+    ("steps run rl/nemo_rl/rlvr --over grpo.se", "grpo.seed=", "grpo.max_num_steps="),
+    ("steps run rl/nemo_rl/rlvr --input policy=e", "policy=env.toml", "prompts="),
+    ("steps run rl/nemo_rl/rlvr -c o", "own", "tiny"),
+    ("steps run rl/nemo_rl/rlvr -c ./o", "./own.yaml", "one_gpu"),
+    ("steps artifacts show ro", "rows", "env.toml"),
+    ("steps artifacts diff rows:v1 rows:", "rows:v1", "rows"),
+    ("steps env show math", "math_with_judge", "mcqa"),
+    ("steps explain rew", "reward_saturated", "E100"),
+    ("steps new en", "environment", "env.toml"),
+)
+
+
+@pytest.fixture(scope="module")
+def offered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Line → what is offered at its end."""
+    folder = tmp_path_factory.mktemp("completion")
     (folder / "env.toml").write_text(ENV)
-    answer = folder / "answer"
+    (folder / "own.yaml").write_text("defaults: [tiny]\n")
+    (folder / "rows.jsonl").write_text('{"prompt": "1 + 1?"}\n')
+    ArtifactStore(folder / "home").add(folder / "rows.jsonl", type_name="prompt_data", name="rows")
     asked = {
         **os.environ,
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\n",
         "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line.encode())),
         "XDG_CACHE_HOME": str(folder),
         "STEPS_HOME": str(folder / "home"),
     }
-    program = [sys.executable, "-c", "from nemotron_steps.cli.main import steps; steps()"]
-    subprocess.run(program, env=asked, cwd=folder, timeout=60, check=False)
-    return [each.strip() for each in answer.read_text().splitlines()]
+    lines = [line for line, _, _ in CASES]
+    subprocess.run([sys.executable, "-c", PROGRAM, *lines], env=asked, cwd=folder, timeout=120, check=True)
+    return {
+        line: [each.strip() for each in (folder / f"answer-{number}").read_text().splitlines()]
+        for number, line in enumerate(lines)
+    }
 
 
-@pytest.mark.parametrize(
-    ("line", "one", "none"),
-    [
-        ("steps ru", "run", "plan"),
-        ("steps run rl/nemo_rl/rl", "rl/nemo_rl/rlhf", "sft/automodel"),
-        ("steps run nano", "nano3_rl", "super3_rl"),
-        ("steps run rl/nemo_rl/rlvr -c on", "one_gpu", "tiny"),
-        ("steps run super3_rl -c ti", "tiny", "one_gpu"),
-        ("steps run rl/nemo_rl/rlvr grpo.num_g", "grpo.num_generations_per_prompt=", "grpo.seed="),
-        ("steps run rl/nemo_rl/dpo cluster.backend=", "cluster.backend=ray", "cluster.num_nodes="),
-        ("steps run rl/nemo_rl/rlhf --input re", "reward_model=", "policy="),
-        ("steps run rl/nemo_rl/rlhf -b b", "big", "tiny"),
-        ("steps explain E31", "E310", "E100"),
-        ("steps logs la", "latest", "runs"),
-        ("steps list --produces rl_", "rl_prompts", "checkpoint_hf"),
-    ],
-)
-def test_what_may_stand_at_the_cursor_is_offered(line: str, one: str, none: str, tmp_path: Path) -> None:
-    found = offered(line, tmp_path)
-    assert one in found and none not in found, found
+@pytest.mark.parametrize(("line", "one", "none"), CASES)
+def test_what_may_stand_at_the_cursor_is_offered(line: str, one: str, none: str, offered: dict[str, list[str]]) -> None:
+    assert one in offered[line] and none not in offered[line], offered[line]
 
 
 def test_the_shells_part_names_the_program(cli: Cli) -> None:

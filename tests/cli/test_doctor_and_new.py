@@ -110,6 +110,16 @@ def compiler_finding(cli):
     return result.code, finding
 
 
+@pytest.mark.parametrize(("code", "state"), [(0, "ok"), (1, "warning"), (-11, "warning")])
+def test_kernels_that_fail_or_crash_when_they_are_loaded_are_told(code, state, monkeypatch, tmp_path):
+    loaded = subprocess.CompletedProcess([], code, "", "Traceback\nno such symbol\n")
+    monkeypatch.setattr("nemotron_steps.engine.native.compiler.find_compiler", lambda: ["cc"])
+    monkeypatch.setattr("nemotron_steps.engine.native.compiler.build", lambda command, folder: tmp_path)
+    monkeypatch.setattr("nemotron_steps.cli.doctor._probe", lambda *words: loaded)
+    finding = doctor._compiler()
+    assert finding.state == state and ("no such symbol" in finding.detail) == (code != 0)
+
+
 @pytest.fixture
 def one_kernel(tmp_path, monkeypatch):
     """A C file that takes no time, and nothing else to look at."""

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from nemotron_steps.cli.environment_commands import _setting
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.registry import BUILT_IN
 from nemotron_steps.environments.remote.json_http import JsonClient
 from nemotron_steps.environments.responses import message_item
+from nemotron_steps.errors import RequestError
 
 
 def rollout(answer: str, reward: Any, **fields: Any) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def test_show_tells_every_environment_as_its_class_has_it(cli, name: str) -> Non
     assert set(loaded.required_fields) < set(shown["required_fields"])
     assert shown["judges_groups"] == loaded.judges_groups and shown["text"]
     assert cli("env", "show", name).code == 0
+    assert cli("env", "show", name, "--json").json == shown, "from the cache it is what it was"
 
 
 def test_show_of_an_agent_has_its_preset_and_what_it_needs(cli) -> None:
@@ -72,6 +75,26 @@ def test_an_unknown_name_is_refused_with_the_nearest(cli) -> None:
     for command in (("show", "mcq"), ("serve", "mcq"), ("verify", "mcq", "rollouts.jsonl")):
         result = cli("env", *command)
         assert result.code == 2 and "steps env show mcqa" in result.err
+
+
+@pytest.mark.parametrize("spoil", ["another stamp", "not ours", "no JSON", "a folder in its place"])
+def test_a_description_of_what_has_changed_since_is_made_again(
+    cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(workplace / "cache"))
+    fresh = cli("env", "show", "mcqa", "--json").json
+    (file,) = (workplace / "cache").glob("nemotron_steps/environments/mcqa-*.json")
+    entry = json.loads(file.read_bytes())
+    entry["described"]["text"] = "old"
+    file.write_text(json.dumps(entry))
+    assert cli("env", "show", "mcqa", "--json").json["text"] == "old", "it is read at all"
+    (source,) = (name for name in entry["files"] if name.endswith("/text/mcqa.py"))
+    entry["files"][source][0] += 1
+    file.write_text({"another stamp": json.dumps(entry), "not ours": '{"files": {}, "described": {}}'}.get(spoil, "{"))
+    if spoil == "a folder in its place":
+        file.unlink()
+        file.mkdir()
+    assert cli("env", "show", "mcqa", "--json").json == fresh
 
 
 def test_verify_agrees_with_recorded_rewards(cli, workplace: Path) -> None:
@@ -132,17 +155,30 @@ def test_fields_that_rollouts_lack_come_from_the_input_rows(cli, workplace: Path
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "hint"),
     [
-        {"responses_create_params": {"input": "x"}, "reward": 1.0, **KEY},
-        {**rollout("B", "high", **KEY)},
-        {**rollout("B", True, **KEY)},
+        ({"responses_create_params": {"input": "x"}, "reward": 1.0, **KEY}, "ROLLOUTS.jsonl --rows r.jsonl"),
+        ({**rollout("B", "high", **KEY)}, '"reward": null'),
+        ({**rollout("B", True, **KEY)}, '"reward": null'),
+        ({**rollout("B", 1.0, **KEY), "expected_answer": "E"}, "sed -n 2p r.jsonl"),
+        ({**rollout("B", 1.0, **KEY), "options": ["A"]}, "sed -n 2p r.jsonl"),
+        ({**rollout("B", 1.0, options=KEY["options"])}, "--rows INPUTS.jsonl"),
     ],
 )
-def test_what_is_no_rollout_is_refused_by_line(cli, workplace: Path, row: dict[str, Any]) -> None:
-    file = write(workplace / "r.jsonl", rollout("\\boxed{B}", 1.0, **KEY), row)
-    result = cli("env", "verify", "mcqa", file)
-    assert result.code == 2 and f"{file}:2" in result.err
+def test_what_is_no_rollout_is_refused_by_line_with_a_hint_of_its_own(
+    cli, workplace: Path, row: dict[str, Any], hint: str
+) -> None:
+    write(workplace / "r.jsonl", rollout("\\boxed{B}", 1.0, **KEY), row)
+    result = cli("env", "verify", "mcqa", "r.jsonl")
+    assert result.code == 2 and "r.jsonl:2" in result.err and hint in result.err
+    assert ("--rows INPUTS.jsonl" in result.err) == (hint == "--rows INPUTS.jsonl"), "it helps where a field is missing"
+
+
+def test_an_empty_file_of_rollouts_and_a_broken_line_are_no_matter_of_input_rows(cli, workplace: Path) -> None:
+    for text, hint in (("", "wc -l r.jsonl"), ('{"a"\n', "r.jsonl:1")):
+        (workplace / "r.jsonl").write_text(text)
+        result = cli("env", "verify", "mcqa", "r.jsonl")
+        assert result.code == 2 and hint in result.err and "--rows" not in result.err
 
 
 @contextmanager
@@ -225,3 +261,12 @@ def test_serve_answers_on_loopback_until_it_is_told_to_stop(workplace: Path) -> 
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("word", ["", "name", "=1", "="])
+def test_a_setting_has_a_name_and_a_value(word: str) -> None:
+    with pytest.raises(RequestError, match="is no setting"):
+        _setting(word)
+    assert [_setting(each) for each in ("a=1", "a=x", "a.b=", 'c=["d=e"]')] == [
+        *(("a", 1), ("a", "x"), ("a.b", ""), ("c", ["d=e"]))
+    ]

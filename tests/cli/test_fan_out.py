@@ -78,6 +78,9 @@ def test_mean_and_spread_over_seeds_stand_at_the_end_in_json_and_in_the_report(c
 def test_one_instance_that_fails_does_not_lose_the_others_and_is_retried_alone(cli, seeds):
     failed = cli("run", "seeds", "train-8.end=bug")
     assert failed.code == 1 and "a mistake of the step's author" in failed.err
+    lines = [line.split() for line in failed.out[failed.out.index("  instances") :].splitlines()[1:4]]
+    assert [line[:2] for line in lines] == [["train-7", "ran"], ["train-8", "failed"], ["train-9", "ran"]]
+    assert "a mistake of the step's author" in " ".join(lines[1]) and "0.65 ± 0.07071" in failed.out
     run = json.loads(cli("status", "--json").out)
     assert {key: step["state"] for key, step in run["steps"].items() if key.startswith("train")} == {
         "train-7": "ran",
@@ -90,7 +93,10 @@ def test_one_instance_that_fails_does_not_lose_the_others_and_is_retried_alone(c
 
 
 def test_what_every_instance_would_run_into_stops_the_run(cli, seeds):
-    assert cli("run", "seeds", "train-7.end=judge").code == 3
+    stopped = cli("run", "seeds", "train-7.end=judge")
+    assert stopped.code == 3
+    shown = stopped.out[stopped.out.index("  instances") :]
+    assert [line.split()[0] for line in shown.splitlines() if "not begun" in line] == ["train-8", "train-9"]
     run = json.loads(cli("status", "--json").out)
     assert run["steps"]["train-8"]["state"] == "pending"
 
@@ -108,6 +114,16 @@ def test_a_step_is_fanned_out_from_the_command_line(cli, workplace):
     assert trained == {f"train-{n}": ["steps=5", f"seed={n}"] for n in (1, 2, 3)}
     assert plan.json["warnings"] == []
     assert sum(step["step"] == "toy/make" for step in plan.json["steps"]) == 1  # the config's source, shared
+
+
+def test_instances_that_runs_of_their_own_made_are_cached(cli, workplace):
+    for seed in (1, 2):
+        assert cli("run", "toy/train", "-c", "tiny", f"seed={seed}").code == 0
+    states = {
+        key: step["state"]
+        for key, step in steps_of(cli("run", "toy/train", "-c", "tiny", "--over", "seed=1,2,3", "--json")).items()
+    }
+    assert [states[f"train-{n}"] for n in (1, 2, 3)] == ["cached", "cached", "ran"]
 
 
 def test_inputs_are_fanned_out_over_too(cli, workplace):

@@ -52,6 +52,12 @@ def test_a_steps_own_config_is_not_replaced_by_a_file_and_that_is_said(cli: Cli,
     assert shown["warnings"] == ["-c tiny is that of toy/train, not ./tiny.yaml"]
 
 
+def test_what_comes_after_chats_is_fine_tuning() -> None:
+    registry = load_registry()
+    for chats, made_by in (("sft_chats", "data_prep/sft_prep"), ("packed_chats", "data_prep/sft_packing")):
+        assert _consumers(chats, made_by, {made_by}, registry) == [("sft/automodel", "chats")]
+
+
 def test_nothing_is_converted_back() -> None:
     registry = load_registry()
     back = ("convert/hf_to_megatron", "checkpoint_hf")

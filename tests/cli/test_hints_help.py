@@ -58,10 +58,21 @@ def test_a_model_of_the_hub_added_as_megatron_is_converted_by_what_is_pasted(cli
 def test_an_environment_without_its_address_says_which_key_to_set():
     with pytest.raises(ConfigError, match="url") as caught:
         create("remote", {})
-    (hint,) = caught.value.hints
-    key, _, value = hint.partition("=")
-    assert key == "env.nemo_gym.environments.remote.url"
-    create("remote", {"url": value.replace("HOST:PORT", "127.0.0.1:9")})
+    url, head_server = (hint.partition("=") for hint in caught.value.hints)
+    assert url[0] == "env.nemo_gym.environments.remote.url"
+    create("remote", {"url": url[2].replace("HOST:PORT", "127.0.0.1:9")})
+    assert head_server[0] == "env.nemo_gym.environments.remote.head_server.host"
+    create("remote", {"head_server": {"host": head_server[2]}})
+
+
+def test_an_environment_with_two_addresses_says_how_to_take_one_away():
+    given = {"url": "http://127.0.0.1:9", "head_server": {"port": 11000}}
+    with pytest.raises(ConfigError, match="either url or head_server") as caught:
+        create("remote", given)
+    hints = [hint.removeprefix("env.nemo_gym.environments.remote.") for hint in caught.value.hints]
+    assert hints == ["url=null", "head_server=null"]
+    for hint in hints:
+        create("remote", {**given, hint.partition("=")[0]: None})
 
 
 def test_a_misspelt_setting_of_an_environment_is_given_its_name():

@@ -82,6 +82,15 @@ def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: C
     assert "open job job-2: timed out (after 4 hours)" in shown.out
 
 
+def test_a_resumed_run_goes_to_the_profile_named_now(cli: Cli, queue: list[base.Launch], workplace: Path) -> None:
+    with (workplace / "env.toml").open("a") as file:
+        file.write('[large]\nexecutor = "open"\nnodes = 4\n')
+    run = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--json").json["run"]
+    for words in (("--resume", run, "-b", "large"), ("--resume", run, "-b", "there"), ("--resume", run, "-r", "large")):
+        cli("run", *words, "--json")
+    assert [launch.profile.nodes for launch in queue] == [1, 4, 1, 4]
+
+
 def test_a_job_that_somebody_waits_for_is_followed_to_its_end(cli: Cli, queue: list[base.Launch]) -> None:
     ended = cli("run", "toy/train", "-c", "tiny", "-r", "there")
     assert ended.code != 0 and [launch.attached for launch in queue] == [True]
@@ -120,3 +129,21 @@ def test_an_unknown_profile_is_told_with_a_wrong_pipeline_override(cli: Cli) -> 
     found = cli("plan", "toy_all", "steps=1", "-r", "nowhere", "--json")
     whats = [problem["what"] for problem in found.json["error"]["problems"]]
     assert whats == ["no profile 'nowhere'", "an override of a pipeline names its stage"]
+
+
+def test_a_job_that_does_not_see_env_toml_works_without_mirrors(
+    cli: Cli, queue: list[base.Launch], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (workplace / "env.toml").open("a") as file:
+        file.write('[tensorboard]\nfolder = "curves"\n')
+    assert cli("run", "toy/train", "-c", "tiny", "-b", "there").code == 0
+    (launch,) = queue
+    for name, value in launch.environment.items():
+        monkeypatch.setenv(name, value)
+    (workplace / "env.toml").unlink()
+    worked = cli("run", *launch.arguments)
+    assert worked.code == 0, worked.err
+    assert cli("status", launch.run_id, "--json").json["status"] == "done" and not (workplace / "curves").exists()
+    monkeypatch.delenv(JOB_VARIABLE)
+    refused = cli("run", "toy/train", "-c", "tiny")
+    assert refused.code == 2 and "NEMOTRON_ENV_FILE" in refused.err

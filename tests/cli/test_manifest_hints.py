@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 
+from nemotron_steps.cli.asked import asked_from
 from nemotron_steps.cli.parser import build
-from nemotron_steps.cli.request import Workbench, asked_from
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.manifest.packs import PackSearch, builtin_pack_root, open_pack
 from nemotron_steps.manifest.registry import load_registry
 

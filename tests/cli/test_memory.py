@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.memory import show_memory
-from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
 from tests.config.layout.memory.shapes import QWEN3_8B
 from tests.models.checkpoints import write_tokenizer

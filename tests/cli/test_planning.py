@@ -186,6 +186,10 @@ def test_arguments_after_two_dashes_go_to_a_step_that_takes_them(cli):
     assert refused.code == 2
     assert "takes nothing after `--`" in refused.err
     assert cli("list", "--", "x").code == 2
+    for command in (["plan", "toy/train"], ["show", "toy/train"], ["status"], ["watch"], ["artifacts", "list"]):
+        refused = cli(*command, "--", "--limit")
+        assert refused.code == 2
+        assert "takes nothing after `--`" in refused.err and "--limit" in refused.err
 
 
 def test_a_profile_is_part_of_the_check(cli, workplace):
@@ -194,6 +198,14 @@ def test_a_profile_is_part_of_the_check(cli, workplace):
     wrong = cli("plan", "toy/train", "-c", "tiny", "-r", "smal")
     assert wrong.code == 2
     assert "hint: -r small" in wrong.err
+
+
+def test_a_plan_reads_the_variables_of_its_local_profile(cli, workplace, monkeypatch):
+    monkeypatch.setenv("TOY_STEPS", "")  # so that it is taken back
+    monkeypatch.delenv("TOY_STEPS")
+    (workplace / "env.toml").write_text('[here]\nexecutor = "local"\nenv_vars = { TOY_STEPS = "4" }\n')
+    shown = cli("plan", "toy/train", "-c", "tiny", "-r", "here", "steps='${oc.decode:${oc.env:TOY_STEPS}}'")
+    assert shown.code == 0, shown.err
 
 
 def test_the_step_must_be_named(cli):

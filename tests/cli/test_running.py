@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.request import Asked
+from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.request import Workbench
+from nemotron_steps.cli.running import asked_before
+from nemotron_steps.errors import PlanError
 from nemotron_steps.runs.run_folder import RunFolder
 
 COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
@@ -125,6 +131,20 @@ def test_without_a_run_that_is_what_is_said(cli):
         assert "expected" not in result.err
 
 
+def test_a_run_that_was_given_a_secret_is_gone_on_with_as_the_hint_says(cli, workplace):
+    (workplace / "env.toml").write_text("[here]\n[other]\n")
+    given = ("toy/train", "-c", "tiny", "judge.api_key=hunter2hunter2")
+    cli("run", *given, "end=interrupt", "-r", "here", "--", "--flag")
+    (info,) = cli("runs", "--json").json
+    refused = cli("run", "--resume", "latest").err
+    hint = refused.partition(f"hint: steps run --resume {info['id']} ")[2].partition("   # with the secret again")[0]
+    assert hint.startswith("-r here toy/train -c tiny ") and hint.endswith(" -- --flag"), refused
+    assert f"--resume {info['id']} -r other toy/train" in cli("run", "--resume", "latest", "-r", "other").err
+    words = [word.replace("end=interrupt", "end=done") for word in shlex.split(hint)]
+    again = cli("run", "--resume", info["id"], *(given[-1] if "api_key" in word else word for word in words))
+    assert again.code == 0, again.err
+
+
 def test_a_secret_is_not_kept_so_it_is_asked_for_again(cli, workplace):
     cli("run", "toy/train", "-c", "tiny", "end=interrupt", "judge.api_key=hunter2hunter2")
     result = cli("run", "--resume", "latest")
@@ -166,6 +186,8 @@ def test_run_and_batch_refuse_each_other(cli, workplace):
     both = cli("run", "toy/make", "-r", "here", "-b", "here")
     assert both.code == 2
     assert "give one of them" in both.err
+    cli("run", "toy/train", "-c", "tiny", "end=interrupt")
+    assert "give one of them" in cli("run", "--resume", "latest", "-r", "here", "-b", "here").err
     assert cli("run", "toy/make", "-r", "here").code == 0
     assert cli("run", "toy/make", "-r", "nowhere").code == 2
     assert "--force-squash" in cli("run", "toy/make", "--force-squash").err
@@ -313,8 +335,21 @@ def test_a_missing_package_is_told_before_anything_runs(cli, monkeypatch):
     assert "rl/nemo_rl/rlvr needs the package ray, which is not installed here" in result.err
     assert "--> policy.generation.backend=vllm" in result.err
     assert "pip install 'nemotron-steps[ray]'" in result.err
+    assert "-c cpu" not in result.err
     assert cli("runs", "--json").json == []
     assert cli("plan", *command[1:]).code == 0  # which may be for another machine
+
+
+def test_a_config_for_gpus_without_vllm_names_the_one_for_cpus(workplace, monkeypatch):
+    from nemotron_steps.runs import prerequisites
+
+    monkeypatch.setattr(prerequisites, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
+    plan = Workbench().plan(Asked(("rl/nemo_rl/rlvr",), config="one_gpu"), allow_unfilled=True)
+    with pytest.raises(PlanError) as raised:
+        prerequisites.refuse_missing_packages(plan)
+    (problem,) = raised.value.problems
+    assert "needs the package vllm" in problem.what
+    assert "-c cpu   # the step's config for a machine without GPUs" in problem.hints
 
 
 def _task(**changes):
@@ -354,3 +389,13 @@ def test_training_of_nothing_is_told_before_it_runs(cli, tmp_path):
     assert result.code == 2
     assert "nothing to train: neither a checkpoint nor a shape for a new model" in result.err
     assert cli("runs", "--json").json == []
+
+
+def test_what_a_run_was_asked_for_is_asked_again_with_more_checks_left_out(workplace):
+    store = ArtifactStore(workplace / "home")
+    first = Asked(("toy/train",), profile="one", ignore_checks=("score",))
+    RunFolder(store, "r1").create("toy/train", first.to_dict())
+    bench = Workbench(None)
+    assert asked_before(bench, "r1") == first
+    again = asked_before(bench, "r1", profile="two", ignore_checks=["train"])
+    assert again == replace(first, profile="two", ignore_checks=("score", "train"))

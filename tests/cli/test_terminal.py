@@ -92,6 +92,9 @@ def test_model_text_cannot_steer_the_terminal():
 
 def test_numbers_and_durations():
     assert [duration(s) for s in (0.012, 3.25, 65, 3700)] == ["12 ms", "3.2 s", "1 min 05 s", "1 h 01 min"]
+    assert [duration(s) for s in (1, 60, 65.6, 3599.6, 7199)] == [
+        *("1.0 s", "1 min 00 s", "1 min 06 s", "1 h 00 min", "1 h 59 min")
+    ]
     assert [size(b) for b in (5, 1500, 2_000_000, 123_000_000)] == ["5 B", "1.5 kB", "2.0 MB", "123 MB"]
     assert [number(v) for v in (1024, 0.8125, 1e-5, True, "x", 0.0)] == [
         "1,024",

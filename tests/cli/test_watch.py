@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,8 +13,9 @@ import time
 from pathlib import Path
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.watch import sparkline
-from nemotron_steps.runs.follow import Follower
+from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.cli.watch import _samples, sparkline
+from nemotron_steps.runs.follow import Follower, StepSeen
 from nemotron_steps.runs.run_folder import get_run
 from tests.cli.conftest import Cli
 
@@ -109,13 +111,13 @@ import resource, sys
 from nemotron_steps.cli.main import steps
 import nemotron_steps.cli.watch as watch, time
 first, began = None, time.monotonic()
-refreshed = watch.refreshed_run
-def measured(*arguments):
+look = watch.JobView.look
+def measured(view):
     global first, began
     if first is None:
         first, began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), time.monotonic()
-    return refreshed(*arguments)
-watch.refreshed_run = measured
+    return look(view)
+watch.JobView.look = measured
 code = steps(["watch"])
 used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - first
 heavy = {"torch", "ray", "vllm", "hydra"} & set(sys.modules)
@@ -188,3 +190,16 @@ def interrupt(process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
+
+
+def test_a_sample_is_shown_with_its_reward_and_no_more_of_a_long_text_than_its_beginning() -> None:
+    seen = StepSeen()
+    words = "word " * 200
+    seen.samples = {
+        "best": {"step": 3, "reward": 1.0, "prompt": "2 +\n 2?", "response": words},
+        "latest": {"response": "\x1b[2J"},
+    }
+    assert [*_samples(seen, Terminal.of(io.StringIO()))] == [
+        *("", "  best, step 3  reward 1", "    prompt  2 + 2?", f"  response  {words[:400]}"),
+        *("", "  latest, step ?", "  response  �[2J"),
+    ]

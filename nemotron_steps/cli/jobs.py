@@ -1,0 +1,138 @@
+"""Runs whose jobs work elsewhere, as commands look at them: their files are brought here, their executors asked.
+
+What was brought here before is worth showing when neither answers, but not in silence: what is missing is said, once
+for as long as it lasts, and everything is asked for again at the next look.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from nemotron_steps.cli.summary import shown_path
+from nemotron_steps.cli.terminal import Terminal, printable
+from nemotron_steps.errors import RequestError, StepsError
+
+if TYPE_CHECKING:
+    from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.runs.executors.base import JobStatus
+    from nemotron_steps.runs.run_folder import RunInfo
+
+AT_WORK = ("running", "submitted")
+"""States of a run that may still change."""
+
+
+class JobView:
+    """A run, looked at again and again.
+
+    Args:
+        run: its id, a part of it, or `latest`.
+        aloud: say on standard error what is missing; else only `lines` has it.
+    """
+
+    def __init__(self, store: ArtifactStore, run: str, *, aloud: bool = True) -> None:
+        self._store = store
+        self._run = run
+        say = _say_on_stderr if aloud else _say_nothing
+        self._files = _Outage("what its job wrote lately is missing", say)
+        self._state = _Outage("its job cannot be asked about", say)
+        self.job: JobStatus | None = None
+        """What the executor said last."""
+
+    def look(self) -> RunInfo:
+        """The run, with what its job wrote elsewhere brought here."""
+        from nemotron_steps.runs.run_folder import get_run
+
+        info = get_run(self._store, self._run)
+        self._run = info.id
+        if not info.job:
+            return info
+        from nemotron_steps.runs.launch import refresh
+
+        try:
+            info = refresh(self._store, info)
+        except StepsError as error:
+            self._files.goes_on(error)
+        else:
+            self._files.is_over()
+        return info
+
+    def ask(self, info: RunInfo) -> JobStatus | None:
+        """What the executor says of the run's job; None where it says nothing, or there is none."""
+        if not info.job:
+            return None
+        from nemotron_steps.runs.launch import job_status
+
+        try:
+            self.job = job_status(info)
+        except StepsError as error:
+            self.job = None
+            self._state.goes_on(error)
+        else:
+            self._state.is_over()
+        return self.job
+
+    def never_began(self, info: RunInfo) -> bool:
+        """Whether a submitted run's job ended before the run began (its request turned out to be wrong)."""
+        if info.status != "submitted":
+            # It speaks for itself now; what the queue said before is no longer so.
+            self.job = None
+            self._state.is_over()
+            return False
+        job = self.ask(info)
+        return job is not None and job.state.over
+
+    def lines(self, info: RunInfo, terminal: Terminal) -> Iterator[str]:
+        """What there is to say of the job beside what the run says itself."""
+        if self.job is not None and info.status in AT_WORK:
+            yield f"  {printable(info.executor)} job {printable(info.job)}: {printable(said(self.job))}"
+        for outage in (self._files, self._state):
+            if outage.why is not None:
+                yield f"  {terminal.style('▲', 'yellow')} {outage.what}: {outage.why}"
+
+
+class _Outage:
+    """Something that was asked for and did not come. It is said when it begins and when it ends."""
+
+    def __init__(self, what: str, say: Callable[[str], None]) -> None:
+        self.what = what
+        self.why: str | None = None
+        self._say = say
+
+    def goes_on(self, error: StepsError) -> None:
+        begins = self.why is None
+        self.why = printable(f"{error.what} ({error.found})" if error.found else error.what)
+        if begins:
+            self._say(f"{self.what}: {self.why}")
+
+    def is_over(self) -> None:
+        if self.why is not None:
+            self.why = None
+            self._say(f"no longer: {self.what}")
+
+
+def _say_on_stderr(text: str) -> None:
+    terminal = Terminal.of(sys.stderr)
+    terminal.print(f"{terminal.style('▲', 'yellow')} {text}")
+
+
+def _say_nothing(text: str) -> None:
+    pass
+
+
+def said(job: JobStatus) -> str:
+    """What an executor says about a job, in a line."""
+    return f"{job.state.value} ({job.detail})" if job.detail else job.state.value
+
+
+def not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
+    """The error of a run whose job never began it, with the first thing that the job said."""
+    console = store.backend.scratch / "runs" / info.id / "console.txt"
+    spoken = console.read_text(errors="replace").strip() if console.is_file() else ""
+    return RequestError(
+        f"run '{info.id}' ended before it started",
+        where=shown_path(console),
+        found=printable(spoken.splitlines()[0]) if spoken else None,
+        hints=(f"steps run --resume {info.id}",),
+    )

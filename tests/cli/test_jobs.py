@@ -1,0 +1,131 @@
+"""Runs whose jobs work elsewhere: what `logs`, `status` and `watch` say while nobody there answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli import history
+from nemotron_steps.cli.jobs import JobView
+from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.runs.run_folder import RunFolder
+from tests.cli.conftest import Cli
+
+RUN = "20260101-000000-far-0001"
+SSH = """#!/bin/sh
+# The words after `--` are a host and a script; a machine that is not there answers with 255.
+[ -e {away} ] && {{ echo "ssh: connect to host login: Connection refused" >&2; exit 255; }}
+while [ "$1" != "--" ]; do shift; done
+exec sh -c "$3"
+"""
+SCONTROL = """#!/bin/sh
+echo 'JobId=17 JobState={state} Reason=NonZeroExitCode ExitCode=1:0'
+"""
+
+
+class Far:
+    """A run of job 17 of a cluster behind ssh, whose folder there is `there`; `away` exists while ssh is refused."""
+
+    def __init__(self, root: Path, status: str) -> None:
+        self.there = root / "far" / ".steps" / "runs" / RUN
+        self.away, self.bin = root / "away", root / "bin"
+        self.there.mkdir(parents=True)
+        self.bin.mkdir()
+        self.program("ssh", SSH.format(away=self.away))
+        self.store = ArtifactStore("home")
+        self.folder = RunFolder(self.store, RUN)
+        info = self.folder.create("far", {}, executor="slurm")
+        self.info = self.folder.update(info, status=status, job=f"ssh://login/17?folder={root}/far")
+        self.write("first line\n")
+
+    def program(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def write(self, log: str) -> None:
+        with (self.there / "log.txt").open("a") as file:
+            file.write(log)
+
+
+@pytest.fixture
+def far(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Far:
+    far = Far(workplace, "submitted")
+    far.program("bash", "#!/bin/sh\nexec /bin/bash -s\n")  # no login shell, which has a PATH of its own
+    far.program("scontrol", SCONTROL.format(state="RUNNING"))
+    monkeypatch.setenv("PATH", f"{far.bin}:/usr/bin:/bin")
+    return far
+
+
+def test_logs_say_once_that_nothing_is_brought_here_and_go_on_when_it_is(
+    cli: Cli, far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "_FETCH_SECONDS", 0.0)
+    monkeypatch.setattr(history, "_POLL_SECONDS", 0.02)
+
+    def come_back() -> None:
+        time.sleep(0.2)
+        far.write("second line\n")
+        (far.there / "run.json").write_bytes((far.folder.path / "run.json").read_bytes().replace(b"submitted", b"done"))
+        far.away.unlink()
+
+    assert cli("logs", RUN).out == "first line\n"
+    far.away.touch()
+    back = threading.Thread(target=come_back)
+    back.start()
+    followed = cli("logs", RUN, "-f")
+    back.join()
+    assert followed.code == 0 and followed.out == "first line\nsecond line\n"
+    missing = "what its job wrote lately is missing: the machine of the profile cannot be reached by ssh"
+    assert followed.err.count(missing) == 1 and "Connection refused" in followed.err
+    assert followed.err.endswith("no longer: what its job wrote lately is missing\n")
+
+
+@pytest.mark.parametrize("command", [("logs",), ("status",), ("status", "--json"), ("watch", "--once")])
+def test_whatever_shows_older_files_says_so(cli: Cli, far: Far, command: tuple[str, ...]) -> None:
+    assert cli("logs", RUN).code == 0
+    far.away.touch()
+    name, *options = command
+    shown = cli(name, RUN, *options)
+    assert shown.code == 0
+    assert (shown.out + shown.err).count("what its job wrote lately is missing") == 1
+    assert ("missing" in shown.err) == (command in (("logs",), ("status", "--json")))
+
+
+def test_one_look_at_a_run_whose_job_died_says_what_the_scheduler_says(cli: Cli, far: Far) -> None:
+    far.program("scontrol", SCONTROL.format(state="FAILED"))
+    far.away.touch()
+    assert "cannot be asked about: the machine of the profile" in cli("watch", RUN, "--once").out
+    far.away.unlink()
+    looked = cli("watch", RUN, "--once")
+    assert looked.code == 0
+    assert "slurm job ssh://login/17" in looked.out
+    assert "failed (exit code 1:0, NonZeroExitCode)" in " ".join(looked.out.split())
+
+
+def test_the_queues_word_is_gone_once_the_run_speaks_for_itself(far: Far) -> None:
+    far.program("scontrol", SCONTROL.format(state="PENDING"))
+    view, terminal = JobView(far.store, RUN), Terminal.of()
+    assert not view.never_began(far.info)
+    assert "pending" in "".join(view.lines(far.info, terminal))
+    running = replace(far.info, status="running")
+    assert not view.never_began(running)
+    assert list(view.lines(running, terminal)) == []
+
+
+def test_followed_logs_ask_the_scheduler_no_more_often_than_they_fetch(
+    cli: Cli, far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "_FETCH_SECONDS", 600.0)
+    monkeypatch.setattr(history, "_POLL_SECONDS", 0.02)
+    questions = far.bin / "questions"
+    far.program("scontrol", SCONTROL.format(state="PENDING") + f"echo asked >>{questions}\n")
+    end = threading.Timer(1.0, lambda: far.folder.update(far.info, status="done"))
+    end.start()
+    assert cli("logs", RUN, "-f").code == 0
+    end.join()
+    assert questions.read_text() == "asked\n"
