@@ -143,7 +143,7 @@ def validate_megatron(folder: Path) -> dict[str, Any]:
                 f"a Megatron checkpoint needs a '{part}' folder",
                 where=str(folder),
                 expected="hf/ (config.json and tokenizer) and weights/ (distributed checkpoint)",
-                found=_listing(folder),
+                found=listing(folder),
                 hints=_hf_hint(folder),
             )
     attributes = validate_model_folder(folder / "hf")
@@ -172,7 +172,7 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise ArtifactError(
-            "the checkpoint has no config.json", where=str(folder), expected="config.json", found=_listing(folder)
+            "the checkpoint has no config.json", where=str(folder), expected="config.json", found=listing(folder)
         )
     config = read_json_object(config_path)
     nested = config.get("text_config")
@@ -280,7 +280,7 @@ def tokenizer_digest(folder: Path) -> str:
         "the checkpoint has no tokenizer",
         where=str(folder),
         expected=" or ".join(_TOKENIZER_FILES[:2]),
-        found=_listing(folder),
+        found=listing(folder),
         hints=(f"cp <base model folder>/tokenizer*.json {folder}/",),
     )
 
@@ -340,11 +340,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ArtifactError naming file and line if it is anything else."""
     try:
         data = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
-        raise ArtifactError("the file is not JSON", where=f"{path}:{line}", found=str(error)) from error
+        raise ArtifactError(
+            "the file is not JSON", where=f"{path}:{line}", expected="a JSON object", found=str(error)
+        ) from error
     if not isinstance(data, dict):
-        raise ArtifactError("the file is not a JSON object", where=str(path), found=type(data).__name__)
+        raise ArtifactError(
+            "the file is not a JSON object", where=str(path), expected="a JSON object", found=type(data).__name__
+        )
     return data
 
 
@@ -363,7 +367,7 @@ def _safetensors_shards(folder: Path) -> list[Path]:
                 "the checkpoint's index names shards that are not there",
                 where=str(index),
                 expected=missing[0] if missing else "at least one shard",
-                found=_listing(folder),
+                found=listing(folder),
             )
         return [folder / name for name in names]
     shards = sorted(folder.glob("*.safetensors"))
@@ -373,7 +377,7 @@ def _safetensors_shards(folder: Path) -> list[Path]:
             "the checkpoint has no safetensors weights" + (" (pickled weights are not read)" if pickled else ""),
             where=str(folder),
             expected="model.safetensors, or shards with model.safetensors.index.json",
-            found=_listing(folder),
+            found=listing(folder),
         )
     return shards
 
@@ -382,7 +386,10 @@ def _broken(path: Path, expected: str, found: str) -> ArtifactError:
     return ArtifactError("the safetensors file is broken or cut off", where=str(path), expected=expected, found=found)
 
 
-def _listing(folder: Path) -> str:
+def listing(folder: Path) -> str:
+    """What is in a folder, for errors; of a file that was given for one, that it is a file."""
+    if not folder.is_dir():
+        return "a file"
     names = sorted(path.name for path in folder.iterdir())
     return (", ".join(names[:8]) + (", …" if len(names) > 8 else "")) or "an empty folder"
 

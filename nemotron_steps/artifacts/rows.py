@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def check_file(path: Path, check: RowCheck) -> int:
 
 def shown_fields(row: Mapping[str, Any]) -> str:
     """What a row has, for errors: the names of its first fields."""
-    return "fields " + (", ".join(sorted(row)[:12]) or "none")
+    return "fields " + (", ".join(name[:40] for name in sorted(row)[:12]) or "none")
 
 
 def any_row(row: Row) -> str | None:
@@ -118,6 +119,22 @@ def chat_row(row: Row) -> str | None:
     return None
 
 
+def packed_row(row: Row) -> str | None:
+    """packed_chats: `input_ids`, for each whether the next one is trained, and where each chat begins."""
+    ids, mask, starts = (row.get(key) for key in ("input_ids", "loss_mask", "seq_start_id"))
+    if not isinstance(ids, list) or not ids or {*map(type, ids)} != {int} or min(ids) < 0:
+        return "`input_ids` must be a non-empty list of token ids"
+    # The types first: what a broken row has here may not go into a set.
+    numbers = isinstance(mask, list) and {*map(type, mask)} <= {int, float, bool}
+    if not isinstance(mask, list) or not numbers or len(mask) != len(ids) or not {*mask} <= {0, 1}:
+        return "`loss_mask` must be a 0 or 1 for each of `input_ids`"
+    if not isinstance(starts, list) or {*map(type, starts)} != {int} or starts[0] != 0:
+        return "`seq_start_id` must be a list of places that begins with 0"
+    if any(b <= a for a, b in pairwise([*starts, len(ids)])):
+        return "`seq_start_id` must rise, and end before the last of `input_ids`"
+    return None
+
+
 def preference_row(row: Row) -> str | None:
     """preference_pairs: `prompt` (text or messages) with `chosen` and `rejected` answers that differ."""
     prompt = row.get("prompt", row.get("context"))
@@ -149,6 +166,8 @@ def sniff_row(row: Row) -> str:
         return "preference_pairs"
     if "messages" in row:
         return "sft_chats"
+    if "input_ids" in row and "seq_start_id" in row:
+        return "packed_chats"
     return "training_jsonl"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts import adapters, rows
-from nemotron_steps.artifacts.checkpoints import read_json_object, validate_hf, validate_megatron
+from nemotron_steps.artifacts.checkpoints import listing, read_json_object, validate_hf, validate_megatron
 from nemotron_steps.errors import ArtifactError, StepsError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 
@@ -117,7 +117,7 @@ def _row_validator(check: rows.RowCheck) -> Validator:
                 "the data set has no JSON Lines file",
                 where=str(folder),
                 expected="train.jsonl, and validation.jsonl where there is one",
-                found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "an empty folder",
+                found=listing(folder),
             )
         root = folder.parent if folder.is_file() else folder
         counts = {path.relative_to(root).with_suffix("").as_posix(): rows.check_file(path, check) for path in files}
@@ -182,6 +182,7 @@ _VALIDATORS: dict[str, Validator] = {
     "adapter": adapters.validate_adapter,
     "rl_prompts": _rl_prompts,
     "sft_chats": _row_validator(rows.chat_row),
+    "packed_chats": _row_validator(rows.packed_row),
     "preference_pairs": _row_validator(rows.preference_row),
     "training_jsonl": _row_validator(rows.any_row),
     "eval_report": _eval_report,

@@ -98,15 +98,22 @@ class Consumes(Table):
     """Takes several artifacts, each under a name: `PORT.NAME`. `bind` is then a config key that gets NAME → path."""
     bind: StrictStr | dict[StrictStr, StrictStr] | None = None
     """Config key that receives the artifact's path, or {config key = path inside the artifact}. The key of a split
-    other than train, or of a path that ends in '?', stays as it is when the artifact lacks it."""
+    other than train, or of a path that ends in '?', stays as it is when the artifact lacks it; `A.jsonl|B.jsonl` is
+    the first split of those that it has."""
     instead_of: Strings = ()
     """Config keys that name the same thing in another way: null where the port is fed, unless an override sets them."""
+    unless: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    """Config key → the value with which the step takes no such input; its bound keys are then the config's own."""
     attributes: dict[StrictStr, Any] = Field(default_factory=dict)
     """Attribute → the value, or list of values, it must have. "@families" stands for the names of the models that can
     be converted, trained and generated from (config/families.py)."""
     auto: StrictBool | StrictStr = True
     """What a plain list of steps connects by itself: outputs of the port's type (true), of a narrower type
     (its name), or none (false). Named sources, pipelines and `--input` are never limited by it."""
+
+    def idle(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config takes no such input. `config`: dotted key → value."""
+        return any(config.get(key) == value for key, value in self.unless.items())
 
     @model_validator(mode="before")
     @classmethod
@@ -336,8 +343,8 @@ class StepManifest(Table):
 
     @cached_property
     def varies(self) -> bool:
-        """Whether the config decides about the type of an output."""
-        return any(port.becomes for port in self.produces)
+        """Whether the config decides about an input or the type of an output."""
+        return any(port.becomes for port in self.produces) or any(port.unless for port in self.consumes)
 
     @property
     def config_names(self) -> tuple[str, ...]:
@@ -361,9 +368,16 @@ class StepManifest(Table):
         return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, "consumes": consumes})
 
     def under(self, config: Mapping[str, Any]) -> StepManifest:
-        """The same step with the outputs that a config makes. `config`: dotted key → value."""
-        produces = tuple(port.under(config) for port in self.produces)
-        return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, "produces": produces})
+        """The same step with the inputs that a config takes and the outputs that it makes.
+
+        Args:
+            config: dotted key → value.
+        """
+        ports = {
+            "consumes": tuple(port for port in self.consumes if not port.idle(config)),
+            "produces": tuple(port.under(config) for port in self.produces),
+        }
+        return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, **ports})
 
 
 class TypeManifest(Table):

@@ -8,15 +8,20 @@ has them. The arithmetic itself is config/layout, which the engine asks as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond
+from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.config.layout.mends import mends
 from nemotron_steps.config.layout.misfits import Misfit, misfits, told
+from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.teacher_fit import teacher_misfits
+from nemotron_steps.config.layout.teachers import TEACHERS, read_teachers
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.resolver.memory import memory_fits
+from nemotron_steps.resolver.memory import memory_fits, memory_of
 from nemotron_steps.resolver.problems import (
     AttributeConflict,
     BatchSizeProblem,
@@ -53,15 +58,38 @@ class CheckSubject:
         value = self.config.flat.get(key)
         return value if type(value) is int else None
 
+    @cached_property
+    def teachers(self) -> dict[str, str]:
+        """Teacher → the port that brings it."""
+        prefix = f"{TEACHERS}."
+        bound = ((key, port.name) for port in self.manifest.consumes for key in port.bindings)
+        return {key.removeprefix(prefix): name for key, name in bound if key.startswith(prefix)}
+
+    def get(self, key: str) -> Any:
+        """A config value, None where there is none; with the teachers that inputs bring."""
+        value = self.config.flat.get(key)
+        return {**(value or {}), **self.teachers} if key == TEACHERS and self.teachers else value
+
+    @cached_property
+    def sizes(self) -> LayoutSizes:
+        """Of the config, and of the teachers that its inputs bring."""
+        teachers = read_teachers(self.get)
+        return replace(self.config.sizes, teachers=teachers) if teachers else self.config.sizes
+
     def where(self, key: str) -> str | None:
         """What set a config key."""
         return self.config.where(key)
 
-    @property
+    @cached_property
     def model(self) -> ModelFacts | None:
         """The model that the step trains, where it is known."""
         trained = (model for key, _, model in self.models if key == POLICY)
         return next(trained, None) or ModelFacts.from_scratch(self.config.flat.get)
+
+    @cached_property
+    def memory(self) -> StepMemory | None:
+        """What the step is predicted to take; see memory_of."""
+        return memory_of(self)
 
     @property
     def models(self) -> Iterator[tuple[str, str, ModelFacts]]:
@@ -80,7 +108,7 @@ def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The layout comes out even over the model, the devices and the batch (config/layout)."""
     if "policy" not in subject.config.flat and "cluster" not in subject.config.flat:
         return
-    sizes, model = subject.config.sizes, subject.model
+    sizes, model = subject.sizes, subject.model
     found = misfits(sizes, model)
     if not found:
         return
@@ -112,6 +140,24 @@ def _problem(
         found=found,
         hints=hints,
     )
+
+
+def teachers_fit(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """The layouts of distillation's teachers come out even over their models (config/layout/teacher_fit.py)."""
+    known = {
+        name: ModelFacts.from_attributes(subject.artifacts.get(port, {})) for name, port in subject.teachers.items()
+    }
+    models = {name: facts for name, facts in known.items() if facts is not None}
+    for each in teacher_misfits(subject.sizes, models):
+        what, expected, found = told(each.misfits)
+        yield LayoutProblem(
+            f"teacher {each.name} of {subject.key}: {what}",
+            chain=(subject.key,),
+            where=subject.where(each.misfits[0].key),
+            expected=expected,
+            found=found,
+            hints=each.hints,
+        )
 
 
 def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -185,6 +231,7 @@ def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProble
 
 CHECKS: tuple[Check, ...] = (
     layout_fits,
+    teachers_fit,
     model_limits,
     chats_can_be_written,
     profile_size,

@@ -17,6 +17,7 @@ ROWS = {
     "rl_prompts": '{"responses_create_params": {"input": [{"role": "user", "content": "…"}]}, "agent_ref": {"name": '
     '"AGENT"}, FIELDS OF ITS ENVIRONMENT}',
     "sft_chats": '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}',
+    "packed_chats": '{"input_ids": [5, 7, 2], "loss_mask": [0, 1, 0], "seq_start_id": [0]}',
     "preference_pairs": '{"prompt": "…", "chosen": "…", "rejected": "…"}',
 }
 """What one row of a data set of each type looks like."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, Lines, StepMemory, step_memory
+from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, TEACHER, Lines, StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.mends import memory_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.misfits import misfits
 from nemotron_steps.config.layout.sizes import JUDGES
+from nemotron_steps.config.layout.teachers import TEACHERS
 from nemotron_steps.resolver.problems import MemoryProblem
 
 if TYPE_CHECKING:
@@ -29,17 +30,17 @@ def trains(config: StepConfig) -> bool:
 def memory_of(subject: CheckSubject) -> StepMemory | None:
     """Of a training step whose layout comes out even; None for any other."""
     config = subject.config
-    if not trains(config) or misfits(config.sizes, subject.model):
+    if not trains(config) or misfits(subject.sizes, subject.model):
         return None
-    return step_memory(MemorySettings.read(config.flat.get, config.sizes), lambda role: _shape(subject, role))
+    return step_memory(MemorySettings.read(subject.get, subject.sizes), lambda role: _shape(subject, role))
 
 
 def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     """Every GPU has the memory that the parts on it take."""
-    memory = memory_of(subject)
+    memory = subject.memory
     if memory is None or not memory.shortages:
         return
-    get = subject.config.flat.get
+    get = subject.get
     hints = memory_mends(get, lambda role: _shape(subject, role), subject.model)
     larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
     if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
@@ -72,6 +73,8 @@ def largest(lines: Lines, most: int = 4) -> str:
 def _shape(subject: CheckSubject, role: str) -> ModelShape | None:
     """Of the model that plays a role, from what is recorded of it."""
     key = "policy.checkpoint" if role == POLICY else f"{JUDGES}.{role}.responses_api_models.vllm_model.model"
+    if role.startswith(f"{TEACHER} "):
+        key = f"{TEACHERS}.{role.removeprefix(f'{TEACHER} ')}"
     for port in subject.manifest.consumes:
         if key in port.bindings:
             return ModelShape.read(subject.artifacts.get(port.name, {}).get("shape", {}))

@@ -32,7 +32,7 @@ def with_references(manifest: StepManifest, config: StepConfig, key: str) -> tup
     problems: list[PlanProblem] = []
     bound: set[str] = set()
     for port in manifest.consumes:
-        first, *others = [name for name in port.bindings if name in found] or [""]
+        first, *others = [name for name in port.bindings if name in found and name not in bound] or [""]
         if not first or first != next(iter(port.bindings)):
             continue
         bound |= {first, *others}
@@ -88,8 +88,8 @@ def _wrong_parts(port: Consumes, config: StepConfig, key: str, here: dict[str, R
 
 def _fits(reference: Reference, inside: str) -> bool:
     """Whether a reference's field is the part of an artifact that a key is bound to."""
-    split = inside.removesuffix(".jsonl") if inside.endswith(".jsonl") else None
-    return reference.field == "path" or _SPLITS.get(reference.field, reference.field) == split
+    splits = [each.removesuffix(".jsonl") for each in inside.split("|")] if inside.endswith(".jsonl") else []
+    return reference.field == "path" or _SPLITS.get(reference.field, reference.field) in splits
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

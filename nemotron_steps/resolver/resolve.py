@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
@@ -19,7 +18,6 @@ from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.many import with_named_ports
-from nemotron_steps.resolver.memory import memory_of, trains
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
 from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Request
@@ -69,8 +67,13 @@ def resolve(
     nodes = [node for _, node in goals]
     order = graph.in_order(nodes)
     artifacts, conflicts = _check_inputs(order, graph)
+    subjects = {
+        node.key: CheckSubject(node.key, node.manifest, node.config, profile or {}, artifacts[node.key])
+        for node in order
+        if node.config is not None
+    }
     for node in order:
-        for problem in _check_config(node, checks, profile or {}, artifacts[node.key]):
+        for problem in _check_config(node, checks, subjects.get(node.key)):
             if not request.chained:
                 problem.hints = tuple(_for_stage(hint, node.key) for hint in problem.hints)
             graph.report(problem)
@@ -81,7 +84,7 @@ def resolve(
     unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
     raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
     return Plan(
-        tuple(node.planned(_memory(node, artifacts[node.key])) for node in order),
+        tuple(node.planned(subjects[node.key].memory if node.key in subjects else None) for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
         (
@@ -108,23 +111,14 @@ def _goal_nodes(request: Request, graph: Graph) -> list[tuple[Goal, Node]]:
     return goals
 
 
-def _check_config(
-    node: Node, checks: Sequence[Check], profile: Mapping[str, Any], artifacts: Mapping[str, Mapping[str, Any]]
-) -> Iterator[PlanProblem]:
-    """Parameters, placeholders and arithmetic of one step."""
-    if node.config is None:
+def _check_config(node: Node, checks: Sequence[Check], subject: CheckSubject | None) -> Iterator[PlanProblem]:
+    """Parameters, placeholders and arithmetic of one step; nothing of one that did not compose."""
+    if subject is None:
         return
-    yield from check_parameters(node.manifest, node.config, node.key)
-    yield from check_placeholders(node.manifest, node.config, node.key, {*node.inputs, *node.failed})
-    subject = CheckSubject(node.key, node.manifest, node.config, profile, artifacts)
+    yield from check_parameters(node.manifest, subject.config, node.key)
+    yield from check_placeholders(node.manifest, subject.config, node.key, {*node.inputs, *node.failed})
     for check in checks:
         yield from check(subject)
-
-
-def _memory(node: Node, artifacts: Mapping[str, Mapping[str, Any]]) -> StepMemory | None:
-    if node.config is None or not trains(node.config):
-        return None
-    return memory_of(CheckSubject(node.key, node.manifest, node.config, {}, artifacts))
 
 
 def _name_steps(graph: Graph, request: Request) -> None:

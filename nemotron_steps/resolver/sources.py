@@ -74,7 +74,7 @@ class Sources:
         wired = goal.wired if goal is not None else {}
         named = node.config.inputs if node.config is not None else {}
         for name in [*wired, *named]:
-            if name not in node.manifest.inputs:
+            if name not in node.manifest.inputs and not self._is_idle(node, name):
                 where = goal.where.get(name) if goal is not None and name in wired else None
                 where = where or (node.config.where(f"inputs.{name}") if node.config is not None else None)
                 self.graph.report(reports.unknown_input(node, name, where))
@@ -124,6 +124,11 @@ class Sources:
             found = self.graph.type_of(node.inputs[entrances[0]]) if len(entrances) == 1 else None
             if found is not None:
                 self.chain.converted_from[node.key] = (node.inputs[entrances[0]], found)
+
+    def _is_idle(self, node: Node, name: str) -> bool:
+        """Whether it is an input of the step that its config takes none of: it is named for configs that do."""
+        port = self.graph.registry.step(node.manifest.id).inputs.get(name)
+        return port is not None and bool(port.unless)
 
     def _supplied(self, node: Node, port: str) -> str | None:
         for step in (node.key, node.manifest.id):

@@ -46,3 +46,20 @@ def write_megatron(folder: Path, **kwargs: Any) -> Path:
     (folder / "weights" / "metadata.json").write_text("{}")
     (folder / "weights" / "__0_0.distcp").write_bytes(b"\0" * 64)
     return folder
+
+
+def write_adapter(folder: Path) -> Path:
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    shapes = {"A": [2, 4], "B": [4, 2]}
+    header = {
+        f"base_model.model.model.layers.0.self_attn.q_proj.lora_{letter}.weight": {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": [32 * index, 32 * index + 32],
+        }
+        for index, (letter, shape) in enumerate(shapes.items())
+    }
+    encoded = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + b"\0" * 64)
+    return folder

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nemotron_steps.artifacts.confinement import walk
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 from tests.artifacts.checkpoint_files import write_hf
@@ -65,3 +67,18 @@ def test_a_file_whose_name_is_not_text_is_refused(store: ArtifactStore, folder: 
     (Path(os.fsdecode(os.fsencode(folder) + b"/bad\xff.txt"))).write_text("x")
     with pytest.raises(ArtifactError, match="not UTF-8"):
         store.add(folder, name="a")
+
+
+def test_hidden_entries_are_left_out_at_the_top_alone_and_links_where_none_is_followed(folder: Path) -> None:
+    for name in (".git/config", ".hidden", "deep/.kept", "deep/.also/x", "deep/y"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    (folder / "link").symlink_to("train.jsonl")
+
+    def names(**options: Any) -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in walk(folder, **options)}
+
+    below = {"train.jsonl", "deep/.kept", "deep/.also/x", "deep/y"}
+    assert names(follow=None, skip_hidden=True) == below
+    assert names(follow=folder, skip_hidden=True) == below | {"link"}
+    assert names(follow=None) == below | {".git/config", ".hidden"}

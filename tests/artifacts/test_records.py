@@ -43,12 +43,28 @@ def test_a_record_without_a_checksum_is_read_if_it_is_of_the_format_that_had_non
         parse_artifact(json.dumps({**record, "format": 1}).encode(), "here")
 
 
+@pytest.mark.parametrize("version", [1, 3, 0, "1", None])
+def test_a_record_of_another_format_is_told_by_it(version: object) -> None:
+    record = {**json.loads(artifact_bytes(ARTIFACT)), "format": version}
+    with pytest.raises(ArtifactError, match="another version") as caught:
+        parse_artifact(json.dumps(record).encode(), "here")
+    assert caught.value.found == f"format {version}"
+
+
 def test_a_commit_is_not_lost_over_a_broken_record_of_an_earlier_one(store: ArtifactStore, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"v": 1}\n')
     store.add(path, name="a")
     (tmp_path / "home/artifacts/names/a/v1.json").write_bytes(b"\x00garbage")
     assert store.add(path, name="a").ref == "a:v2"
+    (tmp_path / "home/artifacts/names/a/v1.json").unlink()
+    path.write_text('{"v": 2}\n')
+    assert store.add(path, name="a").ref == "a:v3", "numbers go on from the newest, whichever are gone"
+    (tmp_path / "home/artifacts/names/a/v3.json").unlink()
+    (tmp_path / "home/artifacts/names/a/v1.json").write_bytes(b"\x00garbage")
+    (first, broken), (second, whole) = store.records("a")
+    assert (first, second) == ("a:v1", "a:v2") and isinstance(broken, ArtifactError)
+    assert isinstance(whole, Artifact) and whole.ref == "a:v2"
     assert [artifact.ref for artifact in store.list_artifacts()] == ["a:v2"]
 
 

@@ -233,6 +233,21 @@ def test_dead_staging_is_cleaned_and_live_staging_is_not(store: ArtifactStore, t
     assert not mine.exists()
 
 
+def test_what_is_no_folder_of_staging_is_cleaned_away_and_what_a_link_leads_to_stays(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    staging, elsewhere = tmp_path / "home/artifacts/staging", tmp_path / "elsewhere"
+    staging.mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text("x")
+    (staging / "file").write_text("x")
+    (staging / "link").symlink_to(elsewhere)
+    (staging / "dangling").symlink_to(tmp_path / "nothing")
+    with store.staging() as folder:
+        assert [*staging.iterdir()] == [folder]
+    assert (elsewhere / "mine").is_file()
+
+
 def test_a_staging_folder_cleaned_away_before_it_is_locked_is_made_again(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -343,3 +343,24 @@ def test_a_line_longer_than_any_row_is_told_before_it_is_in_memory(tmp_path: Pat
     finally:
         tracemalloc.stop()
     assert caught.value.where == f"{file}:2"
+
+
+@pytest.mark.parametrize("type_name", ["checkpoint_hf", "checkpoint_megatron", "adapter"])
+def test_a_file_given_for_a_checkpoints_folder_is_told(tmp_path: Path, type_name: str) -> None:
+    config = write_hf(tmp_path / "m") / "config.json"
+    with pytest.raises(ArtifactError) as caught:
+        validate(type_name, config)
+    assert caught.value.found == "a file"
+
+
+def test_json_that_is_nested_too_deeply_to_read_is_an_artifact_error(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("[" * 100_000)
+    with pytest.raises(ArtifactError, match="not JSON"):
+        validate("eval_report", tmp_path)
+
+
+def test_a_rows_fields_are_named_in_short(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", {"x" * 100_000: 1})
+    with pytest.raises(DataError) as caught:
+        validate("sft_chats", tmp_path)
+    assert len(caught.value.found or "") < 100

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
@@ -16,6 +17,7 @@ from nemotron_steps.engine.signals import RULES
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.packs import PackSearch, builtin_pack_root, open_pack
 from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.runs.hints import hints_for_failure
 
 REGISTRY = load_registry(PackSearch((open_pack(builtin_pack_root(), "nemotron_steps", "built-in"),)))
 STEPS = list(REGISTRY.steps.values())
@@ -60,7 +62,7 @@ def test_entry_exists(step: StepManifest) -> None:
 @pytest.mark.parametrize("step", STEPS, ids=ids)
 def test_every_config_key_it_names_exists(step: StepManifest) -> None:
     schema = load_schema(step.step.config_schema or "")
-    named = [key for port in step.consumes for key in (*port.bindings, *port.instead_of)]
+    named = [key for port in step.consumes for key in (*port.bindings, *port.instead_of, *port.unless)]
     named += [parameter.name for parameter in step.parameters]
     for entry in (*step.strategies, *step.errors):
         named += [re.split(r"[*/]?=", text.lstrip("+~"))[0] for text in entry.override]
@@ -143,3 +145,12 @@ def test_ports_that_name_model_families_name_the_table() -> None:
     assert named and all(families == [*FAMILIES] for families in named.values())
     for file in Path(builtin_pack_root(), "manifests").rglob("*.toml"):
         assert not re.search(r'model_type = (?!"@families"|"model family)', file.read_text()), file
+
+
+def test_memory_that_ran_out_gets_the_advice_of_every_step_that_has_some_on_a_cpu_too() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 45)
+    advising = [step for step in STEPS if any(entry.name == "out_of_memory" for entry in step.errors)]
+    assert len(advising) >= 10
+    for step in advising:
+        assert [hint.name for hint in hints_for_failure(caught.value, [], step, {})][:1] == ["out_of_memory"], step.id

@@ -215,6 +215,13 @@ def test_misspelt_table_is_a_warning(tmp_path: Path) -> None:
     assert str(warning.where).endswith("x.toml:5")
 
 
+@pytest.mark.parametrize(("ports", "warned"), [("", True), ("consumes", False), ("produces", False)])
+def test_a_step_without_any_port_is_a_warning(ports: str, warned: bool, tmp_path: Path) -> None:
+    text = '[step]\nid = "x"\n' + (f'[[{ports}]]\ntype = "a"\n' if ports else "")
+    registry = read_packs(write_files(tmp_path / "p", {"manifests/types.toml": "[a]\n", "manifests/x.toml": text}))
+    assert ["neither consumes nor produces" in warning.what for warning in registry.warnings] == [True] * warned
+
+
 def test_pipeline_file_outside_a_pack_reports_every_mistake(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[pipeline]\nname = 3\n[[stages]]\nstep = "a"\nconfg = "x"\n')

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
-from nemotron_steps.resolver.checks import CHECKS, CheckSubject, sorted_data_is_served_in_order
+from nemotron_steps.resolver.checks import CHECKS, CheckSubject, layout_fits, sorted_data_is_served_in_order
 from nemotron_steps.resolver.request import StepConfig
 
 MANIFEST = StepManifest(
@@ -156,6 +156,14 @@ def test_a_smaller_config_is_offered_where_the_step_has_it(nodes: int, gpus: int
         for hint in problem.hints
     ]
     assert hints[-1] == f"-c {name}"
+
+
+def test_the_config_of_one_node_is_offered_where_judges_have_nodes_of_their_own(tmp_path: Any) -> None:
+    (tmp_path / "one_node.yaml").write_text("{}")
+    manifest = StepManifest(step=StepTable(id="rl"), config_dir=tmp_path)
+    changes = {"cluster__num_nodes": 1, "env__nemo_gym__num_gpu_nodes": 1}
+    subject = CheckSubject("rl", manifest, StepConfig(config(**changes)), {})
+    assert "-c one_node" in [hint for problem in layout_fits(subject) for hint in problem.hints]
 
 
 def test_several_updates_a_step_are_fine_off_policy() -> None:

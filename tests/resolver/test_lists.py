@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nemotron_steps.manifest.models import Consumes
+from nemotron_steps.resolver.chain import Chain, Produced
+from nemotron_steps.resolver.plan import StepOutput, SuppliedInput
 from tests.resolver.worlds import World, pipeline, problems, types_of, wiring, world_of
 
 
@@ -139,3 +142,11 @@ def test_consumers_of_different_configs_share_a_converter_only_where_it_has_neit
     stages = ({"name": name, "step": "rl", "config": name} for name in ("tiny", "large"))
     plan = world.plan_pipeline(pipeline(*stages))
     assert [step.key for step in plan] == ["convert/up", "tiny", "large"]
+
+
+def test_a_conversion_is_looked_through_only_for_a_port_that_takes_what_was_converted(world: World) -> None:
+    before = (SuppliedInput("hf"), "hf")
+    chain = Chain(world.registry.types, converted_from={"convert/up": before})
+    produced = Produced(StepOutput("convert/up", "mega"), "mega")
+    seen = {name: chain.look_through(produced, Consumes(type=name)) for name in ("hf", "mega", "report")}
+    assert seen == {"hf": before, "mega": (produced.source, "mega"), "report": (produced.source, "mega")}

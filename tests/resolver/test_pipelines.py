@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
 from nemotron_steps.errors import PlanError
+from nemotron_steps.resolver.request import request_for_pipeline
 from tests.resolver.worlds import World, pipeline, wiring
 
 
@@ -60,6 +64,21 @@ def test_a_pipelines_problems_are_answered_in_its_own_terms(world: World) -> Non
     ]
 
 
+def test_an_input_is_for_the_stage_whose_source_is_an_earlier_one_that_is_not_run(world: World) -> None:
+    stages = (
+        {"name": "first", "step": "rl", "inputs": {"prompts": {"ref": "prompts"}}},
+        {"name": "second", "step": "rl", "inputs": {"prompts": {"ref": "prompts"}, "policy": "first"}},
+        {"name": "third", "step": "rl", "inputs": {"prompts": {"ref": "prompts"}, "policy": "second"}},
+    )
+    request = request_for_pipeline(pipeline(*stages), inputs={"policy": "mega"})
+    first, *rest = request.goals
+    plan = world.resolve(replace(request, goals=(replace(first, earlier=True), *rest)))
+    assert wiring(plan) == {
+        "second": {"prompts": "prompts", "policy": "mega"},
+        "third": {"prompts": "prompts", "policy": "second.model"},
+    }
+
+
 def test_pipeline_mistakes_come_together(world: World) -> None:
     stages = (
         {"name": "data", "step": "prep/prompts"},
@@ -75,3 +94,10 @@ def test_pipeline_mistakes_come_together(world: World) -> None:
         ("E305", "use has no input 'wrong'"),
         ("E301", "'policy' of use cannot take prompts"),
     ]
+
+
+@pytest.mark.parametrize(("values", "fine"), [([1, True, 1.0, "1"], True), ([1, 1], False), (["a", "b", "a"], False)])
+def test_instances_of_a_stage_have_values_of_their_own(values: list[object], fine: bool) -> None:
+    stage: dict[str, object] = {"name": "first", "step": "rl", "fan_out": {"seed": values}}
+    with nullcontext() if fine else pytest.raises(ValueError, match="has a value twice"):
+        assert pipeline(stage).stages[0].fan_out == {"seed": tuple(values)}

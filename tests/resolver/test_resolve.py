@@ -10,7 +10,9 @@ import pytest
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, Produces, StepManifest, StepTable
 from nemotron_steps.manifest.registry import Registry
+from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import SuppliedInput
+from nemotron_steps.resolver.resolve import _check_inputs
 from tests.resolver.conftest import STEPS, TYPES
 from tests.resolver.worlds import World, problems, types_of, wiring, world_of
 
@@ -257,7 +259,7 @@ def strict(tmp_path: Path) -> World:
         "T2hf": SuppliedInput("T2hf", "hf", {"tokenizer": "T2", "architecture": "qwen"}),
         "gpt": SuppliedInput("gpt", "hf", {"architecture": "gpt"}),
     }
-    steps = {"s": SAME, "convert/up": STEPS["convert/up"], "convert/down": STEPS["convert/down"]}
+    steps = {"s": SAME, "then": SAME, "convert/up": STEPS["convert/up"], "convert/down": STEPS["convert/down"]}
     return world_of(tmp_path, TYPES, steps, artifacts=artifacts)
 
 
@@ -282,6 +284,27 @@ def test_attributes_follow_outputs_that_inherit_them(strict: World) -> None:
     assert problems(strict, "s", "s", inputs=inputs) == [
         ("E304", "policy.tokenizer and judge.tokenizer must be the same in s#2")
     ]
+
+
+def test_what_disagrees_is_told_where_it_comes_in_and_not_again_further_on(strict: World) -> None:
+    inputs = {"s.policy": "T1", "s.judge": "T1hf", "then.judge": "T2hf"}
+    assert problems(strict, "s", "then", inputs=inputs) == [
+        ("E304", "policy.tokenizer and judge.tokenizer must be the same in then")
+    ]
+    assert problems(strict, "s", "then", inputs={**inputs, "s.judge": "T2hf"}) == [
+        ("E304", "policy.tokenizer and judge.tokenizer must be the same in s")
+    ]
+
+
+def test_an_output_inherits_what_its_type_declares_and_nothing_else(strict: World) -> None:
+    strict.artifacts["T1"] = SuppliedInput("T1", "mega", {"tokenizer": "T1", "rows": 5})
+    plan = strict.plan("s", "then", inputs={"s.policy": "T1", "s.judge": "T1hf", "then.judge": "T1hf"})
+    nodes = [Node(step.key, step.manifest, None, (), None, "", inputs=dict(step.inputs)) for step in plan]
+    graph = Graph(strict.registry, strict.compose, [])
+    graph.nodes.update({node.key: node for node in nodes})
+    found, conflicts = _check_inputs(nodes, graph)
+    assert conflicts == [] and found["s"]["policy"] == {"tokenizer": "T1", "rows": 5}
+    assert found["then"]["policy"] == {"tokenizer": "T1"}
 
 
 def test_parameter_choices_and_existence(strict: World) -> None:
