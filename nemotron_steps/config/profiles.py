@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, Valid
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
-from nemotron_steps.config.mirrors import MirrorSettings, Table, TensorBoardSettings, WandbSettings
+from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, Table, TensorBoardSettings, WandbSettings
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
@@ -40,7 +40,11 @@ from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, ren
 Count = Annotated[PositiveInt, Field(strict=True)]
 
 
-MIRRORS: Mapping[str, type[Table]] = {"wandb": WandbSettings, "tensorboard": TensorBoardSettings}
+MIRRORS: Mapping[str, type[Table]] = {
+    "wandb": WandbSettings,
+    "tensorboard": TensorBoardSettings,
+    "mlflow": MlflowSettings,
+}
 """Tables of env.toml that are no profiles."""
 
 TableT = TypeVar("TableT", bound=Table)
@@ -60,6 +64,11 @@ class Profile(Table):
     env_vars: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     setup_lines: tuple[StrictStr, ...] = ()
     """Shell lines run before the job."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether a run that somebody waits for works in the process that asks for it."""
+        return self.executor == "local" and not self.setup_lines
 
     def shown(self) -> dict[str, Any]:
         """The keys that are set, secrets masked, as they may be printed."""
@@ -93,7 +102,15 @@ _NO_EXECUTOR: Mapping[str, str] = {
     **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), "it is a key of executor slurm"),
     "ray_address": "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address",
     **dict.fromkeys(("node_group", "resource_shape"), "it is a key of executor lepton"),
-    **dict.fromkeys(("project_name", "app_id", "base_url"), "it is DGX Cloud's, for which no executor is here"),
+    **dict.fromkeys(("project_name", "pvcs", "custom_spec"), "it is a key of executor dgxcloud"),
+    "base_url": "the environment has it: RUNAI_BASE_URL",
+    **dict.fromkeys(("client_id", "client_secret"), "the environment has it: RUNAI_CLIENT_ID, RUNAI_CLIENT_SECRET"),
+    **dict.fromkeys(("app_id", "app_secret"), "the environment has it: RUNAI_APP_ID, RUNAI_APP_SECRET"),
+    **dict.fromkeys(
+        ("pvc_nemo_run_dir", "kube_apiserver_url", "launched_from_cluster"),
+        "nothing is copied: the home is on a volume of `pvcs`, at the path it has here",
+    ),
+    "distributed_framework": "the job brings up Ray itself",
     **dict.fromkeys(("cloud", "accelerators"), "it is a key of executor skypilot"),
 }
 """Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
@@ -108,7 +125,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class Environment:
-    """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`)."""
+    """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`, `[mlflow]`)."""
 
     profiles: Mapping[str, _Source]
     files: tuple[Path, ...]

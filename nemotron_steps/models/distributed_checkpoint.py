@@ -14,6 +14,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,16 @@ class _RecordUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED or (module == "torch" and name in _TORCH_DTYPES):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint's metadata")
+
+
+def _enum_member(kind: Any, name: Any) -> Any:
+    """Stands for `getattr`, which early Python 3.11 (Debian 12 has 3.11.2) pickles an enum's member by."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind.__members__[name]
+    raise pickle.UnpicklingError(f"an attribute of {kind!r} is not part of a checkpoint's metadata")
 
 
 def save_sharded(state: dict[str, Any], folder: str | Path) -> None:

@@ -6,7 +6,15 @@ import pytest
 
 from nemotron_steps.config import redaction
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import MASK, is_secret_key, note_variables, redact, redact_text, shown_override
+from nemotron_steps.config.redaction import (
+    MASK,
+    is_secret_key,
+    note_variables,
+    redact,
+    redact_text,
+    secrets_in,
+    shown_override,
+)
 from nemotron_steps.config.validation import known_keys, load_schema
 from nemotron_steps.manifest.registry import load_registry
 
@@ -55,6 +63,12 @@ def test_a_name_that_may_be_a_column_is_judged_by_its_value():
     )
 
 
+def test_numbers_switches_and_special_tokens_are_no_secrets_under_a_name_that_texts_are():
+    shown = {"token": "1024", "auth": "0.5", "hf_token": 7, "cookie": True, "dsn": "<|end|>", "webhook": ""}
+    assert redact(shown, {}) == {**shown, "hf_token": redact({"hf_token": 7}, {})["hf_token"]}
+    assert redact({"token": "12ab", "auth": "a word"}, {}) == {"token": MASK, "auth": MASK}
+
+
 def test_pairs_of_name_and_value_and_of_flag_and_value():
     values = {
         "env": [{"name": "HF_TOKEN", "value": "x"}, {"name": "HOME", "value": "x"}],
@@ -101,6 +115,19 @@ def test_redact_by_key_by_value_and_in_urls():
         "nested": {"api_key": None, "password": ""},
         "steps": 3,
     }
+
+
+def test_every_text_that_is_secret_by_its_name_is_known_for_what_else_is_written():
+    values = {
+        "env": [{"name": "HF_TOKEN", "value": "one"}, {"name": "HOME", "value": "plain"}],
+        "args": ["serve", "--api-key", "two", "--port", "plain"],
+        "nested": {"api_key": {"of": ["three", "four"]}, "password": "", "db_password": None, "steps": 3},
+        "overrides": ["judge.api_key=five", "+a.hf_token='six'", "model=plain", "~judge.api_key"],
+    }
+    found = set(secrets_in(values))
+    assert found == {"one", "two", "three", "four", "five", "six", "'six'"}
+    assert not any(secret in str(redact(values, {})) for secret in found - {"one"})
+    assert list(secrets_in({"HF_TOKEN": True, "tokens": "plain", "n": [1, None]})) == []
 
 
 def test_redact_an_override():

@@ -252,6 +252,22 @@ def test_other_steps_refuse_with_a_hint_as_well(schema: Any, broken: dict[str, A
         composed({**{key: broken[key] for key in broken if key.split(".")[0] not in pasted}, **pasted}).model(schema)
 
 
+@pytest.mark.parametrize("changed", ["tensor_model_parallel_size", "activation_checkpointing"])
+def test_only_the_dropout_of_adapters_rules_out_what_it_would_differ_over(changed: str) -> None:
+    peft = "policy.megatron_cfg.peft"
+    values = {"policy.checkpoint": "m", f"{peft}.enabled": True, f"policy.megatron_cfg.{changed}": 2}
+    values |= {f"policy.megatron_cfg.{changed}": True} if changed.endswith("ing") else {}
+    assert composed({**values, f"{peft}.dropout": 0.0}).model(RlConfig)
+    error = refusal({**values, f"{peft}.dropout": 0.1})
+    assert "dropout would differ" in error.what and error.hints[0].endswith("dropout=0")
+
+
+def test_a_sample_of_made_up_rows_is_meant_as_their_number() -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed({"reasoning_gym.tasks": TASKS, "rows.train": 9, "sample": 5}).model(RlPrepConfig)
+    assert caught.value.hints == ("sample=null rows.train=5",)
+
+
 @pytest.mark.parametrize(
     ("kind", "bounds"), [("tis", (None, 5)), ("icepop", (0.5, 5)), ("seq-mask-tis", (0.999, 1.002))]
 )

@@ -94,3 +94,11 @@ def test_aliases_and_merges_are_read_as_before(tmp_path):
     data, _, _ = load_yaml(file)
     base = {"x": 1, "y": [1, 2]}
     assert data == {"base": base, "other": {**base, "z": base}}
+
+
+def test_a_key_that_is_written_twice_is_told_by_both_its_lines(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a:\n  b: 1\n  c: 2\n  b: 3\n")
+    with pytest.raises(ConfigError, match=r"'a\.b' is written twice") as caught:
+        load_yaml(path)
+    assert (caught.value.where, caught.value.found) == (f"{path}:4", "first on line 2")

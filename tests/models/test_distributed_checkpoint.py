@@ -1,13 +1,18 @@
-"""What a rank writes of a distributed checkpoint."""
+"""What a rank writes of a distributed checkpoint, and what its index may hold."""
 
 from __future__ import annotations
 
+import io
+import pickle
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from nemotron_steps.models.distributed_checkpoint import save_sharded
+from nemotron_steps.errors import ArtifactError
+from nemotron_steps.models.distributed_checkpoint import read_metadata, save_sharded
 from nemotron_steps.models.megatron_core import load_megatron_core
 
 
@@ -22,3 +27,39 @@ def test_of_what_several_ranks_hold_only_the_first_writes(replica: int, tensors:
     save_sharded({"a": sharded("a", 0), "b": sharded("b", replica)}, tmp_path / "checkpoint")
     written = sum(file.stat().st_size for file in tmp_path.rglob("*.distcp"))
     assert written == pytest.approx(tensors * 400_000, rel=0.02)
+
+
+class _EarlyPickler(pickle.Pickler):
+    """Pickles members of enums as Python 3.11.2 does."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (getattr, (type(obj), obj.name)) if isinstance(obj, Enum) else NotImplemented
+
+
+def test_the_index_that_an_early_python_3_11_wrote_is_read(tmp_path: Path) -> None:
+    load_megatron_core()
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    save_sharded({"a": ShardedTensor.from_rank_offsets("a", torch.zeros(8))}, tmp_path)
+    before = read_metadata(tmp_path)
+    file = io.BytesIO()
+    _EarlyPickler(file).dump(before)
+    assert b"getattr" in file.getvalue()
+    (tmp_path / ".metadata").write_bytes(file.getvalue())
+    assert read_metadata(tmp_path) == before
+
+
+class _Attribute:
+    def __init__(self, owner: type, name: str) -> None:
+        self.of = owner, name
+
+    def __reduce__(self) -> Any:
+        return getattr, self.of
+
+
+@pytest.mark.parametrize("name", ["unlink", "__class__"])
+def test_an_index_gets_no_attribute_of_anything_but_an_enum(name: str, tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(_Attribute(Path, name)))
+    with pytest.raises(ArtifactError, match="metadata cannot be read") as caught:
+        read_metadata(tmp_path)
+    assert "not part of a checkpoint's metadata" in str(caught.value.found)

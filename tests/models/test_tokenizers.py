@@ -52,6 +52,12 @@ def test_a_phrase_that_ends_in_a_letter_does_not_cut_a_word():
     assert "so it is" not in pieces(trained, "so it isn")
 
 
+def test_of_phrases_that_begin_alike_the_longest_is_taken():
+    trained = train_tokenizer(["ask: ", "ask: now: "] * 10, min_share=0.3)
+    assert pieces(trained, "ask: now: ") == ["ask: now: "]
+    assert pieces(trained, "ask: x") == ["ask: ", "x"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), st.sampled_from(["", SPELL, "</answer>"]))
 def test_any_text_survives_a_round_trip(tokenizer, text, prefix):

@@ -71,12 +71,17 @@ def overrides(before: LayoutSizes, after: LayoutSizes) -> str:
     if "uses_vllm" in changed:  # and with it whatever is vLLM's own
         changed = {name: value for name, value in changed.items() if not name.startswith("generator_")}
         changed["uses_vllm"] = "vllm" if after.uses_vllm else "embedded"
-    return " ".join(f"{key_of(name, after.dtensor)}={_text(value)}" for name, value in changed.items())
+    changed.pop("teachers", None)
+    written = {key_of(name, after.dtensor): value for name, value in changed.items()}
+    for old, new in zip(before.teachers, after.teachers, strict=True):
+        written |= old.overrides(new)
+    return " ".join(f"{key}={_text(value)}" for key, value in written.items())
 
 
 def _layouts(sizes: LayoutSizes, model: ModelFacts | None) -> Iterator[LayoutSizes]:
     """The layout itself, then smaller ones, those that change least first; all fit the model."""
     base = _with_abilities(sizes, model)
+    base = replace(base, teachers=tuple(teacher.fitted(base.gpus_per_node) for teacher in base.teachers))
     options = {name: _smaller(getattr(base, name)) for name in _WEIGHTS}
     candidates = (dict(zip(options, values, strict=True)) for values in product(*options.values()))
     for chosen in sorted(candidates, key=lambda chosen: _distance(base, chosen)):

@@ -191,6 +191,12 @@ def device_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
         what = f"judges take {sizes.judge_nodes} of {_nodes(sizes.nodes)}, and none is left for the policy"
         yield Misfit("devices", KEYS["judge_nodes"], what, f"less than {KEYS['nodes']}", str(sizes.judge_nodes))
         return
+    yield from _teacher_misfits(sizes)
+    if sizes.gpus < 1:
+        there = sizes.gpus + sizes.teaching
+        what = f"teachers take {_gpus(sizes.teaching)} of {there}, and none is left for the policy"
+        yield Misfit("devices", KEYS["nodes"], what, f"more than {_gpus(sizes.teaching)}", _gpus(there))
+        return
     if sizes.ranks < 1:
         what = f"generation takes {_gpus(sizes.separate)} of {sizes.gpus}, and none is left for training"
         yield Misfit(
@@ -218,6 +224,24 @@ def device_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
         )
     yield from _generator_devices(sizes)
     yield from judge_misfits(sizes, sizes.judges)
+
+
+def _teacher_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
+    """Of teachers that have devices of their own."""
+    for teacher in sizes.teachers:
+        ranks, limit = teacher.ranks(sizes.gpus_per_node), sizes.gpus_per_node
+        if limit and (teacher.gpus_per_node or 0) > limit:
+            what = f"teacher {teacher.name} asks for more GPUs of a node than it has"
+            key = teacher.key("gpus_per_node")
+            yield Misfit("devices", key, what, f"at most {limit}", str(teacher.gpus_per_node))
+        elif ranks % teacher.copy_size:
+            what = f"the layout of teacher {teacher.name} does not divide its GPUs"
+            expected = f"a multiple of TP × PP × CP = {teacher.copy_size}"
+            yield Misfit("devices", teacher.key("gpus_per_node"), what, expected, _gpus(ranks))
+        elif (ranks // teacher.pipeline) % teacher.expert:
+            what = f"expert parallelism of teacher {teacher.name} does not divide its GPUs"
+            expected = f"a divisor of {ranks // teacher.pipeline}"
+            yield Misfit("devices", teacher.key("expert"), what, expected, str(teacher.expert))
 
 
 def _process_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.layout.sizes import JUDGE_ROLES
+from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ def cluster_address(config: ClusterConfig) -> str | None:
 def refuse_rl_without_ray(config: RlConfig) -> None:
     """As `refuse_without_ray`, of a step that generates and asks judges as well."""
     further = [] if config.policy.generation.colocated.enabled else ["policy.generation.colocated.enabled=true"]
+    if isinstance(config, OpdConfig) and config.on_policy_distillation.non_colocated_teachers.enabled:
+        further.append("on_policy_distillation.non_colocated_teachers.enabled=false")
     for role in JUDGE_ROLES:
         judge = config.env.nemo_gym.judge(role)
         if judge is not None and (judge.replicas or 1) > 1:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+from nemotron_steps.config.layout.teachers import TeacherSizes, read_teachers
 
 MEGATRON, DTENSOR = "policy.megatron_cfg", "policy.dtensor_cfg"
 VLLM = "policy.generation.vllm_cfg"
@@ -67,6 +70,7 @@ class LayoutSizes:
         samples: whether the step generates rollouts.
         uses_vllm: whether vLLM generates them.
         judges: local ones that are configured.
+        teachers: those that have devices of their own.
     """
 
     dtensor: bool = False
@@ -95,6 +99,7 @@ class LayoutSizes:
     generator_width: int = 1
     generator_experts: int = 1
     judges: tuple[JudgeSizes, ...] = ()
+    teachers: tuple[TeacherSizes, ...] = ()
     model_type: str | None = None
     length: int | None = None
     length_end: int | None = None
@@ -152,36 +157,42 @@ class LayoutSizes:
             generator_width=number("generator_width", 1) if vllm else 1,
             generator_experts=number("generator_experts", 1) if vllm else 1,
             judges=_judges(get),
+            teachers=read_teachers(get),
             model_type=model_type if isinstance(model_type, str) else None,
             length=count("length"),
             length_end=count("length_end"),
             new_tokens=count("new_tokens"),
         )
 
-    @property
+    @cached_property
     def copy_size(self) -> int:
         """Ranks that hold one copy of the model."""
         return self.tensor * self.pipeline * self.context
 
-    @property
+    @cached_property
     def gpus(self) -> int:
-        """GPUs of the cluster but those kept for judges; 0 on CPU, negative where judges get more nodes than there
-        are."""
-        return self.gpus_per_node * (self.nodes - self.judge_nodes)
+        """GPUs of the cluster but those kept for judges and teachers; 0 on CPU, negative where these get more than
+        there are."""
+        return self.gpus_per_node * (self.nodes - self.judge_nodes) - self.teaching
 
-    @property
+    @cached_property
+    def teaching(self) -> int:
+        """GPUs that teachers have for themselves; 0 on CPU."""
+        return sum(teacher.ranks(self.gpus_per_node) for teacher in self.teachers) if self.gpus_per_node else 0
+
+    @cached_property
     def separate(self) -> int:
         """Devices that only generate; 0 where generators share the policy's."""
         if not self.samples or self.colocated:
             return 0
         return self.generation_devices or self.generator_width
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Policy ranks: GPUs that train, or processes on CPU. Below 1 where no GPU is left."""
         return self.gpus - self.separate if self.gpus_per_node else self.workers or 1
 
-    @property
+    @cached_property
     def generating(self) -> int:
         """Devices that generate."""
         if not self.samples:
@@ -190,7 +201,7 @@ class LayoutSizes:
             return self.separate or self.generator_width
         return self.separate or self.ranks
 
-    @property
+    @cached_property
     def data_parallel(self) -> int | None:
         """Copies of the model; None where they do not come out even."""
         return self.ranks // self.copy_size if self.ranks > 0 and self.ranks % self.copy_size == 0 else None
@@ -212,7 +223,7 @@ def getter(config: Any) -> Callable[[str], Any]:
     def get(key: str) -> Any:
         node = config
         for part in key.split("."):
-            node = getattr(node, part, None)
+            node = node.get(part) if isinstance(node, Mapping) else getattr(node, part, None)
         return node
 
     return get

@@ -88,7 +88,7 @@ TABLE: tuple[Published, ...] = (
     _refused("sif_dir", "container images of an agent are the agent server's"),
     _refused(
         "logger.**",
-        "metrics, samples and report are in the run's folder; [wandb] and [tensorboard] of env.toml mirror them",
+        "metrics, samples and report are in the run's folder; [wandb], [tensorboard], [mlflow] of env.toml mirror them",
     ),
     # -- data preparation
     Published("val_holdout", "rows.validation"),

@@ -46,7 +46,8 @@ class RewardShapingConfig(Section):
 class AdvantageEstimatorConfig(Section):
     """Which estimator turns rewards into advantages."""
 
-    name: Literal["grpo", "reinforce_plus_plus", "gdpo"] = "grpo"
+    name: Literal["grpo", "reinforce_plus_plus", "gdpo", "opd"] = "grpo"
+    """opd: the step rl/nemo_rl/opd alone, which has teachers."""
     minus_baseline: bool = True
     """reinforce_plus_plus: subtract the group mean before normalising over the batch."""
     components: tuple[str, ...] = ()
@@ -243,10 +244,11 @@ class VllmModelConfig(Section):
     """A judge model: local weights run in this process or by vLLM, or an OpenAI-compatible server."""
 
     model: str | None = None
-    """Hugging Face folder or model name."""
+    """Hugging Face folder or model name; backend http: what its server calls it, None: the first that it lists."""
     backend: Literal["embedded", "vllm", "http"] = "embedded"
-    base_url: str | None = None
-    """backend http: the server's URL."""
+    base_url: str | tuple[str, ...] | None = None
+    """backend http: the server's URL, up to `/v1`, or a list of servers of one model: each question goes to the least
+    loaded, and one that gives no answer is routed around."""
     api_key_env: Annotated[str | None, OPERATIONAL] = None
     """backend http: environment variable that holds the key."""
     replicas: Annotated[PositiveInt | None, OPERATIONAL] = None

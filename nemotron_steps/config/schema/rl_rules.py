@@ -357,7 +357,7 @@ def judge_rules(config: VllmModelConfig) -> list[Rule]:
     """Rules of a judge's `vllm_model`."""
     return [
         Rule(
-            config.backend == "http" and config.base_url is None,
+            config.backend == "http" and not config.base_url,
             "backend",
             "a judge with backend=http needs the base_url of its server",
             ("base_url=http://127.0.0.1:8000/v1",),
@@ -396,6 +396,12 @@ def run_rules(config: RlConfig) -> list[Rule]:
     generation = config.policy.generation
     whole_batch = (f"policy.train_global_batch_size={rollouts}",)
     return [
+        Rule(
+            config.grpo.adv_estimator.name == "opd" and not hasattr(config, "on_policy_distillation"),
+            "grpo.adv_estimator.name",
+            "grpo.adv_estimator.name=opd needs teachers, which the step rl/nemo_rl/opd has",
+            ("grpo.adv_estimator.name=grpo",),
+        ),
         Rule(
             on_policy and batch != rollouts,
             "policy.train_global_batch_size",

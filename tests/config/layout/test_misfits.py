@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.misfits import misfits
+from nemotron_steps.config.layout.misfits import _megatron_misfits, misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
 
 
@@ -29,3 +29,14 @@ def test_tensor_parallelism_may_exceed_the_key_value_heads(
     found = [misfit.what for misfit in misfits(sizes, model)]
     assert found == ([] if wrong is None else [wrong])
     assert wrong is None or not misfits(LayoutSizes(tensor=2, context=8), model)
+
+
+@pytest.mark.parametrize(("model_type", "pipeline", "fits"), [
+    ("nemotron_h", 4, True), ("nemotron_h", 3, True), ("nemotron_h", 5, False),
+    ("llama", 4, True), ("llama", 2, True), ("llama", 3, False),
+])  # fmt: skip
+def test_every_pipeline_stage_has_a_layer_and_of_alike_layers_as_many(
+    model_type: str, pipeline: int, fits: bool
+) -> None:
+    found = list(_megatron_misfits(LayoutSizes(pipeline=pipeline), ModelFacts(model_type, layers=4)))
+    assert (found == []) == fits

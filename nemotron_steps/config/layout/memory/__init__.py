@@ -8,6 +8,7 @@ Arithmetic over plain numbers, without torch. Bytes everywhere; docs/memory.md h
     adapters.py     the same of low-rank adapters
     activations.py  what a layer keeps for its backward pass
     policy.py       weights, gradients, optimizer, activations and logprobs of the trained model
+    teachers.py     teachers of distillation, beside the policy or apart
     generation.py   weights and caches of a generator or a judge
     devices.py      which of it is on one device at the same time
     mends.py        overrides under which what does not fit would

@@ -11,6 +11,7 @@ from nemotron_steps.config.layout.memory.generation import GIB, GeneratorMemory,
 from nemotron_steps.config.layout.memory.policy import RankMemory, rank_memory
 from nemotron_steps.config.layout.memory.settings import UTILIZATION, JudgeSettings, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.memory.teachers import TeacherMemory, apart, beside_policy, settings_of
 
 CONTEXT = int(0.6 * GIB)
 """A process's CUDA context, cuBLAS workspaces and loaded kernels."""
@@ -20,12 +21,14 @@ ALLOCATOR = 0.1
 """What torch's caching allocator holds beside live tensors, blocks of sizes that nothing asks for: a share of those.
 Given back when there is no other memory, so it refuses nothing."""
 POLICY, GENERATOR, DEVICE = "policy", "generator", "device"
-GENERATES, SCORES, TRAINS, JUDGES = "generate", "reference", "train", "judge"
+TEACHER = "teacher"
+GENERATES, SCORES, TEACHES, TRAINS, JUDGES = "generate", "reference", "teach", "train", "judge"
 CAPACITY = "cluster.gpu_memory_gib"
 
 _WHILE = {
     GENERATES: "while it generates",
     SCORES: "while it computes reference logprobs",
+    TEACHES: "while a teacher scores",
     TRAINS: "while it trains",
     JUDGES: "while it judges",
 }
@@ -143,7 +146,7 @@ def step_memory(settings: MemorySettings, model_of: Callable[[str], ModelShape |
     """Of a training step.
 
     Args:
-        model_of: role (policy, or a judge's) → the shape of its model; None where that is not known.
+        model_of: role (policy, a judge's, or `teacher NAME`) → the shape of its model; None where that is not known.
     """
     sizes = settings.sizes
     shape = model_of(POLICY)
@@ -157,17 +160,45 @@ def step_memory(settings: MemorySettings, model_of: Callable[[str], ModelShape |
             unknown.append(role.role)
         else:
             judges.append((role, judge(model, settings, role)))
-    devices = tuple(_devices(settings, rank, generator, judges))
-    host = {} if rank is None else dict(rank.host)
+    teachers: dict[str, ModelShape] = {}
+    for name in settings.teachers:
+        model = model_of(f"{TEACHER} {name}")
+        if model is None:
+            unknown.append(f"{TEACHER} {name}")
+        else:
+            teachers[name] = model
+    taught = None
+    if rank is not None and teachers and not sizes.teachers:
+        taught = beside_policy(teachers, settings, rank.stage)
+    devices = (
+        *_devices(settings, rank, taught, generator, judges),
+        *_teachers_devices(settings, teachers),
+    )
+    host = {} if rank is None else {**rank.host, **(taught.host if taught is not None else {})}
     generators = {role.role: (f"{role.key}.gpu_memory_utilization", memory) for role, memory in judges}
     if generator is not None:
         generators[GENERATOR] = (UTILIZATION, generator)
     return StepMemory(BatchArithmetic.of(settings), devices, host, tuple(unknown), generators, settings.on_gpu)
 
 
+def _teachers_devices(settings: MemorySettings, models: Mapping[str, ModelShape]) -> Iterator[DeviceMemory]:
+    """Of teachers that have devices of their own, one each."""
+    for teacher in settings.sizes.teachers:
+        if teacher.name in models:
+            own = settings_of(settings, teacher)
+            memory = apart(models[teacher.name], settings, teacher)
+            lines = {**_lines(TEACHER, memory.rests), **_lines(TEACHER, memory.scores)}
+            if settings.on_gpu:
+                lines[DEVICE, "context"] = CONTEXT
+                lines[DEVICE, "communicators"] = COMMUNICATORS if own.sizes.ranks > 1 else 0
+                lines[DEVICE, "allocator"] = int(ALLOCATOR * sum(lines[key] for key in lines if key[0] == TEACHER))
+            yield DeviceMemory(f"is teacher {teacher.name}'s", {TEACHES: _without_zeros(lines)}, _capacity(settings))
+
+
 def _devices(
     settings: MemorySettings,
     rank: RankMemory | None,
+    taught: TeacherMemory | None,
     generator: GeneratorMemory | None,
     judges: list[tuple[JudgeSettings, GeneratorMemory]],
 ) -> Iterator[DeviceMemory]:
@@ -176,7 +207,7 @@ def _devices(
     beside = [] if own_nodes else _on_one_device(settings, judges)
     together = sizes.colocated and generator is not None and rank is not None
     if rank is not None:
-        yield _device(settings, rank, generator if together else None, beside if together else [])
+        yield _device(settings, rank, generator if together else None, beside if together else [], taught)
     if generator is not None and not together:
         yield _device(settings, None, generator, beside)
     if own_nodes:
@@ -199,6 +230,7 @@ def _device(
     rank: RankMemory | None,
     generator: GeneratorMemory | None,
     judges: list[tuple[JudgeSettings, GeneratorMemory]],
+    taught: TeacherMemory | None = None,
 ) -> DeviceMemory:
     phases: dict[str, dict[tuple[str, str], int]] = {}
     does = []
@@ -212,10 +244,16 @@ def _device(
     if rank is not None:
         if rank.scores and settings.has_reference:
             phases[SCORES] = _lines(POLICY, rank.scores)
+        if taught is not None:
+            phases[TEACHES] = _lines(TEACHER, taught.scores)
         phases[TRAINS] = _lines(POLICY, rank.trains)
+        if taught is not None:
+            phases[TRAINS] |= _lines(TEACHER, taught.trains)
     for phase, lines in phases.items():
         if rank is not None:
             phases[phase] = lines = {**_lines(POLICY, rank.rests), **lines}
+        for line, count in taught.rests.items() if taught is not None else ():
+            lines[TEACHER, line] = lines.get((TEACHER, line), 0) + count
         if generator is not None and phase != GENERATES:
             lines.update(_lines(GENERATOR, generator.rests))
         for role, memory in judges:
@@ -224,10 +262,16 @@ def _device(
         if settings.on_gpu:
             lines.update(_overhead(settings, rank, generator, judges, lines))
     named = " and ".join(does) or "judges"
-    capacity = int(settings.gpu_memory_gib * GIB) if settings.on_gpu else None
-    return DeviceMemory(
-        named, {phase: {k: n for k, n in lines.items() if n} for phase, lines in phases.items()}, capacity
-    )
+    shown = {phase: _without_zeros(lines) for phase, lines in phases.items()}
+    return DeviceMemory(named, shown, _capacity(settings))
+
+
+def _capacity(settings: MemorySettings) -> int | None:
+    return int(settings.gpu_memory_gib * GIB) if settings.on_gpu else None
+
+
+def _without_zeros(lines: Lines) -> Lines:
+    return {key: count for key, count in lines.items() if count}
 
 
 def _overhead(
@@ -238,11 +282,12 @@ def _overhead(
     lines: Lines,
 ) -> dict[tuple[str, str], int]:
     """Contexts of the processes, and what torch's allocator holds in those that are not vLLM's, which has its share."""
-    apart = {GENERATOR} if generator is not None and generator.own_process else set()
-    apart |= {role.role for role, memory in judges if memory.own_process}
+    outside = {GENERATOR} if generator is not None and generator.own_process else set()
+    outside |= {role.role for role, memory in judges if memory.own_process}
     on_ray = settings.sizes.backend == "ray"
-    inside = {role for role, _ in lines} - apart
-    processes = (len(inside) if on_ray else min(1, len(inside))) + len(apart)
+    inside = {role for role, _ in lines} - outside
+    own = len(inside - {TEACHER})  # teachers are in the policy's process
+    processes = (own if on_ray else min(1, own)) + len(outside)
     held = sum(count for (role, _), count in lines.items() if role in inside)
     overhead = {(DEVICE, "context"): processes * CONTEXT}
     if rank is not None and settings.sizes.ranks > 1:

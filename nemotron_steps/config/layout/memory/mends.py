@@ -108,6 +108,9 @@ def _ladders(settings: MemorySettings, memory: StepMemory, model: ModelShape | N
         yield [(offload, (f"{_OPTIMIZER}.optimizer_offload_fraction", share)) for share in (0.5, 0.75, 1.0)]
     if settings.chunk > 512:
         yield [(("policy.logprob_chunk_size", chunk),) for chunk in _halves(settings.chunk, 512)]
+    if settings.teachers and not settings.offloads_teachers:
+        yield [(("on_policy_distillation.offload", True),)]
+    yield from _teachers(settings)
     yield from _more_gpus(settings, model)
 
 
@@ -137,12 +140,22 @@ def _generation(settings: MemorySettings, memory: StepMemory) -> Iterator[list[O
         yield [(("policy.generation.max_sequences", rows),) for rows in _halves(settings.max_sequences, 8)]
 
 
+def _teachers(settings: MemorySettings) -> Iterator[list[Overrides]]:
+    """Of teachers that have devices of their own: fewer rows at once, or a model cut over more of its GPUs."""
+    for section in dict.fromkeys(teacher.section for teacher in settings.sizes.teachers):
+        teacher = next(each for each in settings.sizes.teachers if each.section == section)
+        rows = teacher.micro_batch or settings.logprob_batch
+        if rows > 1:
+            yield [((teacher.key("micro_batch"), fewer),) for fewer in _halves(rows, 1)]
+        yield [((teacher.key("tensor"), width),) for width in (2, 4, 8) if width > teacher.tensor]
+
+
 def _micro_batches(settings: MemorySettings) -> Iterator[list[Overrides]]:
     section = "sequence_packing" if settings.packs else "dynamic_batching" if settings.balances else None
     if section is None:
         if settings.micro_batch > 1:
             yield [(("policy.train_micro_batch_size", rows),) for rows in _halves(settings.micro_batch, 1)]
-        if settings.logprob_batch > 1 and settings.has_reference:
+        if settings.logprob_batch > 1 and (settings.has_reference or settings.teachers):
             yield [(("policy.logprob_batch_size", rows),) for rows in _halves(settings.logprob_batch, 1)]
         return
     least = settings.longest * settings.rows_per_unit

@@ -188,8 +188,7 @@ def _passes(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[di
     work = max((workspace(shape, layer, settings, tokens) for layer in computed), default=0)
     gathered = _gathered(shape, settings) if sizes.dtensor else 0
     trains = {"activations": activations + work + gathered}
-    scores = {"activations": int(scored.tokens / sizes.context * 4 * shape.hidden * element) + gathered}
-    scores["activations"] += max((_forward(own[layer].per_token, scored, sizes.context) for layer in own), default=0)
+    scores = {"activations": forward_bytes(shape, settings, stage, scored) + gathered}
     if last:
         trains["logprobs"] = _logprobs(shape, settings, batch, with_gradient=True)
         trains["logprobs"] += depths * _kept_logprobs(shape, settings, batch)
@@ -197,9 +196,12 @@ def _passes(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[di
     return trains, scores
 
 
-def _forward(per_token: float, batch: BatchArithmetic, context: int) -> int:
-    """One layer's tensors: without gradients none outlives its layer."""
-    return int(per_token * batch.tokens / context)
+def forward_bytes(shape: ModelShape, settings: MemorySettings, stage: int, batch: BatchArithmetic) -> int:
+    """Of a micro-batch's forward pass alone: one layer's tensors, since without gradients none outlives its layer."""
+    context = settings.sizes.context
+    layers = set(layers_of(shape, settings.sizes.pipeline, stage))
+    widest = max((int(kept(shape, layer, settings).per_token * batch.tokens / context) for layer in layers), default=0)
+    return int(batch.tokens / context * 4 * shape.hidden * settings.element) + widest
 
 
 def _gathered(shape: ModelShape, settings: MemorySettings) -> int:
@@ -220,14 +222,26 @@ def _logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmeti
     rows = batch.trained / sizes.context
     vocabulary = shape.vocabulary / sizes.tensor
     chunk = min(settings.chunk, rows)
-    if settings.on_gpu and element != FLOAT32:
+    if with_gradient and settings.compares:
+        logits = chunk * vocabulary * _compared(settings)
+    elif settings.on_gpu and element != FLOAT32:
         logits = chunk * vocabulary * element
     else:
         logits = chunk * vocabulary * (2 * FLOAT32 if element == FLOAT32 else FLOAT32 + 2 * element)
     if not with_gradient:
         return int(logits + 2 * rows * hidden * element)
     weight = 0 if settings.adapts or settings.lora else vocabulary * hidden * (FLOAT32 + 2 * element)
-    return int(logits + weight + 3 * rows * hidden * element) + _kept_logprobs(shape, settings, batch)
+    kept_logprobs = 2 * rows * hidden * element if settings.compares else _kept_logprobs(shape, settings, batch)
+    return int(logits + weight + 3 * rows * hidden * element + kept_logprobs)
+
+
+def _compared(settings: MemorySettings) -> int:
+    """Bytes of a logit while the policy is compared with a teacher (engine/policy/teacher_logprob.py): float32, of the
+    logits, their logs, probabilities and products; of everywhere's gradient under zero_outside_topk; and, where whole
+    distributions are compared, of the teacher's and of both KLs."""
+    if settings.topk is None:
+        return 12 * FLOAT32
+    return (6 if settings.zero_outside else 4) * FLOAT32
 
 
 def _kept_logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmetic) -> int:

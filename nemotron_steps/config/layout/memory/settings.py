@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.layout.sizes import DTENSOR, MEGATRON, VLLM, LayoutSizes
+from nemotron_steps.config.layout.teachers import TEACHERS
 
 GENERATION = "policy.generation"
 UTILIZATION = f"{VLLM}.gpu_memory_utilization"
@@ -46,6 +47,10 @@ KEYS: dict[str, tuple[str, Any]] = {
     "own_process": (f"{GENERATION}.vllm_cfg.async_engine", None),
     "asynchronous": ("grpo.async_grpo.enabled", False),
     "kl_penalty": ("loss_fn.reference_policy_kl_penalty", 0.0),
+    "estimator": ("grpo.adv_estimator.name", "grpo"),
+    "topk": ("on_policy_distillation.topk_logits_k", None),
+    "zero_outside": ("loss_fn.zero_outside_topk", False),
+    "offloads_teachers": ("on_policy_distillation.offload", True),
     "dpo": ("dpo.reference_policy_kl_penalty", None),
 }
 """Field of `MemorySettings` → its key and, where a config does not say, its value."""
@@ -107,6 +112,11 @@ class MemorySettings:
     asynchronous: bool = False
     kl_penalty: float = 0.0
     dpo: float | None = None
+    estimator: str = "grpo"
+    topk: int | None = None
+    zero_outside: bool = False
+    offloads_teachers: bool = True
+    teachers: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, get: Callable[[str], Any], sizes: LayoutSizes | None = None) -> MemorySettings:
@@ -114,7 +124,8 @@ class MemorySettings:
         sizes = sizes or LayoutSizes.read(get)
         values = {name: _value(get(key), default) for name, (key, default) in KEYS.items()}
         judges = tuple(_judge(judge.role, judge.section, judge.width, get) for judge in sizes.judges)
-        return cls(sizes, judges, **values)
+        teachers = get(TEACHERS)
+        return cls(sizes, judges, teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)
 
     @property
     def element(self) -> int:
@@ -130,6 +141,11 @@ class MemorySettings:
     def rows_per_unit(self) -> int:
         """Sequences that the loss reads together: the two of a preference pair."""
         return 1 if self.dpo is None else 2
+
+    @property
+    def compares(self) -> bool:
+        """Whether the loss compares distributions with teachers', and not sampled tokens alone."""
+        return bool(self.teachers) and self.estimator != "opd"
 
     @property
     def recomputes(self) -> bool:

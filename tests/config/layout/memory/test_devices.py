@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
+from nemotron_steps.config.layout.memory.devices import (
+    ALLOCATOR,
+    CONTEXT,
+    DEVICE,
+    TEACHER,
+    StepMemory,
+    _overhead,
+    step_memory,
+)
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
@@ -143,3 +151,11 @@ def test_pairs_count_twice():
     }
     found = step_memory(MemorySettings.read(flat(values).get), lambda role: SHAPE)
     assert (found.batch.micro_rows, found.batch.tokens, found.batch.rollouts) == (4, 4096, None)
+
+
+@pytest.mark.parametrize(("backend", "processes"), [("ray", 2), ("process", 1)])
+def test_roles_share_a_context_where_they_share_a_process(backend: str, processes: int) -> None:
+    settings = MemorySettings.read({"cluster.backend": backend, "cluster.gpus_per_node": 1}.get)
+    lines = {("policy", "weights"): 10**9, ("genrm_model", "weights"): 10**9, (TEACHER, "weights"): 10**9}
+    found = _overhead(settings, None, None, [], lines)
+    assert found == {(DEVICE, "context"): processes * CONTEXT, (DEVICE, "allocator"): int(ALLOCATOR * 3 * 10**9)}

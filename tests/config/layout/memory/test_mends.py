@@ -7,7 +7,8 @@ import json
 import pytest
 import yaml
 
-from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
 from nemotron_steps.config.layout.memory.mends import memory_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings

@@ -55,6 +55,7 @@ CASES = {
     "adapters, tensor, distributed": ("qwen3", {"peft": PEFT, **TENSOR, **DISTRIBUTED}, "bfloat16", 4),
     "adapters of some": ("llama", {"peft": {**PEFT, "target_modules": ["linear_qkv"]}}, "bfloat16", 1),
     "adapters beside experts": ("qwen3_moe", {"peft": {**PEFT, "target_modules": ["linear_proj"]}}, "float32", 1),
+    "adapters, Mamba-2, tensor": ("dense", {"peft": PEFT, **TENSOR}, "bfloat16", 2),
     "prediction": ("mtp", {"mtp_num_layers": 1}, "bfloat16", 1),
     "prediction, detached, float32": ("mtp", {"mtp_num_layers": 1, "mtp_detach_heads": True}, "float32", 1),
     "prediction, experts, tensor, pipeline, frozen router": (

@@ -1,0 +1,53 @@
+"""Importing another package's module: what it prints and raises stays its own, and is told by its line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.errors.plugins import PluginImportError, load_object
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Writes a module of a plugin, and forgets it afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name: str, text: str) -> Path:
+        (tmp_path / f"{name}.py").write_text(text)
+        return tmp_path / f"{name}.py"
+
+    yield write
+    for name in [name for name in sys.modules if name.startswith("toy_plugin")]:
+        del sys.modules[name]
+
+
+def test_what_a_module_prints_is_no_output_and_names_reach_inside(
+    written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    written("toy_plugin", "print('hello')\nclass A:\n    class B:\n        c = 3\n")
+    assert load_object("toy_plugin:A.B.c") == 3
+    assert capsys.readouterr() == ("", "hello\n")
+    with pytest.raises(AttributeError):
+        load_object("toy_plugin:A.C")
+
+
+@pytest.mark.parametrize("raising", ["raise ValueError('no')", "raise SystemExit('no')", "import toy_plugin_absent"])
+def test_what_a_module_raises_is_told_by_the_innermost_line_that_raised_it(
+    raising: str, written: Callable[..., Path]
+) -> None:
+    inner = written("toy_plugin_inner", f"def broken():\n    {raising}\n")
+    written("toy_plugin", "import toy_plugin_inner\ntoy_plugin_inner.broken()\n")
+    with pytest.raises(PluginImportError) as caught:
+        load_object("toy_plugin:A")
+    assert (caught.value.name, caught.value.line) == ("toy_plugin", f"{inner}:2")
+
+
+@pytest.mark.parametrize("reference", ["toy_plugin_absent:A", "toy_plugin_absent.deep:A"])
+def test_a_module_that_is_not_installed_is_not_one_that_fails(reference: str) -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        load_object(reference)
+    assert not isinstance(caught.value, PluginImportError)

@@ -1,0 +1,156 @@
+"""What is read from a config.json, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.models.architecture import Architecture, Mamba2, RopeScaling, hf_folder, read_config
+from nemotron_steps.models.families.config_values import ConfigValues
+
+QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.01,
+    "rope_theta": 5e5,
+}
+
+
+def read(**changes: Any) -> Architecture:
+    config = {key: value for key, value in {**QWEN3, **changes}.items() if value is not ...}
+    return Architecture.from_config(config)
+
+
+def test_every_size_is_read_from_its_own_key() -> None:
+    found = read()
+    assert (found.hidden_size, found.num_layers, found.num_attention_heads, found.num_key_value_heads) == (64, 3, 8, 2)
+    assert (found.head_dim, found.ffn_hidden_size, found.vocab_size, found.max_position_embeddings) == (
+        16,
+        96,
+        300,
+        512,
+    )
+    assert (found.norm_eps, found.tied_embeddings, found.initializer_range, found.rope_theta) == (1e-5, True, 0.01, 5e5)
+    assert (found.qk_norm, found.qkv_bias, found.is_moe, found.query_heads_per_group) == (True, False, False, 4)
+    assert (found.mixtures, found.layer_kinds, found.is_hybrid) == ((), None, False)
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
+    left_out = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "initializer_range")
+    found = read(**dict.fromkeys((*left_out, "rope_theta"), ...))
+    assert (found.num_key_value_heads, found.head_dim, found.norm_eps) == (8, 8, 1e-6)
+    assert (found.tied_embeddings, found.initializer_range, found.rope_theta) == (False, 0.02, 1e4)
+    assert [read(model_type=family).qkv_bias for family in ("llama", "qwen2", "qwen3")] == [False, True, False]
+    assert [read(model_type=family).qk_norm for family in ("llama", "qwen2", "qwen3")] == [False, False, True]
+
+
+def test_experts_are_counted_under_either_name() -> None:
+    moe = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    for key in ("num_experts", "num_local_experts"):
+        found = read(**moe, **{key: 4})
+        assert (found.num_experts, found.experts_per_token, found.moe_ffn_hidden_size) == (4, 2, 24)
+        assert found.mixtures == (0, 1, 2) and not found.norm_topk_prob
+    assert read(**moe, num_experts=4, norm_topk_prob=True).norm_topk_prob
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"hidden_size": ...}, ArtifactError, "lacks hidden_size"),
+        ({"vocab_size": "many"}, ArtifactError, "malformed"),
+        ({"num_attention_heads": 7}, ArtifactError, "do not divide"),
+        ({"model_type": "gpt2"}, UnsupportedError, "no Megatron mapping"),
+        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "quantised"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        read(**change)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "positions"),
+    [
+        (None, 512),
+        ({"rope_type": "llama3", "factor": 8.0}, 512),
+        ({"rope_type": "linear", "factor": 2.0}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 512),
+        ({"type": "yarn", "factor": 1.5}, 768),
+    ],
+)
+def test_scaled_positions_reach_as_far_as_the_scaling_was_made_for(scaling: Any, positions: int) -> None:
+    assert read(rope_scaling=scaling).positions == positions
+    parameters = {"rope_theta": 7.0, **(scaling or {"rope_type": "default"})}
+    new = read(rope_parameters=parameters, rope_theta=1.0)
+    assert (new.positions, new.rope_theta) == (positions, 7.0)
+
+
+def test_a_scaling_has_transformers_defaults_and_its_original_length() -> None:
+    assert RopeScaling("yarn") == RopeScaling("yarn", 1.0, 1.0, 4.0, None, 32.0, 1.0, None, None, None, True)
+    assert read(rope_scaling={"rope_type": "linear"}).rope_scaling == RopeScaling(
+        "linear", original_max_position_embeddings=512
+    )
+
+
+def test_sizes_of_a_mixer_follow_from_its_heads_groups_and_states() -> None:
+    mixer = Mamba2(num_heads=6, head_dim=4, state_size=5, num_groups=2, conv_kernel=4, chunk_size=8)
+    assert (mixer.inner_size, mixer.conv_channels, mixer.in_proj_rows) == (24, 24 + 2 * 10, 24 + 44 + 6)
+    assert mixer.time_step_limit == (0.0, math.inf) and mixer.conv_bias
+
+
+def test_facts_of_a_layout_are_those_of_the_architecture() -> None:
+    facts = read().facts
+    assert (facts.layers, facts.attention_heads, facts.key_value_heads, facts.head_dim) == (3, 8, 2, 16)
+    assert (facts.experts, facts.mlp_width, facts.shared_width, facts.positions) == (0, 96, None, 512)
+    moe = replace(read(), num_experts=4, moe_ffn_hidden_size=24, shared_ffn_hidden_size=36)
+    assert (moe.facts.experts, moe.facts.mlp_width, moe.facts.shared_width) == (4, 24, 36)
+    assert replace(moe, pattern="E-*", ffn_hidden_size=96).facts.shared_width == 12
+
+
+def test_a_folder_is_itself_or_holds_its_config_in_hf(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    assert hf_folder(tmp_path) == tmp_path / "hf" and hf_folder(tmp_path / "hf") == tmp_path / "hf"
+    config = tmp_path / "hf" / "config.json"
+    for text, said in (("{", "is not JSON"), ("[1]", "is not an object")):
+        config.write_text(text)
+        with pytest.raises(ArtifactError, match=said):
+            read_config(config)
+    config.write_text(json.dumps(QWEN3))
+    assert Architecture.from_folder(tmp_path) == read()
+    (tmp_path / "hf" / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(UnsupportedError, match="quantised"):
+        Architecture.from_folder(tmp_path)
+    with pytest.raises(ArtifactError, match=r"no config\.json"):
+        read_config(tmp_path / "config.json")
+
+
+def test_values_are_counts_and_numbers_within_their_bounds() -> None:
+    values = ConfigValues(
+        {"a": None, "b": 3, "c": 0, "d": True, "e": 2.5, "f": "x", "g": math.inf, "h": -1}, "m/config.json"
+    )
+    assert values.count("a", "b") == 3 and values.count("z", default=7) == 7 and values.count("c", least=0) == 0
+    assert values.count("b", "c") == 3  # the first that is there
+    for name in ("c", "d", "e", "f", "z", "a"):
+        with pytest.raises(ArtifactError):
+            values.count(name)
+    assert values.number("e", 1.0) == 2.5 and values.number("b", 1.0) == 3.0 and values.number("a", 1.5) == 1.5
+    assert values.number("h", 0.0) == -1.0
+    for name, least in (("d", -math.inf), ("f", -math.inf), ("g", -math.inf), ("c", 0.0), ("h", 0.0)):
+        with pytest.raises(ArtifactError, match="out of range"):
+            values.number(name, 1.0, least=least)
