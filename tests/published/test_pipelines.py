@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.request import Workbench
 from tests.published.tables import published
 from tests.published.test_values import EVERYWHERE, STAGES, ours, theirs
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.rl import RlConfig

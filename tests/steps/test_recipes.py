@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.request import Asked, Workbench
+from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.hybrid_layers import NAMES
+from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B
 from tests.models.checkpoints import write_tokenizer
 
 WIDTHS = {"hidden_size": 64, "intermediate_size": 16, "vocab_size": 64, "head_dim": 2}
@@ -23,7 +24,22 @@ def _shape(layers: int, heads: int, shared: int, positions: int = 40_960, **more
     }
 
 
-NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+def _nemotron(of: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Layers, heads, groups and experts of a Nemotron 3."""
+    pattern = of["hybrid_override_pattern"]
+    kept = ("mamba_num_heads", "n_groups", "n_routed_experts", "num_experts_per_tok")
+    return {
+        **_shape(len(pattern), of["num_attention_heads"], of["num_key_value_heads"], 262_144),
+        **{name: of[name] for name in kept},
+        "layers_block_type": [NAMES[kind][-1] for kind in pattern],
+        "mamba_head_dim": 1,
+        "ssm_state_size": 8,
+        "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16,
+        **more,
+    }
+
+
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-0.6B": ("qwen3", _shape(28, 16, 8, tie_word_embeddings=True)),
     "Qwen3-8B": ("qwen3", _shape(36, 32, 8)),
@@ -32,21 +48,8 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.1-70B": ("llama", _shape(80, 64, 8, 131_072)),
     "Qwen3-30B-A3B": ("qwen3_moe", _shape(48, 32, 4, **EXPERTS)),
     "Qwen3-235B-A22B": ("qwen3_moe", _shape(94, 64, 4, **EXPERTS)),
-    "Nemotron-3-Nano": (
-        "nemotron_h",
-        {
-            **_shape(len(NANO), 32, 2, 262_144),
-            "layers_block_type": [NAMES[kind][-1] for kind in NANO],
-            "mamba_num_heads": 64,
-            "mamba_head_dim": 1,
-            "ssm_state_size": 8,
-            "n_groups": 8,
-            "n_routed_experts": 128,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 16,
-            "moe_shared_expert_intermediate_size": 16,
-        },
-    ),
+    "Nemotron-3-Nano": ("nemotron_h", _nemotron(NANO_30B)),
+    "Nemotron-3-Super": ("nemotron_h", _nemotron(SUPER_120B, moe_latent_size=16)),
 }
 """Name → config.json's model_type, and its settings."""
 
