@@ -32,14 +32,18 @@ class Command:
 
 
 def commands(page: Path) -> list[Command]:
-    """Those of a page's blocks, fenced or indented.
+    """Those of a page's blocks, fenced or indented, and those that stand in its sentences with what they are about.
 
     A line with `[…]`, `...` or `|` is a synopsis and no command; what stands after two spaces or `#` is a remark.
     """
     name = page.relative_to(ROOT).as_posix()
     text = re.sub(r" *\\\n\s*", " ", page.read_text(encoding="utf-8"))
     lines = [line.strip() for block in blocks(text, "", "sh", "bash") for line in block.splitlines()]
-    lines += [line.strip() for line in FENCE.sub("", text).splitlines() if line.startswith("    ")]
+    prose = FENCE.sub("", text)
+    lines += [line.strip() for line in prose.splitlines() if line.startswith("    ")]
+    # What is typed on the page of errors is wrong, and tests/hints type it; a decision tells of its time.
+    if name != "docs/errors.md" and not name.startswith("docs/decisions/"):
+        lines += [" ".join(said.split()) for said in re.findall(r"`((?:steps|nemotron) \w+ [^-`][^`]*)`", prose)]
     found = []
     for line in lines:
         program = re.match(r"((?:[A-Z_]+=\S+ )*)((?:steps|nemotron) .*)", line)

@@ -367,7 +367,7 @@ FAULTS = (
         "resuming a run that had a secret",
         "run --resume latest",
         "E010",
-        "steps run toy/train -c tiny 'judge.api_key=***' --resume RUN   # with the secret again",
+        "steps run --resume RUN toy/train -c tiny 'judge.api_key=***'   # with the secret again",
         setup=on.after(f"run {SECRET}"),
         put={"***": "sk-abcdefghijklmnop"},
     ),
