@@ -50,7 +50,7 @@ def missing_input_hints(registry: Registry, command: str, target: str, port: Con
         step: the step whose port it is.
     """
     hints = [f"steps run {command} --input {target}=PATH"]
-    if port.bindings:
+    if port.bindings and not port.many:
         hints.append(f"{next(iter(port.bindings))}=PATH")
     hints += [f"steps plan {producer} {step}" for producer in producers_of(registry, port.type) if producer != step]
     return tuple(hints)
@@ -65,12 +65,12 @@ def missing_stage_input_hints(
         before: earlier stages by name, in order; the nearest that fits is named.
     """
     hints = [f"steps run {command} --input {target}=PATH"]
-    if port.bindings:
+    if port.bindings and not port.many:
         hints.append(f"{stage}.{next(iter(port.bindings))}=PATH")
-    leading = types.leading_to(port.type)
+    leading, own = types.leading_to(port.type), port.name + (".NAME" if port.many else "")
     for name, manifest in reversed(list(before.items())):
         if any(output.type in leading for output in manifest.produces):
-            hints.append(f'inputs = {{ {port.name} = "{name}" }}   # in [[stages]] name = "{stage}"')
+            hints.append(f'inputs = {{ {own} = "{name}" }}   # in [[stages]] name = "{stage}"')
             break
     return tuple(hints)
 

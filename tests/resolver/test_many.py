@@ -8,7 +8,7 @@ import pytest
 
 from nemotron_steps.errors import PlanError
 from nemotron_steps.resolver.plan import SuppliedInput
-from tests.resolver.worlds import World, types_of, wiring, world_of
+from tests.resolver.worlds import World, pipeline, types_of, wiring, world_of
 
 DISTIL = """
 [[consumes]]
@@ -64,3 +64,14 @@ def test_a_constraint_on_a_port_that_takes_many_is_one_on_each(world: World) -> 
     assert problem.code == "E304" and "another tokenizer" in problem.what
     assert problem.expected == "teachers.odd.tokenizer = T (as policy.tokenizer)" and problem.found == "U"
     assert problem.hints == ("--input teachers.odd=PATH   # another one",)
+
+
+def test_what_feeds_a_port_that_takes_many_is_told_under_a_name(world: World) -> None:
+    with pytest.raises(PlanError) as caught:
+        world.plan("distil", inputs={"policy": "p"})
+    (problem,) = caught.value.problems
+    assert problem.hints[0].endswith("--input teachers.NAME=PATH") and "teachers=PATH" not in problem.hints
+    with pytest.raises(PlanError) as caught:
+        world.plan_pipeline(pipeline({"name": "a", "step": "train"}, {"name": "b", "step": "distil"}), {"policy": "p"})
+    (problem,) = caught.value.problems
+    assert problem.hints[1:] == ('inputs = { teachers.NAME = "a" }   # in [[stages]] name = "b"',)
