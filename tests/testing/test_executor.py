@@ -35,9 +35,9 @@ EXECUTOR: dict[str, tuple[Change, ...]] = {
         (CODE, 'job.partition("@")', 'job.strip().partition("@")'),
     ),
     "a_running_job_is_known": (
-        (CODE, NAME, f"self.mine = process.pid\n        {NAME}"),
+        (CODE, NAME, f"self.__dict__.setdefault('mine', set()).add(process.pid)\n        {NAME}"),
         (CODE, "        pid = _running(job)\n        return", "        pid = _running(job)\n"
-         "        pid = pid if pid == getattr(self, 'mine', 0) else None\n        return"),
+         "        pid = pid if pid in getattr(self, 'mine', ()) else None\n        return"),
     ),
     "cancel_stops_a_job": ((CODE, "SIGTERM", "SIGKILL"),),
     "cancel_of_what_is_over_does_nothing": (
