@@ -75,6 +75,7 @@ def policy_generator(shape: ModelShape, settings: MemorySettings) -> GeneratorMe
         settings.utilization,
         experts=sizes.generator_experts,
         sequences=settings.max_num_seqs,
+        length=settings.longest,
         sleeps=sleeps,
         own_process=own_process or sizes.generator_width > 1,
         records=sizes.router_replay,
@@ -91,6 +92,7 @@ def judge(shape: ModelShape, settings: MemorySettings, role: JudgeSettings) -> G
             role.utilization,
             experts=1,
             sequences=role.max_sequences,
+            length=role.length,
             sleeps=False,
             own_process=True,
         )
@@ -149,6 +151,7 @@ def _vllm(
     *,
     experts: int,
     sequences: int,
+    length: int,
     sleeps: bool,
     own_process: bool,
     records: bool = False,
@@ -164,7 +167,7 @@ def _vllm(
     token = max(shape.kv_bytes_per_token // min(width, shape.key_value_heads), 1)
     state = shape.state_bytes(element) // width
     # A first forward pass as wide as any is made before the rest becomes the cache.
-    least = weights + sequences * shape.vocabulary // width * FLOAT32 + settings.longest * token + state
+    least = weights + sequences * shape.vocabulary // width * FLOAT32 + length * token + state
     room = max(0, share - weights) // token
     generates = {"weights": weights, "cache": max(0, share - weights)}
     rests = {"asleep": SLEEPING} if sleeps else dict(generates)

@@ -120,6 +120,9 @@ def _generation(settings: MemorySettings, memory: StepMemory) -> Iterator[list[O
         if judge.vllm and not sizes.judge_nodes:
             shares = _shares(settings, memory, judge.role, judge.utilization)
             yield [((f"{judge.key}.gpu_memory_utilization", share),) for share in shares]
+        if judge.vllm and _lacks(memory, judge.role):
+            larger = [share for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9) if share > judge.utilization]
+            yield [((f"{judge.key}.gpu_memory_utilization", share),) for share in larger]
     if not sizes.samples:
         return
     if sizes.uses_vllm:
@@ -134,7 +137,7 @@ def _generation(settings: MemorySettings, memory: StepMemory) -> Iterator[list[O
                 for width in wider
             ]
         larger = [share for share in (0.5, 0.6, 0.7, 0.8, 0.85, 0.9) if share > settings.utilization]
-        if GENERATOR in memory.generators and memory.generators[GENERATOR][1].lacks:
+        if _lacks(memory, GENERATOR):
             yield [((UTILIZATION, share),) for share in larger]
     else:
         yield [(("policy.generation.max_sequences", rows),) for rows in _halves(settings.max_sequences, 8)]
@@ -204,6 +207,10 @@ def _halves(value: int, least: int) -> list[int]:
         value = max(least, value // 2)
         found.append(value)
     return found
+
+
+def _lacks(memory: StepMemory, role: str) -> bool:
+    return role in memory.generators and memory.generators[role][1].lacks
 
 
 def _shares(settings: MemorySettings, memory: StepMemory, role: str, utilization: float) -> list[float]:

@@ -78,6 +78,18 @@ def test_a_judge_is_there_in_every_phase_and_on_its_own_nodes_alone():
     assert alone.name == "judges" and roles(alone, "judge") == {"genrm_model"}
 
 
+def test_a_judges_share_holds_a_conversation_as_long_as_it_takes_itself():
+    """Whatever the length of the policy's."""
+
+    def least(**changes: Any) -> int:
+        return judged(**changes).generators["genrm_model"][1].least
+
+    assert SHAPE is not None
+    assert least(policy__max_total_sequence_length=16384) == least()
+    longer = least(**{f"{JUDGE}.max_total_sequence_length": 65536})
+    assert longer - least() == 32768 * SHAPE.kv_bytes_per_token
+
+
 def test_a_reference_policy_takes_host_memory_and_a_phase_of_its_own():
     with_kl = memory(loss_fn__reference_policy_kl_penalty=0.01)
     (device,) = with_kl.devices

@@ -155,3 +155,20 @@ def test_what_is_mended_fits_by_the_same_arithmetic(gpus):
         changed = {key: yaml.safe_load(text) for key, _, text in (word.partition("=") for word in hint.split(" "))}
         settings = MemorySettings.read({**flat(values), **changed}.get)
         assert step_memory(settings, lambda role: shape).shortages == []
+
+
+def test_a_judge_that_has_too_little_of_a_gpu_is_offered_more():
+    shape = ModelShape.read(NANO_4B)
+    key = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+    values = {
+        f"{key}.model": "judge",
+        f"{key}.backend": "vllm",
+        f"{key}.gpu_memory_utilization": 0.05,
+        "policy.train_global_batch_size": 8,
+        "policy.megatron_cfg.optimizer.use_distributed_optimizer": True,
+        "cluster.backend": "ray",
+        "cluster.gpus_per_node": 8,
+        "cluster.num_nodes": 2,
+        "env.nemo_gym.num_gpu_nodes": 1,
+    }
+    assert memory_mends(values.get, lambda role: shape)[0] == f"{key}.gpu_memory_utilization=0.2"
