@@ -74,7 +74,7 @@ def test_neighbours_of_one_prompt_are_judged_together_where_groups_are(groups: b
     environment = Grader(groups=groups)
     rollouts = [
         rollout("q", "a"), rollout("q", "b"), rollout("other", "c"),
-        rollout("q", "d", _ng_task_index=1), rollout("other", "e", _ng_task_index=1), rollout("other", "f"),
+        rollout("q", "d", _ng_task_index=1), rollout("other", "e", _ng_task_index=1), rollout("q", "f"),
     ]  # fmt: skip
     graded(environment, rollouts)
     assert environment.seen == seen

@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
+from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
+from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, CheckSubject, layout_fits, sorted_data_is_served_in_order
 from nemotron_steps.resolver.request import StepConfig
 
@@ -381,3 +382,13 @@ def test_data_that_was_sorted_is_not_shuffled(shuffle: bool, attributes: dict[st
     assert [(p.code, p.hints, p.chain) for p in problems] == (
         [("E304", ("data.shuffle=false",), ("rl.prompts",))] if refused else []
     )
+
+
+def test_a_constraint_is_about_the_ports_that_it_names_and_not_about_longer_names() -> None:
+    ports = tuple(Consumes(type="checkpoint", name=name) for name in ("policy", "policy_start", "prompts"))
+    same = (Constraint(same=("policy.tokenizer", "prompts.tokenizer")),)
+    manifest = StepManifest(step=StepTable(id="rl"), consumes=ports, constraints=same)
+    known = {"policy": {"tokenizer": "a"}, "policy_start": {"tokenizer": "b"}, "prompts": {"tokenizer": "a"}}
+    assert check_attributes(manifest, known) == []
+    (problem,) = check_attributes(manifest, {**known, "prompts": {"tokenizer": "b"}})
+    assert (problem.expected, problem.found) == ("prompts.tokenizer = a (as policy.tokenizer)", "b")

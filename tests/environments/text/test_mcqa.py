@@ -63,6 +63,12 @@ def test_lenient_box_reads_an_option_text() -> None:
     assert grade(r"\boxed{it is red}", grading_mode="lenient_boxed", expected_answer="A") == 1.0
 
 
+def test_a_text_that_two_options_have_is_neither_letter() -> None:
+    row = {"options": [{"A": "red"}, {"B": "Red"}, {"C": "blue"}], "grading_mode": "lenient_answer_colon"}
+    assert [grade("Answer: red", **row, expected_answer=key) for key in "AB"] == [0.0, 0.0]
+    assert grade("Answer: blue", **row, expected_answer="C") == 1.0
+
+
 @pytest.mark.parametrize(
     ("regex", "text", "reward"),
     [

@@ -45,6 +45,11 @@ def test_rows_of_a_group_share_its_prompt_where_rows_cut_the_batch(rows, micro_b
     assert (batch.tokens, batch.trained) == (prompts * PROMPT + cut * ANSWER, cut * ANSWER)
 
 
+def test_a_length_that_grows_is_counted_as_long_as_it_gets():
+    grown = settings_of(max_total_sequence_length_end=3 * (PROMPT + ANSWER), train_micro_batch_size=1)
+    assert BatchArithmetic.of(grown).tokens == 3 * (PROMPT + ANSWER)
+
+
 @pytest.mark.parametrize(("value", "least"), [(10_000, 4096), (4096, 4096), (7, 1), (100, 60)])
 def test_what_is_offered_gets_smaller_down_to_the_least_and_not_below(value, least):
     offered = _halves(value, least)

@@ -79,6 +79,15 @@ def test_the_embedded_generators_caches_are_predicted(name, records, tmp_path):
     assert memory.generates["weights"] == pytest.approx(sum(weights.values()), rel=0.02)
 
 
+def test_a_group_of_which_some_rows_are_sampled_has_its_prompt_in_the_cache():
+    shape = ModelShape.read(QWEN3_8B)
+    cache = {
+        n: policy_generator(shape, settings_of(generation={"max_sequences": n})).generates["cache"] for n in (4, 6, 8)
+    }
+    row = (cache[8] - cache[6]) // 2  # of two groups both
+    assert cache[8] - cache[4] == 4 * row + PROMPT * shape.kv_bytes_per_token * 2
+
+
 def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
     shape = ModelShape.read(QWEN3_8B)
     small = policy_generator(shape, settings_of())

@@ -127,6 +127,13 @@ def test_a_teacher_with_gpus_of_its_own_has_the_layout_and_rows_of_its_own():
     assert fewer["teacher", "activations"] == pytest.approx(lines["teacher", "activations"] / 2, rel=1e-3)
 
 
+def test_of_a_teachers_pipeline_stages_the_one_that_takes_most_is_counted():
+    apart = f"{SECTION}.non_colocated_teachers"
+    stages = f"{apart}.default_teacher_cfg.pipeline_model_parallel_size"
+    _, teacher, _ = memory(**{"cluster.num_nodes": 3, f"{apart}.enabled": True, stages: 2}).devices
+    assert teacher.phases["teach"]["teacher", "logprobs"] > 0  # which the last one alone computes
+
+
 def test_teachers_that_do_not_fit_are_refused_with_what_mends_it():
     values = values_of(on_policy_distillation__offload=False, **{"cluster.gpu_memory_gib": 40.0})
     assert SHAPE is not None
