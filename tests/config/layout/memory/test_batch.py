@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.config.layout.memory.batch import BatchArithmetic
-from nemotron_steps.config.layout.memory.mends import _halves
+from nemotron_steps.config.layout.memory.mends import _halves, _micro_batches
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from tests.config.layout.memory.shapes import flat
 
@@ -30,9 +30,10 @@ def settings_of(**policy) -> MemorySettings:
     ("budget", "micro_batches", "tokens", "trained"),
     [(10**6, 1, 2 * PROMPT + 8 * ANSWER, 8 * ANSWER), (200, 2, 200, 8 * ANSWER), (100, 3, 100, 100)],
 )
-def test_a_prompt_that_rows_share_is_read_once_and_not_trained_on(budget, micro_batches, tokens, trained):
-    packing = {"enabled": True, "train_mb_tokens": budget}
-    batch = BatchArithmetic.of(settings_of(sequence_packing=packing))
+@pytest.mark.parametrize("section", ["sequence_packing", "dynamic_batching"])
+def test_a_prompt_that_rows_share_is_read_once_and_not_trained_on(budget, micro_batches, tokens, trained, section):
+    cut = {"enabled": True, "train_mb_tokens": budget}
+    batch = BatchArithmetic.of(settings_of(**{section: cut}))
     assert (batch.micro_batches, batch.tokens, batch.trained) == (micro_batches, tokens, trained)
     assert (batch.rows, batch.updates, batch.budget) == (8, 1, True)
 
@@ -55,3 +56,10 @@ def test_what_is_offered_gets_smaller_down_to_the_least_and_not_below(value, lea
     offered = _halves(value, least)
     assert offered == sorted(set(offered), reverse=True)
     assert offered[-1:] == ([least] if value > least else []) and value not in offered
+
+
+def test_a_smaller_budget_that_is_offered_holds_a_whole_pair():
+    pairs = {"dpo.reference_policy_kl_penalty": 0.1, "policy.max_total_sequence_length": 1024}
+    packing = {"policy.sequence_packing.enabled": True, "policy.sequence_packing.train_mb_tokens": 8192}
+    (ladder,) = _micro_batches(MemorySettings.read({**pairs, **packing}.get))
+    assert ladder == [(("policy.sequence_packing.train_mb_tokens", tokens),) for tokens in (4096, 2048)]

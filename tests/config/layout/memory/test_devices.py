@@ -11,6 +11,7 @@ from nemotron_steps.config.layout.memory.devices import (
     CONTEXT,
     DEVICE,
     TEACHER,
+    DeviceMemory,
     StepMemory,
     _overhead,
     step_memory,
@@ -98,6 +99,12 @@ def test_a_reference_policy_takes_host_memory_and_a_phase_of_its_own():
     assert memory().host == {}
 
 
+@pytest.mark.parametrize(("capacity", "fits"), [(90, True), (89, False)])
+def test_what_the_allocator_holds_for_nothing_refuses_nothing(capacity, fits):
+    lines = {("policy", "weights"): 90, (DEVICE, "allocator"): 20}
+    assert DeviceMemory("trains", {"train": lines}, capacity).fits is fits
+
+
 def test_what_is_not_known_is_named():
     without = memory(shape=None)
     assert without.unknown == ("policy",) and without.devices == () and without.batch.rollouts == 64
@@ -137,6 +144,16 @@ def test_stages_ahead_hold_more_micro_batches():
     (whole,) = memory(policy__megatron_cfg__activation_checkpointing=False, policy__train_micro_batch_size=1).devices
     first, alone = (each.phases["train"]["policy", "activations"] for each in (device, whole))
     assert first == pytest.approx(alone, rel=0.05), f"half of {layers} layers, twice"
+
+
+def test_no_more_micro_batches_are_in_flight_than_there_are():
+    """A rank's sixteen rows in one micro-batch, or in two that are both in flight."""
+    unlike = {
+        "policy__megatron_cfg__pipeline_model_parallel_size": 2,
+        "policy__megatron_cfg__activation_checkpointing": False,
+    }
+    one, two = (of_policy("activations", policy__train_micro_batch_size=rows, **unlike) for rows in (16, 8))
+    assert one == pytest.approx(two, rel=0.1)
 
 
 def test_experts_and_their_optimizer_follow_expert_parallelism():

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from nemotron_steps.config.layout.memory.generation import GIB, SLEEPING, policy_generator
+from nemotron_steps.config.layout.memory.generation import GIB, SLEEPING, GeneratorMemory, policy_generator
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
@@ -94,6 +94,33 @@ def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
     assert small.rests["cache"] == small.generates["cache"]
     large = policy_generator(shape, settings_of(generation={"max_sequences": 4096}))
     assert "cache" not in large.rests and large.generates["cache"] > 10 * GIB
+
+
+def test_a_third_of_a_long_cache_exists_twice_while_it_is_widened():
+    shape = ModelShape.read(QWEN3_8B)
+    answer = 600  # more than 512 columns
+    settings = settings_of(max_total_sequence_length=PROMPT + answer, generation={"max_new_tokens": answer})
+    memory = policy_generator(shape, settings)
+    prompts = ROWS // GROUP * PROMPT * shape.kv_bytes_per_token * 2
+    assert memory.generates["cache"] - memory.rests["cache"] == (memory.rests["cache"] - prompts) // 3
+
+
+def served(width: int, **vllm) -> GeneratorMemory:
+    """Nano, which has two key-value heads."""
+    settings = settings_of(generation={"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": width, **vllm}})
+    return policy_generator(ModelShape.read(NANO_30B), settings)
+
+
+def test_ranks_of_vllm_have_a_part_of_the_weights_and_no_less_than_one_key_value_head():
+    shape = ModelShape.read(NANO_30B)
+    for memory in (served(4), served(4, expert_parallel_size=4)):
+        assert memory.generates["weights"] == pytest.approx(shape.parameters * 2 / 4, rel=0.02)
+        assert memory.room == memory.generates["cache"] // (shape.kv_bytes_per_token // 2)
+
+
+def test_vllms_share_holds_the_logits_of_all_its_sequences():
+    more = served(4, max_num_seqs=384).least - served(4, max_num_seqs=256).least
+    assert more == 128 * NANO_30B["vocab_size"] // 4 * 4
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import yaml
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.mends import memory_mends
+from nemotron_steps.config.layout.memory.mends import _generation, memory_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.sizes import VLLM
 from nemotron_steps.errors import PlanError
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, SUPER_120B, flat
 from tests.models.checkpoints import write_tokenizer
@@ -172,3 +173,17 @@ def test_a_judge_that_has_too_little_of_a_gpu_is_offered_more():
         "env.nemo_gym.num_gpu_nodes": 1,
     }
     assert memory_mends(values.get, lambda role: shape)[0] == f"{key}.gpu_memory_utilization=0.2"
+
+
+def test_generators_that_are_cut_over_more_gpus_have_their_experts_cut_with_them():
+    values = {
+        "policy.generation.backend": "vllm",
+        f"{VLLM}.tensor_parallel_size": 2,
+        f"{VLLM}.expert_parallel_size": 2,
+        "cluster.backend": "ray",
+        "cluster.gpus_per_node": 8,
+    }
+    offered = list(
+        _generation(MemorySettings.read(values.get), step_memory(MemorySettings.read(values.get), lambda role: None))
+    )
+    assert [((f"{VLLM}.tensor_parallel_size", n), (f"{VLLM}.expert_parallel_size", n)) for n in (4, 8)] in offered

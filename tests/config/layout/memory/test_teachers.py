@@ -127,6 +127,15 @@ def test_a_teacher_with_gpus_of_its_own_has_the_layout_and_rows_of_its_own():
     assert fewer["teacher", "activations"] == pytest.approx(lines["teacher", "activations"] / 2, rel=1e-3)
 
 
+def test_where_sampled_tokens_alone_are_compared_a_score_is_a_logprob():
+    sampled = memory(**{"grpo.adv_estimator.name": "opd"})
+    assert sampled.host["teachers' scores"] == 64 * 4096 * 4
+    assert (
+        sampled.devices[0].phases["train"]["policy", "logprobs"]
+        < memory().devices[0].phases["train"]["policy", "logprobs"]
+    )
+
+
 def test_of_a_teachers_pipeline_stages_the_one_that_takes_most_is_counted():
     apart = f"{SECTION}.non_colocated_teachers"
     stages = f"{apart}.default_teacher_cfg.pipeline_model_parallel_size"

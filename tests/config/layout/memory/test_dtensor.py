@@ -1,0 +1,91 @@
+"""The memory of the dtensor policy, which cuts everything in float32 over its ranks: by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.layout.memory.batch import BatchArithmetic
+from nemotron_steps.config.layout.memory.policy import RankMemory, forward_bytes, stage_memory
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from tests.config.layout.memory.shapes import QWEN3_8B
+
+SHAPE = ModelShape.read(QWEN3_8B)
+RANKS = 8
+LORA = {"lora_cfg.enabled": True, "lora_cfg.dim": 4}
+LAYERS, HIDDEN, FFN, VOCABULARY, QUERY, SHARED = 36, 4096, 12288, 151936, 32 * 128, 8 * 128
+
+
+def settings_of(values: dict[str, Any], **dtensor: Any) -> MemorySettings:
+    config = {
+        "policy.train_global_batch_size": 64,
+        "policy.max_total_sequence_length": 1024,
+        "cluster.backend": "ray",
+        "cluster.gpus_per_node": RANKS,
+        "policy.dtensor_cfg.enabled": True,
+        **{f"policy.dtensor_cfg.{key}": value for key, value in dtensor.items()},
+        **values,
+    }
+    return MemorySettings.read(config.get)
+
+
+def rank_of(**dtensor: Any) -> RankMemory:
+    assert SHAPE is not None
+    return stage_memory(SHAPE, settings_of({"loss_fn.reference_policy_kl_penalty": 0.1}, **dtensor), 0)
+
+
+def test_weights_gradients_and_both_moments_are_float32_and_cut_over_the_ranks():
+    assert SHAPE is not None
+    own = SHAPE.parameters // RANKS * 4
+    rank = rank_of()
+    assert (rank.rests, rank.trains["gradients"]) == ({"weights": own, "optimizer": 2 * own}, own)
+    assert rank.host == {"reference weights": own}
+
+
+def test_what_is_offloaded_is_in_host_memory_where_there_is_a_device_to_leave():
+    assert SHAPE is not None
+    own = SHAPE.parameters // RANKS * 4
+    rank = rank_of(cpu_offload=True)
+    assert (sum(rank.rests.values()), rank.trains["gradients"]) == (0, 0)
+    assert (rank.host["weights"], rank.host["optimizer"]) == (own, 2 * own)
+    on_cpu = {"cluster.gpus_per_node": 0, "cluster.policy_workers": RANKS}
+    assert stage_memory(SHAPE, settings_of(on_cpu, cpu_offload=True), 0).rests["optimizer"] == 2 * own
+
+
+def test_low_rank_adapters_alone_are_trained_and_the_frozen_weights_are_the_reference():
+    assert SHAPE is not None
+    projections = [(HIDDEN, QUERY), *[(HIDDEN, SHARED)] * 2, (QUERY, HIDDEN), *[(HIDDEN, FFN)] * 2, (FFN, HIDDEN)]
+    trained = LAYERS * 4 * sum(taken + given for taken, given in projections) // RANKS * 4
+    whole, rank = rank_of(), rank_of(**LORA)
+    weights = whole.rests["weights"] + trained
+    assert (rank.rests, rank.trains["gradients"]) == ({"weights": weights, "optimizer": 2 * trained}, trained)
+    assert rank.host == {}
+    saved = VOCABULARY * HIDDEN * (4 + 2 * 2)  # the gradient of the output layer
+    assert whole.trains["logprobs"] - rank.trains["logprobs"] == saved
+    offloaded = rank_of(cpu_offload=True, **LORA)
+    assert offloaded.host == {"weights": weights, "optimizer": 2 * trained}
+    assert sum(offloaded.rests.values()) == offloaded.trains["gradients"] == 0
+
+
+@pytest.mark.parametrize(("precision", "ranks", "of_layer", "of_ends"), [
+    ("bfloat16", RANKS, 2 * 2 + 4, 2), ("float32", RANKS, 2 * 4 + 4, 4), ("float32", 1, 0, 0),
+])  # fmt: skip
+def test_whole_layers_are_gathered_where_they_are_cut_or_cast(
+    precision: str, ranks: int, of_layer: int, of_ends: int
+) -> None:
+    """This one and the next, one layer's gradients in float32, the embedding and the output layer."""
+    assert SHAPE is not None
+    settings = settings_of({"policy.precision": precision, "cluster.gpus_per_node": ranks})
+    batch = BatchArithmetic.of(settings, logprobs=True)
+    assert batch is not None
+    gathered = stage_memory(SHAPE, settings, 0).scores["activations"] - forward_bytes(SHAPE, settings, 0, batch)
+    layer = HIDDEN * (2 * QUERY + 2 * SHARED + 3 * FFN)
+    assert gathered == pytest.approx(of_layer * layer + of_ends * 2 * VOCABULARY * HIDDEN, rel=1e-3)
+
+
+@pytest.mark.parametrize("key", ["policy.dtensor_cfg", "policy.megatron_cfg"])
+def test_layers_are_computed_again_where_the_policys_own_section_says_so(key: str) -> None:
+    settings = settings_of({f"{key}.activation_checkpointing": True})
+    assert settings.recomputes is (key == "policy.dtensor_cfg")
