@@ -1,0 +1,90 @@
+"""What one rank keeps of layers that are cut over several, and what its passes need beside it: by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.layout.memory.activations import (
+    SCAN_SCORES,
+    inputs_ahead,
+    kept,
+    kept_before_ahead,
+    kept_to_recompute,
+    workspace,
+)
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from tests.config.layout.memory.shapes import NANO_30B, QWEN3_8B, QWEN3_30B_A3B, SUPER_120B
+
+
+def settings_of(tensor: int, *, sequence_parallel: bool = True, **values: Any) -> MemorySettings:
+    config = {
+        "policy.megatron_cfg.tensor_model_parallel_size": tensor,
+        "policy.megatron_cfg.sequence_parallel": sequence_parallel,
+        "cluster.gpus_per_node": 8,
+        **values,
+    }
+    return MemorySettings.read(config.get)
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    shape = ModelShape.read(config)
+    assert shape is not None
+    return shape
+
+
+@pytest.mark.parametrize(
+    ("config", "layer"),
+    [(QWEN3_8B, "*-"), (QWEN3_30B_A3B, "*E"), (SUPER_120B, "M"), (SUPER_120B, "E")],
+    ids=["dense", "mixture", "mamba", "latent experts"],
+)
+def test_tensor_and_sequence_parallel_ranks_keep_their_part_of_everything(config, layer):
+    shape = shape_of(config)
+    whole, part = (kept(shape, layer, settings_of(tensor)).per_token for tensor in (1, 4))
+    assert part == pytest.approx(whole / 4)
+
+
+def test_a_rank_has_one_key_value_head_at_least():
+    """Nano has two, of 128, for four ranks; keys and values are kept before and after they are turned."""
+    shape = shape_of(NANO_30B)
+    whole, part = (kept(shape, "*", settings_of(tensor)).per_token for tensor in (1, 4))
+    assert part - whole / 4 == pytest.approx((1 - 2 / 4) * (2 * 2 * 128 * 2 + 4))
+
+
+def test_without_sequence_parallelism_every_rank_keeps_all_norms_and_residuals():
+    shape = shape_of(QWEN3_8B)
+    apart, alike = settings_of(4), settings_of(4, sequence_parallel=False)
+    norm = 2 * 2 * shape.hidden + 4
+    assert kept(shape, "*-", alike).per_token - kept(shape, "*-", apart).per_token == pytest.approx(2 * norm * 3 / 4)
+    layers = shape.layers[:2]
+    assert kept_to_recompute(shape, apart, layers).per_token * 4 == kept_to_recompute(shape, alike, layers).per_token
+    tokens = 8  # of which every rank has the numbers
+    assert (inputs_ahead(shape, apart).per_token - tokens) * 4 == inputs_ahead(shape, alike).per_token - tokens
+    assert kept_before_ahead(shape, apart) == kept_before_ahead(shape, alike)
+
+
+@pytest.mark.parametrize(
+    ("config", "layer", "tensor", "widest"),
+    [
+        (QWEN3_8B, "-", 1, 3 * 12288 * 2),
+        (QWEN3_8B, "*-", 2, 3 * 12288 * 2 / 2),
+        (QWEN3_8B, "*", 1, (32 + 8) * 128 * 2 * (2 + 4)),
+        (QWEN3_30B_A3B, "*E", 1, 8 * (3 * 768 + 2 * 2048) * 2),
+        (SUPER_120B, "E", 2, 22 / 2 * (2 * 2688 + 2 * 1024) * 2),
+    ],
+)
+def test_a_layers_passes_need_the_gradients_of_its_widest_tensors(config, layer, tensor, widest):
+    shape = shape_of(config)
+    found = workspace(shape, layer, settings_of(tensor), 1000)
+    assert found == pytest.approx((widest + 2 * shape.hidden * 2) * 1000)
+
+
+def test_the_scan_of_mamba_needs_its_scores_of_so_many_tokens_at_most():
+    shape, settings = shape_of(NANO_30B), settings_of(1)
+    mamba = shape.mamba
+    assert mamba is not None
+    wide = 2 * mamba.channels * 4 + mamba.rows * 2 + 2 * shape.hidden * 2
+    for tokens, scores in ((1000, 1000 * 64 * 128), (10_000, SCAN_SCORES)):
+        assert workspace(shape, "M", settings, tokens) == pytest.approx(wide * tokens + 3 * scores * 4)
