@@ -62,18 +62,48 @@ def linear_logprobs(
         without gradient).
     """
     rows = weight.shape[0] if vocab_size is None else max(0, min(weight.shape[0], vocab_size - vocab_start))
-    parallel = group is not None and dist.get_world_size(group) > 1
     if sampled_from.temperature != 1.0:
         hidden = hidden / sampled_from.temperature  # as good as dividing the logits, of which there are many more
-    result: tuple[torch.Tensor, torch.Tensor] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden,
-        weight,
-        targets - vocab_start if vocab_start else targets,
-        chunk,
-        rows,
-        group if parallel else None,
-        with_entropy,
-        sampled_from if sampled_from.truncated else None,
+    truncation = sampled_from if sampled_from.truncated else None
+    local = targets - vocab_start if vocab_start else targets
+    logprobs, entropy, _ = _apply(hidden, weight, local, chunk, rows, group, with_entropy, truncation, False)
+    return logprobs, entropy
+
+
+def linear_predictions(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    chunk: int,
+    vocab_size: int,
+    vocab_start: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs of `targets` under the whole softmax(hidden Wᵀ), as `linear_logprobs`, and which of them are its mode.
+
+    Returns:
+        float32 [R] logprobs; and float32 [R] without gradient, 1 where the target is the most likely token (of equals
+        the one that `argmax` finds), else 0.
+    """
+    rows = max(0, min(weight.shape[0], vocab_size - vocab_start))
+    local = targets - vocab_start if vocab_start else targets
+    logprobs, _, hits = _apply(hidden, weight, local, chunk, rows, group, False, None, True)
+    return logprobs, hits
+
+
+def _apply(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    local: torch.Tensor,
+    chunk: int,
+    rows: int,
+    group: dist.ProcessGroup | None,
+    *settings: object,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    parallel = group is not None and dist.get_world_size(group) > 1
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, local, chunk, rows, group if parallel else None, *settings
     )
     return result
 
@@ -90,7 +120,8 @@ class _LinearLogprobs(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         with_entropy: bool,
         truncation: SampledFrom | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with_hits: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         total = hidden.shape[0]
         width = weight.shape[0]
         ctx.padding = width - rows
@@ -98,6 +129,7 @@ class _LinearLogprobs(torch.autograd.Function):
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         logprobs = torch.empty(total, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(logprobs)
+        hits = torch.zeros_like(logprobs)
         normalizer = torch.empty_like(logprobs)
         direction = torch.empty_like(hidden) if needs_grad else None
         keep = needs_grad and total * rows * weight.element_size() <= KEPT_RESIDUAL_BYTES
@@ -110,6 +142,8 @@ class _LinearLogprobs(torch.autograd.Function):
         for start in range(0, total, chunk):
             part = slice(start, min(start + chunk, total))
             logits = linear_forward(hidden[part], weight)
+            if with_hits:
+                hits[part] = _hits(logits, local[part], group)
             if truncation is not None and lightest is not None:
                 lightest[part] = _lightest_kept(logits, truncation, group, width)
                 _leave_out(logits, lightest[part])
@@ -137,12 +171,12 @@ class _LinearLogprobs(torch.autograd.Function):
         if needs_grad:
             ctx.save_for_backward(hidden, weight, local, normalizer, direction, lightest, *kept)
             ctx.chunk, ctx.keep = chunk, keep
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
+        ctx.mark_non_differentiable(entropy, hits)
+        return logprobs, entropy, hits
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         hidden, weight, local, normalizer, direction, lightest, *kept = ctx.saved_tensors
         scale = grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
@@ -163,7 +197,7 @@ class _LinearLogprobs(torch.autograd.Function):
             grad_weight = grad_weight.to(weight.dtype)
             if ctx.padding:
                 grad_weight = F.pad(grad_weight, (0, 0, 0, ctx.padding))
-        return grad_hidden, grad_weight, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
 def _normalize(
@@ -192,6 +226,21 @@ def _normalize(
     sums = torch.stack((mass * (largest - highest).exp_(), chosen.masked_fill(local == NOT_HERE, 0.0)))
     dist.all_reduce(sums, group=group)
     return sums[0].log_().add_(highest), sums[1]
+
+
+def _hits(logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """float32 [n], 1 where the target has the largest logit; of ranks with equal ones, the first has the larger."""
+    largest, column = logits.max(-1)
+    hits = column == local
+    if group is not None:
+        highest = largest.clone()
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
+        rank = dist.get_rank(group)
+        first = torch.where(largest == highest, rank, dist.get_world_size(group))
+        dist.all_reduce(first, op=dist.ReduceOp.MIN, group=group)
+        hits = (hits & (first == rank)).float()
+        dist.all_reduce(hits, group=group)
+    return hits.float()
 
 
 def _lightest_kept(

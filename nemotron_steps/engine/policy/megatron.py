@@ -28,7 +28,7 @@ from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.policy.flat_model import FlatModel
 from nemotron_steps.engine.policy.hybrid import HybridModel
 from nemotron_steps.engine.policy.kernels.dense import row_multiple
-from nemotron_steps.engine.policy.logprob import linear_logprobs
+from nemotron_steps.engine.policy.logprob import linear_logprobs, linear_predictions
 from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
@@ -277,7 +277,7 @@ class MegatronPolicy:
             loss, sums = self._loss(hidden, layout, micro, normalizers)
             parts.append(sums)
             if ahead is not None and torch.is_grad_enabled():
-                loss = loss + ahead(list(self._logprobs_ahead(hidden, layout)), layout, micro)
+                loss = loss + ahead(list(self._predicted_ahead(hidden, layout)), layout, micro)
             return loss
 
         with on_available_device():
@@ -386,44 +386,26 @@ class MegatronPolicy:
         self, hidden: torch.Tensor, layout: TokenLayout, *, with_entropy: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [R] logprobs and entropies of a micro-batch's trained tokens, from the last stage's output."""
-        return self._logprobs_at(
-            partial(self.model.predictors, hidden),
-            layout,
-            layout.source,
-            layout.targets,
-            weight=self.model.output_weight(),
-            with_entropy=with_entropy,
-            sampled_from=self.loss_fn.sampled_from,
-        )
 
-    def _logprobs_ahead(self, hidden: torch.Tensor, layout: TokenLayout) -> Iterator[torch.Tensor]:
-        """float32 [R] logprobs of what each depth of multi-token prediction predicts, under the model's whole
-        distribution."""
+        def of(states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer) -> Results:
+            where: dict[str, Any] = {**vars(layer), "sampled_from": self.loss_fn.sampled_from}
+            return linear_logprobs(states, weight, targets, with_entropy=with_entropy, **where)
+
+        select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
+        logprobs, entropy = self._outputs(of, select, weight, layout, layout.source, layout.targets)
+        return logprobs, entropy
+
+    def _predicted_ahead(self, hidden: torch.Tensor, layout: TokenLayout) -> Iterator[Results]:
+        """What each depth of multi-token prediction makes of its targets: what `linear_predictions` says of them."""
+
+        def of(states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer) -> Results:
+            return linear_predictions(states, weight, targets, **vars(layer))
+
         weight = self.model.output_weight()
         if self.config.megatron_cfg.mtp_detach_heads:
             weight = weight.detach()
         for states, ahead in zip(self.model.predict_ahead(hidden, layout), layout.ahead, strict=True):
-            select = partial(self.model.select, states)
-            yield self._logprobs_at(select, layout, ahead.source, ahead.targets, weight=weight)[0]
-
-    def _logprobs_at(
-        self,
-        select: Callable[[torch.Tensor], torch.Tensor],
-        layout: TokenLayout,
-        source: torch.Tensor,
-        targets: torch.Tensor,
-        *,
-        weight: torch.Tensor,
-        **settings: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 [R] logprobs and entropies of targets [R]; settings are those of `linear_logprobs`."""
-
-        def of(states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer) -> Results:
-            where: dict[str, Any] = {**vars(layer), **settings}
-            return linear_logprobs(states, weight, targets, **where)
-
-        logprobs, entropy = self._outputs(of, select, weight, layout, source, targets)
-        return logprobs, entropy
+            yield self._outputs(of, partial(self.model.select, states), weight, layout, ahead.source, ahead.targets)
 
     def _moving(self) -> list[torch.Tensor]:
         """Everything that training changes."""

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from nemotron_steps.engine.losses.reduction import loss_mask
 from nemotron_steps.engine.policy.kernels.dense import linear
 from nemotron_steps.engine.policy.norm import RmsNorm
+from nemotron_steps.engine.policy.output_layer import Results
 from nemotron_steps.engine.policy.parallel_dims import Groups, device
 from nemotron_steps.engine.types import TrainBatch
 
@@ -128,31 +129,39 @@ class PredictionLoss:
         depths = range(1, config.mtp_num_layers + 1)
         self._counts = [float(mask[:, depth + 1 :].sum(dtype=torch.float64)) for depth in depths]
         self._scale = config.mtp_loss_scaling_factor / len(self._counts)
-        self._sums = torch.zeros(len(self._counts), dtype=torch.float64, device=on)
+        self._sums = torch.zeros(2, len(self._counts), dtype=torch.float64, device=on)
 
-    def __call__(self, logprobs: Sequence[torch.Tensor], layout: TokenLayout, micro: TrainBatch) -> torch.Tensor:
+    def __call__(self, predicted: Sequence[Results], layout: TokenLayout, micro: TrainBatch) -> torch.Tensor:
         """This micro-batch's share of what is added to the policy's loss, a scalar.
 
         Args:
-            logprobs: float32 [R] of each depth's targets.
+            predicted: of each depth's targets, float32 [R] each: logprobs, and 1 where they are its most likely tokens.
             layout: of the micro-batch.
             micro: its rows.
         """
         mask = loss_mask(micro.token_mask, micro.sample_mask).flatten()
-        losses = []
-        for values, ahead, count in zip(logprobs, layout.ahead, self._counts, strict=True):
+        losses, taken = [], []
+        for (logprobs, hits), ahead, count in zip(predicted, layout.ahead, self._counts, strict=True):
             weights = mask[ahead.cells]
-            losses.append(-torch.where(weights > 0, values * weights, 0.0).sum() / max(count, 1.0))
+            losses.append(-torch.where(weights > 0, logprobs * weights, 0.0).sum() / max(count, 1.0))
+            taken.append((hits * weights).sum() / max(count, 1.0))
         by_depth = torch.stack(losses)
-        self._sums += by_depth.detach()
+        self._sums += torch.stack((by_depth.detach(), torch.stack(taken)))
         return self._scale * by_depth.sum()
 
     def metrics(self, groups: Groups) -> dict[str, float]:
-        """`mtp_1_loss`, `mtp_2_loss`, …: mean negative log likelihood of the tokens that a depth predicts, nats.
+        """Of every depth that predicted something, under NeMo-RL's names and in its units.
 
-        Collective over the data-parallel ranks of the last pipeline stage; of no depth that predicted nothing.
+        `mtp_1_loss`, `mtp_2_loss`, …: mean negative log likelihood of the tokens that a depth predicts, nats.
+        `mtp_1_acceptance_rate`, …: how many of these, in percent, are the depth's most likely ones: as a draft they
+        would have been accepted.
+
+        Collective over the data-parallel ranks of the last pipeline stage.
         """
         if groups.data_size > 1:
             dist.all_reduce(self._sums, group=groups.data)
-        means = zip(self._sums.tolist(), self._counts, strict=True)
-        return {f"mtp_{depth}_loss": mean for depth, (mean, count) in enumerate(means, start=1) if count}
+        found: dict[str, float] = {}
+        for depth, (loss, taken, count) in enumerate(zip(*self._sums.tolist(), self._counts, strict=True), start=1):
+            if count:
+                found |= {f"mtp_{depth}_loss": loss, f"mtp_{depth}_acceptance_rate": 100 * taken}
+        return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,6 +107,64 @@ def test_ties_with_the_lightest_kept_token_are_kept():
     )
     kept = torch.tensor([2.0, 1.0, 1.0]).log_softmax(-1)[1].item()
     assert found.tolist() == pytest.approx([kept, kept, -math.inf])
+
+
+class Ranks:
+    """As many threads as ranks, for `torch.distributed` of one group."""
+
+    ReduceOp = torch.distributed.ReduceOp
+
+    def __init__(self, count):
+        self._barrier, self._rank, self._sent = threading.Barrier(count), threading.local(), [None] * count
+
+    def run(self, work):
+        def of(rank):
+            self._rank.value = rank
+            return work(rank)
+
+        with ThreadPoolExecutor(len(self._sent)) as pool:
+            return list(pool.map(of, range(len(self._sent))))
+
+    def get_world_size(self, group):
+        return len(self._sent)
+
+    def get_rank(self, group):
+        return self._rank.value
+
+    def all_reduce(self, values, op=torch.distributed.ReduceOp.SUM, group=None):
+        self._sent[self._rank.value] = values.clone()
+        self._barrier.wait(10)
+        parts = torch.stack(self._sent)
+        self._barrier.wait(10)
+        how = {self.ReduceOp.SUM: torch.sum, self.ReduceOp.MAX: torch.amax, self.ReduceOp.MIN: torch.amin}[op]
+        values.copy_(how(parts, 0))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_hit_is_a_target_that_is_the_most_likely_token_on_whichever_rank(ranks, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    # Whole numbers, so that equal logits are common and equal to the bit.
+    hidden, weight = (torch.randint(-2, 3, (rows, 6), generator=generator).float() for rows in (60, 12))
+    logits = hidden @ weight[:11].T  # the last row is padding
+    likely, also = logits.max(-1).indices, 10 - logits.flip(-1).max(-1).indices
+    targets = torch.stack((likely, also, (likely + 1) % 11))[torch.arange(60) % 3, torch.arange(60)]
+    assert (also // 4 != likely // 4).sum() > 5  # of equals the first counts, on whichever rank the others are
+    if ranks > 1:
+        monkeypatch.setattr(logprob, "dist", threads := Ranks(ranks))
+        share = weight.shape[0] // ranks
+
+        def work(rank):
+            own = weight[rank * share : (rank + 1) * share]
+            where = {"chunk": 7, "vocab_size": 11, "vocab_start": rank * share, "group": object()}
+            return logprob.linear_predictions(hidden, own, targets, **where)
+
+        found = threads.run(work)
+    else:
+        found = [logprob.linear_predictions(hidden, weight, targets, chunk=7, vocab_size=11)]
+    expected = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    for logprobs, hits in found:
+        torch.testing.assert_close(logprobs, expected)
+        assert torch.equal(hits, (targets == likely).float())
 
 
 def test_memory_does_not_grow_with_tokens_times_vocabulary():

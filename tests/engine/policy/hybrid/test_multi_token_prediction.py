@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
+from nemotron_steps.config.schema.dpo import DpoTrainConfig
+from nemotron_steps.engine.losses.dpo import DpoLoss
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
@@ -68,21 +70,26 @@ class Reference:
         sums, counts = [0.0] * depths, [0.0] * depths
         for row in range(len(batch)):
             ids = batch.input_ids[row, : int(batch.lengths[row])]
-            hidden = self.model.model(ids[None]).last_hidden_state[0]
-            table, head = self.model.model.embeddings.weight, self.model.lm_head.weight
-            if self.detach:
-                hidden, table, head = hidden.detach(), table.detach(), head.detach()
-            for depth in range(1, depths + 1):
-                block = (depth - 1) % len(self.blocks)
-                ahead = table[pad(ids[depth:], (0, min(depth, len(ids))))]
-                both = (self._norm(block, "enorm", ahead), self._norm(block, "hnorm", hidden))
-                into = torch.cat(both, -1) @ self.beside[f"mtp.layers.{2 * block}.eh_proj.weight"].T
-                hidden = self.blocks[block](inputs_embeds=into[None]).last_hidden_state[0]
-                for place in range(depth + 1, len(ids)):
-                    logprobs = (head @ hidden[place - depth - 1]).log_softmax(-1)
-                    sums[depth - 1] -= logprobs[ids[place]] * mask[row, place]
-                    counts[depth - 1] += float(mask[row, place])
+            for depth, logprobs in enumerate(self.predictions(ids, depths)):
+                targets, weights = ids[depth + 2 :], mask[row, depth + 2 : len(ids)]
+                chosen = logprobs[: len(targets)].gather(1, targets[:, None]).squeeze(1)
+                sums[depth] = sums[depth] - (chosen * weights).sum()
+                counts[depth] += float(weights.sum())
         return [total / count for total, count in zip(sums, counts, strict=True)]
+
+    def predictions(self, ids, depths):
+        """Of every depth, logprobs [T, V]: row i of the token at i + depth + 1."""
+        hidden = self.model.model(ids[None]).last_hidden_state[0]
+        table, head = self.model.model.embeddings.weight, self.model.lm_head.weight
+        if self.detach:
+            hidden, table, head = hidden.detach(), table.detach(), head.detach()
+        for depth in range(1, depths + 1):
+            block = (depth - 1) % len(self.blocks)
+            ahead = table[pad(ids[depth:], (0, min(depth, len(ids))))]
+            both = (self._norm(block, "enorm", ahead), self._norm(block, "hnorm", hidden))
+            into = torch.cat(both, -1) @ self.beside[f"mtp.layers.{2 * block}.eh_proj.weight"].T
+            hidden = self.blocks[block](inputs_embeds=into[None]).last_hidden_state[0]
+            yield (hidden @ head.T).log_softmax(-1)
 
     def gradients(self):
         """By names of the hub."""
@@ -109,10 +116,13 @@ class Reference:
         (2, 2, False, rl_loss()),
         (1, 2, True, rl_loss()),
         (1, 3, False, NegativeLogLikelihood()),
+        (1, 2, False, DpoLoss(DpoTrainConfig(sft_loss_weight=0.1))),
     ],
-    ids=["one", "two blocks", "repeated, detached", "repeated"],
+    ids=["one", "two blocks", "repeated, detached", "repeated", "preferences"],
 )
 def test_losses_and_every_gradient_equal_a_plain_reference(blocks, depths, detach, loss, folders, batch):
+    if isinstance(loss, DpoLoss):
+        batch = pairs(batch)
     reference = Reference(folders[blocks], blocks, detach=detach)
     own, _ = loss(hf_token_logprobs(reference.model, batch), batch, count_normalizers(batch))
     ahead = reference.losses(batch, depths)
@@ -131,6 +141,37 @@ def test_losses_and_every_gradient_equal_a_plain_reference(blocks, depths, detac
     assert sum(name.startswith("mtp.") for name in ours) == 31 * blocks  # all but the router's bias
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, atol=1e-4 * float(gradient.abs().max()), rtol=1e-4, msg=name)
+
+
+def pairs(batch):
+    """The batch as chosen and rejected answers in turn: a pair is masked as a whole, and has logprobs to start from."""
+    noise = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(1))
+    return dataclasses.replace(
+        batch,
+        sample_mask=batch.sample_mask.view(-1, 2).amin(1).repeat_interleave(2),
+        reference_logprobs=(-5.0 + noise) * batch.token_mask,
+    )
+
+
+def test_a_draft_is_accepted_where_it_is_the_very_token_that_follows(folders, batch):
+    reference = Reference(folders[1], 1, detach=True)
+    mask = loss_mask(batch.token_mask, batch.sample_mask)
+    batch = dataclasses.replace(batch, input_ids=batch.input_ids.clone())
+    accepted, drafted = 0.0, 0.0
+    for last in (False, False, True):  # answers that begin with drafts, a token or two longer each time
+        for row in range(len(batch)):
+            ids = batch.input_ids[row, : int(batch.lengths[row])]
+            with torch.no_grad():
+                (logprobs,) = reference.predictions(ids, 1)
+            drafts, weights = logprobs[:-2].argmax(-1), mask[row, 2 : len(ids)]
+            if last:
+                accepted += float(((drafts == ids[2:]) * weights).sum())
+                drafted += float(weights.sum())
+            else:
+                ids[2:] = torch.where(weights > 0, drafts, ids[2:])
+    assert 0.05 < accepted / drafted < 0.95
+    metrics = policy_of(folders[1]).train_step(batch)
+    assert metrics["mtp_1_acceptance_rate"] == pytest.approx(100 * accepted / drafted)  # in percent, as in NeMo-RL
 
 
 def test_trained_blocks_are_weights_of_checkpoints_and_exports(folders, batch, tmp_path):
