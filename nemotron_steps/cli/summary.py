@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
-from nemotron_steps.runs.lines import columns_of, is_table
+from nemotron_steps.runs.lines import better, columns_of, is_table
 from nemotron_steps.runs.spread import MEANING, as_text
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.results import RunResult, StepResult
     from nemotron_steps.runs.spread import Table
-
-_LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "length", "seconds")
 
 
 def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Terminal) -> None:
@@ -76,7 +74,7 @@ def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str
             before, after = value["before"], value["after"]
             row = [label, f"{number(before)} → {terminal.style(number(after), 'bold')}"]
             if isinstance(before, int | float) and isinstance(after, int | float):
-                row.append(_change(str(name), after - before, terminal))
+                row.append(_change(after - before, better(str(name), value), terminal))
             rows.append(row)
         elif isinstance(value, Mapping):
             rows.append([label, printable("  ".join(f"{key} {number(item)}" for key, item in value.items()))])
@@ -87,12 +85,12 @@ def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str
     return rows
 
 
-def _change(name: str, delta: float, terminal: Terminal) -> str:
-    lower = any(word in name.lower() for word in _LOWER_IS_BETTER)
+def _change(delta: float, way: str, terminal: Terminal) -> str:
+    """A difference, green where it goes the better `way` (see `lines.better`), red where it goes the other."""
     text = f"+{number(delta)}" if delta > 0 else number(delta).replace("-", "−")
     if delta == 0:
         return terminal.style("no change", "dim")
-    return terminal.style(text, "green" if (delta < 0) == lower else "red")
+    return terminal.style(text, "green" if (delta < 0) == (way == "lower") else "red") if way else text
 
 
 def _show_summary(step: StepResult, terminal: Terminal) -> None:

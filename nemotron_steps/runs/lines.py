@@ -12,6 +12,9 @@ from typing import Any
 from nemotron_steps.runs.tracker import Record
 
 _SHOWN_METRICS = 6
+_LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")
+_HIGHER_IS_BETTER = ("reward", "accuracy", "agreement", "score", "solved", "pass")
+"""Parts of the names of measures."""
 
 
 def render(record: Record) -> str | None:
@@ -114,6 +117,15 @@ def change(value: Any) -> str:
             text += f" ({after - before:+.4g})"
         return text
     return number(value)
+
+
+def better(name: str, value: Mapping[str, Any]) -> str:
+    """Which way a before and after is an improvement: "higher", "lower", or "" for neither good nor bad by itself."""
+    if "better" in value:
+        return str(value["better"])
+    if any(word in name.lower() for word in _LOWER_IS_BETTER):
+        return "lower"
+    return "higher" if any(word in name.lower() for word in _HIGHER_IS_BETTER) else ""
 
 
 def outputs(references: Mapping[str, str]) -> str:

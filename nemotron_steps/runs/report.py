@@ -17,7 +17,7 @@ from typing import Any
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.lines import columns_of, is_table, number, readable_size, seconds
+from nemotron_steps.runs.lines import better, columns_of, is_table, number, readable_size, seconds
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report_metrics import step_metrics
 from nemotron_steps.runs.report_svg import Node, bars, plan_graph
@@ -26,8 +26,6 @@ from nemotron_steps.runs.spread import MEANING, Outcome, as_text, spread_tables
 _SHOWN_SAMPLES = 2
 """Of each kind: the latest ones."""
 _ASIDE = ("prompt", "response", "text", "which", "judge")
-_LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")
-_HIGHER_IS_BETTER = ("reward", "accuracy", "agreement", "score", "solved", "pass")
 
 
 def write_report(folder: Path, store: ArtifactStore) -> Path:
@@ -177,8 +175,8 @@ def _result_row(name: str, value: Mapping[str, Any]) -> str:
     change = ""
     if isinstance(before, int | float) and isinstance(after, int | float):
         delta = after - before
-        better = _better(name, value)
-        kind = "same" if delta == 0 or not better else "good" if (delta < 0) == (better == "lower") else "bad"
+        way = better(name, value)
+        kind = "same" if delta == 0 or not way else "good" if (delta < 0) == (way == "lower") else "bad"
         share = f" ({100 * delta / abs(before):+.0f} %)" if before else ""
         change = f'<span class="{kind}">{delta:+.4g}{share}</span>'
     rest = "  ".join(
@@ -191,15 +189,6 @@ def _result_row(name: str, value: Mapping[str, Any]) -> str:
         f'<tr>{label}<td class="value">{_value(before)}</td><td class="value strong">{_value(after)}</td>'
         f"<td>{change}{note}</td></tr>"
     )
-
-
-def _better(name: str, value: Mapping[str, Any]) -> str:
-    """ "higher", "lower", or "" for a measure that is neither good nor bad by itself."""
-    if "better" in value:
-        return str(value["better"])
-    if any(word in name for word in _LOWER_IS_BETTER):
-        return "lower"
-    return "higher" if any(word in name for word in _HIGHER_IS_BETTER) else ""
 
 
 def _value(value: Any) -> str:

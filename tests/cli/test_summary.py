@@ -28,6 +28,13 @@ def test_a_change_is_green_where_it_is_for_the_better() -> None:
     ]
 
 
+def test_a_change_that_is_neither_good_nor_bad_has_no_colour_unless_the_step_says_which_way_is_better() -> None:
+    tokens = {"before": 100, "after": 50}
+    values = {"answer_tokens": tokens, "shorter_answers": {**tokens, "better": "lower"}}
+    rows = summary_rows(values, Terminal(io.StringIO(), color=True, width=None))
+    assert [row[-1].removesuffix("\x1b[0m") for row in rows] == ["−50", f"{GREEN}−50"]
+
+
 def test_values_that_cannot_be_compared_and_several_at_once_are_shown_as_they_are() -> None:
     values = {
         "verdict": {"before": None, "after": 0.5},

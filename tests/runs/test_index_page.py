@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -85,6 +86,36 @@ def test_sizes_and_times_sort_by_what_they_are_and_not_by_what_they_read_as(tmp_
         "90.0",
         *("n:v1", "t", "6", "", "9.5"),
         *("n:v1", "t", "1500001", "", "9.5"),
+    ]
+
+
+def test_the_newest_come_first(tmp_path):
+    runs = [RunInfo(name, created=created) for name, created in (("old", 1.0), ("new", 3.0), ("middle", 2.0))]
+    made = [Artifact("t", "d", tmp_path, name=each.id, version=1, created=each.created) for each in runs]
+    text = render_index("home", runs, made, tmp_path, tmp_path)
+    assert re.findall(r'<tr><td data-by="([^"]*)"', text) == ["new", "middle", "old", "new:v1", "middle:v1", "old:v1"]
+
+
+def test_a_run_has_the_whole_of_what_was_asked_and_the_error_that_it_ended_with(tmp_path):
+    request = {"targets": ["a", "b"], "config": "tiny", "over": ["a.seed=1,2"], "overrides": ["b.x=two words"]}
+    info = RunInfo("r", "n", "failed", request, error={"what": "the loss is NaN"})
+    text = render_index("home", [info], [], tmp_path, tmp_path)
+    (cell,) = re.findall(r"<code>(a b .*?)</code>(.*?)</td>", text)
+    assert unescape(cell[0]) == "a b -c tiny --over a.seed=1,2 'b.x=two words'"
+    assert cell[1] == '<div class="note">the loss is NaN</div>'
+
+
+def test_an_artifact_says_where_it_is_from(tmp_path):
+    made = [
+        Artifact("t", "d", tmp_path, name="n", version=1, producer=Producer("toy/make", "rows", "run-1")),
+        Artifact("t", "d", tmp_path, name="n", version=2, source="/data/mine.jsonl"),
+        Artifact("t", "d", tmp_path, name="n", version=3),
+    ]
+    text = render_index("home", [], made, tmp_path, tmp_path)
+    assert re.findall(r'<td data-by="(?:toy/make)?">(.*?)</td>', text) == [
+        'toy/make <div class="note">run-1</div>',
+        "added from /data/mine.jsonl",
+        "added",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def runs_in(mirrored: MirrorSettings) -> tuple[Any, dict[str, Any]]:
 def test_a_step_is_a_run_with_config_metrics_summary_samples_and_lineage(
     store: ArtifactStore, mirrored: MirrorSettings, tmp_path: Path
 ) -> None:
+    began = time.time()
     result = run(store, mirrored=mirrored, make={"api_key": "sk-not-for-mlflow"}, train={"fail": "signal"})
     client, runs = runs_in(mirrored)
     train, make = runs["toy/train"], runs["toy/make"]
@@ -44,6 +46,7 @@ def test_a_step_is_a_run_with_config_metrics_summary_samples_and_lineage(
     assert train.data.params["steps"] == "10" and make.data.params["api_key"] == "***"
     losses = client.get_metric_history(train.info.run_id, "loss")
     assert [(each.step, each.value) for each in losses] == [(index, 1 / index) for index in range(1, 11)]
+    assert 1000 * began - 1 <= losses[0].timestamp <= losses[-1].timestamp <= 1000 * time.time(), "milliseconds"
     assert train.data.metrics["summary/sum/after"] == 285 and train.data.metrics["summary/steps"] == 10
     tags = train.data.tags
     assert tags["run"] == result.id and tags["signal.kl_spike"] == "kl=0.9123456, step=6"

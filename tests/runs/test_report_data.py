@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.runs.report_data import read_report
+
+
+def run_folder(store: ArtifactStore, run_id: str, **files: list[dict[str, Any]]) -> Path:
+    """A run of one step `a`, with these JSON Lines files."""
+    folder = store.backend.local(f"runs/{run_id}")
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"id": run_id, "created": 100.0, "updated": 160.0}))
+    (folder / "plan.json").write_text(json.dumps({"goals": ["a"], "steps": [{"key": "a", "inputs": {}}]}))
+    for name, records in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_the_time_of_a_run_is_that_of_its_last_attempt(store: ArtifactStore) -> None:
+    events = [{"kind": "run_finished", "seconds": 5.0}, {"kind": "run_finished", "seconds": 7.0, "traceback": "t"}]
+    report = read_report(run_folder(store, "20260102-030405-toy-0001", events=events), store)
+    assert (report.seconds, report.traceback) == (7.0, "t")
+    # One that was killed took as long as it wrote.
+    assert read_report(run_folder(store, "20260102-030405-toy-0002"), store).seconds == 60.0
+
+
+def test_of_a_training_step_that_is_reported_twice_the_later_report_counts(store: ArtifactStore) -> None:
+    metrics = [
+        {"step": "a", "index": index, "values": {"loss": loss}}
+        for index, loss in ((1, 9.0), (2, 8.0), (3, 7.0), (2, 6.0), (3, 5.0))
+    ]
+    (step,) = read_report(run_folder(store, "20260102-030405-toy-0003", metrics=metrics), store).steps
+    assert step.curves == {"loss": [(1.0, 9.0), (2.0, 6.0), (3.0, 5.0)]}
+
+
+def test_a_cached_step_has_the_summary_and_the_curves_of_the_run_that_made_it(store: ArtifactStore) -> None:
+    made = "20260102-030405-toy-0004"
+    metrics = [{"step": "a", "index": 1, "values": {"loss": 0.5}}, {"step": "b", "index": 1, "values": {"loss": 9.0}}]
+    run_folder(store, made, metrics=metrics)
+    events = [{"kind": "step_cached", "step": "a", "made_by": made, "summary": {"rows": 3}}]
+    (step,) = read_report(run_folder(store, "20260102-030405-toy-0005", events=events), store).steps
+    assert (step.summary, step.curves, step.made_by) == ({"rows": 3}, {"loss": [(1.0, 0.5)]}, made)
