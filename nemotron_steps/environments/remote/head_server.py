@@ -7,6 +7,7 @@ The config is asked for once, when the first address is needed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,8 @@ from nemotron_steps.errors import ConfigError, WorkerLostError
 GLOBAL_CONFIG = "/global_config_dict_yaml"
 AGENTS = "responses_api_agents"
 RESOURCES = "resources_servers"
+_HOST = re.compile(r"[\w.:%-]+")
+"""Names and addresses; not `${host}`, which NeMo-Gym has yet to fill in."""
 _ANY_ADDRESS = ("0.0.0.0", "::")
 """What a server listens on that is reached at every address of its machine."""
 
@@ -100,7 +103,8 @@ class HeadServer:
             client.close()
         try:
             found = yaml.safe_load(answer) if isinstance(answer, str) else None
-        except yaml.YAMLError:
+        # A date or a number that Python has none for is a ValueError.
+        except (yaml.YAMLError, ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise self._incomplete("NeMo-Gym's config, a JSON string of YAML", answer)
@@ -123,7 +127,7 @@ class HeadServer:
     def _address(self, name: str, kind: str) -> str:
         found = self._instance(name, kind)
         host, port = found.get("host"), found.get("port")
-        if not isinstance(host, str) or "$" in host or isinstance(port, bool) or not isinstance(port, int):
+        if not isinstance(host, str) or not _HOST.fullmatch(host) or type(port) is not int or not 0 < port < 65536:
             raise self._incomplete(f"host and port of {name}", {"host": host, "port": port})
         # A server that listens everywhere is reached where the head server is.
         return _url(self.config.host if host in _ANY_ADDRESS else host, port)

@@ -77,8 +77,7 @@ class JsonClient:
     ) -> None:
         urls = [base_url] if isinstance(base_url, str) else base_url
         for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if not _well_formed(url):
                 raise ConfigError("a server URL is malformed", expected="http://HOST:PORT or https://HOST", found=url)
         self.base_urls = tuple(url.rstrip("/") for url in urls)
         self._timeout_s = timeout_s
@@ -103,7 +102,7 @@ class JsonClient:
             headers: of this request, besides the client's own.
 
         Raises:
-            HttpStatusError: the server refused the request (3xx, 4xx).
+            HttpStatusError: the server refused the request (3xx, 4xx), or its answer is nested too deep to be read.
             ServerUnreachableError: every attempt failed, or the answer was not JSON.
         """
         return await self._request("POST", path, json.dumps(body).encode(), cookies, headers or {})
@@ -158,9 +157,19 @@ class JsonClient:
                 return json.loads(raw), new_cookies
             except ValueError:
                 cause = f"answer is not JSON: {raw[:200]!r}"
+            except RecursionError as error:
+                raise HttpStatusError(status, "the answer is nested too deep") from error
         if len(self.base_urls) > 1:
             raise ServerUnreachableError(f"none of {len(self.base_urls)} servers answers {path} ({cause})")
         raise ServerUnreachableError(f"{self.base_url}{path} failed {self._retries + 1} times ({cause})")
+
+
+def _well_formed(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65535, half of an IPv6 address
+        return False
 
 
 class _NoAnswerError(Exception):

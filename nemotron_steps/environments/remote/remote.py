@@ -183,7 +183,7 @@ class RemoteEnvironment(Environment):
         """
         session, client = await super().seed(row), self._client_of(row)
         try:
-            answer, cookies = await self._post(client, "/seed_session", {**row, **self.policy_fields()})
+            answer, cookies = await client.post("/seed_session", {**row, **self.policy_fields()})
         except (ServerUnreachableError, HttpStatusError) as error:
             raise self._lost(client, error) from error
         session.state = _Opened(client, cookies)
@@ -205,7 +205,7 @@ class RemoteEnvironment(Environment):
         opened: _Opened = session.state
         try:
             path = f"/{quote(name, safe='')}"
-            answer, cookies = await self._post(opened.client, path, arguments, opened.cookies)
+            answer, cookies = await opened.client.post(path, arguments, cookies=opened.cookies)
         except HttpStatusError as error:
             return f"error: {error}"
         except ServerUnreachableError as error:
@@ -219,7 +219,7 @@ class RemoteEnvironment(Environment):
         try:
             body = {**row, "response": response_object(response)}
             opened = session.state or _Opened(self._client_of(row), None)
-            answer, _ = await self._post(opened.client, "/verify", body, opened.cookies)
+            answer, _ = await opened.client.post("/verify", body, cookies=opened.cookies)
         except ServerUnreachableError as error:
             return Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error))
         except HttpStatusError as error:
@@ -232,7 +232,7 @@ class RemoteEnvironment(Environment):
             return await super().verify_group(row, responses, sessions)
         body = {"row": dict(row), "responses": [response_object(response) for response in responses]}
         try:
-            answer, _ = await self._post(self._client_of(row), "/verify_group", body)
+            answer, _ = await self._client_of(row).post("/verify_group", body)
         except ServerUnreachableError as error:
             return [Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)) for _ in responses]
         except HttpStatusError as error:
@@ -267,15 +267,6 @@ class RemoteEnvironment(Environment):
                 numbers[key] = float(value)
         notes = notes_from(answer.get("details"))
         return Verdict(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
-
-    async def _post(
-        self, client: JsonClient, path: str, body: Any, cookies: str | None = None
-    ) -> tuple[Any, str | None]:
-        """JsonClient.post; an answer nested too deep to be read is one the server should not have given."""
-        try:
-            return await client.post(path, body, cookies=cookies)
-        except RecursionError as error:
-            raise HttpStatusError(200, "the answer is nested too deep") from error
 
     def _lost(self, client: JsonClient, error: Exception) -> WorkerLostError:
         return WorkerLostError(

@@ -41,7 +41,7 @@ class RemoteAgent(RemoteEnvironment):
         asked = {**row["responses_create_params"], **sampling}
         body = {**row, "responses_create_params": asked, **self.policy_fields()}
         try:
-            answer, _ = await self._post(self._client_of(row), "/run", body)
+            answer, _ = await self._client_of(row).post("/run", body)
         except ServerUnreachableError as error:
             return AgentRun([], Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)))
         except HttpStatusError as error:

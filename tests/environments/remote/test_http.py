@@ -240,15 +240,15 @@ def test_a_public_servers_reason_for_a_zero_is_no_failure() -> None:
     assert (verdict.reward, verdict.components) == (0.0, {"n": 2.0})
 
 
-def test_an_answer_nested_too_deep_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment: Any = create("remote", {"url": "http://127.0.0.1:1"})
-
-    async def deep(*arguments: Any, **options: Any) -> Any:
-        return json.loads("[" * 100_000 + "]" * 100_000), None
-
-    monkeypatch.setattr(JsonClient, "post", deep)
-    (verdict,) = asyncio.run(environment.judge_group(ROW, [Response("x")], [Session()]))
+def test_an_answer_nested_too_deep_is_a_failure_of_who_gave_it() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    with scripted_server(lambda path, body: (200, deep)) as (url, seen):
+        environment = create("remote", {"url": url})
+        (verdict,) = asyncio.run(environment.judge_group(ROW, [Response("x")], [Session()]))
+        with pytest.raises(JudgeUnavailableError, match="nested too deep"):
+            ask(HttpJudge(url, "judge"))
     assert verdict.failure == "environment_refused"
+    assert len(seen) == 2  # another attempt would bring the same
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen[0][2]["Authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://x", "http://"])
+@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://x", "http://", "http://x:65536", "http://x:0", "http://[::1"])
 def test_malformed_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         JsonClient(url)
