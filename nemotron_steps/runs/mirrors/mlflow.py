@@ -109,8 +109,8 @@ class MlflowMirror:
         self._run, self._index = made.info.run_id, 0
         self._samples.clear()
         param = self._mlflow.entities.Param
-        config = leaves(self._redact(dict(planned.config)), "", ".")
-        params = [param(_key(name), str(value)[:_VALUE_CHARACTERS]) for name, value in config]
+        config = {_key(name): value for name, value in leaves(self._redact(dict(planned.config)), "", ".")}
+        params = [param(name, str(value)[:_VALUE_CHARACTERS]) for name, value in config.items()]
         for part in _parts(params, _PARAMS):
             self._client.log_batch(self._run, params=part)
 
@@ -167,8 +167,9 @@ class MlflowMirror:
 
 
 def _key(name: str) -> str:
-    """A name that every store takes."""
-    return _NOT_IN_A_KEY.sub("_", name)[:_KEY_CHARACTERS]
+    """A name that every store takes: some make it a path, which must not lead elsewhere than it says."""
+    parts = _NOT_IN_A_KEY.sub("_", name)[:_KEY_CHARACTERS].split("/")
+    return "/".join("_" if part in (".", "..") else part for part in parts if part) or "_"
 
 
 def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings
 from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, UnsupportedError
 from nemotron_steps.runs.execute import execute
+from nemotron_steps.runs.mirrors.mlflow import MlflowMirror
+from nemotron_steps.runs.run_folder import RunFolder
 from tests.runs.runner_toy_plan import make_plan, run
 
 
@@ -65,6 +68,28 @@ def test_a_summary_has_its_tables_as_metrics_and_its_texts_as_tags(
     assert train.metrics["summary/heldout_reward/org/model/math"] == 0.5
     assert train.metrics["summary/heldout_reward/org/model/code"] == 0.25
     assert train.tags["summary/column"] == "question"
+
+
+def test_names_that_are_paths_or_come_out_alike_do_not_end_the_mirror(
+    store: ArtifactStore, mirrored: MirrorSettings
+) -> None:
+    plan = make_plan()
+    train = plan.step("toy/train")
+    plan = replace(
+        plan, steps=tuple(replace(s, config={**s.config, "a:b": 1, "a b?": 2, "a?b": 3}) for s in plan.steps)
+    )
+    mirror = MlflowMirror(mirrored.mlflow, RunFolder(store, "a-run"), plan, store, lambda value: value)  # type: ignore[arg-type]
+    record = {"time": 1.0, "step": train.key}
+    mirror({"kind": "step_started", **record})
+    mirror({"kind": "summary", "values": {"heldout": {"./models/a": 1.0, "/models//b/": 2.0, "../c": 3.0}}, **record})
+    mirror({"kind": "step_finished", "outputs": {}, **record})
+    made = runs_in(mirrored)[1][train.key]
+    assert made.data.metrics == {
+        "summary/heldout/_/models/a": 1.0,
+        "summary/heldout/models/b": 2.0,
+        "summary/heldout/_/c": 3.0,
+    }
+    assert made.data.params["a_b"] == "3" and made.info.status == "FINISHED"
 
 
 def test_a_failed_step_leaves_its_numbers_and_its_error(store: ArtifactStore, mirrored: MirrorSettings) -> None:
