@@ -1,12 +1,11 @@
 """What `steps env show` tells of a built-in environment, from a cache: its class imports pydantic, a tenth of a second.
 
 An entry holds the times and sizes of every file of this package that was imported to make it; if one differs, it is
-made again. What a plug-in brings is always read anew. A cache that cannot be read or written is no reason to fail.
+made again. What a plug-in brings is always read anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.json_cache import read_json, write_json
 from nemotron_steps.config.locations import cache_folder
 from nemotron_steps.environments.agents import AGENTS
 from nemotron_steps.environments.catalog import Described, Listed, Setting, described
@@ -28,10 +28,10 @@ def cached_description(name: str) -> Described:
     if environment not in BUILT_IN:
         return _of_json(as_json(described(name)))
     path = _path(name)
-    found = _read(path)
+    found = _still_true(read_json(path))
     if found is None:
         entry = {"described": as_json(described(name)), "files": _imported()}
-        _write(path, entry)
+        write_json(path, entry)
         found = _of_json(entry["described"])
     return found
 
@@ -71,23 +71,11 @@ def _stamp(file: str) -> list[int]:
     return [seen.st_mtime_ns, seen.st_size]
 
 
-def _read(path: Path) -> Described | None:
-    """A description that is still true, else None."""
+def _still_true(entry: Any) -> Described | None:
+    """The description of an entry, if it is one and the files are as they were."""
     try:
-        entry = json.loads(path.read_bytes())
         if all(_stamp(file) == stamp for file, stamp in entry["files"].items()):
             return _of_json(entry["described"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # there is none, or it is none of ours
+    except (OSError, KeyError, TypeError, AttributeError):  # a file is gone, or it is none of ours
         return None
     return None
-
-
-def _write(path: Path, entry: dict[str, Any]) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(entry, separators=(",", ":")))
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

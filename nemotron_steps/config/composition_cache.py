@@ -8,7 +8,6 @@ result may differ from call to call. A cache that cannot be read or written cost
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.json_cache import read_json, write_json
 from nemotron_steps.config.locations import cache_folder
 from nemotron_steps.config.redaction import redact, redact_text
 from nemotron_steps.config.search import Mount
@@ -66,7 +66,7 @@ def request_key(
 def recall(key: str) -> dict[str, Any] | None:
     """The result kept under a key, if all it depended on is unchanged."""
     try:
-        entry = json.loads(_path(key).read_bytes())
+        entry = read_json(_path(key))
         fresh = (
             all(_digest(Path(path)) == digest for path, digest in entry["files"].items())
             and not any(os.path.exists(path) for path in entry["absent"])
@@ -99,18 +99,17 @@ def remember(
     if redact(result) != result or any(redact_text(text) != text for text in overrides):
         return
     try:
-        entry = json.dumps(
-            {
-                "files": {str(path): _digest(path) for path in dependencies.files},
-                "absent": [str(path) for path in dependencies.absent],
-                "folders": [str(path) for path in dependencies.folders],
-                "unset": sorted(variables),
-                "result": result,
-            }
-        )
-        if json.loads(entry)["result"] != result:
+        if json.loads(json.dumps(result)) != result:
             return
-        _write(_path(key), entry)
+        entry = {
+            "files": {str(path): _digest(path) for path in dependencies.files},
+            "absent": [str(path) for path in dependencies.absent],
+            "folders": [str(path) for path in dependencies.folders],
+            "unset": sorted(variables),
+            "result": result,
+        }
+        _forget_oldest(_path(key).parent)
+        write_json(_path(key), entry)
     except (OSError, ValueError, TypeError):
         return
 
@@ -183,16 +182,8 @@ def _path(key: str) -> Path:
     return cache_folder() / "compositions" / f"{key}.json"
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    entries = sorted(path.parent.glob("*.json"), key=lambda entry: entry.stat().st_mtime_ns)
+def _forget_oldest(folder: Path) -> None:
+    """Leave room for one entry."""
+    entries = sorted(folder.glob("*.json"), key=lambda entry: entry.stat().st_mtime_ns)
     for stale in entries[: max(0, len(entries) - _KEPT + 1)]:
         stale.unlink(missing_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 ENVIRONMENT_FILE = "env.toml"
@@ -38,7 +39,11 @@ def _anybodys(folder: Path, file: Path) -> bool:
     return bool(folder.stat().st_mode & stat.S_IWOTH) and file.stat().st_uid not in (os.geteuid(), 0)
 
 
-def cache_folder() -> Path:
-    """Where what can be made again is kept: `$XDG_CACHE_HOME/nemotron_steps`, or `~/.cache/nemotron_steps`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nemotron_steps"
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where what can be made again is kept: `$XDG_CACHE_HOME/nemotron_steps`, or `~/.cache/nemotron_steps`.
+
+    Args:
+        environ: where XDG_CACHE_HOME is read; None: the process environment.
+    """
+    base = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
+    return Path(base or os.path.expanduser("~/.cache"), "nemotron_steps")

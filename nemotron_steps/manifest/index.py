@@ -9,7 +9,6 @@ written costs only time.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.json_cache import read_json, write_json
+from nemotron_steps.config.locations import cache_folder
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import PATH_VARIABLE, InstalledPack, PackSearch, find_installed, find_packs
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
@@ -133,7 +134,7 @@ def load_index(
     cwd = Path.cwd() if cwd is None else cwd
     folder = cache_folder(environ) if cache_dir is None else cache_dir
     path = folder / f"index-{_scope(environ, cwd)}.json"
-    cached = _read(path)
+    cached = _usable(read_json(path))
     python_path = _python_path()
     installed = _cached_installed(cached, python_path)
     search = find_packs(environ=environ, cwd=cwd, installed=installed)
@@ -141,7 +142,7 @@ def load_index(
     if cached is not None and cached["files"] == files and cached["python_path"] == python_path:
         return _decode(cached)
     index = build_index(search)
-    _write(path, _encode(index, files, python_path, installed))
+    write_json(path, _encode(index, files, python_path, installed))
     return index
 
 
@@ -177,12 +178,6 @@ def build_index(search: PackSearch) -> Index:
         for pipeline in [*registry.pipelines.values(), *registry.hidden_pipelines.values()]
     )
     return Index(steps, pipelines, registry.types, registry.problems, registry.warnings)
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Folder of the cache: `$XDG_CACHE_HOME/nemotron_steps`, or `~/.cache/nemotron_steps`."""
-    base = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "nemotron_steps")
 
 
 def _scope(environ: Mapping[str, str], cwd: Path) -> str:
@@ -224,25 +219,10 @@ def _cached_installed(cached: Mapping[str, Any] | None, python_path: list[list[A
     return find_installed()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    usable = isinstance(data, dict) and data.get("format") == FORMAT and data.keys() >= _KEYS
-    return data if usable else None
-
-
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace the cache file in one step. A folder that cannot be written is no reason to fail: the rows are known."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(data, separators=(",", ":")))
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+def _usable(cached: Any) -> dict[str, Any] | None:
+    """What the cache file holds, if it is one of this version."""
+    usable = isinstance(cached, dict) and cached.get("format") == FORMAT and cached.keys() >= _KEYS
+    return cached if usable else None
 
 
 def _encode(

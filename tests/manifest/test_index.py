@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.manifest.index import Index, _write, build_index, load_index
+from nemotron_steps.manifest.index import Index, build_index, load_index
 from nemotron_steps.manifest.packs import builtin_pack_root, find_packs
 from tests.manifest.packs_on_disk import step_text, write_files
 
@@ -162,11 +162,3 @@ def test_warm_load_imports_nothing_heavy_and_is_fast(tmp_path: Path, pack: Path)
         for _ in range(2)
     ]
     assert outputs[1].strip() == "True []"
-
-
-def test_an_index_that_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "taken" / "by").mkdir(parents=True)
-    _write(tmp_path / "taken", {"rows": []})
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
-    _write(tmp_path / "new" / "index.json", {"rows": []})
-    assert [path.read_text() for path in (tmp_path / "new").iterdir()] == ['{"rows":[]}']
