@@ -25,8 +25,8 @@ def plan(arguments: argparse.Namespace) -> int:
     bench = Workbench(arguments.home)
     asked = bench.settled(asked_from(arguments))
     profile = bench.profile_of(asked)
-    if profile is not None and profile.executor == "local":
-        os.environ.update(profile.env_vars)
+    if profile is not None:
+        os.environ.update(profile.variables_here)
     found = with_cached(bench, bench.plan(asked), force=arguments.force)
     if arguments.as_json:
         print_json(plan_fields(found))

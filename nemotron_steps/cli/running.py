@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     asked = bench.settled(_asked(arguments, bench))
     profile = bench.profile_of(asked, allow_unfilled=arguments.dry_run)
     _check_squash(arguments, profile)
-    if profile is not None and profile.executor == "local":
-        os.environ.update(profile.env_vars)
+    if profile is not None:
+        os.environ.update(profile.variables_here)
     if arguments.dry_run:
         return dry_run(bench, asked, profile, force=arguments.force, as_json=arguments.as_json)
     if profile is not None and not (profile.runs_here and arguments.batch is None):

@@ -70,6 +70,11 @@ class Profile(Table):
         """Whether a run that somebody waits for works in the process that asks for it."""
         return self.executor == "local" and not self.setup_lines
 
+    @property
+    def variables_here(self) -> Mapping[str, str]:
+        """What `env_vars` sets in the process that asks for a run; an executor of another machine sets them there."""
+        return self.env_vars if self.executor == "local" else {}
+
     def shown(self) -> dict[str, Any]:
         """The keys that are set, secrets masked, as they may be printed."""
         values = self.model_dump(exclude_defaults=True, exclude={"extends", "env_vars"})

@@ -12,11 +12,11 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemotron_steps.config.layout.processes import cluster_address
+from nemotron_steps.config.process_variables import variables_set
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError, WorkerLostError, first_line
 
@@ -223,7 +223,7 @@ def _start(config: ClusterConfig, workers: int) -> None:
     for attempt in range(ATTEMPTS):
         try:
             # Workers are children of Ray's own processes and inherit what these are started with.
-            with _environment(workers):
+            with variables_set(_variables(workers)):
                 ray.init(
                     address="local",  # not whatever else runs on this machine
                     num_cpus=max(1, os.cpu_count() or 1),
@@ -248,11 +248,10 @@ def _start(config: ClusterConfig, workers: int) -> None:
     )
 
 
-@contextmanager
-def _environment(workers: int) -> Iterator[None]:
-    """Environment variables that workers need, while they are needed."""
+def _variables(workers: int) -> dict[str, str]:
+    """Environment variables that workers need."""
     threads = max(1, (os.cpu_count() or 1) // max(1, workers))
-    wanted = {
+    return {
         "PYTHONPATH": _import_path(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         # Everything is on this machine: collectives listen on loopback.
@@ -260,16 +259,6 @@ def _environment(workers: int) -> Iterator[None]:
         "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
         "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _import_path() -> str:
