@@ -6,6 +6,7 @@ pydantic; importing `nemotron_steps.config` does not.
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -304,6 +305,8 @@ def _right_value(detail: Mapping[str, Any]) -> str | None:
         try:
             number = float(text)
         except ValueError:
+            return None
+        if not math.isfinite(number):
             return None
         whole = kind.startswith("int")
         return None if whole and number != int(number) else f"{int(number) if whole else number}"

@@ -61,6 +61,24 @@ def test_every_mistake_is_reported_at_once_with_key_line_and_nearest_name(config
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "hints"),
+    [
+        ("steps: '2,000'", ("steps=2000",)),
+        ("steps: 2.5", ()),
+        ("steps: inf", ()),  # in YAML a text, as nan is
+        ("steps: nan", ()),
+        ("optimizer: {lr: '1 e-3'}", ("optimizer.lr=0.001",)),
+        ("optimizer: {name: adm}", ("optimizer.name=adam",)),
+    ],
+)
+def test_a_wrong_value_is_mended_where_there_is_no_doubt_what_was_meant(configs, written, hints):
+    composed = compose(None, search=configs({"rl/toy/default.yaml": f"{written}\n"}), schema=Toy)
+    with pytest.raises(ConfigError, match="has a wrong value") as caught:
+        composed.model(Toy)
+    assert caught.value.hints == hints
+
+
 def test_what_must_be_given_is_named_whole_with_an_override_to_fill_in(configs):
     class Data(Section):
         path: str
