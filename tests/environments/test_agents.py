@@ -103,6 +103,13 @@ def test_settings_of_an_agent_beat_those_of_its_environment_and_those_beat_the_p
     assert all(settings["floating_point_comparison_threshold"] == 0.5 for _, settings in found.values())  # type: ignore[misc]
 
 
+def test_settings_of_an_added_agent_beat_those_of_the_environment_that_it_chooses() -> None:
+    options = {"mcqa": {"grading_mode": "lenient_boxed", "max_steps": 3}, "my_quiz": {"environment": "mcqa"}}
+    assert resolve("my_quiz", options) == ("mcqa", options["mcqa"])
+    options["my_quiz"]["grading_mode"] = "lenient_answer_colon"
+    assert resolve("my_quiz", options) == ("mcqa", {"grading_mode": "lenient_answer_colon", "max_steps": 3})
+
+
 def test_agents_can_be_added() -> None:
     options = {"my_quiz": {"environment": "mcqa", "grading_mode": "lenient_answer_colon"}}
     task = row("my_quiz", options=[{"A": "x"}, {"B": "y"}], expected_answer="B")

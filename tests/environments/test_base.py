@@ -14,12 +14,14 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    MissingFieldError,
     Response,
+    RowError,
     Session,
     Verdict,
 )
 from nemotron_steps.environments.judged.judges import JudgeLostError
-from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
+from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError
 
 ROW = {"responses_create_params": {"input": "Say."}}
 
@@ -129,3 +131,16 @@ def test_a_reward_that_is_no_number_is_named() -> None:
 def test_a_verdict_is_a_finite_reward_or_a_failure(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"reward|components"):
         Verdict(**fields)
+
+
+@pytest.mark.parametrize(
+    ("row", "refused"), [({**ROW, "calls": ["x", 1]}, DataError), (ROW, MissingFieldError)], ids=["wrong", "missing"]
+)
+def test_a_field_with_a_wrong_item_is_not_one_that_another_file_may_have(row: Any, refused: type[DataError]) -> None:
+    class Calls(Given):
+        def check_values(self, row: Any) -> None:
+            raise RowError("calls[1]", "a call", "1")
+
+    with pytest.raises(DataError) as caught:
+        Calls(None).check_row(row, "f:3")
+    assert (type(caught.value), caught.value.where) == (refused, "f:3 field calls[1]")
