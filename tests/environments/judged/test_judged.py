@@ -261,8 +261,9 @@ class TestTerminus:
         assert grade("terminus_judge", row, step("z" * 200_000), replies(scripted)).details["gate"] == "too_long"
 
     def test_the_rows_threshold_and_the_second_look(self, scripted: Any) -> None:
-        low = {**self.row, "threshold": 0.1}
-        assert grade("terminus_judge", low, step("pip freeze\n"), replies(scripted)).reward == 1.0
+        for threshold, answer in ((0.1, "pip freeze\n"), (0.0, "ls\n")):
+            low = {**self.row, "threshold": threshold}
+            assert grade("terminus_judge", low, step(answer), replies(scripted)).reward == 1.0
         twice = replies(scripted, EQ, NE)
         assert grade("terminus_judge", self.row, step("ls\n"), twice, check_twice_swap=True).reward == 0.0
 
