@@ -147,6 +147,13 @@ def test_from_takes_another_input_for_what_earlier_stages_would_have_left(cli, c
     assert any("compare goes without models.first" in warning for warning in plan["warnings"])
 
 
+def test_a_step_that_takes_several_artifacts_needs_one_of_them(cli, curriculum):
+    refused = cli("plan", "curriculum", "-c", "tiny", "--from", "compare")
+    assert refused.code == 2
+    for stage in ("first", "second"):
+        assert f"'models.{stage}' of compare is what {stage} leaves" in refused.err
+
+
 def test_a_dry_run_tells_what_an_earlier_stage_still_has_to_leave(cli, curriculum):
     shown = cli("run", "curriculum", "-c", "tiny", "--from", "second", "-d", "--json")
     assert shown.code == 0
