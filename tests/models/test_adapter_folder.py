@@ -140,12 +140,31 @@ def test_pefts_own_folder_merges_where_the_base_is_said(adapter, base, tmp_path)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("key, value", [("use_dora", True), ("bias", "all"), ("rank_pattern", {"q_proj": 2})])
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("peft_type", "LOHA"),
+        ("use_dora", True),
+        ("bias", "all"),
+        ("fan_in_fan_out", True),
+        ("modules_to_save", ["lm_head"]),
+        ("rank_pattern", {"q_proj": 2}),
+        ("alpha_pattern", {"q_proj": 2}),
+    ],
+)
 def test_more_than_a_low_rank_sum_is_refused(key, value, adapter):
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**settings, key: value}))
     with pytest.raises(UnsupportedError, match=key):
         AdapterFolder(adapter)
+
+
+def test_half_of_an_adapter_is_not_left_out_of_a_merge(adapter, base, tmp_path):
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    del tensors["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"]
+    save_file(tensors, str(adapter / "adapter_model.safetensors"))
+    with pytest.raises(ArtifactError, match=r"half of the adapter of model.layers.0.mlp.up_proj.weight is missing"):
+        merge_adapter(adapter, base, tmp_path / "merged")
 
 
 def test_a_half_a_wrong_rank_and_a_missing_file_are_no_artifact(adapter):

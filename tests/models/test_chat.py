@@ -85,6 +85,13 @@ def test_every_turn_gets_the_templates_own_generation_prompt(family: str, ends: 
     assert chat.opens_thinking is (ends == "<think>\n")
 
 
+def test_a_rows_own_variables_go_before_the_configs_and_leave_its_others() -> None:
+    chat = of_template("{{ level }} {{ day }}").with_template_kwargs({"level": "high", "day": "Monday"})
+    question = [{"role": "user", "content": "a"}]
+    assert chat.with_template_kwargs({"level": "low"}).render_text(question) == "low Monday"
+    assert chat.render_text(question) == "high Monday"
+
+
 def test_a_turn_of_a_base_model_ends_where_the_template_ends_it() -> None:
     """Its end token is not the template's: neither is doubled."""
     chat = stock_chat("qwen3")

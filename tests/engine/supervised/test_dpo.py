@@ -242,8 +242,13 @@ def test_pairs_that_are_too_long_are_counted(chat: ChatFormat, tmp_path: Path) -
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs, too_long = read_pairs(file, chat, 20)
     assert (len(pairs), too_long) == (1, 1)
-    with pytest.raises(DataError, match="all 2 pairs"):
-        read_pairs(file, chat, 3)
+    fitting = pairs[0].longest
+    assert read_pairs(file, chat, fitting) == (pairs, 1)
+    with pytest.raises(DataError, match="all 2 pairs") as caught:
+        read_pairs(file, chat, fitting - 1)
+    (hint,) = caught.value.hints
+    longest = int(hint.removeprefix("policy.max_total_sequence_length="))
+    assert len(read_pairs(file, chat, longest)[0]) == 2
 
 
 # -- the loop on a real policy --------------------------------------------------------------------------------------

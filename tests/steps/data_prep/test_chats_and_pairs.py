@@ -157,6 +157,50 @@ class TestPreferences:
         assert [(row["chosen"], row["preference"]) for row in made] == [("one", 3), ("two", 1)]
         assert told["left_out_by_reason"] == {"neither answer is preferred": 1}
 
+    def test_rows_that_give_no_pair_are_left_out_by_reason(self, tmp_path: Path):
+        def battle(*sides: list[str], winner: str = "model_a", system: str = "a") -> dict[str, Any]:
+            """Two conversations, each told by its turns."""
+            told = [
+                [{"role": "user" if i % 2 == 0 else "assistant", "content": t} for i, t in enumerate(s)] for s in sides
+            ]
+            first = [[{"role": "system", "content": text}] for text in ("a", system)]
+            return {
+                "conversation_a": [*first[0], *told[0]],
+                "conversation_b": [*first[1], *told[1]],
+                "winner": winner,
+            }
+
+        short, long = ["Why?", "one"], ["Why?", "one", "And?", "three"]
+        made, told = pairs(
+            tmp_path,
+            [
+                battle(short, ["Why?", "two"]),
+                battle(short, short),
+                battle(short, ["Why?", "two"], winner="tie (bothbad)"),
+                battle(short, ["Why?", "two"], system="b"),
+                battle(long, ["Why?", "two", "And?", "four"]),
+                battle(long, ["Why?", "one", "And?", "four"], winner="model_b"),
+                {**LAYOUTS["lmarena_55k"], "prompt": '["Why?", "And?"]'},
+            ],
+        )
+        assert [(row["chosen"], len(row["prompt"])) for row in made] == [("one", 2), ("four", 4)]
+        assert told["left_out_by_reason"] == {
+            "both answers are the same": 1,
+            "neither answer is preferred": 1,
+            "the conversations differ before their last turns": 3,
+        }
+
+    def test_conversations_that_are_no_battle_are_refused(self, tmp_path: Path):
+        row = LAYOUTS["lmarena_140k"]
+        other = [{"role": "user", "content": "How?"}, row["conversation_b"][1]]
+        for change, why in (
+            ({"conversation_b": other}, "do not ask the same"),
+            ({"conversation_a": [*ASKED, *ASKED], "conversation_b": [*ASKED, *ASKED]}, "does not end with an answer"),
+            ({"winner": None}, "does not say which answer won"),
+        ):
+            with pytest.raises(DataError, match=why):
+                pairs(tmp_path, [{**row, **change}])
+
     def test_pairs_stay_as_they_are(self, tmp_path: Path):
         row = {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [], "mine": 1}
         assert pairs(tmp_path, [row])[0] == [row]

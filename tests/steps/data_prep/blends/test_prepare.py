@@ -100,6 +100,17 @@ class TestOneSource:
         assert caught.value.where == f"{path}:61 field bad"
         assert caught.value.hints == ("max_refused_share=0.02",)
 
+    @pytest.mark.parametrize("size", [40, 10**6])
+    def test_a_sample_counts_the_rows_that_were_read_whatever_became_of_them(
+        self, run: Run, tmp_path: Path, monkeypatch, size: int
+    ):
+        monkeypatch.setattr(formats, "PART_BYTES", size)
+        rows = [{"bad": 1}, {"bad": 2}, {"twice": True, "n": 0}, *self.ROWS]
+        done = run(write_lines(tmp_path / "mine.jsonl", rows), sample=5, max_refused_share=0.5)
+        told = done.accounting
+        assert (told["read"], told["refused"], told["written"]) == (5, 2, 4)
+        assert done.rows()[2:] == list(self.ROWS[:2])
+
     def test_progress_tells_bytes_rate_and_time_left(self, small_parts: None, run: Run, tmp_path: Path):
         path = write_lines(tmp_path / "mine.jsonl", self.ROWS)
         told = [record for record in run(path).records if record["kind"] == "progress"]

@@ -1,0 +1,33 @@
+"""Importing megatron-core leaves the process as it was."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from nemotron_steps.models import megatron_core
+
+
+def test_the_import_leaves_torch_compile_and_other_packages_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    megatron_core.load_megatron_core()
+    monkeypatch.setattr(megatron_core, "_loaded", False)
+    monkeypatch.setitem(sys.modules, "wandb", sys)
+    monkeypatch.delitem(sys.modules, "transformer_engine", raising=False)
+    compile_function = torch.compile
+    megatron_core.load_megatron_core()
+    assert torch.compile is compile_function
+    assert sys.modules["wandb"] is sys and "transformer_engine" not in sys.modules
+
+
+def test_without_cuda_its_questions_are_answered_for_the_cpu_only_while_it_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.cuda.current_device, torch.cuda.synchronize
+    with pytest.raises(ZeroDivisionError), megatron_core.on_available_device():
+        assert torch.cuda.current_device() == torch.device("cpu")
+        torch.cuda.synchronize()
+        raise ZeroDivisionError
+    assert (torch.cuda.current_device, torch.cuda.synchronize) == before

@@ -1,0 +1,94 @@
+"""What of a package's test runs makes a task; the runs themselves are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
+from nemotron_steps.environments.swe import results
+from nemotron_steps.environments.swe.grading import Graded
+from nemotron_steps.sandbox.base import Outcome
+from nemotron_steps.steps.data_prep.swe.mining import Miner, issue_text
+from nemotron_steps.steps.data_prep.swe.mutations import Mutation
+from nemotron_steps.steps.data_prep.swe.packages import Package
+
+PACKAGE = Package("ranges", {"a.py": "x = 1\n"}, {"test_a.py": ""}, "python -m pytest {tests}")
+FAULT = Mutation("constant", "a.py", 1, "x = 1", "x = 2", "x = 2\n")
+
+
+def graded(
+    passed: Iterable[str], outcome: Outcome = Outcome.EXITED, *, honest: bool = True, output: str = ""
+) -> Graded:
+    return Graded(results.TestRun(frozenset(passed), frozenset()), outcome, honest=honest, output=output)
+
+
+@pytest.fixture
+def mined(monkeypatch: pytest.MonkeyPatch):
+    """A miner whose runs end as they are told to, one after the other."""
+
+    def miner(*runs: Graded | None) -> Miner:
+        told = iter(runs)
+
+        async def run(*_: object) -> Graded | None:
+            return next(told)
+
+        made = Miner(SweTasksConfig.model_validate({"packages": {"path": "folder"}}))
+        monkeypatch.setattr(made, "_run", run)
+        return made
+
+    return miner
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("stable flaky", "stable"), ("stable", "stable flaky"), ("stable one", "stable other")],
+)
+def test_a_test_that_passes_only_sometimes_is_none_of_a_tasks(mined, first: str, second: str) -> None:
+    miner = mined(graded(first.split()), graded(second.split()))
+    assert asyncio.run(miner.passing(PACKAGE)) == {"stable"}
+    assert not miner.refused
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, graded("a"), graded("a", Outcome.TIMEOUT), graded("a", honest=False)],
+    ids=["none", "others", "late", "dishonest"],
+)
+def test_a_package_whose_tests_do_not_end_well_twice_has_none_that_pass(mined, bad: Graded | None) -> None:
+    other = graded("b")
+    for runs in ((bad, other), (other, bad)):
+        miner = mined(*runs)
+        assert asyncio.run(miner.passing(PACKAGE)) == frozenset()
+        assert miner.refused == {"package_without_passing_tests": 1}
+
+
+def test_a_task_has_the_tests_that_fail_and_those_that_still_pass_of_the_ones_that_passed(mined) -> None:
+    run = graded(["b", "d", "new"], output="E   ValueError: first\nE   KeyError: second\n")
+    task = asyncio.run(mined(run).task(PACKAGE, FAULT, frozenset("abcd")))
+    assert (task.fail_to_pass, task.pass_to_pass) == (("a", "c"), ("b", "d"))
+    assert task.error == "ValueError: first"
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (None, "fault_without_end"),
+        (graded("a", Outcome.TIMEOUT), "fault_without_end"),
+        (graded("a", Outcome.MEMORY_LIMIT), "fault_without_end"),
+        (graded("", honest=False), "fault_that_stops_the_tests"),
+        (graded("ab"), "fault_unnoticed"),
+    ],
+)
+def test_a_fault_that_makes_no_task_is_counted_by_its_reason(mined, run: Graded | None, reason: str) -> None:
+    miner = mined(run)
+    assert asyncio.run(miner.task(PACKAGE, FAULT, frozenset("ab"))) is None
+    assert miner.refused == {reason: 1}
+
+
+def test_an_issue_names_some_of_its_tests_and_counts_the_others() -> None:
+    assert issue_text("abcde", file=None) == "These tests fail: a, b, c, d, e."
+    several = issue_text("abcdefg", file="a.py", error="KeyError: 1")
+    assert several == "These tests fail: a, b, c, d, e and 2 more. The fault is in a.py.\n\nKeyError: 1"
