@@ -81,11 +81,13 @@ def runs(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """`steps status RUN`."""
     from nemotron_steps.runs.launch import error_of
-    from nemotron_steps.runs.run_folder import read_events
+    from nemotron_steps.runs.run_folder import get_run, read_events
 
     store = Workbench(arguments.home).store
     view = JobView(store, arguments.run, aloud=arguments.as_json)
     info = view.look()
+    job = view.ask(info) if info.status in AT_WORK else None
+    info = get_run(store, info.id)  # read after: it may have begun, or its job was cancelled
     metrics = {record["step"]: record for record in read_events(store, info.id, "metrics")}
     if arguments.as_json:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
@@ -111,7 +113,6 @@ def status(arguments: argparse.Namespace) -> int:
         terminal.print()
         terminal.print(f"  {terminal.style(key, 'bold')}")
         show_values(values, terminal)
-    job = view.ask(info) if info.status in AT_WORK else None
     never_started = info.status == "submitted" and job is not None and job.state.over
     for line in view.lines(info, terminal):
         terminal.print(line)
@@ -214,12 +215,13 @@ def _wait_until_stopped(arguments: argparse.Namespace, store: ArtifactStore, inf
 
 def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunInfo) -> int:
     from nemotron_steps.runs.launch import cancel as cancel_job
+    from nemotron_steps.runs.run_folder import get_run
 
     cancel_job(store, info)
     if info.status == "running" and info.host == socket.gethostname():
         return _wait_until_stopped(arguments, store, info)
     if arguments.as_json:
-        print_json(info.to_dict())
+        print_json(get_run(store, info.id).to_dict())
         return 0
     terminal = Terminal.of()
     terminal.print(f"{info.executor} job {printable(info.job)} was asked to stop; what it committed stays")

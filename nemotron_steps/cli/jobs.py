@@ -65,7 +65,7 @@ class JobView:
         from nemotron_steps.runs.launch import job_status
 
         try:
-            self.job = job_status(info)
+            self.job = job_status(self._store, info)
         except StepsError as error:
             self.job = None
             self._state.goes_on(error)

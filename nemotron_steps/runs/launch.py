@@ -26,7 +26,7 @@ from nemotron_steps.errors import (
     WorkerLostError,
 )
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch, find_executor
-from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.locks import hold, hold_if_free
 from nemotron_steps.runs.run_folder import (
     FAILED,
     INTERRUPTED,
@@ -156,33 +156,46 @@ def refresh(store: ArtifactStore, info: RunInfo) -> RunInfo:
     return get_run(store, info.id)
 
 
-def job_status(info: RunInfo) -> JobStatus | None:
-    """What the executor says about a submitted run's job; None for a run that no executor started."""
-    return find_executor(info.executor).status(info.job) if info.job else None
+def job_status(store: ArtifactStore, info: RunInfo) -> JobStatus | None:
+    """What the executor says about a submitted run's job; None for a run that no executor started.
+
+    Of a job that was cancelled before it began this also writes down that the run is over: nobody else can.
+    """
+    if not info.job:
+        return None
+    status = find_executor(info.executor).status(info.job)
+    if status.state is JobState.CANCELLED and info.status == SUBMITTED:
+        _note_cancelled(store, info)
+    return status
+
+
+def _note_cancelled(store: ArtifactStore, info: RunInfo) -> None:
+    folder = RunFolder(store, info.id)
+    told = InterruptedRunError("the job was cancelled before it began", where=f"run {info.id}")
+    try:
+        with hold_if_free(folder.submit_lock) as free:
+            now = get_run(store, info.id)
+            # One that began in the meantime says itself how it ended; handed in again, it has another job.
+            if free and now.status == SUBMITTED and now.job == info.job:
+                folder.update(now, status=INTERRUPTED, error=told.to_dict())
+    except PermissionError:  # whoever may only look at the home leaves it as it is
+        return
 
 
 def cancel(store: ArtifactStore, info: RunInfo) -> None:
     """Ask a submitted run's job to stop. RequestError for a run that no executor started.
 
-    A job that never began has nobody else to write down how its run ended: this waits until it is out of its queue, for
-    _CANCEL_S at most.
+    A job that waits in a queue is waited for until it is out of it, for _CANCEL_S at most (see job_status).
     """
     if not info.job:
         raise RequestError(f"run '{info.id}' was not submitted to an executor", hints=(f"steps status {info.id}",))
     executor = find_executor(info.executor)
     queued = executor.status(info.job).state is JobState.PENDING
     executor.cancel(info.job)
-    if not queued:
-        return
     until = time.monotonic() + _CANCEL_S
-    while not (state := executor.status(info.job).state).over and time.monotonic() < until:
+    while queued and not executor.status(info.job).state.over and time.monotonic() < until:
         time.sleep(_POLL_S)
-    refresh(store, info)
-    now = get_run(store, info.id)
-    # One that began in the meantime says itself how it ended.
-    if state is JobState.CANCELLED and now.status == SUBMITTED:
-        told = InterruptedRunError("the job was cancelled before it began", where=f"run {info.id}")
-        RunFolder(store, info.id).update(now, status=INTERRUPTED, error=told.to_dict())
+    job_status(store, refresh(store, info))
 
 
 def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> RunInfo:
@@ -251,7 +264,7 @@ class _Inquiry:
         try:
             info = refresh(self._store, info)
             if not (_said(info) and error_of(info) is None):
-                self.status = job_status(info)
+                self.status = job_status(self._store, info)
         except RetryableError as error:
             self.status = JobStatus(JobState.RUNNING)
             if self._silent_since is None:

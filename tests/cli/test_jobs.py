@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -105,6 +106,19 @@ def test_one_look_at_a_run_whose_job_died_says_what_the_scheduler_says(cli: Cli,
     assert looked.code == 0
     assert "slurm job ssh://login/17" in looked.out
     assert "failed (exit code 1:0, NonZeroExitCode)" in " ".join(looked.out.split())
+
+
+@pytest.mark.parametrize("command", [("status",), ("status", "--json"), ("cancel", "--json"), ("logs", "-f")])
+def test_a_run_whose_queued_job_somebody_cancelled_is_over(cli: Cli, far: Far, command: tuple[str, ...]) -> None:
+    far.program("scontrol", SCONTROL.format(state="CANCELLED"))
+    name, *options = command
+    shown = cli(name, RUN, *options)
+    assert shown.code == 0
+    if options == ["--json"]:
+        assert json.loads(shown.out)["status"] == "interrupted"
+    if command == ("status",):
+        assert "the job was cancelled before it began" in shown.out and f"steps run --resume {RUN}" in shown.out
+    assert [run["status"] for run in json.loads(cli("runs", "--json").out)] == ["interrupted"]
 
 
 def test_the_queues_word_is_gone_once_the_run_speaks_for_itself(far: Far) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -46,7 +47,7 @@ def test_detached_run_is_cancelled_and_goes_on(store: ArtifactStore, toy: Path) 
     toy.touch()
     run_id = submit(store, Profile()).id
     wait_until(lambda: any(m["index"] == 4 for m in read_events(store, run_id, "metrics")))
-    assert launching.job_status(get_run(store, run_id)) == base.JobStatus(
+    assert launching.job_status(store, get_run(store, run_id)) == base.JobStatus(
         JobState.RUNNING, f"process {get_run(store, run_id).pid}"
     )
     launching.cancel(store, get_run(store, run_id))
@@ -359,6 +360,25 @@ def test_a_queued_job_that_takes_a_while_to_be_cancelled_ends_the_run(
     stuck = scripted(store, monkeypatch, JobState.PENDING)
     launching.cancel(store, stuck)
     assert get_run(store, stuck.id).status == "submitted" and clock.now < 1050
+    ScriptedExecutor.answers = [JobState.CANCELLED]
+    launching.cancel(store, stuck)
+    assert get_run(store, stuck.id).status == "interrupted"
+
+
+def test_whoever_hears_that_a_queued_job_was_cancelled_writes_it_down_unless_it_is_submitted_again(
+    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = scripted(store, monkeypatch, JobState.CANCELLED)
+    folder = RunFolder(store, info.id)
+    with hold(folder.submit_lock, {}, lambda holder: None):
+        launching.job_status(store, info)
+        assert get_run(store, info.id).status == "submitted"
+    launching.job_status(store, replace(info, job="an earlier one"))
+    assert get_run(store, info.id).status == "submitted"
+    launching.job_status(store, info)
+    after = get_run(store, info.id)
+    assert after.status == "interrupted" and after.error is not None
+    assert after.error["what"] == "the job was cancelled before it began"
 
 
 def test_a_queued_job_that_began_before_it_was_cancelled_says_itself_how_it_ended(

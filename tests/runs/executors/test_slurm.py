@@ -371,7 +371,7 @@ def test_a_cluster_is_reached_through_ssh(
     info = submit(store, profile)
     assert info.job.startswith("ssh://me@login.example/") and "hf_1234567890" not in asked.read_text()
     wait_until(lambda: any(m["index"] == 4 for m in read_events(store, launching.refresh(store, info).id, "metrics")))
-    assert launching.job_status(get_run(store, info.id)).state is JobState.RUNNING
+    assert launching.job_status(store, get_run(store, info.id)).state is JobState.RUNNING
     launching.cancel(store, get_run(store, info.id))
     with pytest.raises(InterruptedRunError, match="SIGTERM"):
         launching.follow(store, info.id, lambda text: None)
