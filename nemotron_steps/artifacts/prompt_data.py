@@ -1,7 +1,9 @@
-"""What a user's prompts look like at a glance: whether they are some (type `prompt_data`), and who speaks in them."""
+"""What a user's prompts look like at a glance: whether they are some (type `prompt_data`), who speaks in them, and
+whether they say who grades them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,6 +17,7 @@ _TABLES = (".parquet", ".csv", ".tsv", ".json", ".jsonl.gz")
 _PROMPTS = frozenset({"prompt", "messages", "conversations", "question", "problem", "instruction", "query", "input"})
 _LOOKED_AT = 64
 """Rows."""
+_HEADER_BYTES = 1 << 16
 _THEIRS = {"human": "user", "gpt": "assistant"}
 """Roles of `conversations`."""
 
@@ -54,6 +57,41 @@ def roles_in(path: Path) -> tuple[str, ...]:
     except DataError:
         pass
     return tuple(role for role in ROLES if role in found)
+
+
+def names_no_agent(path: Path) -> bool:
+    """Whether rows are seen to name no agent that grades them: JSON Lines by their first row, a table by its columns.
+
+    False where it cannot be told at a glance.
+    """
+    if path.is_dir():
+        every = sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".parquet", ".csv", ".tsv"))
+        return bool(every) and names_no_agent(every[0])
+    match path.suffix.lower():
+        case ".jsonl":
+            try:
+                return any("agent_ref" not in row for _, row in islice(read_rows(path), 1))
+            except DataError:
+                return False
+        case ".csv" | ".tsv":
+            with path.open("rb") as file:
+                return b"agent_ref" not in file.readline(_HEADER_BYTES)
+        case ".parquet":
+            footer = _footer(path)
+            return bool(footer) and b"agent_ref" not in footer
+    return False
+
+
+def _footer(path: Path) -> bytes:
+    """The metadata at the end of a Parquet file, where columns are named in plain text; empty for another file."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 8, 0))
+        length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
+        if magic != b"PAR1" or length > size - 8:
+            return b""
+        file.seek(size - 8 - length)
+        return file.read(length)
 
 
 def _roles_of(row: Mapping[str, Any]) -> Iterator[str]:

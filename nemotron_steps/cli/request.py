@@ -235,7 +235,7 @@ class Workbench:
         from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder
         from nemotron_steps.artifacts.prompt_data import looks_like_prompts
         from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
-        from nemotron_steps.resolver.foreign_data import holds_no_rows, refusal
+        from nemotron_steps.resolver.foreign_data import holds_no_rows, refusal, unknown_prompts
         from nemotron_steps.resolver.plan import SuppliedInput
         from nemotron_steps.resolver.problems import AbsentInput
 
@@ -246,15 +246,17 @@ class Workbench:
             return SuppliedInput(ref, wanted_type)
         found = sniff_type(path)
         if found != "rl_prompts" and wanted_type in ("rl_prompts", "prompt_data") and looks_like_prompts(path):
-            return SuppliedInput(ref, "prompt_data", _roles(path))
+            return SuppliedInput(ref, "prompt_data", _at_a_glance(path))
         # Rows are read and checked when the step opens them; anything else is cheap to look at now.
         if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
             raise refusal(path, ref, wanted_type, self.registry)
+        if wanted_type == "rl_prompts" and found == "training_jsonl":
+            raise unknown_prompts(path, ref)
         type_name = found or wanted_type
         if path.is_file() and type_name.startswith("checkpoint"):
             raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")
         if found is not None and not type_name.startswith("checkpoint"):
-            return SuppliedInput(ref, type_name, _roles(path) if type_name == "rl_prompts" else {})
+            return SuppliedInput(ref, type_name, _at_a_glance(path) if type_name == "rl_prompts" else {})
         try:
             return SuppliedInput(ref, type_name, validate(type_name, path, types.ancestors(type_name)))
         except ArtifactError as error:
@@ -378,12 +380,15 @@ class Workbench:
         return load_pipeline_file(file)
 
 
-def _roles(path: Path) -> dict[str, Any]:
-    """The attribute of prompts that says who speaks in them, where that can be told at a glance."""
-    from nemotron_steps.artifacts.prompt_data import roles_in
+def _at_a_glance(path: Path) -> dict[str, Any]:
+    """Attributes of prompts that their first rows tell: who speaks in them, and that they name nobody who grades."""
+    from nemotron_steps.artifacts.prompt_data import names_no_agent, roles_in
 
     roles = roles_in(path)
-    return {"roles": list(roles)} if roles else {}
+    return {
+        **({"roles": list(roles)} if roles else {}),
+        **({"environments": []} if names_no_agent(path) else {}),
+    }
 
 
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:

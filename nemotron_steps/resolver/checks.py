@@ -196,6 +196,28 @@ def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
             )
 
 
+def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """Rows name the agents that grade them, or the config says who grades every row."""
+    key = "env.should_use_nemo_gym"
+    if subject.config.flat.get(key) is not True:
+        return
+    for port in subject.manifest.consumes:
+        if subject.artifacts.get(port.name, {}).get("environments", True):
+            continue
+        compared = any(each.name == "reward_model" and each.required for each in subject.manifest.consumes)
+        environment = "genrm_compare" if compared else "NAME   # one that `steps env list` shows"
+        by_environment = f"{key}=false env.environment={environment}"
+        by_function = "reward=FILE.py:FUNCTION"
+        yield AttributeConflict(
+            f"nothing grades '{port.name}' of {subject.key}: its rows name no agent, and the config no grader",
+            chain=(f"{subject.key}.{port.name}",),
+            where=subject.where(key),
+            expected="a reward function, an environment for all rows, or agent_ref.name in each row",
+            hints=(by_environment, by_function) if compared else (by_function, by_environment),
+        )
+        return
+
+
 def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The config asks for no more nodes and GPUs than its profile has."""
     for key, name in (("cluster.num_nodes", "nodes"), ("cluster.gpus_per_node", "gpus_per_node")):
@@ -234,6 +256,7 @@ CHECKS: tuple[Check, ...] = (
     teachers_fit,
     model_limits,
     chats_can_be_written,
+    prompts_are_graded,
     profile_size,
     memory_fits,
     sorted_data_is_served_in_order,

@@ -6,9 +6,11 @@ port: those are `reports`.
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
+from nemotron_steps.artifacts.rows import read_rows
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.advice import steps_between
@@ -55,10 +57,35 @@ def refusal(path: Path, ref: str, wanted: str, registry: Registry) -> ArtifactEr
     )
 
 
+def unknown_prompts(path: Path, ref: str) -> ArtifactError:
+    """The error for rows none of whose columns is known to be a prompt: what they have, and how one is named."""
+    first = next((row for file in _jsonl_files(path) for _, row in read_rows(file)), {})
+    texts = [name for name, value in first.items() if isinstance(value, str | list) and value and _plain(name)]
+    hints = [
+        f"steps run data_prep/import_prompts --input dataset={shlex.quote(ref)} prompt_column={name}"
+        "   # then --input prompts=data_prep/import_prompts/prompts"
+        for name in texts[:2]
+    ]
+    return ArtifactError(
+        f"no column of '{ref}' is known to be a prompt",
+        expected='rows like {"prompt": "What is 1 + 1?", "answer": "2"}: TRL\'s, verl\'s, OpenAI\'s or NeMo-Gym\'s',
+        found=f"fields {', '.join(sorted(first)) or 'none'}",
+        hints=hints or ("steps types   # what rl_prompts and prompt_data are",),
+    )
+
+
+def _plain(name: str) -> bool:
+    """Whether a name can stand as the value of an override without quotes."""
+    return re.fullmatch(r"\w[\w.-]*", name) is not None
+
+
+def _jsonl_files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+
+
 def holds_no_rows(path: Path) -> bool:
     """Whether every JSON Lines file of a path is empty."""
-    files = [path] if path.is_file() else path.rglob("*.jsonl")
-    return not any(file.is_file() and file.stat().st_size for file in files)
+    return not any(file.is_file() and file.stat().st_size for file in _jsonl_files(path))
 
 
 _COMPRESSED = {".gz": "gzip -dc", ".zst": "zstd -dc", ".bz2": "bzip2 -dc", ".xz": "xz -dc"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.prompt_data import looks_like_prompts, roles_in
+from nemotron_steps.artifacts.prompt_data import looks_like_prompts, names_no_agent, roles_in
 from nemotron_steps.steps.data_prep.prompt_layouts import TABLE_COLUMNS
 
 USER, SYSTEM = {"role": "user", "content": "x"}, {"role": "system", "content": "y"}
@@ -53,3 +53,30 @@ def test_other_files_say_nothing(tmp_path: Path) -> None:
 def test_every_column_that_is_imported_is_known_to_the_plan(column: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({column: "x", "answer": "y"}) + "\n")
     assert looks_like_prompts(tmp_path / "rows.jsonl")
+
+
+NAMED = {"prompt": "x", "agent_ref": {"name": "mcqa"}}
+
+
+@pytest.mark.parametrize(("row", "none"), [({"prompt": "x"}, True), (NAMED, False)])
+def test_rows_that_name_no_agent_are_seen_at_a_glance(row: dict[str, Any], none: bool, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "rows.csv").write_text(",".join(row) + "\nx,{}\n")
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    for name in ("rows.jsonl", "rows.csv", "rows.parquet"):
+        assert names_no_agent(tmp_path / name) is none
+        (tmp_path / f"of {name}").mkdir()
+        (tmp_path / name).rename(tmp_path / f"of {name}" / name)
+        assert names_no_agent(tmp_path / f"of {name}") is none
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("rows.json", '[{"prompt": "x"}]'), ("rows.jsonl", ""), ("rows.jsonl", "{"), ("rows.parquet", "P")],
+)
+def test_what_cannot_be_told_at_a_glance_is_not_said_to_name_no_agent(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert not names_no_agent(tmp_path / name)

@@ -110,10 +110,21 @@ def test_a_second_source_that_an_override_names_is_refused(cli: Cli, workplace: 
 )
 def test_a_table_of_prompts_is_imported(cli: Cli, workplace: Path, kind: str) -> None:
     path = given(workplace, kind)
-    planned = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{path.name}", "--json")
+    grader = ("env.should_use_nemo_gym=false", "env.environment=genrm_compare")
+    planned = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{path.name}", *grader, "--json")
     assert planned.code == 0, planned.err
     first = planned.json["steps"][0]
     assert (first["step"], first["inserted"]) == ("data_prep/import_prompts", True)
+
+
+@pytest.mark.parametrize("step", ["rlvr", "rlhf", "swe", "opd"])
+def test_prompts_to_validate_on_can_be_given_to_every_step_that_samples(cli: Cli, workplace: Path, step: str) -> None:
+    row = {"responses_create_params": {"input": "A or B?"}, "agent_ref": {"name": "mcqa"}}
+    (workplace / "held.jsonl").write_text(json.dumps(row) + "\n")
+    given = ("-c", "tiny", "--input", "validation=./held.jsonl", "grpo.val_period=1")
+    planned = cli("plan", f"rl/nemo_rl/{step}", *given, "--json")
+    assert planned.code == 0, planned.out
+    assert planned.json["steps"][-1]["inputs"]["validation"]["ref"] == "./held.jsonl"
 
 
 @pytest.mark.parametrize("kind", ["empty.jsonl", "notes.md", "nothing"])
@@ -127,8 +138,8 @@ def test_what_holds_no_prompts_is_refused(cli: Cli, workplace: Path, kind: str) 
 def test_rows_of_another_shape_are_shown_the_right_one(cli: Cli, workplace: Path) -> None:
     (workplace / "rows.jsonl").write_text('{"text": "1+1"}\n')
     refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", "prompts=rows.jsonl")
-    assert refused.code == 2 and "error[E302]" in refused.err
-    assert 'rows like {"responses_create_params"' in refused.err
+    assert refused.code == 2 and "error[E400]: no column of 'rows.jsonl' is known to be a prompt" in refused.err
+    assert 'rows like {"prompt": "What is 1 + 1?", "answer": "2"}' in refused.err
 
 
 def test_a_file_is_no_checkpoint(cli: Cli, workplace: Path) -> None:

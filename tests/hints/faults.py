@@ -293,8 +293,30 @@ FAULTS = (
         "a reward file that is not there",
         f"plan {RLVR} reward=reward.py:score",
         "E200",
-        "reward=FILE.py:FUNCTION",
+        "reward=rewards.py:score",
         setup=REWARDS,
+    ),
+    Fault(
+        "a reward file without a function",
+        f"plan {RLVR} reward=rewards.py",
+        "E200",
+        "reward=rewards.py:score",
+        setup=REWARDS,
+    ),
+    Fault(
+        "rows without a column that is known as a prompt",
+        f"plan rl/nemo_rl/rlvr -c cpu {OWN} reward=rewards.py:score",
+        "E400",
+        "steps run data_prep/import_prompts --input dataset=rows.jsonl prompt_column=text"
+        "   # then --input prompts=data_prep/import_prompts/prompts",
+        setup=on.together(on.model(), on.files({"rows.jsonl": '{"label": 2, "text": "1 + 1?"}\n'}), REWARDS),
+    ),
+    Fault(
+        "rows that nothing grades",
+        f"plan rl/nemo_rl/rlvr -c cpu {OWN}",
+        "E304",
+        "reward=FILE.py:FUNCTION",
+        setup=on.together(on.model(), on.plain_rows, REWARDS),
         put={"FILE.py:FUNCTION": "rewards.py:score"},
     ),
     Fault(

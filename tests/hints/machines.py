@@ -53,6 +53,11 @@ def questions(bad: int = 0, **changed: Any) -> Setup:
     return files({"rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
 
 
+def plain_rows(bench: Any) -> None:
+    """`rows.jsonl` as TRL has it, which says what to ask and not who grades."""
+    files({"rows.jsonl": '{"prompt": "1 + 1?", "answer": "2"}\n'})(bench)
+
+
 def cut_off(bench: Any) -> None:
     questions()(bench)
     with Path("rows.jsonl").open("a") as file:

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.attributes import check_attributes
-from nemotron_steps.resolver.checks import CHECKS, CheckSubject, layout_fits, sorted_data_is_served_in_order
+from nemotron_steps.resolver.checks import (
+    CHECKS,
+    CheckSubject,
+    layout_fits,
+    prompts_are_graded,
+    sorted_data_is_served_in_order,
+)
 from nemotron_steps.resolver.request import StepConfig
 
 MANIFEST = StepManifest(
@@ -392,3 +398,28 @@ def test_a_constraint_is_about_the_ports_that_it_names_and_not_about_longer_name
     assert check_attributes(manifest, known) == []
     (problem,) = check_attributes(manifest, {**known, "prompts": {"tokenizer": "b"}})
     assert (problem.expected, problem.found) == ("prompts.tokenizer = a (as policy.tokenizer)", "b")
+
+
+@pytest.mark.parametrize(
+    ("by_row", "attributes", "judged", "hint"),
+    [
+        (True, {"environments": []}, False, "reward=FILE.py:FUNCTION"),
+        (True, {"environments": []}, True, "env.should_use_nemo_gym=false env.environment=genrm_compare"),
+        (True, {"environments": ["mcqa"]}, False, None),
+        (True, {}, False, None),
+        (False, {"environments": []}, False, None),
+    ],
+)
+def test_prompts_that_nothing_grades_are_refused_with_what_would(
+    by_row: bool, attributes: dict[str, Any], judged: bool, hint: str | None
+) -> None:
+    manifest = StepManifest(
+        step=StepTable(id="rl"),
+        consumes=(
+            Consumes(type="rl_prompts", name="prompts"),
+            Consumes(type="reward_model_hf", name="reward_model", required=judged),
+        ),
+    )
+    config = StepConfig({"env": {"should_use_nemo_gym": by_row}})
+    problems = list(prompts_are_graded(CheckSubject("rl", manifest, config, {}, {"prompts": attributes})))
+    assert [(p.code, p.hints[0], p.chain) for p in problems] == ([("E304", hint, ("rl.prompts",))] if hint else [])

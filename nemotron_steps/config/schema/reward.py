@@ -42,20 +42,12 @@ def move(values: Any) -> Any:
     given = other_names.get(values, "reward")
     if given is None:
         return values
-    entries = [_entry(each) for each in (given if isinstance(given, list | tuple) else [given])]
+    every = given if isinstance(given, list | tuple) else [given]
+    refuse([rule for each in every if (rule := _unnamed(each)) is not None])
+    entries = [_entry(each) for each in every]
     if not all(entries):
         return values  # validation of its own field says what is wrong
-    missing = [path for entry in entries if (path := _file(entry)) is not None and not path.is_file()]
-    refuse(
-        [
-            Rule(
-                bool(missing),
-                "reward",
-                f"reward names the file {', '.join(map(str, missing))}, and there is none",
-                ("reward=FILE.py:FUNCTION",),
-            )
-        ]
-    )
+    refuse([rule for entry in entries if (rule := _missing(entry)) is not None])
     refuse([rule for entry in entries if (rule := _unbound(entry)) is not None])
     for name, value in {
         "env.should_use_nemo_gym": False,
@@ -81,6 +73,40 @@ def _file(entry: Mapping[str, Any]) -> Path | None:
     return Path(place).expanduser().absolute() if place.endswith(".py") else None
 
 
+def _unnamed(given: Any) -> Rule | None:
+    """The rule that a file is named together with one of its functions."""
+    name = given.get("function") if isinstance(given, Mapping) else given
+    if not isinstance(name, str) or not name.endswith(".py"):
+        return None
+    path = Path(name).expanduser()
+    own = _functions(path) if path.is_file() else []
+    what = f"reward names the file {name}, and no function of it"
+    return Rule(True, "reward", what, tuple(f"reward={name}:{each}" for each in own[:3] or ["FUNCTION"]))
+
+
+def _missing(entry: Mapping[str, Any]) -> Rule | None:
+    """The rule that a file is there; files of the same folder that may have been meant are its hints."""
+    path = _file(entry)
+    if path is None or path.is_file():
+        return None
+    place, _, name = entry["function"].rpartition(":")
+    beside = {file.name: file for file in path.parent.glob("*.py")}
+    close = [each for each in nearest(path.name, list(beside)) if name.partition(".")[0] in _functions(beside[each])]
+    folder = place.removesuffix(path.name)
+    hints = tuple(f"reward={folder}{each}:{name}" for each in close[:1]) or ("reward=FILE.py:FUNCTION",)
+    return Rule(True, "reward", f"reward names the file {path}, and there is none", hints)
+
+
+def _functions(path: Path) -> list[str]:
+    """The functions that a file defines for others; none of one that is no Python."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    defined = (node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [name for name in defined if not name.startswith("_")]
+
+
 def _unbound(entry: Mapping[str, Any]) -> Rule | None:
     """The rule that a file defines the function it is named for; it is read, not run."""
     path, name = _file(entry), entry["function"].rpartition(":")[2].partition(".")[0]
@@ -91,11 +117,10 @@ def _unbound(entry: Mapping[str, Any]) -> Rule | None:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError) as error:
         return Rule(True, "reward", f"reward names {shown}, which is no Python: {error}", ())
-    functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     bound = _bound(body)
     if bound is None or name in bound:
         return None
-    own = [each for each in functions if not each.startswith("_")]
+    own = _functions(path)
     close = (*nearest(name, own), *own)[:1]
     what = f"reward names the function {name} of {shown}, which defines {', '.join(own) or 'none'}"
     return Rule(True, "reward", what, tuple(f"reward={shown}:{each}" for each in close))
