@@ -93,6 +93,7 @@ def test_public_face_of_rlhf() -> None:
     step = REGISTRY.step("rl/nemo_rl/rlhf")
     assert {p.name: (p.type, p.required) for p in step.consumes} == {
         "prompts": ("rl_prompts", True),
+        "validation": ("rl_prompts", False),
         "policy": ("checkpoint_megatron", True),
         "reward_model": ("checkpoint_hf", True),
     }
