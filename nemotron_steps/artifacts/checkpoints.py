@@ -16,7 +16,7 @@ from typing import Any
 from nemotron_steps.artifacts.chat_templates import chat_template, roles_written
 from nemotron_steps.artifacts.confinement import require_relative
 from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.errors import ArtifactError, fetch_again
 
 _MAX_HEADER_BYTES = 100_000_000
 _DTYPE_BITS = {
@@ -61,6 +61,8 @@ _SHAPE = (
     "mamba_chunk_size",
 )
 """Keys of config.json that the memory of a model depends on."""
+_MTP = "mtp."
+"""What names of tensors of multi-token prediction begin with."""
 _PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
 """Classes of tokenizers without special tokens but those that their files name."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -71,6 +73,8 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
 
     Raises ArtifactError if the header is malformed or the file is shorter or longer than the header says.
     """
+    if path.is_dir():
+        raise _broken(path, "a file", "a folder")
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -122,6 +126,8 @@ def validate_hf(folder: Path) -> dict[str, Any]:
             for extent in entry["shape"]:
                 count *= extent
             parameters += count
+    if attributes.get("mtp_layers") and not any(name.startswith(_MTP) for name in names):
+        attributes["mtp_layers"] = 0  # whoever saved it last had no place for them, and config.json still claims them
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         missing = sorted(set(read_json_object(index).get("weight_map", {})) - names)
@@ -131,6 +137,7 @@ def validate_hf(folder: Path) -> dict[str, Any]:
                 where=str(index),
                 expected=missing[0],
                 found=f"{len(missing)} of the indexed tensors missing",
+                hints=fetch_again(folder),
             )
     return {**attributes, "parameters": parameters, "dtype": "+".join(sorted(dtypes)).lower()}
 
@@ -158,7 +165,17 @@ def validate_megatron(folder: Path) -> dict[str, Any]:
             read_safetensors_header(path)
         elif path.suffix == ".json":
             read_json_object(path)
+    if attributes.get("mtp_layers") and not _has_blocks(folder):
+        attributes["mtp_layers"] = 0
     return attributes
+
+
+def _has_blocks(folder: Path) -> bool:
+    """Whether a Megatron checkpoint has tensors of multi-token prediction, carried or trained; True where its list of
+    tensors cannot be told. Their names are plain text in that list, which is a pickle and is not opened here."""
+    stored = folder / "weights" / ".metadata"
+    carried = (folder / "hf" / "carried.safetensors").is_file()
+    return carried or not stored.is_file() or _MTP.encode() in stored.read_bytes()
 
 
 def validate_model_folder(folder: Path) -> dict[str, Any]:
@@ -368,6 +385,7 @@ def _safetensors_shards(folder: Path) -> list[Path]:
                 where=str(index),
                 expected=missing[0] if missing else "at least one shard",
                 found=listing(folder),
+                hints=fetch_again(folder),
             )
         return [folder / name for name in names]
     shards = sorted(folder.glob("*.safetensors"))
@@ -378,12 +396,19 @@ def _safetensors_shards(folder: Path) -> list[Path]:
             where=str(folder),
             expected="model.safetensors, or shards with model.safetensors.index.json",
             found=listing(folder),
+            hints=fetch_again(folder),
         )
     return shards
 
 
 def _broken(path: Path, expected: str, found: str) -> ArtifactError:
-    return ArtifactError("the safetensors file is broken or cut off", where=str(path), expected=expected, found=found)
+    return ArtifactError(
+        "the safetensors file is broken or cut off",
+        where=str(path),
+        expected=expected,
+        found=found,
+        hints=fetch_again(path.parent, path),
+    )
 
 
 def listing(folder: Path) -> str:

@@ -27,7 +27,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
+
+_POINTER = b"version https://git-lfs"
+"""How a file begins that git-lfs has put in place of a large one."""
 
 
 class StepsError(Exception):
@@ -100,6 +104,16 @@ def show_line(where: str) -> tuple[str, ...]:
     """A command that prints the row an error is about, as a hint; none where `where` is not `file:line`."""
     path, _, line = where.rpartition(":")
     return (f"sed -n {line}p {shlex.quote(path)}   # the row",) if path and line.isdigit() else ()
+
+
+def fetch_again(folder: Path, broken: Path | None = None) -> tuple[str, ...]:
+    """A command that completes a model folder, as a hint: a large file that is only git-lfs's pointer is fetched by
+    that, everything else from the hub."""
+    if broken is not None and broken.is_file():
+        with broken.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                return (f"git -C {shlex.quote(str(folder))} lfs pull   # the file is only a pointer to its content",)
+    return (f"hf download MODEL --local-dir {shlex.quote(str(folder))}   # fetches what is missing or broken",)
 
 
 def first_line(error: BaseException) -> str:

@@ -269,6 +269,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ArtifactError("the checkpoint has no config.json", where=str(path.parent)) from error
     except json.JSONDecodeError as error:
         raise ArtifactError("config.json is not JSON", where=f"{path}:{error.lineno}", found=error.msg) from error
+    except UnicodeDecodeError as error:
+        raise ArtifactError("config.json is not UTF-8", where=str(path), found=error.reason) from error
     if not isinstance(config, dict):
         raise ArtifactError("config.json is not an object", where=str(path), found=type(config).__name__)
     return config

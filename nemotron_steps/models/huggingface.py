@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.errors import ArtifactError, fetch_again
 from nemotron_steps.models.architecture import read_config
 from nemotron_steps.models.families import module_of
 from nemotron_steps.models.initialize import as_umask_says, copy_tokenizer
@@ -48,14 +48,18 @@ class WeightReader:
                 where=str(self.folder),
                 expected="model.safetensors",
                 found=", ".join(sorted(path.name for path in self.folder.glob("*"))[:8]) or "nothing",
+                hints=fetch_again(self.folder),
             )
         self._handles: dict[str, Any] = {}
         for name in files:
             try:
                 handle: Any = safe_open(str(self.folder / name), framework="pt", device="cpu")
-            except (SafetensorError, FileNotFoundError) as error:
+            except (SafetensorError, OSError) as error:
                 raise ArtifactError(
-                    "a weights file cannot be read", where=str(self.folder / name), found=str(error)
+                    "a weights file cannot be read",
+                    where=str(self.folder / name),
+                    found=str(error),
+                    hints=fetch_again(self.folder, self.folder / name),
                 ) from error
             for key in list(handle.keys()):
                 self._handles[key] = handle

@@ -210,6 +210,7 @@ def to_megatron(
                     where=where,
                     expected=str(shape),
                     found=str(tuple(tensor.shape)),
+                    hints=_published(where),
                 )
             tensors.append(tensor)
         yield parameter, merge(parameter, tensors, architecture)
@@ -221,15 +222,19 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
 
     needed = [name for p in wanted if not p.optional for name in p.hf_names]
     missing = [name for name in needed if name not in names]
+    prefix = module_of(architecture.family).CARRIED
     if missing:
+        again = "download or export the checkpoint again; if it is whole, its config.json is of another model"
+        untrained = "policy.megatron_cfg.mtp_num_layers=0   # trains the model without them"
+        of_blocks = architecture.trains_mtp and all(name.startswith(prefix) for name in missing)
         raise ArtifactError(
             f"the checkpoint lacks the tensor {missing[0]}",
             where=where,
             expected=f"{len(needed)} tensors, as config.json says",
             found=f"{len(missing)} of them missing",
-            hints=("download or export the checkpoint again; if it is whole, its config.json is of another model",),
+            hints=(untrained, again) if of_blocks else (again,),
         )
-    carried = "" if architecture.trains_mtp else module_of(architecture.family).CARRIED
+    carried = "" if architecture.trains_mtp else prefix
     known = {name for p in wanted for name in p.hf_names}
     extra = sorted(
         name
@@ -244,6 +249,11 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
             found=f"{len(extra)} more",
             hints=("its config.json is of another model, or these tensors are an adapter's: merge it, then convert",),
         )
+
+
+def _published(where: str | None) -> tuple[str, ...]:
+    """What to do where weights and config.json in a folder are not of one model."""
+    return () if where is None else (f"hf download MODEL --local-dir {where}   # weights and config.json of one model",)
 
 
 def to_hf(weights: Mapping[str, torch.Tensor], architecture: Architecture) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,8 +22,9 @@ from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.random_state import KEY, random_states, restore_random_states, saved_random_states
 from nemotron_steps.engine.policy.shards import ModelShards
 from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.distributed_checkpoint import load_sharded, read_metadata, save_sharded, stage_sharded
-from nemotron_steps.models.huggingface import WeightReader
+from nemotron_steps.models.huggingface import CARRIED, WeightReader
 from nemotron_steps.models.mapping import of_mtp, to_megatron
 from nemotron_steps.models.megatron_checkpoint import WEIGHTS, sharded_key
 
@@ -41,7 +42,8 @@ def save_model(shards: ModelShards, source: Path, folder: Path) -> None:
 def load_model(shards: ModelShards, folder: Path) -> None:
     """Weights alone, from a Megatron checkpoint written in any layout. Collective.
 
-    Multi-token prediction comes from among the carried tensors where the checkpoint was written without training it.
+    Multi-token prediction comes from among the carried tensors where the checkpoint was written without training it;
+    ArtifactError where it has none.
     """
     stored = read_metadata(folder / WEIGHTS).state_dict_metadata
     state = {_MODEL: shards.sharded_state(lambda _, tensor: tensor, of=shards.parameters)}
@@ -53,6 +55,14 @@ def load_model(shards: ModelShards, folder: Path) -> None:
     if ahead and sharded_key(ahead[0], shards.architecture) not in stored:
         for parameter in ahead:
             state[_MODEL].pop(parameter.name, None)
+        if not (folder / "hf" / CARRIED).is_file():
+            raise ArtifactError(
+                "the checkpoint has no block of multi-token prediction, though its config.json says so",
+                where=str(folder),
+                expected=f"{ahead[0].name} among its weights, or hf/{CARRIED}",
+                found="neither",
+                hints=("policy.megatron_cfg.mtp_num_layers=0",),
+            )
         shards.load(to_megatron(WeightReader(folder / "hf"), shards.architecture, mtp_alone=True))
     loaded = load_sharded(state, folder / WEIGHTS)
     shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)

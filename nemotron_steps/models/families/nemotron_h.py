@@ -200,12 +200,20 @@ _LAYERS = {"M": _mamba_layer, "*": _attention_layer, "-": _mlp_layer, "E": _expe
 
 
 def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, values: ConfigValues) -> str:
-    """One letter a layer, from whichever of the two keys there is; empty where neither is."""
+    """One letter a layer, from whichever of the two keys there is, or from both; empty where neither is."""
     for key, kind, called in ((as_list, list | tuple, "a list of names"), (as_string, str, "a string of letters")):
         stated = config.get(key)
         if stated is not None and not isinstance(stated, kind):
             raise values.refusal(f"{key} is malformed", called, str(stated))
     pattern = pattern_of(config, as_list, as_string)
+    written = pattern_of(config, "", as_string)
+    if written and written != pattern and UNKNOWN not in pattern:
+        raise values.refusal(
+            f"{as_list} and {as_string} describe different layers",
+            f"one of them, or {pattern} in both",
+            f"{config[as_string]} in {as_string}",
+            "delete the one that is not of these weights",
+        )
     if UNKNOWN not in pattern:
         return pattern
     if config.get(as_list) is not None:
