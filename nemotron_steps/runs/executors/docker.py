@@ -7,6 +7,7 @@ in its own environment, not in its arguments.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import subprocess
@@ -56,9 +57,9 @@ class DockerExecutor:
         template = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
         try:
             said = _call([engine, "inspect", "--type", "container", "--format", template, name]).split()
-        except UnsupportedError:  # nobody to ask says nothing of the container
-            raise
-        except RequestError:
+        except RequestError as error:
+            if not re.search("no such (container|object)", error.what, re.IGNORECASE):
+                raise  # a refusal to answer says nothing of the container
             return JobStatus(JobState.LOST, "the container is gone")
         state, code, out_of_memory = said
         if state in ("created", "initialized"):

@@ -58,7 +58,9 @@ class RayExecutor:
         client = _client(address)
         try:
             info = _asked(address, lambda: client.get_job_info(submission))
-        except RequestError:
+        except RequestError as error:
+            if "status code 404" not in (error.found or ""):
+                raise  # a refusal to answer says nothing of the job
             return JobStatus(JobState.LOST, "the cluster does not know the job")
         state = _STATES.get(str(info.status.value), JobState.LOST)
         message = str(info.message or "")

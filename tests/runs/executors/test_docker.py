@@ -132,6 +132,14 @@ def test_a_job_is_not_lost_where_there_is_no_engine_to_ask(tmp_path: Path, monke
         DockerExecutor().status("docker/steps-r1-0")
 
 
+def test_a_job_is_not_lost_where_the_engine_refuses_to_answer(engine: Path) -> None:
+    engine.write_text("error: permission denied while trying to connect to the Docker daemon socket")
+    with pytest.raises(RequestError, match="permission denied"):
+        DockerExecutor().status("docker/steps-r1-0")
+    engine.write_text("error: inspecting object: no such object: steps-r1-0")
+    assert DockerExecutor().status("docker/steps-r1-0").state is JobState.LOST
+
+
 def test_a_jobs_name_that_is_no_container_of_a_run_is_refused() -> None:
     with pytest.raises(RequestError, match="no container of a run"):
         DockerExecutor().status("rm/-rf")

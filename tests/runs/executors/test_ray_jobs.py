@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, RequestError, RetryableError
 from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors import ray_jobs
-from nemotron_steps.runs.executors.base import JobState, Launch
+from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_jobs import RayExecutor, RayProfile, job_request
 from nemotron_steps.runs.run_folder import get_run, read_events
 from tests.runs.executors.jobs import ROOT, submit, wait_until
@@ -79,6 +80,42 @@ def test_a_cluster_that_is_not_there_is_retryable(store: ArtifactStore) -> None:
     with pytest.raises(RetryableError, match="no Ray cluster answers"):
         submit(store, profile)
     assert get_run(store, "latest").status == "failed"
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("status", "exit_code", "state"),
+    [
+        ("PENDING", None, JobState.PENDING),
+        ("RUNNING", None, JobState.RUNNING),
+        ("SUCCEEDED", 0, JobState.DONE),
+        ("FAILED", 3, JobState.FAILED),
+        ("FAILED", None, JobState.LOST),  # its node went, and no process of the job's ended
+        ("STOPPED", None, JobState.CANCELLED),
+    ],
+)
+def test_states_of_a_job(monkeypatch: pytest.MonkeyPatch, status: str, exit_code: int | None, state: JobState) -> None:
+    info = SimpleNamespace(status=SimpleNamespace(value=status), message="why\nmore", driver_exit_code=exit_code)
+    client = SimpleNamespace(get_job_info=lambda submission: info if submission == "run-1" else None)
+    monkeypatch.setattr(ray_jobs, "_client", {"http://head:8265": client}.__getitem__)
+    assert RayExecutor().status("http://head:8265/run-1") == JobStatus(state, "why")
+
+
+@pytest.mark.ray
+def test_a_job_is_lost_where_the_cluster_does_not_know_it_and_not_where_it_cannot_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "Request failed with status code 404: Job run-1 does not exist"
+
+    class Client:
+        def get_job_info(self, submission: str) -> object:
+            raise RuntimeError(said)
+
+    monkeypatch.setattr(ray_jobs, "_client", lambda address: Client())
+    assert RayExecutor().status("http://head:8265/run-1").state is JobState.LOST
+    said = "Request failed with status code 500: the control store is down"
+    with pytest.raises(RequestError, match="refused"):
+        RayExecutor().status("http://head:8265/run-1")
 
 
 @pytest.fixture(scope="module")
