@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.runs.recorder import Recorder
+from nemotron_steps.runs.run_folder import RunFolder
+
+
+@pytest.fixture
+def recorder(store: ArtifactStore) -> Recorder:
+    folder = RunFolder(store, "run-1")
+    return Recorder(folder, folder.create("toy", {}), [{"api_key": "sk-of-this-test"}])
+
+
+def log_of(recorder: Recorder) -> str:
+    return (recorder.folder.path / "log.txt").read_text()
+
+
+def test_the_state_of_a_step_changes_without_what_else_is_known_of_it(recorder: Recorder) -> None:
+    recorder.set_step("a", "running", cache_key="k", outputs={"rows": "r:v1"})
+    recorder.set_step("b", "pending")
+    recorder.set_step("a", "failed", outputs={})
+    saved = recorder.folder.load()
+    assert saved is not None
+    assert saved.steps == {"a": {"state": "failed", "cache_key": "k", "outputs": {}}, "b": {"state": "pending"}}
+
+
+def test_the_log_has_this_packages_infos_and_others_warnings_while_the_run_works(recorder: Recorder) -> None:
+    own, other = logging.getLogger("nemotron_steps.of_this_test"), logging.getLogger("of_another_package")
+    level, handlers = logging.getLogger("nemotron_steps").level, list(logging.getLogger().handlers)
+    records: list[dict[str, Any]] = []
+    recorder.listen(records.append)
+    logging.getLogger("nemotron_steps").setLevel(logging.ERROR)
+    try:
+        with recorder.capture_logging():
+            own.info("a detail with sk-of-this-test")
+            own.warning("look here")
+            own.debug("too much")
+            other.warning("of the other")
+            other.info("a detail of the other")
+        own.warning("after the run")
+        assert logging.getLogger("nemotron_steps").level == logging.ERROR
+        assert logging.getLogger().handlers == handlers
+    finally:
+        logging.getLogger("nemotron_steps").setLevel(level)
+    lines = [line.partition(" ")[2].partition(" ")[2] for line in log_of(recorder).splitlines()]
+    assert [line for line in lines if "WARNING" in line or "INFO" in line] == [
+        "nemotron_steps.of_this_test INFO: a detail with ***",
+        "nemotron_steps.of_this_test WARNING: look here",
+        "of_another_package WARNING: of the other",
+    ]
+    assert [(record["kind"], record["text"]) for record in records] == [("warning", "look here")]
+
+
+def test_records_go_to_their_file_before_anybody_hears_of_them(recorder: Recorder) -> None:
+    heard: list[str] = []
+
+    def listener(record: dict[str, Any]) -> None:
+        name = {"metrics": "metrics", "sample": "samples", "groups": "groups"}.get(record["kind"], "events")
+        lines = (recorder.folder.path / f"{name}.jsonl").read_text().splitlines()
+        heard.append(f"{record['kind']} {bool(lines) and json.loads(lines[-1])['kind'] == record['kind']}")
+
+    recorder.listen(listener)
+    step = recorder.tracker("a")
+    step.metrics(1, {"loss": 0.5})
+    step.sample({"response": "x"})
+    step.groups(1, [{"prompt": 1}])
+    step.progress("training", 1, 2)
+    step.event("saved", path="p")
+    assert heard == ["metrics True", "sample True", "groups True", "progress False", "event True"]
+
+
+def test_a_step_has_its_own_signals_with_their_last_numbers_and_its_whole_summary(recorder: Recorder) -> None:
+    one, other = recorder.tracker("a"), recorder.tracker("b")
+    for kl in (1.0, 2.0, 3.0):
+        one.signal("kl_spike", kl=kl)
+    other.signal("kl_spike", kl=9.0)
+    one.summary({"rows": 1, "seconds": 2})
+    one.summary({"rows": 3})
+    other.summary({"rows": 9})
+    assert [(s.name, s.numbers, s.count) for s in recorder.signals("a")] == [("kl_spike", {"kl": 3.0}, 3)]
+    assert [(s.numbers, s.count) for s in recorder.signals("b")] == [({"kl": 9.0}, 1)]
+    assert recorder.summary("a") == {"rows": 3, "seconds": 2} and recorder.summary("none") == {}
