@@ -13,7 +13,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.lines import number
 from nemotron_steps.runs.report_data import RunReport, read_report
 from nemotron_steps.runs.report_metrics import headlines
-from nemotron_steps.runs.report_svg import Points, nice_ticks
+from nemotron_steps.runs.report_svg import Points, nice_ticks, tick_labels
 
 _COLORS = ("#3f7d00", "#b3261e", "#1f6fb2", "#9a6200", "#7b3fb3", "#0b7a75")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 300, 132, 44, 20
@@ -79,8 +79,8 @@ def _chart(name: str, series: Sequence[Points], colors: Sequence[str]) -> str:
 
     parts = [
         f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{number(tick)}</text>'
-        for tick in ticks
+        f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{text}</text>'
+        for tick, text in zip(ticks, tick_labels(ticks), strict=True)
         for _, y in (place(first, tick),)
     ]
     for each, color in zip(points, colors, strict=True):

@@ -15,6 +15,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 20
 _SMOOTH_FROM = 24
 """Curves of at least this many points get a moving average drawn over them."""
 
+_TICK = ".12g"
+"""Digits of a tick."""
 
 Points = Sequence[tuple[float, float]]
 """(training step, value), in order."""
@@ -40,10 +42,10 @@ def curve(points: Points, label: str, within: Points = ()) -> str:
         return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = []
-    for tick in ticks:
+    for tick, text in zip(ticks, tick_labels(ticks), strict=True):
         _, y = place(x_low, tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{number(tick)}</text>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{text}</text>')
     for x, anchor in ((x_low, "start"), (x_high, "end")) if x_high > x_low else ((x_low, "middle"),):
         px, _ = place(x, y_low)
         parts.append(f'<text class="tick" x="{px:.1f}" y="{_HEIGHT - 5}" text-anchor="{anchor}">{number(x)}</text>')
@@ -90,7 +92,15 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     step = next(factor * scale for factor in (1, 2, 5, 10) if factor * scale >= raw * 0.999)
     first = math.floor(low / step + 1e-9)
     last = max(math.ceil(high / step - 1e-9), first + 1)
-    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+    return [float(f"{index * step:{_TICK}}") for index in range(first, last + 1)]
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Ticks as texts, with as many digits as it takes to tell one from the next."""
+    texts = [number(tick) for tick in ticks]
+    if len(set(texts)) == len(texts):
+        return texts
+    return [f"{tick:{_TICK}}" for tick in ticks]
 
 
 @dataclass(frozen=True)

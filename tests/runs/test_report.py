@@ -19,7 +19,7 @@ from nemotron_steps.runs.report import _hints, write_report
 from nemotron_steps.runs.report_compare import write_comparison
 from nemotron_steps.runs.report_data import StepReport, _apply_metrics, read_report
 from nemotron_steps.runs.report_metrics import headlines, step_metrics
-from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned
+from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned, tick_labels
 from tests.runs.runner_toy_plan import run
 
 VOID = {"meta", "input", "circle", "line", "rect", "path", "br"}
@@ -250,11 +250,29 @@ def test_report_can_be_written_again_when_artifacts_are_gone(store: ArtifactStor
     assert "gone" in page_of(result.folder).text
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0.0, 2.0, ["0", "1", "2"]),
+        (0.99998, 0.99999, ["0.99998", "0.999985", "0.99999"]),
+        (1234567, 1234568.5, ["1234567", "1234567.5", "1234568", "1234568.5"]),
+        (-100_001, -100_000, ["-100001", "-100000.5", "-100000"]),
+    ],
+)
+def test_ticks_that_lie_close_together_have_the_digits_to_tell_them_apart(
+    low: float, high: float, labels: list[str]
+) -> None:
+    assert tick_labels(nice_ticks(low, high, 3)) == labels
+    drawn = curve([(1, low), (2, high)], "a metric")
+    assert re.findall(r'text-anchor="end">([^<]*)', drawn)[: len(labels)] == labels
+
+
 @given(st.floats(-1e12, 1e12), st.floats(0, 1e12), st.integers(1, 6))
 def test_ticks_are_round_and_cover_the_range(low: float, span: float, count: int) -> None:
     ticks = nice_ticks(low, low + span, count)
     tolerance = 1e-6 * max(abs(low), abs(low + span), 1e-9)
     assert ticks == sorted(ticks) and 2 <= len(ticks) <= count + 3
+    assert len(set(tick_labels(ticks))) == len(set(ticks))
     assert ticks[0] <= low + tolerance and ticks[-1] >= low + span - tolerance
 
 
