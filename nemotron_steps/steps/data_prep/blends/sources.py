@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from nemotron_steps.artifacts.models import MANIFEST_NAME
 from nemotron_steps.errors import DataError, RetryableError, StepsError, first_line
@@ -31,6 +31,8 @@ SUFFIXES: dict[str, Kind] = {
     ".tsv": "csv",
 }
 _MAGIC: dict[bytes, Kind] = {b"\x1f\x8b": "gzip", b"PAR1": "parquet"}
+_START = 64
+"""Bytes that tell it."""
 _SPLIT_NAMES = re.compile(r"train|training|validation|valid|val|dev|test|testing|eval|evaluation", re.IGNORECASE)
 _WORD = re.compile(r"[/._-]")
 
@@ -135,8 +137,11 @@ def _remote(url: str, key: str) -> list[DataFile]:
 
     try:
         file_system, root = fsspec.core.url_to_fs(url)
+        # What is signed has its signature behind a question mark: no part of its name, and no folder has one.
+        plain = root.partition("?")[0] if url.startswith(("http://", "https://")) else root
         found: Mapping[str, Mapping[str, object]] = {}
-        if _kind_of_name(root) is not None:  # over HTTP, `find` would fetch the whole file to look for links
+        # Over HTTP, `find` would fetch the whole file to look for links.
+        if _kind_of_name(plain) is not None or plain != root:
             info = file_system.info(root)
             found = {root: info} if info["type"] == "file" else {}
         found = found or file_system.find(root, detail=True)
@@ -144,8 +149,11 @@ def _remote(url: str, key: str) -> list[DataFile]:
             found = {root: {}}
         files = []
         for path, info in sorted(found.items()):
-            name = PurePosixPath(path).relative_to(root).as_posix() if path != root else PurePosixPath(path).name
-            kind = _kind_of_name(path) or ("jsonl" if path == root else None)
+            if path == root:
+                name = PurePosixPath(plain).name
+                kind = _kind_of_name(plain) or _kind_of_start(name, _start_of(file_system, path))
+            else:
+                name, kind = PurePosixPath(path).relative_to(root).as_posix(), _kind_of_name(path)
             if kind is not None:
                 told = info if info.get("size") is not None else file_system.info(path)
                 if told["size"] is None:
@@ -280,10 +288,24 @@ def _kind_of_name(name: str) -> Kind | None:
 
 
 def _kind_of_file(path: Path) -> Kind:
-    """A file named by hand may have any name: its first bytes tell."""
     with path.open("rb") as file:
-        start = file.read(64).lstrip()
-    by_name: Kind = "csv" if path.suffix.lower() in (".csv", ".tsv") else "jsonl"
-    if path.suffix.lower() == ".json" and start.startswith(b"["):
+        return _kind_of_start(path.name, file.read(_START))
+
+
+def _start_of(file_system: Any, path: str) -> bytes:
+    """The first bytes of a file at an address; none of what is a folder there."""
+    try:
+        with file_system.open(path, "rb") as file:
+            return bytes(file.read(_START))
+    except IsADirectoryError:
+        return b""
+
+
+def _kind_of_start(name: str, start: bytes) -> Kind:
+    """A file named by hand may have any name: its first bytes tell."""
+    suffix = PurePosixPath(name).suffix.lower()
+    start = start.lstrip()
+    by_name: Kind = "csv" if suffix in (".csv", ".tsv") else "jsonl"
+    if suffix in ("", ".json") and start.startswith(b"["):
         by_name = "list"
     return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), by_name)

@@ -172,6 +172,15 @@ class TestAddresses:
         assert web.asked.count("GET") == 1
         assert run(files(f"{web.url}/rows"), name="unnamed").rows() == ROWS  # a file of any name
 
+    @pytest.mark.parametrize("path", ["rows.jsonl", "rows", "list", "packed"])
+    def test_a_signed_address_is_read_as_what_it_holds_and_named_without_its_signature(
+        self, web: WebServer, run: Run, path: str
+    ):
+        source = files(f"{web.url}/{path}?sig=not/for.csv")
+        assert [file.name for file in source.files] == [path]
+        assert run(source).rows() == ROWS
+        assert web.asked.count("GET") <= 2
+
     @pytest.mark.parametrize("path", ["rows.jsonl", "rows"])
     @pytest.mark.parametrize("status", [401, 403])
     def test_a_web_server_that_refuses_is_not_asked_again(self, web: WebServer, run: Run, path: str, status: int):
@@ -272,6 +281,7 @@ class WebServer:
 def web() -> Iterator[WebServer]:
     told = WebServer()
     text = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    contents = {"/list": json.dumps(ROWS).encode(), "/packed": gzip.compress(text)}
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -279,7 +289,7 @@ def web() -> Iterator[WebServer]:
 
         def do_GET(self) -> None:
             told.asked.append(self.command)
-            body = text if told.status == 200 else b""
+            body = contents.get(self.path.partition("?")[0], text) if told.status == 200 else b""
             self.send_response(told.status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
