@@ -149,11 +149,10 @@ def _remote(url: str, key: str) -> list[DataFile]:
             found = {root: {}}
         files = []
         for path, info in sorted(found.items()):
-            if path == root:
-                name = PurePosixPath(plain).name
-                kind = _kind_of_name(plain) or _kind_of_start(name, _start_of(file_system, path))
-            else:
-                name, kind = PurePosixPath(path).relative_to(root).as_posix(), _kind_of_name(path)
+            name = PurePosixPath(path).relative_to(root).as_posix() if path != root else PurePosixPath(plain).name
+            kind = _kind_of_name(name)
+            if kind is None and path == root:
+                kind = _kind_of_start(name, _start_of(file_system, path))
             if kind is not None:
                 told = info if info.get("size") is not None else file_system.info(path)
                 if told["size"] is None:
