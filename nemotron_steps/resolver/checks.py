@@ -65,6 +65,14 @@ class CheckSubject:
         bound = ((key, port.name) for port in self.manifest.consumes for key in port.bindings)
         return {key.removeprefix(prefix): name for key, name in bound if key.startswith(prefix)}
 
+    @cached_property
+    def teacher_models(self) -> dict[str, ModelFacts]:
+        """Teacher → its model, where it is known."""
+        known = {
+            name: ModelFacts.from_attributes(self.artifacts.get(port, {})) for name, port in self.teachers.items()
+        }
+        return {name: facts for name, facts in known.items() if facts is not None}
+
     def get(self, key: str) -> Any:
         """A config value, None where there is none; with the teachers that inputs bring."""
         value = self.config.flat.get(key)
@@ -144,11 +152,7 @@ def _problem(
 
 def teachers_fit(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The layouts of distillation's teachers come out even over their models (config/layout/teacher_fit.py)."""
-    known = {
-        name: ModelFacts.from_attributes(subject.artifacts.get(port, {})) for name, port in subject.teachers.items()
-    }
-    models = {name: facts for name, facts in known.items() if facts is not None}
-    for each in teacher_misfits(subject.sizes, models):
+    for each in teacher_misfits(subject.sizes, subject.teacher_models):
         what, expected, found = told(each.misfits)
         yield LayoutProblem(
             f"teacher {each.name} of {subject.key}: {what}",

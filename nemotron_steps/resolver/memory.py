@@ -41,7 +41,7 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     if memory is None or not memory.shortages:
         return
     get = subject.get
-    hints = memory_mends(get, lambda role: _shape(subject, role), subject.model)
+    hints = memory_mends(get, lambda role: _shape(subject, role), subject.model, teachers=subject.teacher_models)
     larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
     if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
         hints.append(f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200")

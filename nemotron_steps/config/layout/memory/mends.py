@@ -5,7 +5,7 @@ Those that cost nothing first, then those that cost time, then those that take m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -16,6 +16,7 @@ from nemotron_steps.config.layout.memory.settings import UTILIZATION, MemorySett
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.misfits import misfits
 from nemotron_steps.config.layout.sizes import DTENSOR, MEGATRON, VLLM, LayoutSizes
+from nemotron_steps.config.layout.teacher_fit import teacher_misfits
 
 _MOST_TOGETHER = 4
 _OPTIMIZER = f"{MEGATRON}.optimizer"
@@ -28,6 +29,7 @@ def memory_mends(
     model_of: Callable[[str], ModelShape | None],
     facts: ModelFacts | None = None,
     *,
+    teachers: Mapping[str, ModelFacts] | None = None,
     most: int = 2,
 ) -> list[str]:
     """Overrides after which everything fits, best first; several of one mend in one string.
@@ -36,6 +38,7 @@ def memory_mends(
         get: dotted key → value of the config.
         model_of: as for step_memory.
         facts: of the model that is trained, which a changed layout has to come out even over.
+        teachers: the same of each teacher, as far as they are known.
     """
 
     def under(overrides: Overrides) -> Callable[[str], Any]:
@@ -43,7 +46,8 @@ def memory_mends(
         return lambda key: changed[key] if key in changed else get(key)
 
     def comes_out_even(overrides: Overrides) -> bool:
-        return not misfits(LayoutSizes.read(under(overrides)), facts)
+        sizes = LayoutSizes.read(under(overrides))
+        return not misfits(sizes, facts) and not any(teacher_misfits(sizes, teachers or {}))
 
     def fits(overrides: Overrides) -> bool:
         if not comes_out_even(overrides):
@@ -150,7 +154,8 @@ def _teachers(settings: MemorySettings) -> Iterator[list[Overrides]]:
         rows = teacher.micro_batch or settings.logprob_batch
         if rows > 1:
             yield [((teacher.key("micro_batch"), fewer),) for fewer in _halves(rows, 1)]
-        yield [((teacher.key("tensor"), width),) for width in (2, 4, 8) if width > teacher.tensor]
+        parallel = () if teacher.sequence_parallel else ((teacher.key("sequence_parallel"), True),)
+        yield [((teacher.key("tensor"), width), *parallel) for width in (2, 4, 8) if width > teacher.tensor]
 
 
 def _micro_batches(settings: MemorySettings) -> Iterator[list[Overrides]]:

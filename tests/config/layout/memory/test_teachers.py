@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.mends import memory_mends
@@ -157,16 +158,20 @@ def test_teachers_that_do_not_fit_are_refused_with_what_mends_it():
     assert not step_memory(MemorySettings.read({**values, **parsed}.get), lambda role: SHAPE).shortages
 
 
-@pytest.mark.parametrize(("name", "precision"), [("qwen3", "bfloat16"), ("qwen3", "float32"), ("latent", "bfloat16")])
-def test_a_teachers_weights_are_predicted_to_the_byte(name, precision, tmp_path):
-    write = hybrid_twins.write_hybrid if name in hybrid_twins.TWINS else write_checkpoint
-    write(name, tmp_path)
-    model = MegatronPolicy(policy_config(precision=precision), tmp_path, NegativeLogLikelihood(), frozen=True).model
-    counted = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in model.parameters()}
-    shape = ModelShape.read(json.loads((tmp_path / "config.json").read_text()))
-    assert shape is not None
-    settings = MemorySettings.read(values_of(policy__precision=precision, **{"cluster.gpus_per_node": 0}).get)
-    assert beside_policy({"a": shape}, settings, 0).rests["weights"] == sum(counted.values())
+def test_a_teachers_mend_comes_out_even_over_its_model():
+    """Cut in eight it would fit, if its heads can be; over fewer GPUs of its own it does not."""
+    apart = f"{SECTION}.non_colocated_teachers"
+    own = {"cluster.num_nodes": 3, f"{apart}.enabled": True, "cluster.gpu_memory_gib": 5.0}
+    values = values_of(**own, policy__generation__backend="embedded", policy__generation__max_sequences=1)
+    small = ModelShape.read({**QWEN3_8B, "num_hidden_layers": 2, "hidden_size": 256, "vocab_size": 8192})
+
+    def hints(heads: int) -> list[str]:
+        models = dict.fromkeys(TEACHERS, ModelFacts("qwen3", layers=36, attention_heads=heads, key_value_heads=4))
+        return memory_mends(values.get, lambda role: small if role == "policy" else SHAPE, teachers=models)
+
+    key = f"{apart}.default_teacher_cfg"
+    assert hints(32)[0] == f"{key}.tensor_model_parallel_size=8 {key}.sequence_parallel=true"
+    assert not any("tensor_model_parallel_size" in each for each in hints(28))
 
 
 class Peak(TorchDispatchMode):
