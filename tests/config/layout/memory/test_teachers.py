@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
@@ -31,6 +28,7 @@ from nemotron_steps.engine.policy.teacher_logprob import (
     linear_divergence,
     linear_topk,
 )
+from tests.config.layout.memory.peak import Peak
 from tests.config.layout.memory.shapes import QWEN3_8B
 from tests.engine.policy.batches import policy_config
 from tests.models import hybrid_twins
@@ -172,27 +170,6 @@ def test_a_teachers_mend_comes_out_even_over_its_model():
     key = f"{apart}.default_teacher_cfg"
     assert hints(32)[0] == f"{key}.tensor_model_parallel_size=8 {key}.sequence_parallel=true"
     assert not any("tensor_model_parallel_size" in each for each in hints(28))
-
-
-class Peak(TorchDispatchMode):
-    """The most bytes of tensors that were made and lived at one time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, int] = {}
-        self.most = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_flatten(result)[0]:
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                place = storage._cdata
-                if place not in self.live:
-                    self.live[place] = storage.nbytes()
-                    weakref.finalize(storage, self.live.pop, place, None)
-                    self.most = max(self.most, sum(self.live.values()))
-        return result
 
 
 @pytest.mark.parametrize(("topk", "zero"), [(16, False), (16, True), (None, False)])
