@@ -1,7 +1,7 @@
 """What every test shares: one torch thread, a home of its own, and what to do where a program is missing.
 
-A test marked vllm, ray, slurm, sandbox or compiler needs something a plain Python environment may lack. On a
-developer's machine it is skipped with the command that installs it; with CI set, its absence is a failure, so that
+A test marked vllm, ray, slurm, sandbox, containers or compiler needs something a plain Python environment may lack. On
+a developer's machine it is skipped with the command that installs it; with CI set, its absence is a failure, so that
 nothing is skipped there.
 
 GPUs are hidden from tests unless --cuda is given: those marked cuda need it.
@@ -13,10 +13,15 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.containers.engines import Engines
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +33,10 @@ NEEDS = {
     "slurm": (
         lambda: all(map(shutil.which, ("slurmctld", "slurmd", "munged", "sbatch"))),
         "scripts/install_system.sh",
+    ),
+    "containers": (
+        lambda: os.geteuid() == 0 and all(map(shutil.which, ("docker", "dockerd", "podman", "git"))),
+        "scripts/install_system.sh, as root",
     ),
     "sandbox": (lambda: shutil.which("bwrap") is not None, "scripts/install_system.sh"),
     "compiler": (lambda: shutil.which("gcc") is not None, "scripts/install_system.sh"),
@@ -107,3 +116,27 @@ def kernels_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     compiler.library.cache_clear()
     yield machine
     compiler.library.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def container_engines() -> Iterator[Engines]:
+    """Docker and Podman, and an image with a small repository that has a fault."""
+    from tests.containers import engines
+    from tests.environments.swe.tasks import CALC
+
+    with ExitStack() as stack:
+        try:
+            started = stack.enter_context(engines.started({"pkg/__init__.py": "", "pkg/calc.py": CALC}))
+        except engines.NoEngineError as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(str(error))
+        yield started
+
+
+@pytest.fixture(params=["docker", "podman"])
+def real_engine(request: pytest.FixtureRequest, container_engines: Engines, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of one of them; what the test runs finds its store."""
+    for name, value in container_engines.environment.items():
+        monkeypatch.setenv(name, value)
+    return str(request.param)

@@ -1,39 +1,37 @@
-"""Docker, Podman and Apptainer, through their command lines: for programs that need an image, such as a repository
-with its dependencies.
+"""Docker, Podman and Apptainer, through their command lines: for programs that need an image.
 
-ContainerSandbox runs one program in a fresh container. ContainerSession keeps one container of an image alive over
-many commands (a repository an agent edits). Neither has a network, capabilities, a way to gain privileges or more
-system calls than `seccomp.container_profile` lists; memory and processes are bounded by the engine's cgroup.
+ContainerSandbox runs one program in a fresh container. It has no network, no capabilities, no way to gain privileges
+and no more system calls than `seccomp.container_profile` lists; memory and processes are bounded by the engine's
+cgroup. container_session.py keeps a container over many commands, with the same isolation.
 
-Nothing keeps running when this process is killed: one program has a clock of its own inside, and a session's container
-lives as long as the pipe to it is open.
+The program's clock runs inside the container, as its first process: it starts with the program, however long the
+engine took, and ends it where this process was killed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from nemotron_steps.errors import SandboxError, UnsupportedError
-from nemotron_steps.sandbox.base import Limits, Outcome, Sandbox, SandboxResult, encoded
+from nemotron_steps.sandbox.base import Limits, Outcome, Sandbox, SandboxResult
 from nemotron_steps.sandbox.probe import probe
 from nemotron_steps.sandbox.process import Ended, run_process
 from nemotron_steps.sandbox.seccomp import container_profile
+from nemotron_steps.sandbox.ulimits import podman_ulimits
 
 Engine = Literal["docker", "podman", "apptainer"]
 ENGINES: tuple[Engine, ...] = ("docker", "podman", "apptainer")
 
 WORK = "/scratch"
 INPUTS = "/inputs"
-USER = "65534:65534"
+USER_ID = 65534
+USER = f"{USER_ID}:{USER_ID}"
 LABEL = "nemotron-steps"
 ENGINE_TIMEOUT_S = 120.0
 """For the engine's own work (starting, copying, removing), not for the program."""
@@ -44,6 +42,8 @@ _HINTS: dict[str, str] = {
     "apptainer": "https://apptainer.org/docs/admin/main/installation.html, then: apptainer version",
 }
 _LAUNCH = f'cp -r {INPUTS}/. . && exec "$@"'
+KILLED_BY_CLOCK = frozenset({124, 137})
+"""Exit codes of `timeout`."""
 _NO_ANSWER = frozenset({125, 126, 127, 137})
 """Exit codes that the engine gives for failures of its own, or of the kernel's memory killer, and any program can."""
 
@@ -86,14 +86,15 @@ class ContainerSandbox(Sandbox):
                 ended = await run_process(
                     self.command(name, argv, str(inputs), str(profile), limits),
                     stdin,
-                    wall_s=limits.wall_s,
+                    wall_s=limits.wall_s + ENGINE_TIMEOUT_S,
                     output_bytes=limits.output_bytes,
+                    cwd=folder,  # where Podman's monitor leaves a file `oom`
                 )
                 return await self._judged(name, ended, limits)
             finally:
                 # Killing the client does not stop a daemon's container.
                 if self.engine != "apptainer":
-                    await _engine(self.engine, "rm", "--force", name, check=False)
+                    await remove(self.engine, name)
 
     async def _judged(self, name: str, ended: Ended, limits: Limits) -> SandboxResult:
         """The engine's record, which no program can write, tells its failures from a program's exit code."""
@@ -104,15 +105,16 @@ class ContainerSandbox(Sandbox):
                 raise SandboxError(f"{self.engine} could not start a container", found=ended.stderr[-500:])
             if state.get("OOMKilled"):
                 return ended.result(Outcome.MEMORY_LIMIT)
-        if ended.spent_processor_time(limits):
+        out_of_time = ended.exit_code in KILLED_BY_CLOCK and ended.wall_s >= limits.wall_s
+        if out_of_time or ended.spent_processor_time(limits):
             return ended.result(Outcome.TIMEOUT)
         # Not every engine records it when the kernel killed for memory.
         return ended.result(Outcome.MEMORY_LIMIT if ambiguous and ended.exit_code == 137 else None)
 
     def command(self, name: str, argv: list[str], inputs: str, profile: str, limits: Limits) -> list[str]:
         """The full command line."""
-        # Outlives the clock outside, unless there is nobody left to keep that one.
-        clock = ["timeout", "-s", "KILL", str(limits.wall_s + ENGINE_TIMEOUT_S)]
+        # The first process: everything else in the container ends with it.
+        clock = ["timeout", "-s", "KILL", str(limits.wall_s)]
         launch = [*clock, "/bin/sh", "-c", _LAUNCH, "sh", *argv]
         if self.engine == "apptainer":
             return [
@@ -123,106 +125,16 @@ class ContainerSandbox(Sandbox):
                 *("--memory", str(limits.memory_bytes), "--pids-limit", str(limits.processes)),
                 *(self.image, *launch),
             ]
+        # runc before 1.2 gives a folder in memory the mode of the image's folder of that name, so the user owns it.
+        owned = f"uid={USER_ID},gid={USER_ID}" if self.engine == "docker" else "U,notmpcopyup"
+        folder = f"mode=1777,{owned},size={limits.scratch_bytes}"
         return [
-            *(self.engine, "run", "--interactive", "--name", name, *_isolation(limits, profile)),
+            *(self.engine, "run", "--interactive", "--name", name, *isolation(self.engine, limits, profile)),
             *("--read-only", "--user", USER, "--workdir", WORK),
-            *("--tmpfs", f"{WORK}:rw,exec,mode=1777,size={limits.scratch_bytes}"),
-            *("--tmpfs", f"/tmp:rw,mode=1777,size={limits.scratch_bytes}"),
+            *("--tmpfs", f"{WORK}:rw,exec,{folder}", "--tmpfs", f"/tmp:rw,{folder}"),
             *("--mount", f"type=bind,src={inputs},dst={INPUTS},readonly"),
             *("--env", f"HOME={WORK}", "--entrypoint", "", self.image, *launch),
         ]
-
-
-class ContainerSession:
-    """A container of an image, alive from `async with` to its end; commands see each other's changes.
-
-    Docker and Podman only: Apptainer has no daemon to hold a network-less instance without root.
-    """
-
-    def __init__(self, engine: Literal["docker", "podman"], image: str, *, limits: Limits | None = None) -> None:
-        self.engine = engine
-        self.image = image
-        self.limits = limits or Limits()
-        self.name = f"steps-session-{secrets.token_hex(8)}"
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> ContainerSession:
-        await check_engine(self.engine)
-        async with AsyncExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="session-"))
-            profile = Path(folder) / "seccomp.json"
-            profile.write_text(json.dumps(container_profile(session=True)))
-            client = await asyncio.create_subprocess_exec(
-                self.engine,
-                *self.start_arguments(str(profile)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-            stack.push_async_callback(self._stop, client)
-            assert client.stdout is not None and client.stderr is not None
-            try:
-                first = await asyncio.wait_for(client.stdout.readline(), ENGINE_TIMEOUT_S)
-            except TimeoutError:
-                first = b""
-            if first.strip() != b"ready":
-                with suppress(ProcessLookupError):
-                    client.kill()
-                # Docker ends what it says with advice to read its help.
-                lines = (await client.stderr.read()).decode(errors="replace").strip().splitlines()
-                said = [line for line in lines if line.strip() and "--help" not in line] or lines
-                raise SandboxError(
-                    f"{self.engine} could not start a container of {self.image}",
-                    found=said[-1][-500:] if said else f"no answer in {ENGINE_TIMEOUT_S:.0f} s",
-                    hints=(f"{self.engine} pull {self.image}",),
-                )
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
-
-    async def _stop(self, client: asyncio.subprocess.Process) -> None:
-        await _engine(self.engine, "rm", "--force", self.name, check=False)
-        with suppress(ProcessLookupError):
-            client.kill()
-        await client.communicate()
-
-    def start_arguments(self, profile: str) -> list[str]:
-        """Arguments of the engine that start the container. It ends when its input does; commands are run beside it."""
-        return [
-            *("run", "--rm", "--interactive", "--name", self.name, *_isolation(self.limits, profile)),
-            *("--entrypoint", "/bin/sh", self.image, "-c", "echo ready && exec cat > /dev/null"),
-        ]
-
-    async def run(
-        self, argv: Sequence[str], *, cwd: str | None = None, stdin: str = "", wall_s: float | None = None
-    ) -> SandboxResult:
-        """Run a command in the container. On a time-out its whole process tree inside is killed."""
-        place = ["--workdir", cwd] if cwd else []
-        wall = self.limits.wall_s if wall_s is None else wall_s
-        # `timeout` ends the program inside; the outer clock only guards against the engine itself hanging.
-        inner = ["timeout", "-s", "KILL", str(wall), *argv]
-        ended = await run_process(
-            [self.engine, "exec", "--interactive", *place, self.name, *inner],
-            encoded(stdin),
-            wall_s=wall + ENGINE_TIMEOUT_S,
-            output_bytes=self.limits.output_bytes,
-        )
-        if ended.exit_code in (124, 137) and ended.wall_s >= wall:
-            return ended.result(Outcome.TIMEOUT)
-        return ended.result()
-
-    async def write(self, files: Mapping[str, str]) -> None:
-        """See SandboxSession.write."""
-        for path, content in files.items():
-            script = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
-            result = await self.run(["/bin/sh", "-c", script, "sh", path], stdin=content)
-            if not result.ok:
-                raise SandboxError(f"could not write {path} in the container", found=result.stderr[-500:])
 
 
 async def check_engine(engine: str) -> None:
@@ -234,7 +146,7 @@ async def check_engine(engine: str) -> None:
             hints=(_HINTS[engine],),
         )
     arguments = ["version"] if engine == "apptainer" else ["info"]
-    result = await _engine(engine, *arguments, check=False)
+    result = await call_engine(engine, *arguments, check=False)
     if not result.ok:
         raise UnsupportedError(
             f"`{engine}` is installed but does not work here",
@@ -244,13 +156,20 @@ async def check_engine(engine: str) -> None:
         )
 
 
-def _isolation(limits: Limits, profile: str) -> list[str]:
+def isolation(engine: str, limits: Limits, profile: str) -> list[str]:
+    """Arguments of Docker's and Podman's `run` that bound and close off a container.
+
+    Args:
+        profile: the path of a file with a system call list.
+    """
     memory = str(limits.memory_bytes)
+    docker_files = ["--ulimit", f"nofile={limits.open_files}"]
     return [
         *("--network", "none", "--ipc", "private", "--cgroupns", "private", "--cap-drop", "ALL"),
         *("--security-opt", "no-new-privileges", "--security-opt", f"seccomp={profile}"),
         *("--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.processes)),
-        *("--ulimit", f"fsize={limits.file_bytes}", "--ulimit", f"nofile={limits.open_files}"),
+        *(podman_ulimits(nofile=limits.open_files) if engine == "podman" else docker_files),
+        *("--ulimit", f"fsize={limits.file_bytes}"),
         # At a core limit of 1 no crash reaches the host's crash handler, which 0 would not keep from it.
         *("--ulimit", "core=1:1", "--ulimit", f"cpu={limits.cpu_s}:{limits.cpu_s + 1}"),
         # The engine would write all output to the host's disk as well.
@@ -260,12 +179,27 @@ def _isolation(limits: Limits, profile: str) -> list[str]:
 
 async def _state(engine: str, name: str) -> dict[str, Any]:
     """The engine's record of how a container ran, empty if it has none."""
-    result = await _engine(engine, "inspect", "--type", "container", "--format", "{{json .State}}", name, check=False)
+    result = await call_engine(
+        engine, "inspect", "--type", "container", "--format", "{{json .State}}", name, check=False
+    )
     state = json.loads(result.stdout) if result.ok else {}
     return state if isinstance(state, dict) else {}
 
 
-async def _engine(engine: str, *arguments: str, check: bool = True) -> SandboxResult:
+async def remove(engine: str, name: str) -> None:
+    """End a container and take it away, if there is one of this name."""
+    # Its `rm` asks nicely first, and waits ten seconds for a first process that does not listen.
+    if engine == "podman":
+        await call_engine(engine, "kill", name, check=False)
+    await call_engine(engine, "rm", "--force", name, check=False)
+
+
+async def call_engine(engine: str, *arguments: str, check: bool = True) -> SandboxResult:
+    """Run the engine's program to its end.
+
+    Raises:
+        SandboxError: it failed, where `check` asks.
+    """
     ended = await run_process([engine, *arguments], b"", wall_s=ENGINE_TIMEOUT_S, output_bytes=1 << 20)
     result = ended.result()
     if check and not result.ok:

@@ -119,6 +119,7 @@ async def run_process(
     wall_s: float,
     output_bytes: int,
     environment: dict[str, str] | None = None,
+    cwd: str | None = None,
     pass_fds: Sequence[int] = (),
     watch: Watch | None = None,
 ) -> Ended:
@@ -126,7 +127,7 @@ async def run_process(
 
     Args:
         wall_s: from when it is ready.
-        environment: of the host process (the sandboxed program's own is the backend's business).
+        environment: of the host process (the sandboxed program's own is the backend's business), as is `cwd`.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Ended] = loop.create_future()
@@ -136,7 +137,7 @@ async def run_process(
     def body() -> None:
         ended = failure = None
         try:
-            ended = _to_the_end(argv, stdin, wall_s, output_bytes, environment, pass_fds, watch, stop)
+            ended = _to_the_end(argv, stdin, wall_s, output_bytes, environment, cwd, pass_fds, watch, stop)
         except BaseException as error:
             failure = error
         # A loop that was closed over a run has nobody left to tell.
@@ -170,6 +171,7 @@ def _to_the_end(
     wall_s: float,
     output_bytes: int,
     environment: dict[str, str] | None,
+    cwd: str | None,
     pass_fds: Sequence[int],
     watch: Watch | None,
     stop: int,
@@ -183,6 +185,7 @@ def _to_the_end(
             bufsize=0,
             start_new_session=True,
             env=environment,
+            cwd=cwd,
             pass_fds=pass_fds,
         )
         stack.callback(_kill, process)

@@ -24,7 +24,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from nemotron_steps.errors import UnsupportedError
-from nemotron_steps.sandbox.syscalls import ATTRIBUTES, BY_ARGUMENT, DANGEROUS, HARMLESS, NETWORK, SHARING, calls
+from nemotron_steps.sandbox.syscalls import (
+    ATTRIBUTES,
+    BY_ARGUMENT,
+    DANGEROUS,
+    GROUPS,
+    HARMLESS,
+    NETWORK,
+    SHARING,
+    calls,
+)
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x4000_0000
@@ -100,10 +109,12 @@ def filter_program(machine: str, *, also: Sequence[str] = ()) -> bytes:
 
 def refusals(machine: str) -> dict[int, int]:
     """Number → error of the calls that are refused with an error that their callers expect instead of ENOSYS."""
-    return {
-        calls(machine, NETWORK)["socket"]: errno.EAFNOSUPPORT,
-        **dict.fromkeys(calls(machine, ATTRIBUTES).values(), errno.EOPNOTSUPP),
-    }
+    numbers = calls(machine, NETWORK, ATTRIBUTES)
+    return {numbers[name]: error for name, error in _refusals_by_name(machine).items()}
+
+
+def _refusals_by_name(machine: str) -> dict[str, int]:
+    return {"socket": errno.EAFNOSUPPORT, **dict.fromkeys(calls(machine, ATTRIBUTES), errno.EOPNOTSUPP)}
 
 
 def _rules() -> dict[str, list[Instruction]]:
@@ -168,7 +179,8 @@ def _fail(error: int) -> Instruction:
 def container_profile(*, session: bool) -> dict[str, Any]:
     """The list for Docker, Podman and Apptainer (the OCI runtime's seccomp object, in Docker's JSON).
 
-    Memory is the engine's cgroup's business, so what only hides memory is allowed.
+    Memory is the engine's cgroup's business, so what only hides memory is allowed. Every known call is named with its
+    answer: Docker before 23 takes no default but EPERM, and with that for clone3 libc starts no thread.
 
     Args:
         session: a repository's own tests talk over sockets of their own network and share memory; one program does not.
@@ -185,12 +197,20 @@ def container_profile(*, session: bool) -> dict[str, Any]:
         ("prctl", 0): () if session else PRCTL_OPTIONS,
     }
     accepted = {"action": "SCMP_ACT_ERRNO", "errnoRet": 0}
+    conditional = {"clone", "fcntl", "setrlimit", "prlimit64", *(name for (name, _), some in values.items() if some)}
+    answers: dict[int, list[str]] = {}
+    for name in {name for machine in machines for name in calls(machine, *GROUPS)} - names - conditional:
+        answers.setdefault(_refusals_by_name("x86_64").get(name, errno.ENOSYS), []).append(name)
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.ENOSYS,
         "archMap": [{"architecture": name, "subArchitectures": []} for name in machines.values()],
         "syscalls": [
             {"names": sorted(names), "action": "SCMP_ACT_ALLOW"},
+            *(
+                {"names": sorted(refused), "action": "SCMP_ACT_ERRNO", "errnoRet": error}
+                for error, refused in sorted(answers.items())
+            ),
             _when("clone", (0, "SCMP_CMP_MASKED_EQ", CLONE_NAMESPACES)),
             _when("fcntl", (1, "SCMP_CMP_NE", F_SETPIPE_SZ)),
             *(_when(name, (at, "SCMP_CMP_EQ", value)) for (name, at), some in values.items() for value in some),

@@ -102,6 +102,7 @@ sync 162 81; syncfs 306 267; execveat 322 281; openat2 437 437; uselib 134 -; us
 _sysctl 156 -; vhangup 153 58; nfsservctl 180 42;
 """,
 }
+GROUPS = tuple(_TABLES)
 
 
 def calls(machine: str, *groups: str) -> dict[str, int]:

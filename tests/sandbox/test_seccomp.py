@@ -14,6 +14,7 @@ from nemotron_steps.sandbox.syscalls import (
     ATTRIBUTES,
     BY_ARGUMENT,
     DANGEROUS,
+    GROUPS,
     HARMLESS,
     NETWORK,
     SHARING,
@@ -152,10 +153,27 @@ def test_an_unknown_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("session", [False, True])
 def test_the_containers_profile_allows_no_more_than_it_says(session: bool) -> None:
     profile = seccomp.container_profile(session=session)
-    freely = {name for rule in profile["syscalls"] if "args" not in rule for name in rule["names"]}
+    always = [rule for rule in profile["syscalls"] if "args" not in rule]
+    freely = {name for rule in always if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
     assert not freely & {name for machine in MACHINES for name in calls(machine, DANGEROUS)}
     assert not freely & {"clone", "socket", "prlimit64", "fcntl"}
     assert ("memfd_create" in freely) == ("bind" in freely) == session
-    families = [rule["args"][0]["value"] for rule in profile["syscalls"] if rule["names"] == ["socket"]]
+    judged = [rule for rule in profile["syscalls"] if "args" in rule]
+    families = [rule["args"][0]["value"] for rule in judged if rule["names"] == ["socket"]]
     assert families == ([1, 2, 10] if session else [])
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_the_containers_profile_says_of_every_known_call_how_it_is_refused(session: bool) -> None:
+    """An engine that knows no default but EPERM gives it for clone3, and libc does not fall back to clone."""
+    rules = seccomp.container_profile(session=session)["syscalls"]
+    told = {name for rule in rules for name in rule["names"]}
+    assert told == {name for machine in MACHINES for name in calls(machine, *GROUPS)}
+    refused = {
+        name: rule["errnoRet"] for rule in rules if "args" not in rule for name in rule["names"] if "errnoRet" in rule
+    }
+    allowed = {name for rule in rules if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}
+    assert not allowed & set(refused), "an answer without a condition would stand before one with"
+    assert refused["clone3"] == refused["keyctl"] == errno.ENOSYS
+    assert session or (refused["socket"], refused["setxattr"]) == (errno.EAFNOSUPPORT, errno.EOPNOTSUPP)

@@ -28,7 +28,8 @@ from nemotron_steps.environments.base import (
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
-from nemotron_steps.sandbox.containers import ContainerSession, check_engine
+from nemotron_steps.sandbox.container_session import ContainerSession
+from nemotron_steps.sandbox.containers import check_engine
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge

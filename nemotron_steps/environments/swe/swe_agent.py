@@ -40,7 +40,7 @@ from nemotron_steps.sandbox.apptainer_session import ApptainerSession
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
-from nemotron_steps.sandbox.containers import ContainerSession
+from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.session import SandboxSession, SessionOverError
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class SweAgent(Environment):
             return ApptainerSession(
                 self._image(row), self._bubblewrap.slots, limits=limits, command_s=self.config.command_timeout_s
             )
-        return ContainerSession(self.config.engine, self._image(row), limits=limits)
+        return ContainerSession(self.config.engine, self._image(row), limits=limits, session_s=wall_s)
 
     def _image(self, row: Row) -> str:
         image = row.get("image") or row.get("image_name") or row.get("docker_image")

@@ -15,11 +15,16 @@ from tests.environments.swe.tasks import CALC, FIXED, LIBRARIES, TESTS, Call, ba
 DOCKER = """#!/bin/sh
 case $1 in
   info|version) exit 0;;
+  image) echo '{{}}';;
   run|--quiet) rm -rf {root}; cp -a {image} {root};;
 esac
 case $1 in
   run) echo ready; exec cat > /dev/null;;
-  exec) shift 2; if [ "$1" = --workdir ]; then cd "$2"; shift 2; fi; shift; exec "$@";;
+  exec)
+    shift 2
+    while [ "$1" = --user ] || [ "$1" = --workdir ]; do [ "$1" = --user ] || cd "$2"; shift 2; done
+    shift
+    exec "$@";;
   --quiet) while [ "$1" != repo.sif ]; do shift; done; shift; exec "$@";;
 esac
 """
