@@ -172,6 +172,18 @@ def test_a_teachers_mend_comes_out_even_over_its_model():
     assert not any("tensor_model_parallel_size" in each for each in hints(28))
 
 
+@pytest.mark.parametrize(("name", "precision"), [("qwen3", "bfloat16"), ("qwen3", "float32"), ("latent", "bfloat16")])
+def test_a_teachers_weights_are_predicted_to_the_byte(name, precision, tmp_path):
+    write = hybrid_twins.write_hybrid if name in hybrid_twins.TWINS else write_checkpoint
+    write(name, tmp_path)
+    model = MegatronPolicy(policy_config(precision=precision), tmp_path, NegativeLogLikelihood(), frozen=True).model
+    counted = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in model.parameters()}
+    shape = ModelShape.read(json.loads((tmp_path / "config.json").read_text()))
+    assert shape is not None
+    settings = MemorySettings.read(values_of(policy__precision=precision, **{"cluster.gpus_per_node": 0}).get)
+    assert beside_policy({"a": shape}, settings, 0).rests["weights"] == sum(counted.values())
+
+
 @pytest.mark.parametrize(("topk", "zero"), [(16, False), (16, True), (None, False)])
 def test_the_logits_of_a_comparison_are_predicted(topk, zero):
     rows, vocabulary = 32, 30_000
