@@ -68,9 +68,7 @@ class CheckSubject:
     @cached_property
     def teacher_models(self) -> dict[str, ModelFacts]:
         """Teacher → its model, where it is known."""
-        known = {
-            name: ModelFacts.from_attributes(self.artifacts.get(port, {})) for name, port in self.teachers.items()
-        }
+        known = {name: ModelFacts.from_attributes(self.artifacts.get(port, {})) for name, port in self.teachers.items()}
         return {name: facts for name, facts in known.items() if facts is not None}
 
     def get(self, key: str) -> Any:
