@@ -30,6 +30,12 @@ def test_rows_with_ids_are_followed_wherever_they_stand(tmp_path):
     assert found["removed"].text == '{"id": 0, "text": "row 0"}' and found["added"].line_b == 6
 
 
+def test_a_row_is_what_one_row_of_its_id_became_and_no_second_one(tmp_path):
+    a = rows(tmp_path / "a.jsonl", [{"id": 1, "text": "a"}, {"id": 1, "text": "b"}])
+    changes = compare_rows(a, rows(tmp_path / "b.jsonl", [{"id": 1, "text": "c"}]))
+    assert (changes.same, changes.added, changes.removed, changes.changed) == (0, 0, 1, 1)
+
+
 def test_rows_without_ids_changed_where_their_line_did_and_repeats_are_counted(tmp_path):
     a = rows(tmp_path / "a.jsonl", [{"x": 1}, {"x": 1}, {"x": 2}])
     b = rows(tmp_path / "b.jsonl", [{"x": 1}, {"x": 3, "y": 0}, {"x": 2}, {"x": 5}])

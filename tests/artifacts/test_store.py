@@ -41,6 +41,13 @@ def test_added_file_becomes_a_versioned_read_only_artifact(store: ArtifactStore,
     assert json.loads((artifact.path / "artifact.json").read_text())["digest"] == artifact.digest
 
 
+def test_nobody_may_write_to_what_is_committed(store: ArtifactStore) -> None:
+    with store.staging() as folder:
+        rows(folder / "tree" / "train.jsonl", 1).chmod(0o666)
+        artifact = store.commit(folder / "tree", "training_jsonl", name="a")
+    assert (artifact.path / "train.jsonl").stat().st_mode & 0o777 == 0o444
+
+
 def test_same_content_is_one_object_and_one_version(store: ArtifactStore, tmp_path: Path) -> None:
     path = rows(tmp_path / "train.jsonl", 1)
     first, again, other = store.add(path, name="a"), store.add(path, name="a"), store.add(path, name="b")

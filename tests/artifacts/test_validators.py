@@ -270,7 +270,16 @@ def test_empty_data_set_is_refused(tmp_path: Path) -> None:
         validate("training_jsonl", tmp_path / "d")
 
 
-@pytest.mark.parametrize("report", ['{"metrics": {}}', '{"metrics": {"a": "b"}}', '{"metrics": {"a": true}}', "[1]"])
+@pytest.mark.parametrize(
+    "report",
+    [
+        '{"metrics": {}}',
+        '{"metrics": {"a": "b"}}',
+        '{"metrics": {"a": true}}',
+        '{"metrics": {"a": 1, "b": null}}',
+        "[1]",
+    ],
+)
 def test_eval_report_needs_numeric_metrics(tmp_path: Path, report: str) -> None:
     (tmp_path / "report.json").write_text(report)
     with pytest.raises(ArtifactError):

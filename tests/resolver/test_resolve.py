@@ -31,6 +31,16 @@ def test_supplied_inputs_and_inserted_converter(world: World) -> None:
     assert not plan.step("rl").inserted
 
 
+def test_an_input_stands_in_place_of_other_keys_but_for_those_that_an_override_sets(tmp_path: Path) -> None:
+    port = '[[consumes]]\ntype = "rows"\nbind = "rows"\nrequired = false\ninstead_of = ["path", "blend"]\n'
+    world = world_of(tmp_path, TYPES, {"prep": f'{port}[[produces]]\ntype = "chats"\n'})
+    world.configs["prep", None] = {"path": "a", "blend": "b", "seed": 1}
+    world.artifacts["rows"] = SuppliedInput("rows", "rows")
+    assert world.plan("prep").step("prep").config == {"path": "a", "blend": "b", "seed": 1}
+    fed = world.plan("prep", inputs={"rows": "rows"}, overrides=["blend=mine"]).step("prep")
+    assert fed.config == {"path": None, "blend": "mine", "seed": 1}
+
+
 def test_the_same_artifact_is_converted_once(world: World) -> None:
     plan = world.plan("rl", "rl", inputs={"rl.prompts": "prompts", "rl#2.prompts": "prompts", "rl.policy": "hf"})
     assert [step.key for step in plan] == ["convert/up", "rl", "rl#2"]

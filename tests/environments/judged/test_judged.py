@@ -301,7 +301,8 @@ class TestLcNiah:
         mixed = copied + " " + " ".join(f"own{n}" for n in range(5))  # 10 sequences, 5 of them copied
         answer = "Final Answer: [a, b]"
         assert grade("lc_niah", self.row, answer, None, reasoning=copied).reward == 0.0
-        assert grade("lc_niah", self.row, answer, None, reasoning=mixed).reward == 0.5
+        half = grade("lc_niah", self.row, answer, None, reasoning=mixed)
+        assert half.reward == 0.5 and half.components == {"answer_score": 1.0, "reasoning_overlap": 0.5}
         assert lc_niah.overlap("", "prompt", "lcs") == 0.0
         assert lc_niah.overlap("xx abcdef", "abcdef", "lcs") == pytest.approx(6 / 9)
 
