@@ -208,6 +208,14 @@ def test_second_reference_hashes_nothing(store: ArtifactStore, tmp_path: Path, m
     assert store.reference(folder).digest == first.digest
 
 
+def test_a_folder_that_is_given_as_another_type_is_checked_as_that(store: ArtifactStore, tmp_path: Path) -> None:
+    folder = rows(tmp_path / "data" / "train.jsonl", 1).parent
+    assert store.reference(folder).type == "training_jsonl"
+    assert store.reference(folder, type_name="export").type == "export"
+    with pytest.raises(DataError):
+        store.reference(folder, type_name="rl_prompts")
+
+
 def test_hashing_a_large_folder_is_said_once(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

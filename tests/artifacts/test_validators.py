@@ -63,6 +63,18 @@ def test_experts_and_tokens_are_counted(tmp_path: Path) -> None:
     assert (attributes["num_experts"], attributes["moe_intermediate_size"], attributes["tokenizer_size"]) == (6, 4, 21)
 
 
+@pytest.mark.parametrize(("pattern", "width"), [("M*E", 96), ("M*E-", 32), ("M*-", None)])
+def test_what_every_token_of_a_hybrid_goes_through_has_one_width(
+    pattern: str, width: int | None, tmp_path: Path
+) -> None:
+    folder = write_hf(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    widths = {"moe_shared_expert_intermediate_size": 96, "intermediate_size": 64}
+    hybrid = {"model_type": "nemotron_h", "hybrid_override_pattern": pattern, **widths}
+    (folder / "config.json").write_text(json.dumps({**config, **hybrid}))
+    assert validate("checkpoint_hf", folder).get("shared_expert_width") == width
+
+
 def test_megatron_checkpoint_has_the_attributes_of_its_hf_part(tmp_path: Path) -> None:
     hf = validate("checkpoint_hf", write_hf(tmp_path / "hf"))
     megatron = validate("checkpoint_megatron", write_megatron(tmp_path / "mg"))
@@ -72,7 +84,8 @@ def test_megatron_checkpoint_has_the_attributes_of_its_hf_part(tmp_path: Path) -
 def test_resaving_a_tokenizer_keeps_its_digest_and_another_vocabulary_changes_it(tmp_path: Path) -> None:
     folder = write_hf(tmp_path / "m")
     before = validate("checkpoint_hf", folder)["tokenizer"]
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "padding": {"p": 1}}, indent=2))
+    last_call = {"padding": {"p": 1}, "truncation": {"max_length": 8}}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, **last_call}, indent=2))
     assert validate("checkpoint_hf", folder)["tokenizer"] == before
     assert validate("checkpoint_hf", write_hf(tmp_path / "o", word="b"))["tokenizer"] != before
 

@@ -26,3 +26,11 @@ def test_a_batch_becomes_the_nearest_that_gives_every_rank_as_much(batch: int, m
 def test_sequences_end_where_the_models_positions_do(length: int, end: int | None, mended: str) -> None:
     model = ModelFacts("qwen3", layers=2, positions=4096)
     assert mends(LayoutSizes(length=length, length_end=end), model) == [mended]
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "expert", "workers"), [(2, 1, 4, 4), (4, 1, 2, 4), (2, 2, 4, 8)])
+def test_on_cpu_there_are_as_many_ranks_as_copies_and_experts_come_out_even_over(
+    tensor: int, pipeline: int, expert: int, workers: int
+) -> None:
+    sizes = LayoutSizes(backend="ray", tensor=tensor, pipeline=pipeline, expert=expert, workers=1)
+    assert f"cluster.policy_workers={workers}" in mends(sizes)

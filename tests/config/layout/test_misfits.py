@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.misfits import _megatron_misfits, misfits
-from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.misfits import _megatron_misfits, judge_misfits, misfits
+from nemotron_steps.config.layout.sizes import JudgeSizes, LayoutSizes, judge_copies
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,15 @@ def test_every_pipeline_stage_has_a_layer_and_of_alike_layers_as_many(
 ) -> None:
     found = list(_megatron_misfits(LayoutSizes(pipeline=pipeline), ModelFacts(model_type, layers=4)))
     assert (found == []) == fits
+
+
+def test_judges_fill_an_equal_share_of_their_nodes_each() -> None:
+    kept = LayoutSizes(nodes=4, judge_nodes=2, gpus_per_node=8)
+    judges = (JudgeSizes("a", width=2), JudgeSizes("b", width=3))
+    assert judge_copies(kept, judges) == {"a": 4, "b": 2}  # of width 3 a node holds two
+    assert [*judge_misfits(kept, judges)] == []
+    assert judge_copies(kept, (*judges[:1], JudgeSizes("b", width=8, replicas=2))) == {"a": 4, "b": 2}
+    assert [misfit.expected for misfit in judge_misfits(kept, (*judges[:1], JudgeSizes("b", width=8, replicas=2)))] == [
+        "24 GPUs for 4 x a, 2 x b"
+    ]
+    assert judge_copies(LayoutSizes(), judges) == {"a": 1, "b": 1}

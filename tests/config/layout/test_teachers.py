@@ -53,6 +53,14 @@ def test_teachers_take_their_gpus_off_the_policys() -> None:
             "expert parallelism of teacher a does not divide its GPUs",
             f"{APART}.default_teacher_cfg.expert_model_parallel_size=8",
         ),
+        (  # of a pipeline stage's four
+            {
+                f"{APART}.default_teacher_cfg.pipeline_model_parallel_size": 2,
+                f"{APART}.default_teacher_cfg.expert_model_parallel_size": 8,
+            },
+            "expert parallelism of teacher a does not divide its GPUs",
+            f"{APART}.default_teacher_cfg.expert_model_parallel_size=4",
+        ),
         (
             {f"{OVERRIDES}.b": {"gpus_per_node": 9}, f"{OVERRIDES}.b.gpus_per_node": 9},
             "teacher b asks for more GPUs of a node than it has",
