@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.confinement import walk
+from nemotron_steps.artifacts.confinement import confined, walk
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 from tests.artifacts.checkpoint_files import write_hf
@@ -38,6 +38,20 @@ def test_a_link_out_of_the_folder_is_refused_by_name(store: ArtifactStore, folde
     assert caught.value.where == str(link)
     assert caught.value.found and os.path.basename(target) in caught.value.found
     assert store.list_artifacts() == []
+
+
+@pytest.mark.parametrize(("target", "stays"), [("other", True), ("../runs", False), ("../artifacts-old", False)])
+def test_a_path_of_a_record_stays_in_its_first_folder_whatever_others_are_called(
+    target: str, stays: bool, tmp_path: Path
+) -> None:
+    for name in ("artifacts/other", "artifacts-old", "runs"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "artifacts" / "link").symlink_to(target)
+    if stays:
+        assert confined(tmp_path, "artifacts/link/x") == tmp_path / "artifacts/link/x"
+    else:
+        with pytest.raises(ArtifactError, match="leads out"):
+            confined(tmp_path, "artifacts/link/x")
 
 
 def test_a_link_within_the_folder_is_a_file_of_the_artifact(store: ArtifactStore, folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.artifacts import imports, validators
 from nemotron_steps.artifacts.lineage import lineage
-from nemotron_steps.artifacts.models import Edge, FileRecord, Producer, parse_ref, tree_digest
+from nemotron_steps.artifacts.models import Edge, FileRecord, Producer, parse_ref, short_digest, tree_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError, UnknownNameError
 from tests.artifacts.checkpoint_files import write_hf
@@ -328,6 +328,17 @@ def test_lineage_follows_edges_both_ways(store: ArtifactStore, tmp_path: Path) -
         ("a:v1", "b:v1"),
         ("a:v1", "c:v1"),
     }
+
+
+def test_a_parent_whose_name_is_another_artifacts_here_is_its_digest(store: ArtifactStore, tmp_path: Path) -> None:
+    """As where an artifact was made in another home."""
+    store.add(rows(tmp_path / "a.jsonl", 1), name="a")
+    with store.staging() as folder:
+        rows(folder / "tree" / "train.jsonl", 2)
+        edges = (Edge("in", "ab" * 32, "a:v1"),)
+        made = store.commit(folder / "tree", "training_jsonl", name="b", inputs=edges)
+    (link,) = lineage(store, made).ancestors
+    assert link.parent == short_digest("ab" * 32) and lineage(store, store.find("a")).descendants == ()
 
 
 def test_lineage_keeps_productions_of_the_same_bytes_apart(store: ArtifactStore, tmp_path: Path) -> None:

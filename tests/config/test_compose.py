@@ -83,6 +83,17 @@ def test_a_users_file_may_have_the_name_of_what_it_builds_on(configs, tmp_path):
     assert composed.values == {"steps": 8, "options": {"a": 1, "b": 2}}
 
 
+def test_of_configs_of_one_name_the_steps_own_is_read_and_listed(configs, tmp_path):
+    own = configs({"rl/toy/tiny.yaml": "steps: 2\n"})
+    other = tmp_path / "other" / "rl" / "toy"
+    other.mkdir(parents=True)
+    for name in ("tiny", "more"):
+        (other / f"{name}.yaml").write_text("steps: 4\n")
+    search = SearchPath("rl/toy", (*own.roots, tmp_path / "other"))
+    assert compose("tiny", search=search, schema=Toy).values["steps"] == 2
+    assert search.files() == {"more": other / "more.yaml", "tiny": own.roots[0] / "rl/toy/tiny.yaml"}
+
+
 def test_defaults_that_go_in_a_circle(configs):
     search = configs({"rl/toy/default.yaml": "defaults: [other]\n", "rl/toy/other.yaml": "defaults: [default]\n"})
     with pytest.raises(ConfigError, match="go in a circle"):

@@ -60,9 +60,10 @@ def test_secrets_of_a_profile_are_not_shown(write):
 
 
 def test_the_working_directory_hides_the_users_file(write):
-    write('[base]\nexecutor = "local"\n[mine]\n', user=True)
+    write('[base]\nexecutor = "local"\n[mine]\n[wandb]\nproject = "other"\n[mlflow]\n', user=True)
     write(ENV)
     environment = load_environment()
+    assert environment.mirror_tables["wandb"]["project"] == "alignment" and "mlflow" in environment.mirror_tables
     assert environment.profile("base", profile_model).executor == "slurm"
     assert environment.profile("mine", profile_model).executor == "local"
 

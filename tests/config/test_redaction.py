@@ -130,6 +130,11 @@ def test_every_text_that_is_secret_by_its_name_is_known_for_what_else_is_written
     assert list(secrets_in({"HF_TOKEN": True, "tokens": "plain", "n": [1, None]})) == []
 
 
+def test_a_secret_that_begins_as_another_does_is_masked_to_its_end():
+    secrets = {"X_TOKEN": "river-bank", "Y_TOKEN": "river-bank-under-water", "Z_TOKEN": "old river-bank"}
+    assert redact_text("say river-bank-under-water, old river-bank or river-bank", secrets) == "say ***, *** or ***"
+
+
 def test_redact_an_override():
     assert redact_text("judge.api_key=abc", {}) == f"judge.api_key={MASK}"
     assert redact_text("judge.model=abc", {}) == "judge.model=abc"

@@ -45,7 +45,7 @@ def memory(shape: ModelShape | None = SHAPE, **changes: Any) -> StepMemory:
 
 def judged(**changes: Any) -> StepMemory:
     judge = {"model": "judge", "backend": "vllm", "gpu_memory_utilization": 0.1}
-    return memory(**{f"{JUDGE}.{key}": value for key, value in judge.items()}, **changes)
+    return memory(**{**{f"{JUDGE}.{key}": value for key, value in judge.items()}, **changes})
 
 
 def roles(device, phase):
@@ -77,6 +77,17 @@ def test_a_judge_is_there_in_every_phase_and_on_its_own_nodes_alone():
     shared, alone = judged(cluster__num_nodes=2, env__nemo_gym__num_gpu_nodes=1).devices
     assert "genrm_model" not in roles(shared, "generate")
     assert alone.name == "judges" and roles(alone, "judge") == {"genrm_model"}
+
+
+def test_of_judges_on_generators_gpus_the_one_that_takes_most_is_counted():
+    """As many generators as judges or more: each judge goes to GPUs of its own among them."""
+    second = JUDGE.replace("genrm_model", "judge_model")
+    both = {f"{JUDGE}.gpu_memory_utilization": 0.3, f"{second}.model": "other", f"{second}.backend": "vllm"}
+    (device,) = judged(**both, **{f"{second}.gpu_memory_utilization": 0.4}).devices
+    assert roles(device, "generate") == {"generator", "judge_model", "policy"}
+    one = {"policy__generation__vllm_cfg__tensor_parallel_size": 8}
+    (device,) = judged(**both, **{f"{second}.gpu_memory_utilization": 0.4}, **one).devices
+    assert roles(device, "generate") == {"generator", "judge_model", "genrm_model", "policy"}
 
 
 def test_a_judges_share_holds_a_conversation_as_long_as_it_takes_itself():
@@ -144,6 +155,14 @@ def test_stages_ahead_hold_more_micro_batches():
     (whole,) = memory(policy__megatron_cfg__activation_checkpointing=False, policy__train_micro_batch_size=1).devices
     first, alone = (each.phases["train"]["policy", "activations"] for each in (device, whole))
     assert first == pytest.approx(alone, rel=0.05), f"half of {layers} layers, twice"
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_of_pipeline_stages_the_one_that_takes_most_is_counted(recomputes):
+    """The first has most activations, and the last alone has logprobs, which are more than a few of those."""
+    changes = {"pipeline_model_parallel_size": 2, "activation_checkpointing": recomputes}
+    (device,) = memory(**{f"policy__megatron_cfg__{key}": value for key, value in changes.items()}).devices
+    assert (("policy", "logprobs") in device.phases["train"]) is recomputes
 
 
 def test_no_more_micro_batches_are_in_flight_than_there_are():

@@ -94,6 +94,12 @@ def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
     assert small.rests["cache"] == small.generates["cache"]
     large = policy_generator(shape, settings_of(generation={"max_sequences": 4096}))
     assert "cache" not in large.rests and large.generates["cache"] > 10 * GIB
+    # Generation that goes on meanwhile, and on devices of its own, gives nothing back.
+    for alone in (
+        dataclasses.replace(settings_of(generation={"max_sequences": 4096}), asynchronous=True),
+        settings_of(generation={"max_sequences": 4096, "colocated": {"enabled": False}}),
+    ):
+        assert policy_generator(shape, alone).rests["cache"] > 10 * GIB
 
 
 def test_a_third_of_a_long_cache_exists_twice_while_it_is_widened():
