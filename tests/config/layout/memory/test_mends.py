@@ -10,7 +10,7 @@ import yaml
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.mends import _generation, memory_mends
+from nemotron_steps.config.layout.memory.mends import _generation, _ladders, memory_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.sizes import VLLM
@@ -187,3 +187,11 @@ def test_generators_that_are_cut_over_more_gpus_have_their_experts_cut_with_them
         _generation(MemorySettings.read(values.get), step_memory(MemorySettings.read(values.get), lambda role: None))
     )
     assert [((f"{VLLM}.tensor_parallel_size", n), (f"{VLLM}.expert_parallel_size", n)) for n in (4, 8)] in offered
+
+
+@pytest.mark.parametrize(("chunk", "offered"), [(2048, [1024, 512]), (1024, [512]), (512, [])])
+def test_smaller_chunks_of_logprobs_are_offered_down_to_512(chunk, offered):
+    settings = MemorySettings.read({"policy.logprob_chunk_size": chunk}.get)
+    ladders = list(_ladders(settings, step_memory(settings, lambda role: None), None))
+    found = [dict(step) for ladder in ladders for step in ladder]
+    assert [step["policy.logprob_chunk_size"] for step in found if "policy.logprob_chunk_size" in step] == offered

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from nemotron_steps.config.layout.memory.adapters import held_by_adapters
 from nemotron_steps.config.layout.memory.shape import ModelShape, held
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.models.architecture import Architecture
@@ -52,3 +53,19 @@ def test_ranks_hold_the_model_once():
     # Norms and routers, three more times each.
     layer = 2 * shape.hidden + 2 * shape.head_dim + shape.experts * shape.hidden
     assert replicated == 3 * (48 * layer + shape.hidden)
+
+
+def test_adapters_are_counted_of_what_is_named_and_not_excluded():
+    """Of dimension 4: 36 layers of Qwen3 8B, 18 on a stage of two; Nano's six layers that attend and 23 of Mamba-2."""
+    qkv, proj = 4 * (4096 + 48 * 128), 4 * (4096 + 32 * 128)
+    mlp = 4 * (4096 + 2 * 12288) + 4 * (4096 + 12288)
+
+    def held_of(config, targets, excluded, **layout):
+        return held_by_adapters(ModelShape.read(config), LayoutSizes(**layout), 0, 4, targets, excluded).dense
+
+    assert held_of(QWEN3_8B, (), ()) == 36 * (qkv + proj + mlp)
+    assert held_of(QWEN3_8B, (), ("*.linear_fc1", "linear_fc2")) == 36 * (qkv + proj)
+    assert held_of(QWEN3_8B, ("linear_qkv", "linear_proj"), ("linear_proj",), pipeline=2) == 18 * qkv
+    rows = 2 * 64 * 64 + 2 * 8 * 128 + 64
+    assert held_of(NANO_30B, ("in_proj",), ()) == 23 * 4 * (2688 + rows)
+    assert held_of(NANO_30B, ("linear_qkv",), (), tensor=2) == 6 * 4 * (2688 + (32 + 2 * 2) * 128 // 2)
