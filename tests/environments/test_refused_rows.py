@@ -25,6 +25,8 @@ WITHOUT_TEXT = {"responses_create_params": {"input": [{"role": "user", "content"
         ("inverse_if", {"rubric": [{"id": "1"}]}, "rubric[0].criteria"),
         ("inverse_if", {"rubric": [{"id": "1", "criteria": "c", "weight": -1}]}, "rubric"),
         ("inverse_if", {"rubric": [{"id": "1", "criteria": "c", "weight": 0}]}, "rubric"),
+        ("inverse_if", {"rubric": [{"id": "1", "criteria": "c", "weight": "nan"}]}, "rubric"),
+        ("inverse_if", {"rubric": [{"id": "1", "criteria": "c", "weight": "inf"}]}, "rubric"),
         ("jailbreak_detection", {"adversarial_prompt": "", **WITHOUT_TEXT}, "adversarial_prompt"),
         ("jailbreak_detection", {"response_policy_mapped": "of nobody"}, "response_policy_mapped"),
         ("lc_niah", {"expected_answer": '{"a": 1}'}, "expected_answer"),

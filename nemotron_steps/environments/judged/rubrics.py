@@ -3,6 +3,7 @@ inverse_if."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -50,5 +51,5 @@ def check_rubric(row: Row, key: str) -> None:
         weights = weights_of(rubric)
     except (TypeError, ValueError) as error:
         raise RowError("rubric", "numbers as weights", str(error)) from error
-    if min(weights) < 0 or sum(weights) <= 0:
-        raise RowError("rubric", "weights that are not negative and not all zero", repr(weights))
+    if min(weights) < 0 or sum(weights) <= 0 or not math.isfinite(sum(weights)):
+        raise RowError("rubric", "finite weights that are not negative and not all zero", repr(weights))
