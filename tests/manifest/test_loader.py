@@ -9,6 +9,7 @@ import pytest
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.loader import parse_pipeline, parse_step, parse_types, read_toml
+from nemotron_steps.manifest.pipeline_models import StageCheck
 
 
 def mistakes(tmp_path: Path, text: str) -> list[tuple[int, str, tuple[str, ...]]]:
@@ -230,3 +231,18 @@ def test_a_stage_may_have_one_override_as_a_string(tmp_path: Path) -> None:
     pipeline, problems = parse_pipeline(read_toml(path))
     assert not problems and pipeline is not None
     assert pipeline.stages[0].overrides == ("x=1",)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "holding"),
+    [
+        ({"at_least": 0}, [0, 1, 2, 3]),
+        ({"at_most": 2}, [-1, 0, 1, 2]),
+        ({"at_least": 1, "at_most": 2}, [1, 2]),
+    ],
+)
+def test_a_check_holds_within_its_bounds_and_never_for_what_is_no_number(
+    bounds: dict[str, float], holding: list[int]
+) -> None:
+    check = StageCheck(metric="reward", **bounds)
+    assert [value for value in (-1, 0, 1, 2, 3, float("nan")) if check.holds(value)] == holding

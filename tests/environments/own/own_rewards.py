@@ -36,6 +36,10 @@ def too_few(completions, **kwargs):
     return [1.0]
 
 
+def too_many(completions, **kwargs):
+    return [1.0] * (len(completions) + 1)
+
+
 def a_text(completions, **kwargs):
     return ["good"] * len(completions)
 

@@ -94,6 +94,7 @@ def test_an_answer_that_no_function_judges_has_no_reward() -> None:
     ("function", "told"),
     [
         ("too_few", "gave 1 rewards for 2 completions"),
+        ("too_many", "gave 3 rewards for 2 completions"),
         ("a_text", "gave 'good', which is no number and not None"),
         ("raises", "no such key: gold"),
     ],
