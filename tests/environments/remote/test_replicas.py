@@ -94,6 +94,16 @@ def test_questions_go_to_the_least_loaded_server_and_in_turn() -> None:
         judge.close()
 
 
+def test_a_lost_server_is_asked_last_however_much_the_others_have_to_do() -> None:
+    async def order() -> list[str]:
+        equal = replicas.Replicas(["a", "b", "c"], 4, lambda _: asyncio.sleep(60))
+        first, second, third = equal.all
+        first.lost, second.in_flight, third.in_flight = True, 3, 2
+        return [each.url for each in equal.in_order()]
+
+    assert asyncio.run(order()) == ["c", "b", "a"]
+
+
 def test_a_server_killed_under_its_questions_is_routed_around_and_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
