@@ -165,6 +165,18 @@ def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatc
     assert [r.failure for r in group.rollouts] == [None, None, "environment_lost", None]
 
 
+def test_a_timeout_of_the_environments_own_is_its_failure_and_no_loss():
+    class Slow(Breaks):
+        async def call_tool(self, session, name, arguments):
+            if session.state == "third":
+                raise TimeoutError("the database did not answer in 5 s")
+            return "done"
+
+    group = collect(Slow("", None))
+    assert [r.failure for r in group.rollouts] == [None, None, "call_tool_failed", None]
+    assert "the database did not answer in 5 s" in group.rollouts[2].metadata["message"]
+
+
 def test_nobody_is_asked_to_judge_a_group_of_which_nothing_is_left():
     class Broken(Breaks):
         async def call_tool(self, session, name, arguments):

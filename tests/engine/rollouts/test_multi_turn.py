@@ -148,6 +148,13 @@ def test_a_row_or_its_agent_turns_reasoning_off_for_itself_alone(row):
     assert not any(prompt.rstrip().endswith(closed) for prompt in said_to({})[0])
 
 
+def test_what_a_row_says_of_reasoning_goes_before_its_agent():
+    quiet = Talk(random.Random(0), turns=9)
+    quiet.config = EnvironmentConfig(chat_template_kwargs={"enable_thinking": False})
+    prompts, _ = said_to({"chat_template_kwargs": {"enable_thinking": True}}, quiet)
+    assert prompts == said_to({})[0]
+
+
 def test_template_kwargs_that_are_no_object_fail_their_rollout_alone():
     prompts, rollout = said_to({"chat_template_kwargs": "[1]"})
     assert not prompts and rollout.failure == "prompt_unusable"
