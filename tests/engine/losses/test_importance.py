@@ -87,9 +87,9 @@ def test_lower_bounds_and_types_are_checked() -> None:
 
 
 def test_the_error_of_a_sequence_is_the_mean_over_its_tokens() -> None:
-    p = torch.tensor([[0.0, -1.0, -1.0], [0.0, -1.0, -1.0], [0.0, -1.0, math.inf]])
-    g = torch.tensor([[0.0, -1.1, -0.9], [0.0, -3.0, -1.0], [0.0, -1.0, -1.0]])
-    mask = torch.tensor([[0.0, 1.0, 1.0]] * 3)
+    p = torch.tensor([[0.0, -1.0, -1.0], [0.0, -1.0, -1.0], [0.0, -1.0, math.inf], [0.0, -1.0, math.nan]])
+    g = torch.tensor([[0.0, -1.1, -0.9], [0.0, -3.0, -1.0], [0.0, -1.0, -1.0], [0.0, -1.0, -1.0]])
+    mask = torch.tensor([[0.0, 1.0, 1.0]] * 4)
     error = sequence_logprob_error(p, g, mask).tolist()
     assert error[:2] == pytest.approx([math.exp(0.1), (math.exp(2.0) + 1) / 2])
-    assert error[2] == math.inf
+    assert error[2:] == [math.inf, math.inf]

@@ -42,6 +42,12 @@ def test_a_call_answers_raises_or_is_given_up() -> None:
     assert liveness.call(engine(None), lambda: 5, 60.0) == 5
     with pytest.raises(KeyError):
         liveness.call(engine(None), lambda: {}["x"], 60.0)
+    with pytest.raises(TimeoutError, match="its own"):
+
+        def late() -> None:
+            raise TimeoutError("its own")
+
+        liveness.call(engine(None), late, 0.2)
     never = threading.Event()
     try:
         for llm, seconds, found in ((engine(-9), 60.0, "it ended"), (engine(None), 0.05, "has not answered")):
