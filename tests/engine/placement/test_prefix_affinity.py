@@ -90,6 +90,18 @@ def test_a_cancelled_group_takes_all_that_it_still_has_to_sample_off_its_engines
     assert generator.pending() == 1
 
 
+def test_a_finished_group_leaves_nothing_behind_and_cancelling_it_asks_no_worker(generator):
+    submit(generator, "group", SYSTEM, n=2)
+    for index in (1, 0):
+        finish(generator, "group", [1], index)
+    generator._engines[0].outbox.clear()  # they left long ago; the workers are names, which nobody can ask
+    generator.cancel("group")
+    assert generator.pending() == 0 and not generator._open
+    assert not generator._note(Completion("group", 0, [1], [], FinishReason.STOP, []))
+    submit(generator, "group", SYSTEM)  # the name is free again
+    assert generator.pending() == 1
+
+
 def test_an_engine_that_is_too_busy_gives_a_conversation_away(generator):
     engine = submit(generator, "turn 1", SYSTEM)
     finish(generator, "turn 1", [5])

@@ -1,0 +1,32 @@
+"""Hugging Face folders as they are written and read, of no family's model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemotron_steps.errors import ArtifactError
+from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
+
+
+def test_the_config_names_the_type_of_most_numbers_not_of_most_tensors(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": "none", "torch_dtype": "float32"}))
+    (source / "tokenizer.json").write_text("{}")
+    small = {f"norm{i}": torch.ones(2) for i in range(5)}
+    large = {"w": torch.ones(100, dtype=torch.bfloat16), "counts": torch.ones(1000, dtype=torch.int64)}
+    save_hf_checkpoint(tmp_path / "saved", {**small, **large}.items(), source)
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config == {"model_type": "none", "dtype": "bfloat16"}
+
+
+def test_an_index_that_leaves_its_folder_on_the_way_is_refused(tmp_path: Path) -> None:
+    name = "a/../../b.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(ArtifactError, match="outside its folder") as refused:
+        WeightReader(tmp_path)
+    assert refused.value.found == name
