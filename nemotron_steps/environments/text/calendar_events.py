@@ -129,6 +129,6 @@ def minutes(clock: str) -> int:
         if not 1 <= hour <= 12:
             raise ValueError(f"not a time: {clock!r}")
         hour = hour % 12 + (12 if half == "pm" else 0)
-    if hour > 24 or minute > 59:
+    if hour * 60 + minute > 24 * 60 or minute > 59:  # 24:00 is the end of the day
         raise ValueError(f"not a time: {clock!r}")
     return hour * 60 + minute
