@@ -61,6 +61,8 @@ class _Failed:
     """file:line of the row; empty where it is not known."""
     said: str
     """Traceback or message of the first."""
+    hint: str = ""
+    """How to see it again, where its environment says."""
 
 
 def _failures(group: RolloutGroup, where: str) -> list[_Failed]:
@@ -70,9 +72,10 @@ def _failures(group: RolloutGroup, where: str) -> list[_Failed]:
         if rollout.failure is not None:
             first.setdefault((rollout.environment, rollout.failure), rollout)
             counts[rollout.environment, rollout.failure] += 1
+    told = {key: rollout.metadata for key, rollout in first.items()}
     return [
-        _Failed(*key, count, where, first[key].metadata.get("traceback") or first[key].metadata.get("message") or "")
-        for key, count in counts.items()
+        _Failed(*key, count, where, found.get("traceback") or found.get("message") or "", found.get("hint") or "")
+        for (key, count), found in zip(counts.items(), told.values(), strict=True)
     ]
 
 
@@ -179,7 +182,10 @@ def _nothing_graded(failures: Sequence[_Failed], what: str) -> StepsError:
                 f"the judge does not answer: {what}", found=failed.said or None, hints=["steps doctor"]
             )
     broken = [failed for failed in failures if failed.failure in BROKEN]
-    return _broken(broken, what) if broken else _error(EngineError, failures, what, "steps doctor")
+    if broken:
+        return _broken(broken, what)
+    shown = f"steps env show {failures[0].environment}   # its settings, and what its rows need"
+    return _error(EngineError, failures, what, failures[0].hint or shown)
 
 
 def _broken(failures: Sequence[_Failed], what: str) -> StepsError:

@@ -61,13 +61,15 @@ class Failure:
     name: str
     message: str = ""
     traceback: str = ""
+    hint: str = ""
+    """A command that shows it again."""
 
     @classmethod
     def of(cls, verdict: Verdict) -> Failure:
         """What a failed verdict says."""
         assert verdict.failure is not None, "asked of failed verdicts alone"
-        details = verdict.details
-        return cls(verdict.failure, str(details.get("message") or ""), str(details.get("traceback") or ""))
+        message, trace, hint = (str(verdict.details.get(name) or "") for name in ("message", "traceback", "hint"))
+        return cls(verdict.failure, message, trace, hint)
 
     @property
     def verdict(self) -> Verdict:
@@ -77,7 +79,7 @@ class Failure:
     @property
     def metadata(self) -> dict[str, str]:
         """As `Rollout.metadata` has it."""
-        said = {"message": self.message, "traceback": self.traceback}
+        said = {"message": self.message, "traceback": self.traceback, "hint": self.hint}
         return {name: text for name, text in said.items() if text}
 
 
@@ -126,7 +128,7 @@ class FailureReports:
         for name in names:
             failed = [rollout for rollout in rollouts if rollout.failure == name]
             said = next((r.metadata for r in failed if r.metadata.get("message")), {})
-            failure = Failure(name, said.get("message", ""), said.get("traceback", ""))
+            failure = Failure(name, said.get("message", ""), said.get("traceback", ""), said.get("hint", ""))
             self.tell(prompt, group_id, failed[0].environment, failure, len(failed))
 
     def tell(self, prompt: PromptRow, group_id: str, environment: str, failure: Failure, rollouts: int) -> None:

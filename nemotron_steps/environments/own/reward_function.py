@@ -19,7 +19,9 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 _TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})
 """What TRL gives a function besides: tokens and state of its own trainer."""
+_SHOWN = 200
+"""Characters of a value in a command that calls a function again."""
 _VERL = frozenset({"solution_str", "ground_truth"})
 
 
@@ -114,11 +118,19 @@ class RewardFunctionEnvironment(Environment):
         prompt = columns.pop("prompt", None) or row["responses_create_params"]["input"]
         try:
             given = await asyncio.gather(
-                *(self._pool.call(each.function, prompt, texts, columns) for each in self.config.functions)
+                *(self._called(each.function, prompt, texts, columns) for each in self.config.functions)
             )
-        except CannotJudgeError as error:
-            return [Verdict.failed(error.failure, message=error.message) for _ in responses]
+        except _RewardFailedError as error:
+            hint = _alone(error.function, prompt, texts[:2], columns)
+            return [Verdict.failed(error.failure, message=error.message, hint=hint) for _ in responses]
         return [self._verdict(rewards) for rewards in zip(*given, strict=True)]
+
+    async def _called(self, function: str, *arguments: Any) -> list[float | None]:
+        try:
+            given: list[float | None] = await self._pool.call(function, *arguments)
+        except CannotJudgeError as error:
+            raise _RewardFailedError(function, error) from error
+        return given
 
     def _verdict(self, rewards: tuple[float | None, ...]) -> Verdict:
         """Of one answer."""
@@ -127,6 +139,26 @@ class RewardFunctionEnvironment(Environment):
         if not told:
             return Verdict.failed("no_reward", message="every reward function gave None")
         return Verdict(sum(each.weight * reward for each, reward in pairs if reward is not None), told)
+
+
+class _RewardFailedError(CannotJudgeError):
+    """Which of the functions it was."""
+
+    def __init__(self, function: str, error: CannotJudgeError) -> None:
+        super().__init__(error.failure, f"reward={function}: {error.message}")
+        self.function = function
+
+
+def _alone(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:
+    """The command that calls a function as `call` did; long values are left out."""
+    given = [function, _short(prompt), [_short(each) for each in completions]]
+    given.append({name: _short(value) for name, value in columns.items()})
+    program = f"import json, sys; from {__name__} import call; print(call(*json.loads(sys.argv[1])))"
+    return f"{shlex.join(['python', '-c', program, json.dumps(given, ensure_ascii=False)])}   # the function alone"
+
+
+def _short(value: Any) -> Any:
+    return value if len(json.dumps(value)) <= _SHOWN else "..."
 
 
 def call(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> list[float | None]:

@@ -69,6 +69,16 @@ def test_a_step_without_any_verdict_names_the_reason() -> None:
     refuse_ungraded([SILENT, judged("judge_unavailable", None)])
 
 
+def test_the_hint_is_the_environments_own_or_shows_what_it_needs() -> None:
+    crashed = judged("verifier_crashed", "verifier_crashed", environment="mine")
+    for hint, told in (("python -c ...", "python -c ..."), ("", "steps env show mine   # its settings")):
+        said = {"message": "division by zero", "hint": hint}
+        crashed.rollouts = [replace(rollout, metadata=said) for rollout in crashed.rollouts]
+        with pytest.raises(EngineError, match="no rollout of this step") as caught:
+            refuse_ungraded([crashed])
+        assert any(each.startswith(told) for each in caught.value.hints)
+
+
 @pytest.mark.parametrize("steps_of", [1, 2, 8])
 def test_one_bad_row_never_ends_a_run(steps_of: int) -> None:
     watch = FailureWatch(steps_of, 2, 16)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,7 +105,17 @@ def test_an_answer_that_no_function_judges_has_no_reward() -> None:
 def test_what_is_wrong_with_a_function_is_told_and_is_no_reward(function: str, told: str) -> None:
     for verdict in graded(function, ["2", "3"]):
         assert verdict.reward is None and verdict.failure == "verifier_crashed"
-        assert told in verdict.details["message"]
+        assert told in verdict.details["message"] and f"reward={FILE}:{function}" in verdict.details["message"]
+
+
+def test_a_function_that_fails_comes_with_the_command_that_calls_it_alone() -> None:
+    row = {**TEXT, "key": "it's", "long": "x" * 1000}
+    (verdict,) = graded(["matches", "raises"], ["2"], row)
+    words = shlex.split(verdict.details["hint"], comments=True)
+    assert words[:2] == ["python", "-c"] and len(verdict.details["hint"]) < 400
+    alone = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
+    assert "RuntimeError: no such key: gold" in alone.stderr
+    assert json.loads(words[3])[1:] == ["1 + 1?", ["2"], {"answer": "2", "key": "it's", "long": "..."}]
 
 
 def test_a_function_that_hangs_is_cut_off() -> None:
