@@ -20,6 +20,9 @@ from nemotron_steps.errors import ConfigError
 
 MIB = 1024 * 1024
 PAGE = os.sysconf("SC_PAGE_SIZE")
+CANARY = ".sandbox-probe-"
+"""How the names of files begin that a sandbox may not see: while its probe works they lie in HOME, in the working
+directory and in TMPDIR."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.errors import SandboxError
-from nemotron_steps.sandbox.base import MIB, Limits, Outcome, Sandbox, SandboxResult
+from nemotron_steps.sandbox.base import CANARY, MIB, Limits, Outcome, Sandbox, SandboxResult
 from nemotron_steps.sandbox.seccomp import allowed, architecture, refusals
 from nemotron_steps.sandbox.syscalls import ATTRIBUTES, DANGEROUS, NETWORK, SHARING, calls
 
@@ -128,7 +128,7 @@ def _canary_folders() -> list[Path]:
 
 
 def _canary_file(stack: ExitStack, folder: Path) -> str:
-    path = folder / f".sandbox-probe-{secrets.token_hex(8)}"
+    path = folder / f"{CANARY}{secrets.token_hex(8)}"
     path.write_text("canary")
     stack.callback(path.unlink, missing_ok=True)
     path.chmod(0o644)

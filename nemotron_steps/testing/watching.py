@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.sandbox.base import CANARY
+
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.mkdir": ((0, 2),),
@@ -145,6 +147,8 @@ class Watch:
 
     def _changed(self, path: str) -> None:
         real = os.path.realpath(path)
+        if os.path.basename(real).startswith(CANARY):
+            return  # a sandbox's doing, not its user's; one that stays there is found with all that is left
         if not real.startswith(_NOWHERE) and not _below(real, self._allowed) and real not in self.seen.written:
             self.seen.written.append(real)
 
