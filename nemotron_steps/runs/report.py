@@ -179,7 +179,7 @@ def _result_row(name: str, value: Mapping[str, Any]) -> str:
         kind = "same" if delta == 0 or not way else "good" if (delta < 0) == (way == "lower") else "bad"
         share = f" ({100 * delta / abs(before):+.0f} %)" if before else ""
         change = f'<span class="{kind}">{delta:+.4g}{share}</span>'
-    rest = "  ".join(
+    rest = " · ".join(
         f"{key.replace('_', ' ')} {_value(item)}"
         for key, item in value.items()
         if key not in ("before", "after", "better")
@@ -193,7 +193,7 @@ def _result_row(name: str, value: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return escape("  ".join(f"{key} {number(item)}" for key, item in value.items()))
+        return escape(", ".join(f"{key} {number(item)}" for key, item in value.items()))
     if isinstance(value, list | tuple):
         return escape(", ".join(number(item) for item in value))
     return escape(number(value))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 from nemotron_steps.runs.lines import number, seconds
 
@@ -129,34 +130,42 @@ def plan_graph(nodes: Sequence[Node]) -> str:
 
 
 def _columns(nodes: Sequence[Node]) -> dict[str, int]:
-    """Every step right of those it reads from."""
+    """Every step right of those it reads from, and as near as that allows to the first that reads from it."""
     column: dict[str, int] = {}
     for node in nodes:
         column[node.key] = 1 + max((column[parent] for parent, _ in node.parents if parent in column), default=-1)
+    for node in reversed(nodes):
+        readers = [column[other.key] for other in nodes if any(parent == node.key for parent, _ in other.parents)]
+        column[node.key] = min(readers, default=column[node.key] + 1) - 1
     return column
 
 
 def _sideways(nodes: Sequence[Node], column: Mapping[str, int]) -> str:
-    """Steps as boxes in columns."""
-    rows: dict[int, int] = {}
-    place: dict[str, tuple[float, float]] = {}
-    for node in nodes:
-        index = rows.setdefault(column[node.key], 0)
-        rows[column[node.key]] += 1
-        place[node.key] = (
-            4 + column[node.key] * (_BOX_WIDTH + _GAP_X),
-            4 + index * (_BOX_HEIGHT + _GAP_Y),
-        )
-    width = 8 + (max(rows, default=0) + 1) * (_BOX_WIDTH + _GAP_X) - _GAP_X
-    height = 8 + max(rows.values(), default=1) * (_BOX_HEIGHT + _GAP_Y) - _GAP_Y
+    """Steps as boxes in columns. An edge that passes a column does so below its boxes: behind one it would seem to end
+    there."""
+    rows = dict.fromkeys(range(max(column.values(), default=0) + 1), 0)
+
+    def below(at: int) -> tuple[float, float]:
+        rows[at] += 1
+        return 4 + at * (_BOX_WIDTH + _GAP_X), 4 + (rows[at] - 1) * (_BOX_HEIGHT + _GAP_Y)
+
+    place = {node.key: below(column[node.key]) for node in nodes}
+    lanes: dict[tuple[str, int], tuple[float, float]] = {}
     edges = []
     for node, parent, label in _edges(nodes, place):
-        (start_x, start_y), (end_x, end_y) = place[parent], place[node.key]
-        start_x, start_y, end_y = start_x + _BOX_WIDTH, start_y + _BOX_HEIGHT / 2, end_y + _BOX_HEIGHT / 2
-        middle = (start_x + end_x) / 2
-        path = f"M{start_x},{start_y} C{middle},{start_y} {middle},{end_y} {end_x - 5},{end_y}"
-        edges.append(_edge("wide", path, label))
+        passed = [(parent, at) for at in range(column[parent] + 1, column[node.key])]
+        lanes.update({lane: below(lane[1]) for lane in passed if lane not in lanes})
+        stops = [place[parent], *(lanes[lane] for lane in passed), place[node.key]]
+        path = "M"
+        for (x, y), (next_x, next_y) in pairwise(stops):
+            start_x, start_y, end_y = x + _BOX_WIDTH, y + _BOX_HEIGHT / 2, next_y + _BOX_HEIGHT / 2
+            end_x = next_x - 5 if next_x == place[node.key][0] else next_x
+            middle = (start_x + next_x) / 2
+            path += f"{start_x},{start_y} C{middle},{start_y} {middle},{end_y} {end_x},{end_y} L"
+        edges.append(_edge("wide", path.removesuffix(" L"), label))
     boxes = [_box(node, *place[node.key], _BOX_WIDTH) for node in nodes]
+    width = 8 + len(rows) * (_BOX_WIDTH + _GAP_X) - _GAP_X
+    height = 8 + max(rows.values()) * (_BOX_HEIGHT + _GAP_Y) - _GAP_Y
     return _svg("wide", width, height, edges, boxes)
 
 
@@ -207,7 +216,8 @@ def _svg(name: str, width: float, height: float, edges: Sequence[str], boxes: Se
 
 
 def bars(values: Mapping[str, float]) -> str:
-    """Horizontal bars of seconds, longest first, each with its share of the sum."""
+    """Horizontal bars of seconds, longest first, each with its share of the sum; without those that took none."""
+    values = {name: value for name, value in values.items() if value > 0} or values
     total = sum(values.values()) or 1.0
     longest = max(values.values(), default=1.0) or 1.0
     rows = []
