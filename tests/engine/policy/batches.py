@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from nemotron_steps.config.schema.dpo import DpoTrainConfig
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.engine.losses.dpo import DpoLoss
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import TrainBatch
@@ -41,6 +45,18 @@ def grouped_batch(seed: int = 0, prompts=((20, 3), (33, 3), (5, 1), (7, 1), (12,
         generation_logprobs=(-5.0 + 0.1 * noise) * mask,
         advantages=torch.randn(rows, 1, generator=generator).expand(rows, width) * mask,
     )
+
+
+def paired(batch: TrainBatch) -> TrainBatch:
+    """The rows as chosen and rejected answers in turn: a pair is masked as a whole, and has logprobs to start from."""
+    noise = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(1))
+    sample_mask = batch.sample_mask.view(-1, 2).amin(1).repeat_interleave(2)
+    return replace(batch, sample_mask=sample_mask, reference_logprobs=(-5.0 + noise) * batch.token_mask)
+
+
+def preference_loss() -> DpoLoss:
+    """With a share of the chosen answers' likelihood."""
+    return DpoLoss(DpoTrainConfig(sft_loss_weight=0.1))
 
 
 def policy_config(**changes) -> PolicyConfig:

@@ -29,7 +29,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(steps: int, checkpoint: Path, work: Path, **sft: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run(
+    steps: int, checkpoint: Path, work: Path, megatron: dict[str, Any] | None = None, **sft: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary, and each trained step's metrics."""
     config = SftConfig.model_validate(
         {
@@ -38,7 +40,7 @@ def run(steps: int, checkpoint: Path, work: Path, **sft: Any) -> tuple[dict[str,
                 "precision": "float32",
                 "train_global_batch_size": 4,
                 "train_micro_batch_size": 4,
-                "megatron_cfg": {"optimizer": {"lr": 3e-3}},
+                "megatron_cfg": {"optimizer": {"lr": 3e-3}, **(megatron or {})},
             },
             "checkpointing": {"save_period": 2},
         }

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
-from tests.engine.policy.batches import grouped_batch, rl_loss
+from tests.engine.policy.batches import grouped_batch, paired, preference_loss, rl_loss
 from tests.engine.policy.ranks import config_for, gradients, main
 from tests.engine.policy.routes import some_routes
 
@@ -70,12 +70,18 @@ FSDP = [("dense", "float32"), ("latent", "float32"), ("latent", "bfloat16")]
 RATE = {"moe_router_bias_update_rate": 1e-3}
 
 
-def policy_of(folder: Path, megatron: dict[str, Any], **changes: Any) -> Any:
+def policy_of(folder: Path, megatron: dict[str, Any], loss: Any = None, **changes: Any) -> Any:
     """Balancing, and never clipping."""
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
 
     megatron = {**megatron, **RATE, **ALWAYS.get(folder.name, {})}
-    return MegatronPolicy(config_for(megatron, max_grad_norm=1e9, **changes), folder, rl_loss())
+    return MegatronPolicy(config_for(megatron, max_grad_norm=1e9, **changes), folder, loss or rl_loss())
+
+
+def preference_steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> list[dict[str, float]]:
+    """Metrics of two steps of DPO."""
+    policy = policy_of(folder, megatron, preference_loss(), **changes)
+    return [policy.train_step(paired(grouped_batch(seed))) for seed in range(2)]
 
 
 def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
@@ -143,6 +149,8 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
         policy = policy_of(folders[twin], TWO[twin][after])
         policy.load_checkpoint(str(out / f"{twin}: {before}"))
         results[f"{twin}: {before} → {after}"] = policy.train_step(grouped_batch(2))
+    for name, megatron in TWO["mtp"].items():
+        results[f"{name}, preferences"] = preference_steps(folders["mtp"], megatron, train_micro_batch_size=4)
     for name in ("pipeline", "expert, tensor, sequence"):
         policy = policy_of(folders["mtp"], {**TWO["mtp"][name], "mtp_detach_heads": True})
         results[f"{name}, detached"] = policy.train_step(grouped_batch(0))

@@ -8,14 +8,20 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from nemotron_steps.config.schema.dpo import DpoTrainConfig
 from nemotron_steps.engine.losses.dpo import DpoLoss
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
-from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
+from tests.engine.policy.batches import (
+    grouped_batch,
+    hf_token_logprobs,
+    paired,
+    policy_config,
+    preference_loss,
+    rl_loss,
+)
 from tests.engine.policy.hybrid.test_against_transformers import gradients, hf_gradients
 from tests.models.hybrid_twins import hybrid_model, write_hybrid
 
@@ -116,13 +122,13 @@ class Reference:
         (2, 2, False, rl_loss()),
         (1, 2, True, rl_loss()),
         (1, 3, False, NegativeLogLikelihood()),
-        (1, 2, False, DpoLoss(DpoTrainConfig(sft_loss_weight=0.1))),
+        (1, 2, False, preference_loss()),
     ],
     ids=["one", "two blocks", "repeated, detached", "repeated", "preferences"],
 )
 def test_losses_and_every_gradient_equal_a_plain_reference(blocks, depths, detach, loss, folders, batch):
     if isinstance(loss, DpoLoss):
-        batch = pairs(batch)
+        batch = paired(batch)
     reference = Reference(folders[blocks], blocks, detach=detach)
     own, _ = loss(hf_token_logprobs(reference.model, batch), batch, count_normalizers(batch))
     ahead = reference.losses(batch, depths)
@@ -141,16 +147,6 @@ def test_losses_and_every_gradient_equal_a_plain_reference(blocks, depths, detac
     assert sum(name.startswith("mtp.") for name in ours) == 31 * blocks  # all but the router's bias
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, atol=1e-4 * float(gradient.abs().max()), rtol=1e-4, msg=name)
-
-
-def pairs(batch):
-    """The batch as chosen and rejected answers in turn: a pair is masked as a whole, and has logprobs to start from."""
-    noise = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(1))
-    return dataclasses.replace(
-        batch,
-        sample_mask=batch.sample_mask.view(-1, 2).amin(1).repeat_interleave(2),
-        reference_logprobs=(-5.0 + noise) * batch.token_mask,
-    )
 
 
 def test_a_draft_is_accepted_where_it_is_the_very_token_that_follows(folders, batch):

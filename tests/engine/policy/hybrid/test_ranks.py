@@ -9,7 +9,17 @@ import torch
 from safetensors.torch import load_file
 
 from tests.engine.policy.batches import grouped_batch
-from tests.engine.policy.hybrid.ranks import FOUR, FSDP, PATTERNS, RESHARDED, TWO, fsdp_steps, policy_of, steps
+from tests.engine.policy.hybrid.ranks import (
+    FOUR,
+    FSDP,
+    PATTERNS,
+    RESHARDED,
+    TWO,
+    fsdp_steps,
+    policy_of,
+    preference_steps,
+    steps,
+)
 from tests.engine.policy.ranks import run_ranks
 from tests.models.hybrid_twins import write_hybrid
 
@@ -33,6 +43,12 @@ def expected(folders):
         found, tensors, _ = steps(folder, {})
         results[twin] = found, tensors
     return results
+
+
+@pytest.fixture(scope="module")
+def preferring(folders):
+    """What one process finds of preferences."""
+    return preference_steps(folders["mtp"], {})
 
 
 def run(ranks, folders, out):
@@ -112,6 +128,14 @@ def test_a_checkpoint_continues_in_any_layout(twin, saved, loaded, two_ranks):
     """With the step of the ranks that saved it: those of one process have moved by what rounding does to Adam."""
     found, _ = two_ranks
     assert_same_metrics(found[f"{twin}: {saved} → {loaded}"], found[f"{twin}: {saved} →"])
+
+
+@pytest.mark.parametrize("layout", TWO["mtp"])
+def test_preferences_and_predictions_are_trained_on_two_ranks_as_on_one(layout, two_ranks, preferring):
+    """A pair stays whole, wherever the tokens that its rows read ahead are."""
+    for mine, alone in zip(two_ranks[0][f"{layout}, preferences"], preferring, strict=True):
+        for name in ("loss", "preference_loss", "rewards_margin", "grad_norm", "mtp_1_loss", "mtp_2_loss"):
+            assert mine[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize("layout", ["pipeline", "expert, tensor, sequence"])
