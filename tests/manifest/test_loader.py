@@ -9,6 +9,7 @@ import pytest
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.loader import parse_pipeline, parse_step, parse_types, read_toml
+from nemotron_steps.manifest.models import Parameter
 from nemotron_steps.manifest.pipeline_models import StageCheck
 
 
@@ -246,3 +247,11 @@ def test_a_check_holds_within_its_bounds_and_never_for_what_is_no_number(
 ) -> None:
     check = StageCheck(metric="reward", **bounds)
     assert [value for value in (-1, 0, 1, 2, 3, float("nan")) if check.holds(value)] == holding
+
+
+def test_a_choice_is_neither_another_kind_of_value_nor_the_word_null() -> None:
+    parameter = Parameter(name="a.b", choices=(1, 0.5, "null", "off"))
+    assert [value for value in (1, True, 0.5, None, "null", "off", False, 0) if parameter.allows(value)] == [
+        *(1, 0.5, None, "off")
+    ]
+    assert Parameter(name="a.b").allows(True)

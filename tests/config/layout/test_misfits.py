@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.misfits import _megatron_misfits, judge_misfits, misfits
+from nemotron_steps.config.layout.misfits import _megatron_misfits, judge_misfits, misfits, model_misfits
 from nemotron_steps.config.layout.sizes import JudgeSizes, LayoutSizes, judge_copies
 
 
@@ -52,3 +54,33 @@ def test_judges_fill_an_equal_share_of_their_nodes_each() -> None:
         "24 GPUs for 4 x a, 2 x b"
     ]
     assert judge_copies(LayoutSizes(), judges) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups", "wrong"),
+    [
+        ({"context": 2}, 4, None),
+        ({"context": 8}, 4, None),  # two ranks share a group
+        ({"context": 4, "tensor": 2}, 4, None),
+        ({"context": 4}, 6, "context_parallel_size=4 does not divide Mamba groups of a tensor-parallel rank"),
+        ({"context": 16}, 4, "context_parallel_size=16 does not divide Mamba heads of a tensor-parallel rank"),
+        ({"tensor": 4}, 2, "tensor_model_parallel_size=4 does not divide Mamba heads and their groups"),
+        ({"uses_vllm": True, "generator_width": 4}, 8, None),
+        ({"uses_vllm": True, "generator_width": 4}, 1, None),  # which vLLM repeats
+        ({"uses_vllm": True, "generator_width": 4}, 2, "does not divide groups of Mamba heads (vLLM)"),
+        ({"uses_vllm": True, "generator_width": 16}, 1, "does not divide Mamba heads (vLLM)"),
+    ],
+)
+def test_mamba_is_cut_by_heads_and_groups_of_them(layout: dict[str, Any], groups: int, wrong: str | None) -> None:
+    model = ModelFacts("nemotron_h", mamba_heads=24 if groups == 6 else 8, mamba_groups=groups)
+    found = [misfit.what for misfit in model_misfits(LayoutSizes(samples=True, **layout), model)]
+    assert len(found) == (wrong is not None) and all(wrong in what for what in found if wrong is not None)
+
+
+@pytest.mark.parametrize(("shared", "wrong"), [(None, True), (6, True), (8, False)])
+def test_a_model_that_does_not_share_keys_and_values_has_as_many_heads_of_them(shared: int | None, wrong: bool) -> None:
+    counted = {} if shared is None else {"num_key_value_heads": shared}
+    model = ModelFacts.from_attributes({"model_type": "llama", "num_attention_heads": 6, **counted})
+    assert model is not None
+    found = [misfit.what for misfit in model_misfits(LayoutSizes(dtensor=True, tensor=4), model)]
+    assert found == (["tensor_parallel_size=4 does not divide key-value heads"] if wrong else [])
