@@ -38,6 +38,9 @@ from nemotron_steps.config.redaction import mask, note_variables, redact, redact
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
 
 Count = Annotated[PositiveInt, Field(strict=True)]
+VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+Text = Annotated[StrictStr, Field(pattern=r"^[^\x00]*$")]
+"""What a process can be given: without the character that ends a text there."""
 
 
 MIRRORS: Mapping[str, type[Table]] = {
@@ -61,8 +64,8 @@ class Profile(Table):
     extends: StrictStr | None = None
     nodes: Count = 1
     gpus_per_node: Annotated[int, Field(strict=True, ge=0)] | None = None
-    env_vars: dict[StrictStr, StrictStr] = Field(default_factory=dict)
-    setup_lines: tuple[StrictStr, ...] = ()
+    env_vars: dict[VariableName, Text] = Field(default_factory=dict)
+    setup_lines: tuple[Text, ...] = ()
     """Shell lines run before the job."""
 
     @property

@@ -117,6 +117,21 @@ def test_values_read_the_environment_and_say_which_variable_is_missing(write, mo
     assert caught.value.where.endswith("env.toml:2") and caught.value.hints == ("export SITE_SECRET=...",)
 
 
+@pytest.mark.parametrize("name", ["", "A=B", "A B", "A;true", "1A", "A\\n"])
+def test_a_variable_has_a_name_that_every_shell_exports(write, name):
+    write(f'[a]\nenv_vars = {{"{name}" = "x"}}\n')
+    with pytest.raises(ConfigError, match="env_vars") as caught:
+        load_environment().profile("a", profile_model)
+    assert caught.value.where.endswith("env.toml:2")
+
+
+@pytest.mark.parametrize("key", ['env_vars = {A = "x\\u0000"}', 'setup_lines = ["x\\u0000"]'])
+def test_what_no_process_can_be_given_is_refused(write, key):
+    write(f"[a]\n{key}\n")
+    with pytest.raises(ConfigError, match="is wrong"):
+        load_environment().profile("a", profile_model)
+
+
 def test_public_profiles_names_of_keys_and_tables_are_read(write):
     write(
         '[artifacts]\nbackend = "file"\n[cli]\ntheme = "x"\n[cache]\ngit_dir = "/x"\n'

@@ -17,7 +17,7 @@ from pydantic import Field, StrictBool, StrictStr
 
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.config.mirrors import Table
-from nemotron_steps.config.profiles import Profile
+from nemotron_steps.config.profiles import Profile, VariableName
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
@@ -67,7 +67,7 @@ class DGXCloudProfile(Profile):
     """An image of a registry that the cluster reaches."""
     pvcs: tuple[VolumeClaim, ...] = ()
     """One must hold the home."""
-    secret_vars: dict[StrictStr, SecretKey] = Field(default_factory=dict)
+    secret_vars: dict[VariableName, SecretKey] = Field(default_factory=dict)
     """Variable → where its value is kept."""
     image_pull_secrets: tuple[StrictStr, ...] = ()
     """Names of the cluster's secrets that the registry asks for."""

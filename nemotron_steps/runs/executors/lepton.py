@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, StrictStr
 
-from nemotron_steps.config.profiles import Count, Profile
+from nemotron_steps.config.profiles import Count, Profile, VariableName
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError, first_line
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
@@ -39,7 +39,7 @@ class LeptonProfile(Profile):
     """The dedicated node group to work in, by its name."""
     mounts: tuple[dict[str, str], ...] = ()
     """Tables with `path`, `mount_path` and `from`, as Lepton has them. One must hold the home."""
-    secret_vars: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    secret_vars: dict[VariableName, StrictStr] = Field(default_factory=dict)
     """Variable → name of a secret that the workspace keeps."""
     image_pull_secrets: tuple[StrictStr, ...] = ()
     """Names of the workspace's secrets that the registry asks for."""
