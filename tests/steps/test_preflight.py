@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
@@ -50,6 +51,17 @@ def test_low_effort_for_an_environment_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match="no environment of that name") as caught:
         preflight.check(RlConfig.model_validate({"grpo": {"low_effort": low_effort}}), {"prompts": None})
     assert caught.value.hints[0] == "grpo.low_effort.environments=[math_with_judge,mcqa]"
+
+
+@pytest.mark.parametrize("named", [
+    {"default_teacher_alias": "mth"}, {"teacher_model_by_agent_name": {"agent": "mth"}},
+    {"non_colocated_teachers": {"enabled": True, "teacher_overrides": {"mth": {"precision": "bfloat16"}}}},
+])  # fmt: skip
+def test_a_teacher_that_is_not_there_is_told_before_its_prompts_and_policy_are_made(named):
+    config = OpdConfig.model_validate({"on_policy_distillation": named, "cluster": {"backend": "ray"}})
+    with pytest.raises(ConfigError, match="no teacher 'mth'"):
+        preflight.check(config, {"prompts": None, "policy": None, "teachers.math": None})
+    preflight.check(config, {"prompts": None, "policy": None, "teachers.mth": None})
 
 
 def test_gpus_are_asked_for_where_there_are_any(tmp_path, monkeypatch):

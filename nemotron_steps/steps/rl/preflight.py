@@ -13,7 +13,13 @@ from nemotron_steps.config.layout.processes import refuse_rl_without_ray
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.build.rows import asks_for_validation, check_run_rows, prompt_stream, read_data
+from nemotron_steps.engine.build.rows import (
+    asks_for_validation,
+    check_run_rows,
+    prompt_stream,
+    read_data,
+    teacher_choice,
+)
 from nemotron_steps.environments.own.reward_function import load
 from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
@@ -28,12 +34,13 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     load_reward_functions(config)
     refuse_without_gpus(config.cluster)
     refuse_idle_validation(config, inputs)
+    if isinstance(config, OpdConfig):
+        config = _with_teachers(config, inputs)
+        teacher_choice(config)
     if any(inputs.get(port, ...) is None for port in ("prompts", "validation")):
         return  # whatever the config names gives way to what an earlier step will make
     if "policy" in inputs and inputs["policy"] is None:
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"checkpoint": None})})
-    if isinstance(config, OpdConfig):
-        config = _with_teachers(config, inputs)
     rows = read_data(config)
     check_run_rows(config, rows)
     prompt_stream(config, rows.train)
