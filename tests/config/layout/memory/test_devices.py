@@ -57,6 +57,7 @@ def test_colocated_parts_share_a_gpu_and_take_turns():
     assert device.name == "trains and generates" and list(device.phases) == ["generate", "train"]
     assert ("policy", "gradients") not in device.phases["generate"]
     assert ("generator", "cache") not in device.phases["train"]  # vLLM sleeps
+    assert [phase for phase, lines in device.phases.items() if ("generator", "asleep") in lines] == ["train"]
     assert device.peak == max(device.total("generate"), device.total("train"))
 
 

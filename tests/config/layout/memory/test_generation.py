@@ -92,12 +92,15 @@ def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
     shape = ModelShape.read(QWEN3_8B)
     small = policy_generator(shape, settings_of())
     assert small.rests["cache"] == small.generates["cache"]
-    large = policy_generator(shape, settings_of(generation={"max_sequences": 4096}))
+    assert small.generates["logits"] == ROWS * QWEN3_8B["vocab_size"] * 4 * 4  # as they are, and three float32 of them
+    large_settings = settings_of(generation={"max_sequences": 4096})
+    large = policy_generator(shape, large_settings)
     assert "cache" not in large.rests and large.generates["cache"] > 10 * GIB
-    # Generation that goes on meanwhile, and on devices of its own, gives nothing back.
+    # Generation that goes on meanwhile, on devices of its own, or on CPU gives nothing back.
     for alone in (
-        dataclasses.replace(settings_of(generation={"max_sequences": 4096}), asynchronous=True),
+        dataclasses.replace(large_settings, asynchronous=True),
         settings_of(generation={"max_sequences": 4096, "colocated": {"enabled": False}}),
+        dataclasses.replace(large_settings, sizes=dataclasses.replace(large_settings.sizes, gpus_per_node=0)),
     ):
         assert policy_generator(shape, alone).rests["cache"] > 10 * GIB
 

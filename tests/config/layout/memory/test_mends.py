@@ -10,7 +10,7 @@ import yaml
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.mends import _generation, _ladders, memory_mends
+from nemotron_steps.config.layout.memory.mends import _generation, _ladders, _more_gpus, memory_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.sizes import VLLM
@@ -189,9 +189,23 @@ def test_generators_that_are_cut_over_more_gpus_have_their_experts_cut_with_them
     assert [((f"{VLLM}.tensor_parallel_size", n), (f"{VLLM}.expert_parallel_size", n)) for n in (4, 8)] in offered
 
 
+def test_more_nodes_are_multiples_of_those_that_there_are():
+    values = {"cluster.backend": "ray", "cluster.gpus_per_node": 8, "cluster.num_nodes": 3}
+    *_, nodes = _more_gpus(MemorySettings.read(values.get), None)
+    assert nodes == [(("cluster.num_nodes", count),) for count in (6, 12, 24)]
+
+
 @pytest.mark.parametrize(("chunk", "offered"), [(2048, [1024, 512]), (1024, [512]), (512, [])])
 def test_smaller_chunks_of_logprobs_are_offered_down_to_512(chunk, offered):
     settings = MemorySettings.read({"policy.logprob_chunk_size": chunk}.get)
     ladders = list(_ladders(settings, step_memory(settings, lambda role: None), None))
     found = [dict(step) for ladder in ladders for step in ladder]
     assert [step["policy.logprob_chunk_size"] for step in found if "policy.logprob_chunk_size" in step] == offered
+
+
+@pytest.mark.parametrize(("offloads", "share", "offered"), [(False, 1.0, True), (True, 0.5, True), (True, 1.0, False)])
+def test_moments_in_host_memory_are_offered_where_some_are_not_there_yet(offloads, share, offered):
+    keys = {"optimizer_cpu_offload": offloads, "optimizer_offload_fraction": share}
+    settings = MemorySettings.read({f"policy.megatron_cfg.optimizer.{key}": each for key, each in keys.items()}.get)
+    ladders = list(_ladders(settings, step_memory(settings, lambda role: None), None))
+    assert any(key.endswith("optimizer_offload_fraction") for ladder in ladders for key in dict(ladder[0])) is offered
