@@ -122,6 +122,9 @@ def test_a_teacher_with_gpus_of_its_own_has_the_layout_and_rows_of_its_own():
     lines, whole = first.phases["teach"], beside.phases["teach"]
     assert lines["teacher", "weights"] == pytest.approx(whole["teacher", "weights"] / 2, rel=1e-3)
     assert ("policy", "weights") not in lines
+    # Of two rows of 2048 answers: a chunk's logits on two ranks, twice in float32, states, and 64 tokens each.
+    logits, states, scores = 1024 * 151936 // 2 * (2 + 2 * 4), 2 * 4096 * 4096 * 2, 4096 * (4 + 64 * 8)
+    assert lines["teacher", "logprobs"] == logits + states + scores
     fewer = memory(**own, **{f"{apart}.default_teacher_cfg.micro_batch_size": 1}).devices[1].phases["teach"]
     assert fewer["teacher", "activations"] == pytest.approx(lines["teacher", "activations"] / 2, rel=1e-3)
 
