@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.config.schema.rl import GrpoConfig
+from nemotron_steps.config.schema.rl import GrpoConfig, HeldoutConfig
 from nemotron_steps.engine import reporting
 from nemotron_steps.engine.grpo import loop
 from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
 from nemotron_steps.engine.grpo.loop import StepRecord
 from nemotron_steps.engine.reporting import PhaseTimer
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.types import RolloutGroup
+from nemotron_steps.engine.types import RolloutGroup, SamplingParams
 from tests.engine.engine_samples import random_batch, rollout
 
 
@@ -88,6 +89,39 @@ def test_the_best_and_the_worst_graded_answer_are_shown(rewards: list[Any], show
     loop._report_sample(run, [RolloutGroup("g", 0, rollouts, 0), RolloutGroup("h", 1, [], 0)])
     assert [(sample["which"], sample["reward"]) for sample in run.reporter.samples] == shown
     assert all(sample["step"] == 3 and sample["response"] == "fine" for sample in run.reporter.samples)
+
+
+@pytest.mark.parametrize(("max_prompts", "asked"), [(None, 3), (2, 2)])
+def test_heldout_prompts_are_graded_as_their_own_settings_say(max_prompts: int | None, asked: int) -> None:
+    calls: list[dict[str, Any]] = []
+
+    class Collector:
+        params = SamplingParams(max_new_tokens=7, temperature=0.9)
+
+        def environment_named(self, name: str) -> str:
+            return f"the {name}"
+
+        async def collect(self, prompts: Any, **settings: Any) -> list[RolloutGroup]:
+            calls.append({"prompts": len(prompts), **settings})
+            return [RolloutGroup("a", 0, [rollout("a", reward=0.5)], 0)]
+
+    run = a_run(4)
+    run.collector = Collector()
+    run.config.heldout = HeldoutConfig(
+        environment="rule", max_prompts=max_prompts, samples_per_prompt=3, temperature=0.25
+    )
+    rows = [PromptRow(n, {}, f"f:{n}") for n in range(3)]
+    assert asyncio.run(loop.evaluate_heldout(run, rows, "after")).reward == 0.5
+    assert calls == [
+        {
+            "prompts": asked,
+            "group_ids": [f"heldout/after/{n}" for n in range(asked)],
+            "num_generations": 3,
+            "environment": "the rule",
+            "params": SamplingParams(max_new_tokens=7, temperature=0.25),
+        }
+    ]
+    assert run.reporter.events[0][1]["label"] == "after"
 
 
 def test_a_mean_leaves_out_what_is_no_number() -> None:

@@ -132,7 +132,7 @@ def test_the_overlong_penalty_looks_at_the_length_of_the_first_answer() -> None:
     config = grpo(normalize_rewards=False, use_leave_one_out_baseline=False, reward_shaping=shaping)
     several = group("a", [0, 0, 0, 0])
     # First answers of 2, 3, 4 and 0 tokens: -0, -.25, -.5, and nothing said; what follows does not count.
-    for row, turns in enumerate([[(2, 4), (4, 6)], [(2, 5)], [(2, 6)], []]):
+    for row, turns in enumerate([[(2, 4), (5, 6), (7, 13)], [(2, 5), (6, 7)], [(2, 6)], []]):
         several.rollouts[row] = replace(several.rollouts[row], turns=turns, metadata={"turn_texts": ["x"] * len(turns)})
     prepared = prepare([several, TWO[1]], config)
     assert prepared.graded.rewards[:4].tolist() == pytest.approx([0.0, -0.25, -0.5, 0.0])

@@ -65,11 +65,13 @@ def test_many_rows_take_little_memory(tmp_path):
     assert held < 40 * 30_000
 
 
-def test_a_file_changed_during_the_run_is_told(tmp_path):
+@pytest.mark.parametrize(("rows", "time"), [(4, 9), (3, 1), (4, 1)], ids=["size", "time", "both"])
+def test_a_file_changed_during_the_run_is_told(tmp_path, rows, time):
     file = write(tmp_path / "a.jsonl", 3)
-    rows = read_rows(file)
-    write(file, 4)
-    os.utime(file, (1, 1))
+    os.utime(file, (9, 9))
+    count, rows = rows, read_rows(file)
+    write(file, count)
+    os.utime(file, (time, time))
     for use in (lambda: rows[0], lambda: list(rows)):
         with pytest.raises(DataError, match="changed"):
             use()

@@ -57,6 +57,16 @@ def test_a_dapo_question_has_the_templates_words_in_place_of_its_own(filler: Pla
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "question"), [("a", "a"), ("a\n\nb", "a\n\nb"), ("a\n\nb\n\nc", "b"), ("a\n\nb\n\nc\n\nd", "b\n\nc")]
+)
+def test_a_dapo_prompt_too_short_for_instructions_is_all_question(text: str, question: str, tmp_path: Path):
+    rows = [{"prompt": [{"role": "user", "content": text}], "reward_model": {"ground_truth": "1"}}]
+    source = str(write_lines(tmp_path / "dapo.jsonl", rows))
+    filler = PlaceholderFiller(Placeholders({"dapo": source}, None, str(tmp_path / "tables")))
+    assert filler.fill(row("dapo", 0, None), "f:1")["question"] == question
+
+
 def test_a_skywork_question_goes_into_its_template_and_its_answer_out_of_its_list(filler: PlaceholderFiller):
     given = row("x_skywork_no_omni", 2, "Q: {question} A:", responses_create_params={"temperature": 1, "input": []})
     filled = filler.fill(given, "f:1")

@@ -70,6 +70,24 @@ def test_a_table_of_a_spreadsheet_is_read_whatever_its_cells_hold(name: str, del
     assert run(files(str(tmp_path / name))).rows() == rows
 
 
+@pytest.mark.parametrize("cells", ["1", "1,2,3"])
+def test_a_line_with_too_few_or_too_many_cells_is_named(cells: str, run: Run, tmp_path: Path):
+    (tmp_path / "t.csv").write_text(f"first,second\n1,2\n{cells}\n")
+    with pytest.raises(DataError, match="another number of columns than the header") as caught:
+        run(files(str(tmp_path / "t.csv")))
+    assert (caught.value.where, caught.value.expected) == (f"{tmp_path}/t.csv:3", "2 columns")
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_saved])
+@pytest.mark.parametrize("size", [1, 19])
+def test_rows_of_columnar_files_are_read_in_pieces_without_losing_any(
+    write: Callable[..., Any], size: int, run: Run, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr(formats, "_BATCH", size)
+    write(tmp_path / "given", ROWS)
+    assert run(files(str(tmp_path / "given"))).rows() == ROWS
+
+
 def test_a_json_file_beside_rows_is_none_of_them_and_alone_it_is_the_list(tmp_path: Path):
     (tmp_path / "info.json").write_text(json.dumps(ROWS[:2]))
     assert [file.name for file in files(str(tmp_path)).files] == ["info.json"]
