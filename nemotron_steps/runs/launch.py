@@ -190,10 +190,12 @@ def cancel(store: ArtifactStore, info: RunInfo) -> None:
     if not info.job:
         raise RequestError(f"run '{info.id}' was not submitted to an executor", hints=(f"steps status {info.id}",))
     executor = find_executor(info.executor)
-    queued = executor.status(info.job).state is JobState.PENDING
+    before = executor.status(info.job).state
     executor.cancel(info.job)
+    if before is JobState.RUNNING:
+        return
     until = time.monotonic() + _CANCEL_S
-    while queued and not executor.status(info.job).state.over and time.monotonic() < until:
+    while before is JobState.PENDING and not executor.status(info.job).state.over and time.monotonic() < until:
         time.sleep(_POLL_S)
     job_status(store, refresh(store, info))
 
