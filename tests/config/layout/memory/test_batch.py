@@ -36,6 +36,7 @@ def test_a_prompt_that_rows_share_is_read_once_and_not_trained_on(budget, micro_
     batch = BatchArithmetic.of(settings_of(**{section: cut}))
     assert (batch.micro_batches, batch.tokens, batch.trained) == (micro_batches, tokens, trained)
     assert (batch.rows, batch.updates, batch.budget) == (8, 1, True)
+    assert batch.micro_rows == tokens * 8 // (2 * PROMPT + 8 * ANSWER)
 
 
 @pytest.mark.parametrize(("rows", "micro_batches", "prompts"), [(1, 8, 1), (4, 2, 1), (6, 2, 2), (64, 1, 2)])
@@ -44,6 +45,10 @@ def test_rows_of_a_group_share_its_prompt_where_rows_cut_the_batch(rows, micro_b
     cut = min(rows, 8)
     assert (batch.micro_batches, batch.micro_rows, batch.budget) == (micro_batches, cut, False)
     assert (batch.tokens, batch.trained) == (prompts * PROMPT + cut * ANSWER, cut * ANSWER)
+
+
+def test_a_step_has_an_update_for_every_whole_batch_of_its_rollouts():
+    assert [BatchArithmetic.of(settings_of(train_global_batch_size=size)).updates for size in (8, 4, 1)] == [1, 2, 8]
 
 
 def test_a_length_that_grows_is_counted_as_long_as_it_gets():

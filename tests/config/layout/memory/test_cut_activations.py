@@ -14,6 +14,8 @@ from nemotron_steps.config.layout.memory.activations import (
     kept_to_recompute,
     workspace,
 )
+from nemotron_steps.config.layout.memory.batch import BatchArithmetic
+from nemotron_steps.config.layout.memory.policy import forward_bytes
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from tests.config.layout.memory.shapes import NANO_30B, QWEN3_8B, QWEN3_30B_A3B, SUPER_120B
@@ -88,3 +90,15 @@ def test_the_scan_of_mamba_needs_its_scores_of_so_many_tokens_at_most():
     wide = 2 * mamba.channels * 4 + mamba.rows * 2 + 2 * shape.hidden * 2
     for tokens, scores in ((1000, 1000 * 64 * 128), (10_000, SCAN_SCORES)):
         assert workspace(shape, "M", settings, tokens) == pytest.approx(wide * tokens + 3 * scores * 4)
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_a_forward_pass_alone_has_one_layers_tensors_and_the_states_around_it(context):
+    shape = shape_of(QWEN3_8B)
+    lengths = {"policy.max_total_sequence_length": 1024, "policy.train_global_batch_size": 8}
+    settings = settings_of(1, **lengths, **{"policy.megatron_cfg.context_parallel_size": context})
+    batch = BatchArithmetic.of(settings, logprobs=True)
+    assert batch is not None
+    per_token = 4 * shape.hidden * 2 + kept(shape, "*-", settings).per_token
+    assert batch.tokens == context * 1024  # of eight rows over eight ranks, or over four pairs
+    assert forward_bytes(shape, settings, 0, batch) == pytest.approx(per_token * 1024)

@@ -212,3 +212,6 @@ def test_the_logits_of_a_comparison_are_predicted(topk, zero):
     ]
     more = chunks[1].trains["logprobs"] - chunks[0].trains["logprobs"]
     assert more == 256 * QWEN3_8B["vocab_size"] * 16
+    # Beside them the output layer's gradient, and states of 2048 answers, of which two stay for the backward pass.
+    beside = QWEN3_8B["vocab_size"] * 4096 * (4 + 2 * 2) + (3 + 2) * 2048 * 4096 * 2
+    assert chunks[0].trains["logprobs"] - more == beside
