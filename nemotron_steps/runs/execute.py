@@ -379,7 +379,8 @@ class _Run:
     def _journal_failure(self, planned: PlannedStep, error: StepsError) -> None:
         signals = self.recorder.signals(planned.key)
         found = advice.hints_for_failure(error, signals, planned.manifest, planned.config)
-        error.hints = (*error.hints, *(hint.render() for hint in found))
+        hints = (*error.hints, *(hint.render() for hint in found))
+        error.hints = tuple(advice.of_its_own(hint, planned, self.plan) for hint in hints)
         try:
             self.recorder.tracker(planned.key).record(
                 "step_failed", error=error.to_dict(), traceback=traceback_text(error), row=row_at(error.where)

@@ -8,15 +8,18 @@ can be pasted, worked out from the run's own config.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nemotron_steps.errors import JudgeUnavailableError, StepFailedError, StepsError
 from nemotron_steps.manifest.models import ErrorHint, StepManifest, Strategy
+from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.runs.lines import signal_text
 
 _CODE = re.compile(r"E\d{3}")
+_OVERRIDES = re.compile(r"[~+]{0,2}[A-Za-z_][\w.]*=")
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|cannot allocate memory", re.IGNORECASE)
 
 
@@ -73,6 +76,32 @@ def hints_for_failure(
         if _matches(entry, error)
     ]
     return [*found, *hints_for_signals([*signals, *_signals_of(error, signals)], manifest, config)]
+
+
+def of_its_own(hint: str, planned: PlannedStep, plan: Plan) -> str:
+    """A hint for a step that the plan put there: overrides become a command for that step alone, since behind the one
+    that was typed they would be for the steps that it names. Any other hint is as it was."""
+    text, _, comment = hint.partition("   # ")
+    reader = _reader(planned, plan)
+    given = [f"{port}={source.ref}" for port, source in planned.inputs.items() if isinstance(source, SuppliedInput)]
+    if not _OVERRIDES.match(text) or reader is None or len(given) < len(planned.inputs):
+        return hint
+    config = [] if planned.config_name == "default" else ["-c", planned.config_name]
+    words = ["steps", "run", planned.step_id, *config, *(word for each in given for word in ("--input", each))]
+    then = f"then --input {reader}" + (f" ({comment})" if comment else "")
+    return f"{shlex.join(words)} {text}   # {then}"
+
+
+def _reader(planned: PlannedStep, plan: Plan) -> str | None:
+    """`PORT=NAME` by which the step that was asked for takes what an inserted one made; None where there is none."""
+    if not planned.inserted:
+        return None
+    for key in plan.goals:
+        for port, source in plan.step(key).inputs.items():
+            if isinstance(source, StepOutput) and source.step_key == planned.key:
+                target = port if len(plan.goals) == 1 else f"{key}.{port}"
+                return f"{target}={planned.step_id}/{source.port}"
+    return None
 
 
 def hints_for_signals(signals: Sequence[Signal], manifest: StepManifest, config: Mapping[str, Any]) -> list[Hint]:

@@ -312,6 +312,14 @@ FAULTS = (
         setup=on.together(on.model(), on.files({"rows.jsonl": '{"label": 2, "text": "1 + 1?"}\n'}), REWARDS),
     ),
     Fault(
+        "a table without a column that is known as a prompt",
+        "run rl/nemo_rl/rlvr -c cpu --input policy=model --input prompts=rows.csv reward=rewards.py:score",
+        "E410",
+        "steps run data_prep/import_prompts --input dataset=rows.csv prompt_column=text"
+        "   # then --input prompts=data_prep/import_prompts/prompts",
+        setup=on.together(on.model(), on.files({"rows.csv": "label,text\n2,1 + 1?\n"}), REWARDS),
+    ),
+    Fault(
         "rows that nothing grades",
         f"plan rl/nemo_rl/rlvr -c cpu {OWN}",
         "E304",
