@@ -46,7 +46,7 @@ class Workbench:
 
     def __init__(self, home: str | None = None, *, in_job: bool = False) -> None:
         self._home = home
-        self._in_job = in_job
+        self.in_job = in_job
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], StepConfig] = {}
 
     @cached_property
@@ -273,7 +273,7 @@ class Workbench:
 
     def profile(self, name: str | None) -> Profile | None:
         """An env.toml profile by name, as its executor reads it; None for no name, and in a job."""
-        if name is None or self._in_job:
+        if name is None or self.in_job:
             return None
         from nemotron_steps.config.profiles import load_environment
         from nemotron_steps.runs.executors.base import profile_model
@@ -300,7 +300,7 @@ class Workbench:
         if named is None and not any(file.is_file() for file in environment_files()):
             return None
         # A job is told of the file that its submitter has; a pod or a cloud machine sees its volumes alone.
-        if self._in_job and named and not Path(named).expanduser().is_file():
+        if self.in_job and named and not Path(named).expanduser().is_file():
             return None
         from nemotron_steps.config.profiles import load_environment
 

@@ -144,6 +144,7 @@ def _execute(
         request=asked.to_dict(),
         mirrored=bench.mirrors(),
         ends_process=ends_process,
+        takes_over=not bench.in_job,
     )
 
 

@@ -87,6 +87,7 @@ def execute(
     request: Mapping[str, Any] | None = None,
     mirrored: MirrorSettings | None = None,
     ends_process: bool = True,
+    takes_over: bool = False,
 ) -> RunResult:
     """Run every step of a plan that is not already done.
 
@@ -100,6 +101,7 @@ def execute(
         request: what was asked, kept redacted in run.json; `resume` by id alone needs it.
         mirrored: where metrics and artifacts are mirrored.
         ends_process: whether a second Ctrl-C does; else it is another KeyboardInterrupt (`interruptible`).
+        takes_over: this process is no executor's job, and one that the run had before has no more to do with it.
 
     Raises:
         StepsError: the first step that failed, with hints; InterruptedRunError on Ctrl-C or SIGTERM. The run folder
@@ -122,6 +124,8 @@ def execute(
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
             try:
+                if takes_over:
+                    recorder.info = folder.forget_job(recorder.info)
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
                 for mirror in mirrors(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
                     open_mirrors.append(mirror)

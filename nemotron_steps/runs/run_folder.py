@@ -178,6 +178,11 @@ class RunFolder:
         write_atomic(self.path / RUN_FILE, to_json_bytes(plain(info.to_dict())))
         return info
 
+    def forget_job(self, info: RunInfo) -> RunInfo:
+        """Leave no executor's job to ask about the run, or to cancel."""
+        (self.path / JOB_FILE).unlink(missing_ok=True)
+        return self.update(info, executor="local", job="")
+
     def publish(self) -> None:
         """Copy the folder to a home that is elsewhere; nothing to do for a local one."""
         self._store.backend.upload(self.path, f"runs/{self.id}")

@@ -91,6 +91,22 @@ def test_a_resumed_run_goes_to_the_profile_named_now(cli: Cli, queue: list[base.
     assert [launch.profile.nodes for launch in queue] == [1, 4, 1, 4]
 
 
+def test_a_run_that_goes_on_in_this_process_has_no_job_any_more(
+    cli: Cli, queue: list[base.Launch], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (workplace / "env.toml").open("a") as file:
+        file.write("[here]\n")
+    run = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--json").json["run"]
+    monkeypatch.setenv(JOB_VARIABLE, run)
+    assert cli("run", "--resume", run, "--json").code == 0
+    (kept,) = cli("runs", "--json").json
+    assert (kept["status"], kept["executor"], kept["job"]) == ("done", "open", "job-1")
+    monkeypatch.delenv(JOB_VARIABLE)
+    assert cli("run", "--resume", run, "-r", "here", "--json").code == 0
+    (own,) = cli("runs", "--json").json
+    assert (own["status"], own["executor"], own["job"]) == ("done", "local", "")
+
+
 def test_a_job_that_somebody_waits_for_is_followed_to_its_end(cli: Cli, queue: list[base.Launch]) -> None:
     ended = cli("run", "toy/train", "-c", "tiny", "-r", "there")
     assert ended.code != 0 and [launch.attached for launch in queue] == [True]
