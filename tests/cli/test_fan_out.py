@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import statistics
+from types import SimpleNamespace
 
 import pytest
 
+from nemotron_steps.cli.fan_out import pipeline_axes
+from nemotron_steps.cli.instances import InstancesSeen
+from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.resolver.plan import Instance
 from tests.cli.test_pipelines import COMPARE
 
 STAGES = """
@@ -220,3 +226,36 @@ def test_a_table_that_fans_out_over_nothing_is_refused_when_it_is_read(table, sa
     (seeds / "manifests" / "seeds.toml").write_text(STAGES.replace('{ "seed" = [7, 8, 9] }', table))
     wrong = cli("plan", "seeds")
     assert wrong.code == 2 and said in wrong.err
+
+
+@pytest.mark.parametrize("value", ["it's", "a, b", "x=1", "${x}", "", 1, 0.5, True, -3])
+def test_a_value_of_a_pipeline_file_arrives_as_it_is(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (axis,) = pipeline_axes([], {"train": {"key": [value]}}, lambda stage, key: True)
+    read = OverridesParser.create().parse_override(f"key={axis.values[0]}").value()
+    assert (str(read), type(read) is bool) == (str(value), type(value) is bool)
+
+
+def test_only_instances_that_were_made_are_averaged():
+    kinds = ("step_finished", "step_cached", "step_started", "step_failed")
+    steps = [
+        SimpleNamespace(key=f"train-{seed}", instance=Instance("train", {"seed": str(seed)}))
+        for seed in range(len(kinds) + 1)
+    ]
+    seen = InstancesSeen(SimpleNamespace(steps=steps))
+    for step, kind in zip(steps, kinds, strict=False):
+        reward = {"reward": float(kinds.index(kind))}
+        seen({"kind": "summary", "step": step.key, "values": reward})
+        seen({"kind": kind, "step": step.key, "seconds": 2.0, "error": {"what": "it broke\nthere"}})
+    terminal = Terminal(io.StringIO(), color=False, width=None)
+    seen.show(terminal)
+    lines = [line.split() for line in terminal.stream.getvalue().splitlines()]
+    assert [" ".join(line) for line in lines if line and line[0].startswith("train-")] == [
+        "train-0 ran 2.0 s",
+        "train-1 cached",
+        "train-2 interrupted",
+        "train-3 failed it broke",
+        "train-4 not begun",
+    ]
+    assert "0.5 ± 0.7071" in terminal.stream.getvalue()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.cli.watch import _samples, sparkline
+from nemotron_steps.cli.watch import _pace, _samples, sparkline
 from nemotron_steps.runs.follow import Follower, StepSeen
 from nemotron_steps.runs.run_folder import get_run
 from tests.cli.conftest import Cli
@@ -203,3 +203,11 @@ def test_a_sample_is_shown_with_its_reward_and_no_more_of_a_long_text_than_its_b
         *("", "  best, step 3  reward 1", "    prompt  2 + 2?", f"  response  {words[:400]}"),
         *("", "  latest, step ?", "  response  �[2J"),
     ]
+
+
+def test_what_is_left_is_what_is_not_done_yet_at_the_pace_of_late() -> None:
+    seen = StepSeen(index=4)
+    seen.times.extend([(2, 100.0), (4, 120.0)])
+    assert _pace(seen, 10) == "step 4/10  10.0 s a step  1 min 00 s left"
+    assert _pace(seen, 4) == "step 4/4  10.0 s a step" and _pace(seen, None) == "step 4  10.0 s a step"
+    assert _pace(StepSeen(), 10) == "" and _pace(StepSeen(index=1), 10) == "step 1/10"

@@ -86,7 +86,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         there, here = tmp_path / "there" / ".steps" / "runs" / "r1", tmp_path / "here" / "r1"
         for folder, log in ((there, "one\ntwo\n"), (here, "one\n")):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / "log.txt").write_text(log)
         Commands("login", folder=str(tmp_path / "there")).fetch(here)
         return here
@@ -98,6 +98,21 @@ def test_a_log_that_grows_while_it_is_fetched_is_no_refusal(fetched: Callable[[s
     here = fetched("echo 'tar: ./log.txt: file changed as we read it' >&2; exit 1")
     assert (here / "log.txt").read_text() == "one\ntwo\n"
     assert [path.name for path in here.iterdir()] == ["log.txt"]
+
+
+def test_locks_halves_of_files_and_the_jobs_name_are_each_machines_own(
+    fetched: Callable[[str], Path], tmp_path: Path
+) -> None:
+    there = tmp_path / "there/.steps/runs/r1"
+    (there / "deeper").mkdir(parents=True)
+    for name in ("lock", "submit.lock", ".run.json.tmp", "job.json", "slurm-1.txt", "deeper/log.txt"):
+        (there / name).write_text("of the other machine")
+    here = tmp_path / "here/r1"
+    here.mkdir(parents=True)
+    (here / "job.json").write_text("of this one")
+    fetched("exit 0")
+    assert sorted(path.name for path in here.iterdir()) == ["job.json", "log.txt", "slurm-1.txt"]
+    assert (here / "job.json").read_text() == "of this one"
 
 
 def test_a_file_that_goes_while_the_folder_is_fetched_is_left_out(
