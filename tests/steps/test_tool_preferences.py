@@ -140,6 +140,31 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def test_no_value_of_a_validation_row_is_borrowed_for_training(tmp_path):
+    """Each row has a city of its own, so that a borrowed one says where it is from."""
+    tool = {"type": "function", "name": "visit", "parameters": {"properties": {"city": {"type": "string"}}}}
+    cities = [f"{letter}ville" for letter in "bcdfghjklmnpqrstvwxz"]
+    rows = [
+        {
+            "responses_create_params": {"input": [{"role": "user", "content": f"Go to {city}."}], "tools": [tool]},
+            "expected_action": {"type": "function_call", "name": "visit", "arguments": json.dumps({"city": city})},
+        }
+        for city in cities
+    ]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, _, _ = prepare(
+        tmp_path, jsonl={"path": str(source)}, rows={"validation": 15}, hallucinations=["made_up_value"]
+    )
+
+    def named(side: str, split: str) -> set[str]:
+        return {pair[side]["tool_calls"][0]["function"]["arguments"]["city"] for pair in found[split]}
+
+    assert len(named("chosen", "train")) == 5 and len(named("chosen", "validation")) == 15
+    assert not named("rejected", "train") & named("chosen", "validation")
+    assert named("rejected", "validation") & named("chosen", "train")
+
+
 def test_rows_of_one_conversation_stay_together(tmp_path):
     rows = [recorded_row(conversation, step) for conversation in range(8) for step in range(2)]
     file = write_rows(tmp_path / "rows.jsonl", rows)

@@ -62,6 +62,14 @@ class TestReasoningControl:
             given[r["id"]] for r in made if r not in stripped and r not in cut
         ]
 
+    def test_shares_that_add_up_to_one_leave_no_chat_as_it_is(self, tmp_path: Path):
+        made = chats(
+            tmp_path,
+            [thinking(n) for n in range(40)],
+            reasoning={"strip_share": 0.5, "truncate_share": 0.5, "budgets": [4]},
+        )
+        assert all(("chat_template_kwargs" in row) != ("reasoning_budget" in row) for row in made)
+
     def test_chats_without_reasoning_and_short_ones_stay(self, tmp_path: Path):
         plain = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
         assert chats(tmp_path, [plain] * 9, reasoning={"strip_share": 1.0}) == [plain] * 9

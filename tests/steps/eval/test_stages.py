@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from nemotron_steps.config.schema.eval import StagesEvalConfig
 from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.eval.stages import run
+from nemotron_steps.steps.eval.stages import _heldout, run
 from tests.models.checkpoints import write_checkpoint
 
 ROW = {
@@ -78,6 +79,29 @@ def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model):
     assert [r["description"] for r in records if r["kind"] == "progress"] == ["grading second"]
     (summary,) = [record["values"] for record in records if record["kind"] == "summary"]
     assert summary["largest_standard_error"] == 0.01  # one prompt has none
+
+
+def test_the_reports_reward_is_the_last_models_mean_over_the_sets(tmp_path):
+    sets = {name: prompts(tmp_path / name, heldout=1) for name in ("one", "other")}
+    context, _ = context_of(tmp_path, {"first": "a", "second": "b"}, sets)
+    for number, rewards in enumerate(((0.0, 0.1), (0.5, 1.0))):
+        kept = {name: {"reward": r, "standard_error": 0.0} for name, r in zip(sets, rewards, strict=True)}
+        (context.work / f"{number}.json").write_text(json.dumps(kept))
+    run(context)
+    assert context.outputs["report"].attributes["reward"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("splits", "graded"),
+    [
+        ({"validation": 2, "heldout": 3}, 3),
+        ({"val-split": 2, "heldout": 3}, 3),
+        ({"val-split": 2}, 2),
+        ({"train-split": 4, "validation": 2}, 2),
+    ],
+)
+def test_held_out_rows_are_graded_and_validation_rows_only_where_there_are_none(splits, graded, tmp_path):
+    assert len(_heldout("own", Path(prompts(tmp_path / "own", **splits)))) == graded
 
 
 def test_what_cannot_be_evaluated_is_refused_before_any_model_is_read(tmp_path):
