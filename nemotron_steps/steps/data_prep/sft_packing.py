@@ -20,14 +20,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from nemotron_steps.artifacts.checkpoints import chat_template_digest, tokenizer_digest
+from nemotron_steps.artifacts.checkpoints import chat_template_digest, listing, tokenizer_digest
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
 from nemotron_steps.artifacts.rows import Row, chat_row, read_rows, shown_fields
 from nemotron_steps.config.schema.sft_packing import PackingConfig, SftPackingConfig
 from nemotron_steps.engine.batches.packing import pack
 from nemotron_steps.engine.supervised.chat_tokens import encode_chat
 from nemotron_steps.engine.supervised.packed_rows import row_of
-from nemotron_steps.errors import ConfigError, DataError, show_line
+from nemotron_steps.errors import ConfigError, DataError, fetch_again, show_line
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
@@ -79,7 +79,7 @@ def fingerprint(values: Mapping[str, Any]) -> list[Any]:
 
 
 def tokenizer_folder(config: SftPackingConfig) -> Path:
-    """The folder of the tokenizer that the config names."""
+    """The folder of the tokenizer that the config names. ConfigError if it names none, or there is none."""
     named = config.packing.tokenizer or config.data.tokenizer
     if named is None:
         raise ConfigError(
@@ -88,7 +88,16 @@ def tokenizer_folder(config: SftPackingConfig) -> Path:
             expected="the folder of the model's tokenizer, or of its checkpoint",
             hints=("packing.tokenizer=PATH",),
         )
-    return hf_folder(named)
+    folder = hf_folder(named)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ConfigError(
+            "there is no tokenizer to pack with",
+            where="packing.tokenizer" if config.packing.tokenizer is not None else "data.tokenizer",
+            expected="a folder with tokenizer.json",
+            found=f"{named}, which {f'has {listing(folder)}' if folder.exists() else 'is no folder here'}",
+            hints=("packing.tokenizer=PATH", *fetch_again(Path(named))),
+        )
+    return folder
 
 
 def encode(context: StepContext[SftPackingConfig], tokenizer: Path) -> Path:

@@ -165,6 +165,11 @@ def test_a_broken_chat_is_named_and_nothing_to_pack_says_why(chats: Path, tmp_pa
             config_of(chats, data={"train": {"data_path": str(file)}, "tokenizer": str(chats / "tokenizer")}), tmp_path
         )
     assert caught.value.where == f"{file}:1 field messages"
+    given = {"train": {"data_path": str(file)}, "tokenizer": str(chats / "tokenizer")}
+    with pytest.raises(ConfigError, match="no tokenizer to pack with") as caught:
+        packed(config_of(chats, data=given, packing={"tokenizer": "ORG/NAME"}), tmp_path)
+    assert (caught.value.where, caught.value.found) == ("packing.tokenizer", "ORG/NAME, which is no folder here")
+    assert caught.value.hints[0] == "packing.tokenizer=PATH"
     with pytest.raises(ConfigError, match="which tokenizer"):
         packed(config_of(chats, data={"train": {"data_path": str(file)}}), tmp_path)
 
