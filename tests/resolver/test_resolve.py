@@ -12,6 +12,8 @@ from nemotron_steps.manifest.models import Consumes, Produces, StepManifest, Ste
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import SuppliedInput
+from nemotron_steps.resolver.references import with_references
+from nemotron_steps.resolver.request import StepConfig
 from nemotron_steps.resolver.resolve import _check_inputs
 from tests.resolver.conftest import STEPS, TYPES
 from tests.resolver.worlds import World, problems, types_of, wiring, world_of
@@ -67,6 +69,26 @@ type = "report"
     plan = world.plan("retoken", "use", inputs={"retoken.model": "hf"})
     assert wiring(plan)["use"] == {"model": "retoken.out"}
     assert [code for code, _ in problems(world, "use", inputs={"model": "hf"})] == ["E304"]
+
+
+@pytest.mark.parametrize(("keys", "told"), [(("train", "val"), []), (("train",), []), (("val",), ["data.val"])])
+def test_a_reference_feeds_an_input_at_its_first_key_alone(
+    world: World, keys: tuple[str, ...], told: list[str]
+) -> None:
+    written = {key: "art\0prompts:latest\0path" if key in keys else None for key in ("train", "val")}
+    config, found = with_references(world.registry.step("rlhf"), StepConfig({"data": written}), "rlhf")
+    assert [problem.what for problem in found] == [
+        f"'{key}' of rlhf names an artifact, and no input is fed at that key" for key in told
+    ]
+    assert told or config.values["data"] == {"train": "prompts:latest", "val": None}
+
+
+def test_a_placeholder_at_an_optional_inputs_key_has_to_be_filled_in_where_nothing_feeds_it(tmp_path: Path) -> None:
+    world = world_of(tmp_path, TYPES, {"prep": "source:rows? -> chats"})
+    world.configs["prep", None] = {"source": {"path": "/path/to/rows"}}
+    world.artifacts["rows"] = SuppliedInput("rows", "rows")
+    assert problems(world, "prep") == [("E307", "'source.path' of prep still has to be filled in")]
+    assert wiring(world.plan("prep", inputs={"source": "rows"})) == {"prep": {"source": "rows"}}
 
 
 def test_the_same_artifact_is_converted_once(world: World) -> None:

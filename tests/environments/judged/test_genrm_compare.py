@@ -78,6 +78,15 @@ def test_number_of_judge_calls(scripted: Any, row: dict[str, Any], strategy: str
     assert len(judge.calls) == calls
 
 
+def test_the_bonus_for_the_shortest_answer_passes_over_one_that_says_nothing(
+    scripted: Any, row: dict[str, Any]
+) -> None:
+    environment = build(scripted(constant), answer_bonus=1.0, top_percentile=1.0)
+    verdicts = judge_group(environment, row, [Response(text) for text in ("...", "eleven", "seven")])
+    assert [verdict.components["answer_bonus"] for verdict in verdicts] == [0.0, 0.0, 1.0]
+    assert [verdict.reward for verdict in verdicts] == [3.0, 3.0, 4.0]
+
+
 def test_unparseable_replies_are_retried_then_default(scripted: Any, row: dict[str, Any]) -> None:
     judge = scripted(lambda messages: "no idea")
     verdicts = judge_group(build(judge), row, [Response("7"), Response("11")])
