@@ -253,6 +253,14 @@ class TestBadRows:
         refused = [event["fields"] for event in events if event.get("name") == "row_refused"]
         assert [fields["where"] for fields in refused] == [f"{tmp_path}/mine.jsonl:5 field answer"]
 
+    def test_of_many_bad_rows_some_are_told_and_the_others_counted(self, tmp_path: Path):
+        text = self.lines(*(gym_row(i, **({"answer": 5} if i % 2 else {})) for i in range(30)))
+        self.run(tmp_path, text, max_refused_share=0.5)
+        events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+        assert sum(event.get("name") == "row_refused" for event in events) == 10
+        (rest,) = [event["fields"] for event in events if event.get("name") == "rows_refused"]
+        assert rest["more"] == 5 and len(read(Path(rest["file"]))) == 15
+
     def test_more_bad_rows_than_tolerated_stop_the_step(self, tmp_path: Path):
         text = self.lines(gym_row(0), gym_row(1, answer=5), gym_row(2, answer=6))
         with pytest.raises(DataError, match="2 of 3 rows cannot be used") as caught:

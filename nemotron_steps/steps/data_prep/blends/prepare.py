@@ -32,8 +32,8 @@ ACCOUNTING = "accounting.json"
 REFUSALS = "refusals.ndjson"
 FEW = 0.5
 """Share of unusable rows up to which leaving them out is offered: above, it is the file that is not what was meant."""
-_TOLD = 100
-"""Refused rows that are reported as events; the file of refusals has them all."""
+_TOLD = 10
+"""Refused rows that are reported as events, one by one; the file of refusals has them all."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,8 @@ def _shards(
 
 def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) -> None:
     """The refused rows of every shard in one file, lines counted from the beginning of their files."""
-    if not any(shard.accounts.num_refused for each in data_sets for shard in each.shards):
+    refused = sum(shard.accounts.num_refused for each in data_sets for shard in each.shards)
+    if not refused:
         return
     told = 0
     with path.open("w", encoding="utf-8") as out:
@@ -209,6 +210,8 @@ def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) 
                             place = f"{shard.task.part.file.path}:{record['line']}"
                             field = f" field {record['field']}" if record["field"] else ""
                             tracker.event("row_refused", where=place + field, reason=record["reason"])
+    if refused > told:
+        tracker.event("rows_refused", more=refused - told, file=str(path))
 
 
 def _offsets(shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
