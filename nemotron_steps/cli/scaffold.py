@@ -18,6 +18,7 @@ from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.cli.summary import shown_path
 from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError
 from nemotron_steps.manifest.index import load_index
 
@@ -129,11 +130,15 @@ def _asked(words: list[str]) -> tuple[str, str]:
         return "step", words[0]
     if len(words) == 2 and words[0] in KINDS:
         return words[0], words[1]
+    meant = nearest(words[0], KINDS) if words else ()
+    names = {kind: "_".join(words[1:]) or f"acme_{kind}" for kind in meant[:1]}
+    if "step" in names or not names:
+        names = {"step": "acme/filter_prompts", **({} if names else {"environment": "acme_lookup"})}
     raise UsageError(
         "say what to write, and its name",
         expected=f"steps new [{'|'.join(KINDS)}] NAME",
         found=" ".join(words),
-        hints=("steps new step acme/filter_prompts", "steps new environment acme_lookup"),
+        hints=tuple(f"steps new {kind} {name}" for kind, name in names.items()),
     )
 
 

@@ -106,6 +106,21 @@ def test_a_name_that_is_taken_or_malformed_is_refused(cli):
     assert unknown.code == 2 and "steps new environment acme_lookup" in unknown.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (("type",), "steps new type acme_type"),
+        (("enviroment", "acme_x"), "steps new environment acme_x"),
+        (("executor", "my", "queue"), "steps new executor my_queue"),
+        (("filter", "prompts"), "steps new step acme/filter_prompts"),
+    ],
+)
+def test_the_hint_is_what_was_meant(cli, workplace: Path, typed: tuple[str, ...], hint: str):
+    refused = cli("new", *typed, "--json")
+    assert refused.code == 2 and refused.json["error"]["hints"][0] == hint
+    assert cli(*hint.split()[1:]).code == 0
+
+
 def test_an_entry_point_of_another_thing_is_not_replaced():
     text = with_entry_point('[project]\nname = "x"\n', "group", "a", "x:A")
     assert with_entry_point(text, "group", "a", "x:A") == text
