@@ -22,6 +22,7 @@ from tests.containers import image
 
 ENGINES = ("docker", "podman")
 _DAEMON_SECONDS = 60
+_ROOM_BYTES = 2 << 30
 _STORAGE = """\
 [storage]
 driver = "overlay"
@@ -69,7 +70,7 @@ def started(files: Mapping[str, str]) -> Iterator[Engines]:
     """
     with ExitStack() as stack:
         # Not pytest's folder: a socket's path may have a hundred characters.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-", dir=_place())))
         tar = folder / "image.tar"
         (folder / "repository").mkdir()
         image.make(tar, image.commit(folder / "repository", files))
@@ -91,6 +92,13 @@ def started(files: Mapping[str, str]) -> Iterator[Engines]:
             engines.call(engine, "run", "--rm", "--network", "none", *ulimits, engines.image, "true")
         tar.unlink()
         yield engines
+
+
+def _place() -> str | None:
+    """Memory where there is enough of it: to unpack and remove thousands of files takes a disk seconds."""
+    shared = "/dev/shm"
+    free = shutil.disk_usage(shared).free if os.access(shared, os.W_OK) else 0
+    return shared if free > _ROOM_BYTES else None
 
 
 def _configure_podman(engines: Engines, folder: Path, imported: list[str]) -> None:
