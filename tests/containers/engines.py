@@ -71,6 +71,7 @@ def started(files: Mapping[str, str]) -> Iterator[Engines]:
     with ExitStack() as stack:
         # Not pytest's folder: a socket's path may have a hundred characters.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-", dir=_place())))
+        stack.callback(_unmount, folder)
         tar = folder / "image.tar"
         (folder / "repository").mkdir()
         image.make(tar, image.commit(folder / "repository", files))
@@ -85,7 +86,6 @@ def started(files: Mapping[str, str]) -> Iterator[Engines]:
         changes = [word for change in image.CHANGES for word in ("--change", change)]
         stack.callback(engines.call, "docker", "rmi", "--force", engines.image, check=False)
         engines.call("docker", "import", *changes, str(tar), engines.image)
-        stack.callback(_unmount, folder)
         _configure_podman(engines, folder, [*changes, str(tar)])
         for engine in ENGINES:
             ulimits = podman_ulimits() if engine == "podman" else []
@@ -143,7 +143,7 @@ def _daemon(folder: Path) -> Iterator[str]:
 
 
 def _unmount(folder: Path) -> None:
-    """What Podman has mounted below the folder and leaves so."""
+    """What the engines have mounted below the folder and leave so."""
     mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    for path in sorted((path for path in mounted if path.startswith(f"{folder}/podman/")), reverse=True):
+    for path in sorted((path for path in mounted if path.startswith(f"{folder}/")), reverse=True):
         subprocess.run(["umount", "--lazy", path], check=False)

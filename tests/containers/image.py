@@ -41,6 +41,8 @@ _FILES = {
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
 }
 _UNUSED = {"site-packages", "dist-packages", "test", "idlelib", "tkinter", "ensurepip", "lib2to3", "turtledemo"}
+_OF_WHEELS = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libgcc_s.so.1", "libstdc++.so.6")
+"""Libraries beside libc that compiled packages load, for containers that are shown this machine's."""
 _DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
@@ -88,6 +90,8 @@ def _libraries(files: Iterable[str]) -> dict[str, str]:
     """Place in the image → shared library, of all that these load."""
     found = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False).stdout
     paths = set(re.findall(r"(/\S+) \(0x", found))
+    (folder,) = {Path(path).parent for path in paths if path.endswith("/libc.so.6")}
+    paths |= {str(folder / name) for name in _OF_WHEELS if (folder / name).exists()}
     return {_inside(Path(path)): path for path in sorted(paths)}
 
 

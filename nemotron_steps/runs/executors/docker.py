@@ -19,6 +19,7 @@ from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
+from nemotron_steps.sandbox.ulimits import podman_ulimits
 
 _PULL_SECONDS = 3600
 _ANSWER_SECONDS = 60
@@ -34,7 +35,7 @@ class DockerProfile(Profile):
     engine: Literal["docker", "podman"] = "docker"
     """What starts the container."""
     mounts: tuple[StrictStr, ...] = ()
-    """HOST:CONTAINER pairs. The home and the working folder are mounted anyway."""
+    """HOST:CONTAINER pairs. The home and the working folder are mounted anyway, unless one is a CONTAINER here."""
     shm_size: StrictStr = "16g"
     """Shared memory, which workers exchange tensors through."""
 
@@ -69,7 +70,10 @@ class DockerExecutor:
         if out_of_memory == "true":
             return JobStatus(JobState.OUT_OF_MEMORY, f"exit code {code}")
         over = JobState.DONE if code == "0" else JobState.LOST if code == str(_MEMORY_KILL) else JobState.FAILED
-        return JobStatus(over, f"exit code {code}")
+        # Nothing but the engine keeps what was written before the run could say anything.
+        return JobStatus(
+            over, f"exit code {code}" + (f"; see: {engine} logs {name}" if over is JobState.FAILED else "")
+        )
 
     def cancel(self, job: str) -> None:
         """See Executor."""
@@ -83,16 +87,20 @@ def run_command(launch: Launch, name: str) -> list[str]:
     profile = launch.profile
     assert isinstance(profile, DockerProfile)  # profile_model is what the profile was read with
     variables = launch.variables
-    mounts = [*profile.mounts, *(f"{path}:{path}" for path in (launch.home, launch.working_dir))]
+    told = {mount.split(":")[1] for mount in profile.mounts if ":" in mount}
+    own = dict.fromkeys(str(path) for path in (launch.home, launch.working_dir))
+    mounts = [*profile.mounts, *(f"{path}:{path}" for path in own if path not in told)]
     if ENVIRONMENT_VARIABLE in variables:
         mounts.append(f"{variables[ENVIRONMENT_VARIABLE]}:{variables[ENVIRONMENT_VARIABLE]}:ro")
     words = [profile.engine, "run", "--detach", "--init", "--name", name, "--network", "host"]
+    # Podman's own default may be above what this process may grant.
+    words += podman_ulimits() if profile.engine == "podman" else []
     words += ["--shm-size", profile.shm_size, "--workdir", str(launch.working_dir)]
     words += ["--pull", "always" if launch.force_squash else "missing"]
     if profile.gpus_per_node:
         every = {"docker": ["--gpus", str(profile.gpus_per_node)], "podman": ["--device", "nvidia.com/gpu=all"]}
         words += every[profile.engine]
-    words += [word for mount in dict.fromkeys(mounts) for word in ("--volume", mount)]
+    words += [word for mount in mounts for word in ("--volume", mount)]
     words += [word for variable in variables for word in ("--env", variable)]
     script = "\n".join([*profile.setup_lines, "exec " + shlex.join(launch.command(in_container=True))])
     return [*words, profile.container_image, "bash", "-c", script]
