@@ -1,6 +1,6 @@
 """Held-out gain of the tiny RLHF and RLVR steps over the policy each starts from, several seeds, graded by rule.
 
-    python -m tests.benchmarks.bench_tiny_rl [--home DIR] [--seeds 42 43 44] [--config tiny_hybrid]
+    python -m tests.benchmarks.bench_tiny_rl [--home DIR] [--seeds 42 43 44] [--config tiny tiny_hybrid]
 
 The last line is JSON.
 
@@ -41,25 +41,34 @@ def run_step(step: str, config: str, seed: int, home: Path) -> dict:
     return {**summaries[-1], "seconds": seconds}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", type=Path, default=Path(".steps"))
-    parser.add_argument("--config", default="tiny")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
-    arguments = parser.parse_args()
+def measure(config: str, seeds: list[int], home: Path) -> dict[str, dict]:
+    """Every step of one config: what it gains, and the seconds that a run takes."""
     results = {}
-    print(f"{'step':18} {'before':>11} {'after, mean':>12} {'spread':>8} {'gain':>7}   seeds")
     for step in STEPS:
-        runs = [run_step(step, arguments.config, seed, arguments.home) for seed in arguments.seeds]
+        runs = [run_step(step, config, seed, home) for seed in seeds]
         before = [run["heldout_reward"]["before"] for run in runs]
         after = [run["heldout_reward"]["after"] for run in runs]
         spread = statistics.stdev(after) if len(after) > 1 else 0.0
         gain = statistics.mean(after) - statistics.mean(before)
+        seconds = statistics.median(
+            run["seconds"] for run in runs
+        )  # the first one may make what the others find cached
         print(
-            f"{step:18} {statistics.mean(before):11.3f} {statistics.mean(after):12.3f} {spread:8.3f} {gain:7.3f}   "
-            + " ".join(f"{value:.3f}" for value in after)
+            f"{step + ' -c ' + config:34} {statistics.mean(before):11.3f} {statistics.mean(after):12.3f} {spread:8.3f} "
+            f"{gain:7.3f} {seconds:9.1f}   " + " ".join(f"{value:.3f}" for value in after)
         )
         results[step] = {"before": before, "after": after, "spread": spread, "gain": gain, "runs": runs}
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", type=Path, default=Path(".steps"))
+    parser.add_argument("--config", nargs="+", default=["tiny"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
+    arguments = parser.parse_args()
+    print(f"{'step':34} {'before':>11} {'after, mean':>12} {'spread':>8} {'gain':>7} {'s a run':>9}   seeds")
+    results = {config: measure(config, arguments.seeds, arguments.home) for config in arguments.config}
     print(json.dumps(results))
 
 
