@@ -87,9 +87,10 @@ def _wrong_parts(port: Consumes, config: StepConfig, key: str, here: dict[str, R
 
 
 def _fits(reference: Reference, inside: str) -> bool:
-    """Whether a reference's field is the part of an artifact that a key is bound to."""
-    splits = [each.removesuffix(".jsonl") for each in inside.split("|")] if inside.endswith(".jsonl") else []
-    return reference.field == "path" or _SPLITS.get(reference.field, reference.field) in splits
+    """Whether a reference's field is the part of an artifact that a key is bound to. Of `A.jsonl|B.jsonl` that is A:
+    where an artifact has both, B is not what the key would get."""
+    split = inside.partition("|")[0].removesuffix(".jsonl") if inside.endswith(".jsonl") else None
+    return reference.field == "path" or _SPLITS.get(reference.field, reference.field) == split
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

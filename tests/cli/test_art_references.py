@@ -86,3 +86,17 @@ def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path
     result = cli("plan", "rl/nemo_rl/rlvr", "-c", "mine.yaml")
     assert result.code == 2
     assert "the config names several artifacts for the input 'prompts'" in result.err
+
+
+def test_prompts_to_validate_on_are_an_artifacts_validation_split_where_it_has_one(cli: Cli, workplace: Path) -> None:
+    folder = workplace / "rows"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").write_text(json.dumps(ROW) + "\n")
+    assert cli("artifacts", "add", str(folder), "--type", "rl_prompts", "--name", "rows").code == 0
+    planned = [
+        cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", f"data.validation.data_path=${{art:rows{split}}}")
+        for split in ("", ",val", ",train")
+    ]
+    assert [result.code for result in planned] == [0, 0, 2]
+    assert "data.validation.data_path='${art:rows:latest}'" in planned[2].err
