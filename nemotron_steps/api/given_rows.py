@@ -122,7 +122,8 @@ def _line(row: Any, number: int, argument: str) -> bytes:
             hints=[f'{argument}=[{{**row, "prompt": row["{name}"]}} for row in {argument}]' for name in texts[:2]],
         )
     cells = {str(name): _cell(value, f"{argument}, row {number}, column {name}") for name, value in row.items()}
-    return json.dumps(cells, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    # A text may hold half of a surrogate pair, which JSON has as an escape.
+    return json.dumps(cells, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _cell(value: Any, where: str) -> Any:

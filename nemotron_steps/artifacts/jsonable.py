@@ -16,17 +16,26 @@ def as_float(value: Any) -> float | None:
 
 
 def plain(value: Any) -> Any:
-    """`value` as strict JSON: NaN and infinities become strings, numpy and torch scalars become numbers."""
-    if isinstance(value, bool | int | str) or value is None:
+    """`value` as strict JSON in UTF-8: NaN and infinities become strings, numpy and torch scalars become numbers.
+
+    Half of a surrogate pair, which a server's JSON may hold as an escape, becomes a question mark.
+    """
+    if isinstance(value, bool | int) or value is None:
         return value
+    if isinstance(value, str):
+        return _encodable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {_encodable(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "size", None) is not None:
         shape = getattr(value, "shape", ())
         return plain(item()) if math.prod(shape) == 1 else plain(value.tolist())
-    return str(value)
+    return _encodable(str(value))
+
+
+def _encodable(text: str) -> str:
+    return text if text.isascii() else text.encode(errors="replace").decode()

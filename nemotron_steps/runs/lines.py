@@ -32,7 +32,7 @@ class RunLog(logging.Handler):
     def __init__(self, path: Path, redact: Callable[[str], str]) -> None:
         super().__init__(logging.INFO)
         self.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
         self._redact = redact
 
     def __call__(self, record: Record) -> None:

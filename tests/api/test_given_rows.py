@@ -105,3 +105,9 @@ def test_what_holds_no_rows_is_refused_and_leaves_nothing(dataset: Any, told: st
         data_reference(dataset, tmp_path)
     assert told in str(raised.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_half_of_a_character_is_written_as_json_has_it(tmp_path: Path) -> None:
+    half = json.loads(r'"a \ud83d"')
+    (line,) = Path(data_reference([{"prompt": half}], tmp_path)).read_text("utf-8").splitlines()
+    assert json.loads(line) == {"prompt": half}

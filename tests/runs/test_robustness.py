@@ -26,8 +26,10 @@ from nemotron_steps.artifacts.backend import LocalBackend
 from nemotron_steps.artifacts.files import as_storage_error
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StorageError
+from nemotron_steps.runs.lines import RunLog
 from nemotron_steps.runs.locks import hold, is_held, read_holder
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
+from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.runs.work import WorkFolder
 from tests.runs import runner_toy_plan
 from tests.runs.runner_toy_plan import run
@@ -377,3 +379,18 @@ def test_partial_line_of_a_kill_does_not_spoil_the_journal(tmp_path: Path) -> No
     metrics = read_events(store, result.id, "metrics")
     assert [m["index"] for m in metrics] == [*range(1, 11), *range(1, 13)]
     assert json.loads((result.folder / "run.json").read_text())["status"] == "done"
+
+
+def test_half_of_a_character_in_what_a_server_said_does_not_end_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log = RunLog(folder / "log.txt", lambda text: text)
+    tracker = Tracker("toy", folder, listener=log)
+    half = json.loads(r'"judged \ud83d"')
+    tracker.sample({"prompt": "ü", "judge": [{"verdict": half}]})
+    tracker.event("rollout_failed", message=half, **{half: 1})
+    log.write_text(half)
+    log.end()
+    (sample,) = [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert sample["sample"] == {"prompt": "ü", "judge": [{"verdict": "judged ?"}]}
+    assert (folder / "log.txt").read_text("utf-8").endswith("judged ?\n")
