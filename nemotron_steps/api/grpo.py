@@ -7,7 +7,7 @@ caching, lineage, resuming and every config key are those of the step.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,13 @@ from nemotron_steps.errors import ConfigError, RequestError
 STEP = "rl/nemo_rl/rlvr"
 _GIVEN = "given"
 """Folder of the home for functions and rows that have no file of their own."""
+_OTHER_NAMES = {
+    "reward": "rewards",
+    "reward_funcs": "rewards",
+    "train_dataset": "dataset",
+    "eval_dataset": "validation",
+}
+"""Arguments as other trainers, and the command line, call them. As a text, `reward` is the config's key."""
 
 
 class GRPO:
@@ -76,6 +83,9 @@ class GRPO:
                 expected="model, dataset and validation",
                 hints=(f"run({STEP!r}, inputs={{'policy': MODEL, 'prompts': DATA}})",),
             )
+        for name, here in _OTHER_NAMES.items():
+            if name in sections and not isinstance(sections[name], str | Mapping):
+                raise RequestError(f"GRPO has no argument '{name}'", where=name, expected=here, hints=(f"{here}=…",))
         self._bench = bench_of(home)
         given = self._bench.store.backend.local(_GIVEN)
         functions = _named(rewards, weights, given / "rewards")
@@ -133,7 +143,7 @@ def _named(
         raise ConfigError(
             "every reward has a weight",
             where="weights",
-            expected=f"{len(each)} weights",
+            expected=f"as many as there are rewards: {len(each)}",
             found=str(len(shares)),
             hints=(f"weights={[1.0] * len(each)}",),
         )

@@ -117,6 +117,16 @@ def test_what_a_training_says_itself_is_no_section(model: Path, workplace: Path)
         assert raised.value.where == next(iter(given))
 
 
+@pytest.mark.parametrize(
+    ("typed", "here"),
+    [("reward", "rewards"), ("reward_funcs", "rewards"), ("eval_dataset", "validation"), ("train_dataset", "dataset")],
+)
+def test_what_other_trainers_call_an_argument_is_told_by_its_name_here(workplace: Path, typed: str, here: str) -> None:
+    with pytest.raises(RequestError, match=f"no argument '{typed}'") as raised:
+        GRPO("model", ROWS, **{typed: [shorter]})
+    assert (raised.value.where, raised.value.expected, raised.value.hints) == (typed, here, (f"{here}=…",))
+
+
 def test_validation_is_looked_for_with_the_variables_of_the_profile(model: Path, workplace: Path) -> None:
     (workplace / "env.toml").write_text('[here]\nexecutor = "local"\nenv_vars = { EVERY = "3" }\n')
     every = ["grpo.val_period='${oc.decode:${oc.env:EVERY}}'"]
