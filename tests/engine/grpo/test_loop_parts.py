@@ -174,6 +174,22 @@ def test_the_kl_to_the_teachers_is_a_mean_over_trained_tokens_of_each_environmen
     assert distillation.own_metrics({"advantages/mean": 1.0, "groups/count": 1.0, "loss": 2.0}) == {"loss": 2.0}
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_where_advantages_are_the_teachers_the_divergence_is_what_is_trained_if_anything_is(trained: bool) -> None:
+    batch, _ = random_batch(rows=2, width=6, seed=2, noise_in_padding=False)
+    batch.sample_mask[:] = float(trained)
+
+    class Teachers:
+        def score(self, given: Any, names: Any) -> Any:
+            given.teacher_logprobs = given.generation_logprobs - 2.0
+            return given
+
+    prepared: Any = SimpleNamespace(batch=batch, rollouts=[rollout(index=n) for n in range(2)], metrics={})
+    Distillation(choice=None, teachers=Teachers(), gives_advantages=True).score(prepared)  # type: ignore[arg-type]
+    found = dict.fromkeys(("teacher_kl/maths", "teacher_kl/mean", "teacher_divergence"), pytest.approx(2.0))
+    assert prepared.metrics == (found if trained else {})
+
+
 def test_each_rollout_is_marked_with_its_own_prompts_teacher() -> None:
     choice: Any = SimpleNamespace(of=lambda row, where: row["teacher"])
     prompts = [PromptRow(n, {"teacher": name}, f"f:{n}") for n, name in enumerate("ab")]
