@@ -263,14 +263,17 @@ def hf_folder(folder: str | Path) -> Path:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Parse a config.json. Raises ArtifactError if it is missing or not a JSON object."""
+    published = (f"hf download MODEL config.json --local-dir {path.parent}   # as it was published",)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ArtifactError("the checkpoint has no config.json", where=str(path.parent)) from error
+        raise ArtifactError("the checkpoint has no config.json", where=str(path.parent), hints=published) from error
     except json.JSONDecodeError as error:
-        raise ArtifactError("config.json is not JSON", where=f"{path}:{error.lineno}", found=error.msg) from error
+        place = f"{path}:{error.lineno}"
+        raise ArtifactError("config.json is not JSON", where=place, found=error.msg, hints=published) from error
     except UnicodeDecodeError as error:
-        raise ArtifactError("config.json is not UTF-8", where=str(path), found=error.reason) from error
+        raise ArtifactError("config.json is not UTF-8", where=str(path), found=error.reason, hints=published) from error
     if not isinstance(config, dict):
-        raise ArtifactError("config.json is not an object", where=str(path), found=type(config).__name__)
+        found = type(config).__name__
+        raise ArtifactError("config.json is not an object", where=str(path), found=found, hints=published)
     return config

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
+from nemotron_steps.models.families.config_values import ConfigValues
 from nemotron_steps.models.mapping import Layout, Parameter
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -53,9 +54,11 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
             norm_topk_prob=bool(config.get("norm_topk_prob", False)),
         )
     except KeyError as error:
-        raise ArtifactError(f"config.json lacks {error.args[0]}", where=where) from error
+        values = ConfigValues(config, where)
+        raise values.refusal(f"config.json lacks {error.args[0]}", str(error.args[0]), "no such key") from error
     except (TypeError, ValueError) as error:
-        raise ArtifactError("config.json has a malformed value", where=where, found=str(error)) from error
+        values = ConfigValues(config, where)
+        raise values.refusal("config.json has a malformed value", "what transformers writes", str(error)) from error
 
 
 def parameters(architecture: Architecture) -> Iterator[Parameter]:
