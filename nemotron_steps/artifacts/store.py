@@ -422,13 +422,15 @@ class ArtifactStore:
                 meant=(ref, f"{name}:v{max(versions)}"),
             )
         near = difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
+        # What goes into a command in its place has to be a slip of the hand, and not another file of the same suffix.
+        slip = difflib.get_close_matches(name, near, n=1, cutoff=0.75)
         return UnknownNameError(
             f"no artifact is called '{name}'",
             where=self.backend.url,
             expected=" or ".join(near) if near else None,
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
-            meant=(ref, near[0]) if near else None,
+            meant=(ref, slip[0]) if slip else None,
         )
 
 
