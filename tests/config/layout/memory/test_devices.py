@@ -80,6 +80,22 @@ def test_a_judge_is_there_in_every_phase_and_on_its_own_nodes_alone():
     assert alone.name == "judges" and roles(alone, "judge") == {"genrm_model"}
 
 
+def test_the_cache_of_vllm_has_room_for_what_its_weights_leave():
+    assert SHAPE is not None
+    left = int(0.4 * 80 * GIB) - 2 * SHAPE.parameters
+    assert memory().cache_tokens == {"generator": left // SHAPE.kv_bytes_per_token}
+    assert memory(policy__generation__backend="embedded").cache_tokens == {}
+
+
+def test_a_judge_without_vllm_is_in_bfloat16_on_gpus_and_in_float32_elsewhere():
+    assert SHAPE is not None
+    embedded = {f"{JUDGE}.backend": "embedded"}
+    (on_gpu,) = judged(**embedded).devices
+    assert on_gpu.phases["train"]["genrm_model", "weights"] == 2 * SHAPE.parameters
+    (on_cpu,) = judged(**embedded, cluster__gpus_per_node=0, policy__generation__backend="embedded").devices
+    assert on_cpu.phases["train"]["genrm_model", "weights"] == 4 * SHAPE.parameters
+
+
 def test_of_judges_on_generators_gpus_the_one_that_takes_most_is_counted():
     """As many generators as judges or more: each judge goes to GPUs of its own among them."""
     second = JUDGE.replace("genrm_model", "judge_model")

@@ -195,6 +195,20 @@ def test_more_nodes_are_multiples_of_those_that_there_are():
     assert nodes == [(("cluster.num_nodes", count),) for count in (6, 12, 24)]
 
 
+@pytest.mark.parametrize(("tensor", "together", "widths"), [(1, False, [2, 4, 8]), (4, False, [8]), (4, True, [8])])
+def test_a_wider_cut_is_offered_with_what_it_needs(tensor, together, widths):
+    section = "policy.megatron_cfg"
+    values = {
+        "cluster.backend": "ray",
+        "cluster.gpus_per_node": 8,
+        f"{section}.tensor_model_parallel_size": tensor,
+        f"{section}.sequence_parallel": together,
+    }
+    first, *_ = _more_gpus(MemorySettings.read(values.get), None)
+    needed = () if together else ((f"{section}.sequence_parallel", True),)
+    assert first == [((f"{section}.tensor_model_parallel_size", width), *needed) for width in widths]
+
+
 @pytest.mark.parametrize(("chunk", "offered"), [(2048, [1024, 512]), (1024, [512]), (512, [])])
 def test_smaller_chunks_of_logprobs_are_offered_down_to_512(chunk, offered):
     settings = MemorySettings.read({"policy.logprob_chunk_size": chunk}.get)

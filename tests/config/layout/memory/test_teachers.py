@@ -90,6 +90,7 @@ def test_offloaded_teachers_take_the_device_one_at_a_time():
     assert ("policy", "gradients") not in device.phases["teach"] and ("teacher", "weights") not in device.phases[
         "train"
     ]
+    assert device.phases["train"]["teacher", "scores"] == 2 * 4096 * (64 * 8 + 4)  # as they come, and as they are read
     assert found.host["teachers' weights"] == 2 * weights
     assert found.host["teachers' scores"] == 64 * 4096 * (64 * 8 + 4)
     (kept,) = memory(on_policy_distillation__offload=False).devices
