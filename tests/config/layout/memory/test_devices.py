@@ -80,6 +80,18 @@ def test_a_judge_is_there_in_every_phase_and_on_its_own_nodes_alone():
     assert alone.name == "judges" and roles(alone, "judge") == {"genrm_model"}
 
 
+def test_moments_leave_a_gpu_and_stay_where_there_is_none():
+    offloads = {"policy__megatron_cfg__optimizer__optimizer_cpu_offload": True}
+    whole, on_gpu = memory(), memory(**offloads)
+    assert on_gpu.host["optimizer"] == whole.devices[0].phases["train"]["policy", "optimizer"] * 2 // 3
+    assert memory(cluster__gpus_per_node=0, policy__generation__backend="embedded", **offloads).host == {}
+
+
+@pytest.mark.parametrize(("given", "read"), [(141, 141.0), (79.5, 79.5), (True, 80.0), ("80", 80.0)])
+def test_a_gpus_memory_is_any_number(given, read):
+    assert MemorySettings.read({"cluster.gpu_memory_gib": given}.get).gpu_memory_gib == read
+
+
 def test_the_cache_of_vllm_has_room_for_what_its_weights_leave():
     assert SHAPE is not None
     left = int(0.4 * 80 * GIB) - 2 * SHAPE.parameters

@@ -41,7 +41,7 @@ def test_weights_gradients_and_both_moments_are_float32_and_cut_over_the_ranks()
     own = SHAPE.parameters // RANKS * 4
     rank = rank_of()
     assert (rank.rests, rank.trains["gradients"]) == ({"weights": own, "optimizer": 2 * own}, own)
-    assert rank.host == {"reference weights": own}
+    assert rank.host == {"reference weights": own} and rank.scores["reference weights"] == 0  # in their place
 
 
 def test_what_is_offloaded_is_in_host_memory_where_there_is_a_device_to_leave():

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from nemotron_steps.config.layout.memory.adapters import held_by_adapters
-from nemotron_steps.config.layout.memory.shape import ModelShape, held
+from nemotron_steps.config.layout.memory.shape import Held, ModelShape, held, held_ahead
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.mapping import megatron_shape, parameters
@@ -69,3 +69,12 @@ def test_adapters_are_counted_of_what_is_named_and_not_excluded():
     rows = 2 * 64 * 64 + 2 * 8 * 128 + 64
     assert held_of(NANO_30B, ("in_proj",), ()) == 23 * 4 * (2688 + rows)
     assert held_of(NANO_30B, ("linear_qkv",), (), tensor=2) == 6 * 4 * (2688 + (32 + 2 * 2) * 128 // 2)
+
+
+def test_a_hybrids_output_layer_is_its_own_and_blocks_ahead_are_there_where_they_are_trained():
+    config = {**NANO_30B, "tie_word_embeddings": True, "num_nextn_predict_layers": 2}
+    shape = ModelShape.read(config)
+    assert not shape.tied and ModelShape.read({**QWEN3_8B, "tie_word_embeddings": True}).tied
+    assert held_ahead(shape, LayoutSizes(), 0) == Held()
+    trained = LayoutSizes(mtp_layers=1, pipeline=2)
+    assert held_ahead(shape, trained, 0) == Held() != held_ahead(shape, trained, 1)

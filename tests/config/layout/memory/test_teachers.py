@@ -130,6 +130,20 @@ def test_a_teacher_with_gpus_of_its_own_has_the_layout_and_rows_of_its_own():
     assert fewer["teacher", "activations"] == pytest.approx(lines["teacher", "activations"] / 2, rel=1e-3)
 
 
+@pytest.mark.parametrize("larger", ["a", "b"])
+def test_of_offloaded_teachers_the_largest_takes_the_device(larger):
+    assert SHAPE is not None
+    small = replace(SHAPE, layers=SHAPE.layers[:2])
+    models = {"policy": SHAPE, **{f"teacher {name}": SHAPE if name == larger else small for name in TEACHERS}}
+    (device,) = step_memory(MemorySettings.read(values_of().get), models.get).devices
+    assert device.phases["teach"]["teacher", "weights"] == 2 * SHAPE.parameters
+
+
+def test_no_more_tokens_are_kept_than_a_vocabulary_has():
+    most = memory(on_policy_distillation__topk_logits_k=10**6).host["teachers' scores"]
+    assert most == 64 * 4096 * (QWEN3_8B["vocab_size"] * 8 + 4)
+
+
 def test_where_sampled_tokens_alone_are_compared_a_score_is_a_logprob():
     sampled = memory(**{"grpo.adv_estimator.name": "opd"})
     assert sampled.host["teachers' scores"] == 64 * 4096 * 4
