@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
+
 from nemotron_steps.cli.errors import render, report
 from nemotron_steps.cli.main import _guarded
 from nemotron_steps.cli.terminal import Terminal
@@ -49,6 +51,17 @@ def test_exit_codes(capsys):
     assert report(KeyboardInterrupt(), as_json=False) == 130
     assert report(ValueError("x"), as_json=False) == 1
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_field_of_an_error_shows_a_secret(as_json, capsys, monkeypatch):
+    monkeypatch.setenv("SOME_SERVICE_API_KEY", "qwertyuiop123")
+    said = "it has qwertyuiop123 in it"
+    problem = ConfigError(said, where=said, expected=said, found=said, hints=(said,))
+    for error in (problem, PlanError("two", problems=(problem, ConfigError(said))), ValueError(said)):
+        report(error, as_json=as_json)
+        captured = capsys.readouterr()
+        assert "it has" in captured.out + captured.err and "qwertyuiop" not in captured.out + captured.err
 
 
 def test_json_errors_are_json_on_stdout(capsys):
