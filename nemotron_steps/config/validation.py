@@ -114,7 +114,7 @@ def nearest_keys(schema: type[BaseModel], key: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def operational_keys(schema: type[BaseModel]) -> tuple[str, ...]:
-    """Dotted keys, or sections as a whole, that the model marks OPERATIONAL."""
+    """Dotted keys, or sections as a whole, that the model marks OPERATIONAL; WILDCARD stands for any name."""
     return tuple(_operational(schema, ""))
 
 
@@ -126,6 +126,8 @@ def _operational(model: type[BaseModel], prefix: str) -> Iterator[str]:
             continue
         for below in _models(info.annotation):
             yield from _operational(below, f"{key}.")
+        for below in _models(_mapping_item(info.annotation)):
+            yield from _operational(below, f"{key}.{WILDCARD}.")
 
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:

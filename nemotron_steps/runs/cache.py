@@ -14,7 +14,7 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,7 +213,7 @@ def _config_that_matters(planned: PlannedStep, inputs: Mapping[str, Artifact]) -
     """The config as plain values, without input paths and how the step runs; a file named by hand is its hash."""
     values = json.loads(json.dumps(dict(planned.config), default=str))
     for key in _operational_keys(planned.manifest.step.config_schema):
-        _pop(values, key)
+        _pop_all(values, key.split("."))
     filled = bound_values(planned, inputs)
     for port in planned.manifest.consumes:
         for key in port.bindings:
@@ -252,6 +252,18 @@ def _without_secrets(values: dict[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
         if isinstance(value, dict) or not is_secret_key(key)
     }
+
+
+def _pop_all(values: Any, path: Sequence[str]) -> None:
+    """Without the key of a path, in which "*" is any name (config/validation.py)."""
+    if not isinstance(values, dict):
+        return
+    head, *rest = path
+    for name in [*values] if head == "*" else [head]:
+        if rest:
+            _pop_all(values.get(name), rest)
+        else:
+            values.pop(name, None)
 
 
 def _pop(values: dict[str, Any], dotted: str) -> Any:

@@ -15,6 +15,7 @@ from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
+from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.config.validation import has_key, operational_keys
@@ -66,7 +67,23 @@ def test_a_cache_key_depends_on_what_a_step_makes_and_not_on_how_it_runs(overrid
     assert (cache_key(changed, {}) == cache_key(planned, {})) is same
 
 
-@pytest.mark.parametrize("schema", [RlConfig, SftConfig, GenRmConfig, DpoConfig])
+def test_a_teachers_own_layout_is_how_a_step_runs_and_its_precision_what_it_makes(tmp_path):
+    bench = Workbench(home=str(tmp_path))
+    section = "on_policy_distillation.non_colocated_teachers"
+    (planned,) = (s for s in bench.plan(Asked(targets=("rl/nemo_rl/opd",), config="tiny")) if "opd" in s.step_id)
+
+    def key(layout: str, *overrides: str) -> str:
+        apart = (f"{section}.enabled=true", f"+{section}.teacher_overrides.reasoning={{{layout}}}", *overrides)
+        values = bench.compose(planned.step_id, "tiny", apart).values
+        return cache_key(replace(planned, config=values), {})
+
+    key_of_two = key("tensor_model_parallel_size: 2")
+    assert key("tensor_model_parallel_size: 4, sequence_parallel: true") == key_of_two
+    assert key("gpus_per_node: 2", f"{section}.default_teacher_cfg.micro_batch_size=1") == key_of_two
+    assert key("precision: bfloat16") != key_of_two
+
+
+@pytest.mark.parametrize("schema", [RlConfig, SftConfig, GenRmConfig, DpoConfig, OpdConfig])
 def test_the_marked_keys_exist_and_name_no_path_that_a_step_reads(schema):
     keys = operational_keys(schema)
     assert {"cluster", "checkpointing", "policy.train_micro_batch_size"} <= set(keys)
