@@ -110,7 +110,7 @@ class Workplace:
         given = {key: value for key, value in arguments.items() if value is not None}
         try:
             return self._tools[name](**given)
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             return f"Error: wrong arguments for {name}: {error}"
 
     def state(self) -> dict[str, Any]:

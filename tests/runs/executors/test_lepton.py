@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import RequestError, UnsupportedError
-from nemotron_steps.runs.executors.base import Launch
-from nemotron_steps.runs.executors.lepton import STATES, LeptonProfile, job_request
+from nemotron_steps.runs.executors import lepton
+from nemotron_steps.runs.executors.base import JobState, Launch
+from nemotron_steps.runs.executors.lepton import STATES, LeptonExecutor, LeptonProfile, job_request
 from nemotron_steps.runs.run_folder import get_run
 from tests.runs.executors.jobs import submit
 from tests.runs.executors.sdks import asked, needs_sdks
@@ -96,3 +98,25 @@ def test_without_the_sdk_it_says_what_to_install(
     with pytest.raises(UnsupportedError, match="needs Lepton's SDK") as caught:
         submit(store, profile_of(tmp_path))
     assert "nemotron-steps[lepton]" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize(("code", "told"), [(404, None), (401, "Lepton refused")])
+def test_a_job_is_lost_where_the_workspace_does_not_know_it_and_not_where_it_does_not_say(
+    monkeypatch: pytest.MonkeyPatch, code: int, told: str | None
+) -> None:
+    class ClientError(RuntimeError):
+        response = SimpleNamespace(status_code=code)
+
+    def get(job: str) -> None:
+        raise ClientError(f"Client error during API call: {code}")
+
+    named = {"ServerError": ConnectionError}
+    monkeypatch.setitem(sys.modules, "leptonai.api.v2.api_resource", SimpleNamespace(**named))  # type: ignore[arg-type]
+    for package in ("leptonai", "leptonai.api", "leptonai.api.v2"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    monkeypatch.setattr(lepton, "_client", lambda: SimpleNamespace(job=SimpleNamespace(get=get)))
+    if told is None:
+        assert LeptonExecutor().status("steps-1").state is JobState.LOST
+        return
+    with pytest.raises(RequestError, match=told):
+        LeptonExecutor().status("steps-1")

@@ -91,6 +91,10 @@ class Unavailable(Exception):
     pass
 
 
+class StoppingError(Exception):
+    """As SkyPilot's ClusterNotUpError, which is no RuntimeError."""
+
+
 @pytest.fixture
 def sky(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A stand-in with the calls of SkyPilot's SDK that are made; `state` is what its one job is in."""
@@ -102,19 +106,26 @@ def sky(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         told.asked.append(("launch", cluster_name, down))
         return (1, None)
 
+    def job_status(name: str, numbers: list[int]) -> Any:
+        if told.error is not None:
+            raise told.error
+        return {numbers[0]: SimpleNamespace(value=told.state)}
+
     module, exceptions = ModuleType("sky"), ModuleType("sky.exceptions")
     vars(module).update(
         Task=SimpleNamespace(from_yaml_config=dict),
         launch=launch,
         get=lambda request: request,
-        job_status=lambda name, numbers: {numbers[0]: SimpleNamespace(value=told.state)},
+        job_status=job_status,
         cancel=lambda name, job_ids: told.asked.append(("cancel", name, job_ids)),
         exceptions=exceptions,
     )
     vars(exceptions).update(
         ResourcesUnavailableError=Unavailable,
         ApiServerConnectionError=Unavailable,
+        ClusterStatusFetchingError=Unavailable,
         ClusterDoesNotExist=LookupError,
+        ClusterNotUpError=StoppingError,
         NoCloudAccessError=PermissionError,
     )
     monkeypatch.setitem(sys.modules, "sky", module)
@@ -136,3 +147,11 @@ def test_a_job_is_started_asked_about_and_cancelled(store: ArtifactStore, tmp_pa
     with pytest.raises(RetryableError, match="no machine") as caught:
         submit(store, profile_of(tmp_path))
     assert caught.value.found == "no H100 anywhere"
+
+
+def test_a_job_is_lost_with_its_machines_and_not_where_nobody_may_ask(sky: SimpleNamespace) -> None:
+    for sky.error in (StoppingError("its machines are being stopped"), LookupError("no such cluster")):
+        assert SkyPilotExecutor().status("steps-1/1").state is JobState.LOST
+    sky.error = RuntimeError("authentication is required")
+    with pytest.raises(RequestError, match="refused"):
+        SkyPilotExecutor().status("steps-1/1")
