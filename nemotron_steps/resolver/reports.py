@@ -84,6 +84,24 @@ def unknown_input(node: Node, name: str, where: str | None) -> UnknownPort:
     )
 
 
+def idle_input(registry: Registry, node: Node, name: str, where: str) -> list[UnknownPort]:
+    """An input port that the step does not have under its config; none where the config is not why."""
+    port = registry.step(node.manifest.id).inputs.get(name)
+    flat = {} if node.config is None else node.config.flat
+    return [
+        UnknownPort(
+            f"{node.key} takes no '{name}' while {key} is {value}",
+            chain=(node.at(name),),
+            where=where,
+            expected=f"another {key}, or no '{name}'",
+            found=f"{key}={value}",
+            hints=(f"steps show {node.manifest.id}",),
+        )
+        for key, value in (port.unless.items() if port is not None else ())
+        if flat.get(key) == value
+    ]
+
+
 def unnamed(node: Node, port: Consumes, reference: str) -> UnknownPort:
     """An artifact is given to a port that takes many, each under a name, without one."""
     return UnknownPort(

@@ -57,7 +57,10 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
     if not having:
         known = sorted({name for _, node in goals for name in node.manifest.inputs})
         close = nearest(port, known)
-        if goals:
+        idle = [problem for _, node in goals for problem in reports.idle_input(graph.registry, node, port, where)]
+        for problem in idle:
+            graph.report(problem)
+        if goals and not idle:
             graph.report(
                 UnknownPort(
                     f"no step of the request has an input '{port}'",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.errors import StepsError
+from nemotron_steps.errors import PlanError
 from tests.resolver.worlds import World, types_of, wiring, world_of
 
 RLHF = """
@@ -44,5 +44,8 @@ def test_a_served_judge_needs_no_weights_and_keeps_its_name(judged: World) -> No
 
 
 def test_weights_of_a_served_judge_are_refused_where_they_are_given(judged: World) -> None:
-    with pytest.raises(StepsError, match="judge"):
+    with pytest.raises(PlanError) as caught:
         judged.plan("rlhf", config="served", inputs={"judge": "weights"})
+    (problem,) = caught.value.problems
+    assert problem.what == "rlhf takes no 'judge' while judge.backend is http"
+    assert problem.where == "--input judge=weights" and problem.found == "judge.backend=http"
