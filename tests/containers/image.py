@@ -26,16 +26,7 @@ _FILE_PROGRAMS = ("cat", "cp", "mv", "rm", "ln", "ls", "mkdir", "rmdir", "chmod"
 _TEXT_PROGRAMS = ("head", "tail", "sort", "tr", "wc", "seq", "printf", "echo", "sha256sum", "base64", "readlink")
 _OTHERS = ("timeout", "sleep", "true", "false", "test", "id", "dirname", "basename", "uname", "nproc", "dd", "df")
 _PROGRAMS = (*_SHELLS, *_FILE_PROGRAMS, *_TEXT_PROGRAMS, *_OTHERS)
-_FOLDERS = {
-    ".": 0o755,
-    "tmp": 0o1777,
-    "root": 0o755,
-    "etc": 0o755,
-    "proc": 0o755,
-    "sys": 0o755,
-    "dev": 0o755,
-    "var": 0o755,
-}
+_FOLDERS = {"tmp": 0o1777, **dict.fromkeys(("root", "opt", "etc", "proc", "sys", "dev"), 0o755)}
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",

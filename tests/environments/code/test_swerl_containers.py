@@ -1,0 +1,71 @@
+"""SWE-RL's two kinds of rows judged in real containers of Docker and Podman."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.code.swerl_gen import make_patch
+from nemotron_steps.environments.registry import create
+from tests.containers.engines import Engines
+from tests.environments.swe.tasks import CALC, TESTS
+
+pytestmark = pytest.mark.containers
+
+FILES = {"pkg/calc.py": CALC}
+FIX = """### pkg/calc.py
+<<<<<<< SEARCH
+def add(a, b):
+    return a - b
+=======
+def add(a, b):
+    return a + b
+>>>>>>> REPLACE
+"""
+NAMES = "tests/test_calc.py::TestCalc::{}"
+CONDA = "mkdir -p /opt/miniconda3/bin && echo 'conda() { true; }' > /opt/miniconda3/bin/activate"
+"""What an image of the benchmark has, and the tests' has not."""
+REPRODUCTION = """```python
+import sys
+from pkg.calc import add
+sys.exit(0 if add(2, 3) == 5 else 2)
+```"""
+
+
+def judged(engine: str, image: str, mode: str, answer: str) -> Verdict:
+    instance = {
+        "FAIL_TO_PASS": [NAMES.format("test_add")],
+        "PASS_TO_PASS": [NAMES.format("test_sub")],
+        "setup_script": CONDA,
+        "test_script": f"mkdir tests && cat > tests/test_calc.py <<'END'\n{TESTS}END\npython -m pytest -rA tests",
+        "patch": make_patch(FILES, FIX),
+    }
+    row: dict[str, Any] = {
+        "responses_create_params": {"input": "Fix."},
+        "metadata": {"image": image, "relevant_file_contents": json.dumps(FILES)},
+        "instance": instance,
+        "mode": mode,
+    }
+    environment = create("swerl_gen", {"engine": engine, "sandbox_timeout": 60.0})
+    return asyncio.run(environment.verify(row, Response(answer), Session()))
+
+
+@pytest.mark.parametrize(
+    ("mode", "answer", "reward"),
+    [
+        ("eval", f"<solution>{FIX}</solution>", 1.0),
+        ("eval", f"<solution>{FIX.replace('a + b', 'b - a')}</solution>", 0.0),
+        ("repro-gen", REPRODUCTION, 1.0),
+        ("repro-gen", REPRODUCTION.replace("== 5", "== 4"), 0.0),
+    ],
+)
+def test_an_answer_is_judged_in_a_container(
+    real_engine: str, container_engines: Engines, mode: str, answer: str, reward: float
+) -> None:
+    verdict = judged(real_engine, container_engines.image, mode, answer)
+    assert verdict.reward == reward, verdict
+    assert container_engines.names(real_engine) == []
