@@ -8,9 +8,12 @@ from typing import ClassVar
 
 import pytest
 
-from nemotron_steps.cli.launching import JOB_VARIABLE
-from nemotron_steps.errors import RequestError
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli.launching import JOB_VARIABLE, follow_attached
+from nemotron_steps.errors import InterruptedRunError, RequestError
+from nemotron_steps.runs import launch
 from nemotron_steps.runs.executors import base
+from nemotron_steps.runs.run_folder import RunInfo
 from tests.cli.conftest import Cli
 
 
@@ -163,3 +166,15 @@ def test_a_job_that_does_not_see_env_toml_works_without_mirrors(
     monkeypatch.delenv(JOB_VARIABLE)
     refused = cli("run", "toy/train", "-c", "tiny")
     assert refused.code == 2 and "NEMOTRON_ENV_FILE" in refused.err
+
+
+def test_ctrl_c_cancels_the_job_that_is_followed(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    cancelled: list[str] = []
+    monkeypatch.setattr(launch, "follow", interrupted)
+    monkeypatch.setattr(launch, "cancel", lambda store, info: cancelled.append(info.id))
+    with pytest.raises(InterruptedRunError, match="the job was asked to stop") as caught:
+        follow_attached(ArtifactStore(workplace / "home"), RunInfo("run-1"), quiet=False)
+    assert cancelled == ["run-1"] and "steps run --resume run-1" in caught.value.hints
