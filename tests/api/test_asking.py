@@ -27,6 +27,7 @@ VALUES = st.recursive(
 @settings(max_examples=60)
 @example("A¹")
 @example("it's \\")
+@example(["null", "True", "false", "inf", "NaN"])
 @given(VALUES)
 def test_hydra_reads_back_what_was_given(value: Any) -> None:
     (text,) = override_texts({"key": [value]})

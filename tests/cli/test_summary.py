@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
-from nemotron_steps.cli.summary import summary_rows
+from nemotron_steps.cli.summary import _show_next, summary_rows
 from nemotron_steps.cli.terminal import Terminal
 
 GREEN, RED, DIM = "\x1b[32m", "\x1b[31m", "\x1b[2m"
@@ -48,3 +50,34 @@ def test_values_that_cannot_be_compared_and_several_at_once_are_shown_as_they_ar
         ["curve", "1, 0.25"],
         ["num rows", "1,234"],
     ]
+
+
+def test_what_comes_next_is_a_command_with_every_input_that_it_needs() -> None:
+    def port(name: str, type_name: str, *, required: bool = True) -> Any:
+        return SimpleNamespace(name=name, type=type_name, required=required)
+
+    def consumer(*consumes: Any) -> Any:
+        return SimpleNamespace(step=SimpleNamespace(category="eval", entry="toy:run"), consumes=consumes)
+
+    def advised(*consumes: Any) -> list[str]:
+        registry: Any = SimpleNamespace(
+            steps={"toy/eval": consumer(*consumes)},
+            types=SimpleNamespace(is_a=lambda a, b: a == b),
+            find_step=lambda step_id: None,
+        )
+        text = io.StringIO()
+        _show_next(result, train, registry, Terminal(text, color=False, width=None))
+        return [line.strip() for line in text.getvalue().splitlines() if "steps run" in line]
+
+    made = {name: SimpleNamespace(ref=f"{name}:v1", type=name) for name in ("rows", "model")}
+    make, train = (
+        SimpleNamespace(step_id=f"toy/{name}", outputs={output: made[output]})
+        for name, output in (("make", "rows"), ("train", "model"))
+    )
+    result: Any = SimpleNamespace(steps=[make, train])
+    model, optional = port("policy", "model"), port("judge", "model_of_a_judge", required=False)
+    assert advised(model, optional) == ["steps run toy/eval --input policy=model:v1"]
+    assert advised(model, port("prompts", "rows")) == [
+        "steps run toy/eval --input policy=model:v1 --input prompts=rows:v1"
+    ]
+    assert advised(model, port("judge", "model_of_a_judge")) == []
