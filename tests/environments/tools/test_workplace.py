@@ -147,6 +147,10 @@ def test_reading_tools(environment: Environment, asked: dict[str, Any], expected
         call("email_send_email", recipient="nobody", subject="s", body="b"),
         call("project_management_create_task", colour="red"),
         call("email_search_emails", page="many"),
+        call("email_search_emails", query=5),
+        call("calendar_search_events", query=["x"]),
+        call("company_directory_find_email_address", name=True),
+        call("customer_relationship_manager_search_customers", page_size=float("inf")),
     ],
 )
 def test_a_models_mistake_is_an_output_and_changes_nothing(environment: Environment, wrong: dict[str, Any]) -> None:
