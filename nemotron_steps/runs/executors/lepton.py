@@ -70,7 +70,10 @@ class LeptonExecutor:
         client = _client()
         try:
             found = _asked(lambda: client.job.get(job))
-        except RequestError:
+        except RequestError as error:
+            answer = getattr(error.__cause__, "response", None)
+            if getattr(answer, "status_code", None) != 404:  # a refusal to answer says nothing of the job
+                raise
             return JobStatus(JobState.LOST, "the workspace does not know the job")
         state = found.status.state.value if found.status is not None and found.status.state is not None else "UNK"
         return JobStatus(STATES.get(state, JobState.LOST), state.lower())

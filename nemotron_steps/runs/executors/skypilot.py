@@ -64,7 +64,10 @@ class SkyPilotExecutor:
         sky = _sky()
         try:
             found = _asked(lambda: sky.get(sky.job_status(name, [number])))
-        except RequestError:
+        except RequestError as error:
+            gone = (sky.exceptions.ClusterDoesNotExist, sky.exceptions.ClusterNotUpError)
+            if not isinstance(error.__cause__, gone):  # a refusal to answer says nothing of the job
+                raise
             return JobStatus(JobState.LOST, "the machines are gone")
         state = next(iter(found.values()), None)
         if state is None:
@@ -142,11 +145,22 @@ def _asked(question: Callable[[], Any]) -> Any:
 
     try:
         return question()
-    except (exceptions.ResourcesUnavailableError, exceptions.ApiServerConnectionError, OSError) as error:
+    except (
+        exceptions.ResourcesUnavailableError,
+        exceptions.ApiServerConnectionError,
+        exceptions.ClusterStatusFetchingError,
+        OSError,
+    ) as error:
         raise RetryableError(
             "SkyPilot has no machine or does not answer", found=first_line(error), hints=("sky check", "sky status")
         ) from error
-    except (ValueError, RuntimeError, exceptions.ClusterDoesNotExist, exceptions.NoCloudAccessError) as error:
+    except (
+        ValueError,
+        RuntimeError,
+        exceptions.ClusterDoesNotExist,
+        exceptions.ClusterNotUpError,
+        exceptions.NoCloudAccessError,
+    ) as error:
         if isinstance(error, StepsError):
             raise
         raise RequestError("SkyPilot refused", found=first_line(error), hints=("sky check",)) from error
