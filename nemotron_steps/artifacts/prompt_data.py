@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.chat_templates import ROLES
-from nemotron_steps.artifacts.rows import read_rows
+from nemotron_steps.artifacts.rows import Row, read_rows
 from nemotron_steps.errors import DataError
 
 _TABLES = (".parquet", ".csv", ".tsv", ".json", ".jsonl.gz")
@@ -27,14 +27,19 @@ def looks_like_prompts(path: Path) -> bool:
 
     What is in a table is looked at by that step.
     """
-    lines = [path] if path.suffix == ".jsonl" else sorted(path.rglob("*.jsonl")) if path.is_dir() else []
-    for file in lines:
-        for _, row in read_rows(file):
-            return has_prompt(row)
+    row = first_row(path)
+    if row is not None:
+        return has_prompt(row)
     if path.is_file():
         return path.name.lower().endswith(_TABLES) and path.stat().st_size > 0
     names = [file.name for file in path.rglob("*") if file.is_file()]
     return any(name in ("dataset_info.json", "dataset_dict.json") or name.endswith(".parquet") for name in names)
+
+
+def first_row(path: Path) -> Row | None:
+    """The first row of JSON Lines, a file or a folder; None where there is none."""
+    files = [path] if path.suffix == ".jsonl" else sorted(path.rglob("*.jsonl")) if path.is_dir() else []
+    return next((row for file in files for _, row in read_rows(file)), None)
 
 
 def has_prompt(row: Mapping[str, Any]) -> bool:

@@ -233,7 +233,7 @@ class Workbench:
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
         from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder
-        from nemotron_steps.artifacts.prompt_data import looks_like_prompts
+        from nemotron_steps.artifacts.prompt_data import first_row, looks_like_prompts
         from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
         from nemotron_steps.resolver.foreign_data import holds_no_rows, refusal, unknown_prompts
         from nemotron_steps.resolver.plan import SuppliedInput
@@ -251,7 +251,7 @@ class Workbench:
         if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
             raise refusal(path, ref, wanted_type, self.registry)
         if wanted_type == "rl_prompts" and found == "training_jsonl":
-            raise unknown_prompts(path, ref)
+            raise unknown_prompts(ref, first_row(path) or {})
         type_name = found or wanted_type
         if path.is_file() and type_name.startswith("checkpoint"):
             raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from nemotron_steps.artifacts.rows import read_rows
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.advice import steps_between
@@ -57,9 +58,8 @@ def refusal(path: Path, ref: str, wanted: str, registry: Registry) -> ArtifactEr
     )
 
 
-def unknown_prompts(path: Path, ref: str) -> ArtifactError:
-    """The error for rows none of whose columns is known to be a prompt: what they have, and how one is named."""
-    first = next((row for file in _jsonl_files(path) for _, row in read_rows(file)), {})
+def unknown_prompts(ref: str, first: Mapping[str, Any]) -> ArtifactError:
+    """The error for rows none of whose columns is known to be a prompt: what the first has, and how one is named."""
     texts = [name for name, value in first.items() if isinstance(value, str | list) and value and _plain(name)]
     hints = [
         f"steps run data_prep/import_prompts --input dataset={shlex.quote(ref)} prompt_column={name}"
@@ -79,13 +79,10 @@ def _plain(name: str) -> bool:
     return re.fullmatch(r"\w[\w.-]*", name) is not None
 
 
-def _jsonl_files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
-
-
 def holds_no_rows(path: Path) -> bool:
     """Whether every JSON Lines file of a path is empty."""
-    return not any(file.is_file() and file.stat().st_size for file in _jsonl_files(path))
+    files = [path] if path.is_file() else path.rglob("*.jsonl")
+    return not any(file.is_file() and file.stat().st_size for file in files)
 
 
 _COMPRESSED = {".gz": "gzip -dc", ".zst": "zstd -dc", ".bz2": "bzip2 -dc", ".xz": "xz -dc"}
