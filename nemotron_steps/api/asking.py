@@ -11,6 +11,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.asked import Asked
+from nemotron_steps.config.quoting import quoted
 from nemotron_steps.errors import RequestError
 
 Overrides = Iterable[str] | Mapping[str, Any]
@@ -150,7 +151,7 @@ def override_value(value: Any) -> str:
     if isinstance(value, float):
         return repr(float(value)) if math.isfinite(value) else str(float(value))
     if isinstance(value, str | os.PathLike):
-        return _quoted(os.fspath(value))
+        return _text(os.fspath(value))
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}: {override_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -162,10 +163,6 @@ def override_value(value: Any) -> str:
     )
 
 
-def _quoted(text: str) -> str:
-    """Bare where it reads the same; else quoted, where a backslash counts double only before a quote."""
-    if _BARE.fullmatch(text) and text.lower() not in _WORDS:
-        return text
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + r"\'", text)
-    tail = len(escaped) - len(escaped.rstrip("\\"))
-    return "'" + escaped + "\\" * tail + "'"
+def _text(text: str) -> str:
+    """Bare where it reads the same."""
+    return text if _BARE.fullmatch(text) and text.lower() not in _WORDS else quoted(text)

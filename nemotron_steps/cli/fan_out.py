@@ -8,6 +8,7 @@ from typing import Any
 
 from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.config.names import nearest
+from nemotron_steps.config.quoting import quoted
 from nemotron_steps.resolver.fan_out import Axis
 
 EVERY = "*"
@@ -115,7 +116,7 @@ def _override_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return "'" + value.replace("'", "\\'") + "'"
+        return quoted(value)
     return repr(value)
 
 

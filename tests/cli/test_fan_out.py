@@ -228,7 +228,7 @@ def test_a_table_that_fans_out_over_nothing_is_refused_when_it_is_read(table, sa
     assert wrong.code == 2 and said in wrong.err
 
 
-@pytest.mark.parametrize("value", ["it's", "a, b", "x=1", "${x}", "", 1, 0.5, True, -3])
+@pytest.mark.parametrize("value", ["it's", "\\\\'", "ends in \\\\", "a, b", "x=1", "${x}", "", 1, 0.5, True, -3])
 def test_a_value_of_a_pipeline_file_arrives_as_it_is(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
