@@ -234,6 +234,8 @@ class EnvironmentServer:
         finally:
             if mine in group and self._groups.get(key) is group:  # its client is gone
                 group.remove(mine)
+                if not group:
+                    del self._groups[key]
 
     async def _judge(self, row: dict[str, Any], group: list[_Waiting]) -> None:
         try:

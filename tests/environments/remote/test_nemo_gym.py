@@ -291,6 +291,10 @@ def test_verify_waits_for_the_whole_group_where_an_environment_judges_groups(scr
 
     with served(environment, group_size=3) as server:
         rewards, waits = asyncio.run(ask(server.url))
+        until = time.monotonic() + 5
+        while server._groups and time.monotonic() < until:
+            time.sleep(0.01)
+        assert server._groups == {}, "nothing is kept of a group whose clients are gone"
     assert sorted(rewards) == [1.0, 3.0, 5.0] and rewards[0] == 5.0
     assert waits, "a rollout of another prompt is not judged with them"
 
