@@ -121,7 +121,9 @@ def _configure_podman(engines: Engines, folder: Path, imported: list[str]) -> No
 def _daemon(folder: Path) -> Iterator[str]:
     """A Docker daemon without networks: its address."""
     address = f"unix://{folder}/docker.sock"
-    command = ["dockerd", "--host", address, "--data-root", f"{folder}/docker", "--exec-root", f"{folder}/exec"]
+    # Ends with the tests' process, however that ends.
+    command = ["setpriv", "--pdeathsig", "TERM", "dockerd", "--host", address]
+    command += ["--data-root", f"{folder}/docker", "--exec-root", f"{folder}/exec"]
     command += ["--pidfile", f"{folder}/docker.pid", "--iptables=false", "--bridge=none", "--ip-masq=false"]
     log = folder / "docker.log"
     with log.open("wb") as output:
