@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import socket
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.run_folder import RunInfo
 
 _POLL_SECONDS = 0.25
-_FETCH_SECONDS = 5.0
-"""How often the folder of a run that works elsewhere is fetched, and its job asked about, while its log is followed."""
 _CANCEL_SECONDS = 20.0
 """How long a cancelled run may take to save and end."""
 
@@ -150,14 +147,12 @@ def logs(arguments: argparse.Namespace) -> int:
             _fetch(store, info.id, name)
         write([line for tail in tails for line in tail.rest()])
         return 0
-    looked = -math.inf
     try:
         while True:
             never_started = False
-            if time.monotonic() - looked > _FETCH_SECONDS:
+            if view.due(info):
                 never_started = view.never_began(info)
                 view.look()
-                looked = time.monotonic()
             # Read after the job's end was seen: it may have begun and ended meanwhile.
             now = get_run(store, info.id)
             write([line for tail in tails for line in tail.new()])

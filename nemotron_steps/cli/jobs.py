@@ -6,7 +6,9 @@ for as long as it lasts, and everything is asked for again at the next look.
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 AT_WORK = ("running", "submitted")
 """States of a run that may still change."""
+FETCH_SECONDS = 5.0
+"""How often somebody elsewhere is asked, while a run is followed: schedulers and ssh do not bear it every second."""
 
 
 class JobView:
@@ -37,8 +41,17 @@ class JobView:
         say = _say_on_stderr if aloud else _say_nothing
         self._files = _Outage("what its job wrote lately is missing", say)
         self._state = _Outage("its job cannot be asked about", say)
+        self._followed = -math.inf
         self.job: JobStatus | None = None
         """What the executor said last."""
+
+    def due(self, info: RunInfo) -> bool:
+        """Whether who follows the run should ask and look again: of a job of this machine always."""
+        now = time.monotonic()
+        if info.executor != "local" and now - self._followed < FETCH_SECONDS:
+            return False
+        self._followed = now
+        return True
 
     def look(self) -> RunInfo:
         """The run, with what its job wrote elsewhere brought here."""

@@ -280,6 +280,10 @@ def _print_lines(store: ArtifactStore, info: RunInfo, follower: Follower, termin
 
 def _now(store: ArtifactStore, info: RunInfo, view: JobView) -> RunInfo:
     """The run as it is now. RequestError if its job ended before the run began: the run itself never says so."""
+    from nemotron_steps.runs.run_folder import get_run
+
+    if not view.due(info):
+        return get_run(store, info.id)
     job_ended = view.never_began(info)
     # Read after the job's end was seen: it may have begun and ended meanwhile.
     now = view.look()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli import history
+from nemotron_steps.cli import history, jobs, watch
 from nemotron_steps.cli.jobs import JobView
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.runs.run_folder import RunFolder
@@ -65,7 +65,7 @@ def far(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Far:
 def test_logs_say_once_that_nothing_is_brought_here_and_go_on_when_it_is(
     cli: Cli, far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "_FETCH_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "FETCH_SECONDS", 0.0)
     monkeypatch.setattr(history, "_POLL_SECONDS", 0.02)
 
     def come_back() -> None:
@@ -131,15 +131,17 @@ def test_the_queues_word_is_gone_once_the_run_speaks_for_itself(far: Far) -> Non
     assert list(view.lines(running, terminal)) == []
 
 
-def test_followed_logs_ask_the_scheduler_no_more_often_than_they_fetch(
-    cli: Cli, far: Far, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", [("logs", RUN, "-f"), ("watch", RUN)])
+def test_who_follows_a_run_asks_the_scheduler_no_more_often_than_it_bears(
+    cli: Cli, far: Far, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(history, "_FETCH_SECONDS", 600.0)
+    monkeypatch.setattr(jobs, "FETCH_SECONDS", 600.0)
     monkeypatch.setattr(history, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "_EVERY_S", 0.02)
     questions = far.bin / "questions"
     far.program("scontrol", SCONTROL.format(state="PENDING") + f"echo asked >>{questions}\n")
-    end = threading.Timer(1.0, lambda: far.folder.update(far.info, status="done"))
+    end = threading.Timer(0.6, lambda: far.folder.update(far.info, status="done"))
     end.start()
-    assert cli("logs", RUN, "-f").code == 0
+    assert cli(*command).code == 0
     end.join()
     assert questions.read_text() == "asked\n"
