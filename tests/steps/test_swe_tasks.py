@@ -18,7 +18,9 @@ from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import sft_prep, swe_tasks
 from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES
+from nemotron_steps.steps.data_prep.swe.made_up import failing_test, made_up_packages
 from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
+from nemotron_steps.steps.data_prep.swe.packages import packages_in
 from nemotron_steps.steps.data_prep.swe.trajectories import solving_steps
 
 UNITTEST = "PYTHONPATH=src:. python -S -m unittest -v {tests}"
@@ -144,6 +146,26 @@ def test_tasks_are_mined_where_tests_notice_and_end(package: Path, tmp_path: Pat
     values = [json.loads(line) for line in (events / "events.jsonl").read_text().splitlines()]
     counted = {k: v for record in values if record["kind"] == "summary" for k, v in record["values"].items()}
     assert counted["fault_unnoticed"] == 2 and counted["fault_without_end"] >= 1
+
+
+def test_a_package_of_more_than_the_most_bytes_is_left_out_and_counted(package: Path) -> None:
+    sizes = sum(len(file.read_bytes()) for file in package.rglob("*.py"))
+    assert [found.name for found in packages_in(str(package.parent), UNITTEST, sizes)[0]] == ["ranges"]
+    other = package.parent / "small"
+    (other / "tests").mkdir(parents=True)
+    (other / "small_one.py").write_text("x = 1\n")
+    (other / "tests/test_small.py").write_text("")
+    packages, refused = packages_in(str(package.parent), UNITTEST, sizes - 1)
+    assert [found.name for found in packages] == ["small"]
+    assert refused == {"ranges": f"{sizes} bytes, over packages.max_bytes={sizes - 1}"}
+
+
+def test_the_failing_test_is_that_of_the_function_with_the_fault() -> None:
+    made = next(made_up_packages(0, 3))
+    ((path, source),) = made.files.items()
+    names = [line.split("(")[0].removeprefix("def ") for line in source.split("\n") if line.startswith("def ")]
+    faults = mutations_of(path, source, ["return"])
+    assert [failing_test(made, fault).rpartition(".test_")[2] for fault in faults] == names and len(names) == 3
 
 
 def test_a_package_that_is_installed_is_no_source_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

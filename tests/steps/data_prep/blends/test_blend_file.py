@@ -140,3 +140,11 @@ def test_the_fingerprint_of_a_config_follows_the_files_it_names(two: Path):
     blend(two, {"name": "a", "path": "a.jsonl", "weight": 2})
     assert of_config(values) != changed
     assert of_config({"input_path": str(two / "b.jsonl")}) != of_config({"input_path": str(two / "a.jsonl")})
+
+
+def test_a_changed_source_of_placeholders_changes_the_fingerprint(two: Path):
+    values = {"input_path": str(two / "a.jsonl"), "placeholders": {"dapo": str(two / "b.jsonl"), "skywork": None}}
+    before = of_config(values)
+    assert of_config(values) == before
+    (two / "b.jsonl").write_text('{"another": 1}\n')
+    assert of_config(values) != before

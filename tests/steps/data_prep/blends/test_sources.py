@@ -225,6 +225,27 @@ class TestAddresses:
 
 
 class TestHub:
+    @pytest.mark.parametrize("write", [write_lines, as_saved])
+    def test_all_that_a_data_set_needs_to_be_read_is_fetched(
+        self, write: Callable[..., Any], run: Run, tmp_path: Path, monkeypatch
+    ):
+        import huggingface_hub
+        from huggingface_hub.utils import filter_repo_objects
+
+        hub, here = tmp_path / "hub", tmp_path / "here"
+        write(hub / "data.jsonl" if write is write_lines else hub, ROWS)
+        (hub / "video.mp4").write_text("large")
+
+        def download(name: str, *, allow_patterns: list[str], **_: Any) -> str:
+            here.mkdir()
+            for file in filter_repo_objects([path.name for path in hub.iterdir()], allow_patterns=allow_patterns):
+                (here / file).write_bytes((hub / file).read_bytes())
+            return str(here)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        assert run(files("hf://a/b")).rows() == ROWS
+        assert not (here / "video.mp4").exists()
+
     @pytest.mark.parametrize(
         ("path", "name"),
         [
