@@ -137,7 +137,7 @@ def test_an_empty_home_has_a_page(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_it_sorts_filters_and_changes_its_theme_in_a_browser(home, tmp_path):
+def test_it_sorts_filters_and_changes_its_theme_in_a_browser_on_a_phone(home, tmp_path):
     page = write_index(home)
     steps = """<script>
     const rows = () => [...document.querySelectorAll("#runs tbody tr:not([hidden]) code a")];
@@ -150,16 +150,20 @@ def test_it_sorts_filters_and_changes_its_theme_in_a_browser(home, tmp_path):
     box.value = "FAILED second"; box.dispatchEvent(new Event("input")); seen.push(order());
     document.getElementById("theme").click();
     seen.push(document.documentElement.dataset.theme, document.querySelector("#artifacts .count").textContent);
+    const shown = [...document.querySelectorAll("#runs tbody tr")].filter((row) => row.offsetHeight);
+    const asked = shown[0].cells[1].offsetWidth / shown[0].offsetWidth;
+    seen.push(shown.length, asked > 0.9, document.documentElement.scrollWidth <= innerWidth);
     document.title = seen.join("|");
     </script></body>"""
     tried = page.with_name("tried.html")
     tried.write_text(page.read_text().replace("</body>", steps))
     assert CHROMIUM is not None
     profile = f"--user-data-dir={tmp_path / 'profile'}"
-    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", profile, "--dump-dom", tried.as_uri()]
-    dom = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900", profile, "--dump-dom"]
+    dom = subprocess.run([*words, tried.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
     title = re.search("<title>(.*?)</title>", dom)
     assert title is not None
-    up, down, filtered, theme, artifacts = title[1].split("|")
+    up, down, filtered, theme, artifacts, shown, *fits = title[1].split("|")
     assert (up, down) == ("first-run,second-run", "second-run,first-run")
     assert (filtered, theme, artifacts) == ("second-run", "dark", "0")
+    assert shown == "1" and fits == ["true", "true"], "a run takes the width of the screen, and no more"
