@@ -97,7 +97,7 @@ class DGXCloudExecutor:
         """See Executor."""
         account, _, number = _parts(job)
         # Every kind is known there too, and has its `phase`; under its own kind it would be `actualPhase`.
-        found = account.ask("GET", f"/workloads/{number}", missing={})
+        found = account.read(f"/workloads/{number}", missing={})
         if not found:
             return JobStatus(JobState.LOST, "Run:ai does not know the workload")
         phase = str(found.get("phase", "Unknown"))
@@ -192,8 +192,7 @@ def _profile(launch: Launch) -> DGXCloudProfile:
 def _project(account: Account, name: str, cluster: str | None) -> dict[str, str]:
     """The ids of the project of that name and of its cluster."""
     query = urllib.parse.urlencode({"filterBy": f"name=={name}"})
-    answer = account.ask("GET", f"/org-unit/projects?{query}")
-    projects = answer.get("projects", []) if isinstance(answer, dict) else []
+    projects = account.read(f"/org-unit/projects?{query}").get("projects", [])
     named = [project for project in projects if project.get("name") == name]
     found = [project for project in named if cluster in (None, project.get("clusterId"))]
     if len(found) == 1:

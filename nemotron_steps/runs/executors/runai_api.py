@@ -76,6 +76,18 @@ class Account:
         except HTTPError as error:
             return _refused(error, missing)
 
+    def read(self, path: str, *, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The object at an address; `path`, `missing` and errors as `ask`."""
+        found = self.ask("GET", path, missing=missing)
+        if not isinstance(found, dict):
+            raise RequestError(
+                "what answers is not Run:ai's API",
+                where=_host(self.base),
+                expected="a JSON object",
+                found=repr(found)[:60],
+            )
+        return found
+
 
 @functools.lru_cache(maxsize=4)
 def _token(account: Account) -> str:
@@ -122,7 +134,7 @@ def _call(method: str, url: str, body: Any = None, token: str | None = None) -> 
         ) from error
     try:
         return json.loads(text) if text.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(
             "what answers is not Run:ai's API", where=_host(url), expected="JSON", found=repr(text[:60])
         ) from error

@@ -186,6 +186,8 @@ class RunAi(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, str, Any]] = []
         self.phase = "Running"
+        self.odd = b""
+        """What it answers instead of the workload."""
         self.tokens = 0
         self.down = HTTPStatus.OK
         self.projects = [{"name": "alignment", "id": "7", "clusterId": "c1"}]
@@ -211,7 +213,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = self.path.partition("?")[0].removeprefix("/api/v1")
         self.server.asked.append((self.command, path, body))
         status, answer = self._told(path, body)
-        text = json.dumps(answer).encode()
+        text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         if status in (HTTPStatus.FOUND, HTTPStatus.TEMPORARY_REDIRECT):
             self.send_header("Location", f"{self.server.address}/elsewhere")
@@ -238,7 +240,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path in ("/workloads/trainings", "/workloads/distributed"):
             return 202, {"workloadId": "w-1", "name": body["name"], "actualPhase": "Creating"}
         if path == "/workloads/w-1":
-            return 200, {"id": "w-1", "phase": self.server.phase, "phaseMessage": ""}
+            return 200, self.server.odd or {"id": "w-1", "phase": self.server.phase, "phaseMessage": ""}
         if path.endswith("/w-1/suspend"):
             return 202, {"code": 202, "message": "accepted"}
         return 404, {"code": 404, "message": "Not Found"}
@@ -289,6 +291,13 @@ def test_a_run_is_submitted_asked_about_and_cancelled(
     assert runai.tokens == 1
     written = [file for file in RunFolder(store, info.id).path.rglob("*") if file.is_file()]
     assert written and [file for file in written if SECRET in file.read_text(errors="replace")] == []
+
+
+@pytest.mark.parametrize("answer", [b"[1]", b'"x"', b"null", b"[" * 100_000, b"\xff"])
+def test_an_answer_that_is_none_of_run_ais_is_refused(runai: RunAi, answer: bytes) -> None:
+    runai.odd = answer
+    with pytest.raises(RequestError, match="not Run:ai's API"):
+        DGXCloudExecutor().status(f"{runai.address}/api/v1/workloads/trainings/w-1")
 
 
 def test_a_token_that_ran_out_is_asked_for_again(store: ArtifactStore, tmp_path: Path, runai: RunAi) -> None:
