@@ -304,6 +304,13 @@ FAULTS = (
         setup=REWARDS,
     ),
     Fault(
+        "a reward function written like a module's",
+        f"plan {RLVR} reward=rewards.score",
+        "E200",
+        "reward=rewards.py:score",
+        setup=REWARDS,
+    ),
+    Fault(
         "rows without a column that is known as a prompt",
         f"plan rl/nemo_rl/rlvr -c cpu {OWN} reward=rewards.py:score",
         "E400",

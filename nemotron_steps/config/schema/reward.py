@@ -74,14 +74,18 @@ def _file(entry: Mapping[str, Any]) -> Path | None:
 
 
 def _unnamed(given: Any) -> Rule | None:
-    """The rule that a file is named together with one of its functions."""
+    """The rule that a file or module is named together with one of its functions, a colon between them."""
     name = given.get("function") if isinstance(given, Mapping) else given
-    if not isinstance(name, str) or not name.endswith(".py"):
+    if not isinstance(name, str) or ":" in name:
         return None
-    path = Path(name).expanduser()
-    own = _functions(path) if path.is_file() else []
-    what = f"reward names the file {name}, and no function of it"
-    return Rule(True, "reward", what, tuple(f"reward={name}:{each}" for each in own[:3] or ["FUNCTION"]))
+    if name.endswith(".py"):
+        own = _functions(Path(name).expanduser())
+        what = f"reward names the file {name}, and no function of it"
+        return Rule(True, "reward", what, tuple(f"reward={name}:{each}" for each in own[:3] or ["FUNCTION"]))
+    module, _, function = name.rpartition(".")
+    file = Path(*module.split(".")).with_suffix(".py") if module else None
+    meant = f"{file}:{function}" if file is not None and function in _functions(file) else "FILE.py:FUNCTION"
+    return Rule(True, "reward", f"reward names no function: {name!r} has no colon before one", (f"reward={meant}",))
 
 
 def _missing(entry: Mapping[str, Any]) -> Rule | None:
