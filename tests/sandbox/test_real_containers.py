@@ -278,7 +278,7 @@ from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import ContainerSandbox
 async def main():
     engine, image = sys.argv[1:]
-    program = ContainerSandbox(engine, image).execute(['sleep', '600'], b'', {}, Limits(wall_s=5.0))
+    program = ContainerSandbox(engine, image).execute(['sleep', '600'], b'', {}, Limits(wall_s=3.0))
     running = asyncio.ensure_future(program)
     async with ContainerSession(engine, image) as session:
         print('in', flush=True)

@@ -65,13 +65,12 @@ def test_a_fix_in_a_container_earns_1_and_each_starts_from_the_image(
 
 
 @pytest.mark.containers
-@pytest.mark.parametrize(("first", "last", "reward"), [(FIXED, [], 1.0), ([], [], 0.0), (FIXED, ["no git"], 0.0)])
+@pytest.mark.parametrize(("calls", "reward"), [(FIXED, 1.0), ([], 0.0)], ids=["with a fix", "alone"])
 def test_attacks_in_a_container_earn_nothing_and_spoil_no_fix(
-    real_engine: str, container_engines: Engines, first: list[Call], last: list[str], reward: float
+    real_engine: str, container_engines: Engines, calls: list[Call], reward: float
 ) -> None:
-    names = [*(name for name in ATTACKS if name != "no git"), *last]
-    calls = [*first, *(bash(ATTACKS[name]) for name in names)]
-    answers, verdict = graded(calls, real_engine, container_engines.image)
+    attacks = [bash(attack) for name, attack in ATTACKS.items() if name != "no git"]
+    answers, verdict = graded([*calls, *attacks], real_engine, container_engines.image)
     assert verdict.reward == reward, (answers, verdict)
 
 
