@@ -109,6 +109,10 @@ def prompt_row(row: Row) -> str | None:
     return None
 
 
+A_CHAT = '{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}'
+"""A row that chat_row has nothing against."""
+
+
 def chat_row(row: Row) -> str | None:
     """sft_chats: `messages`, each with a role and content (or tool calls), at least one from the assistant."""
     problem = _messages_problem(row.get("messages"), "messages")

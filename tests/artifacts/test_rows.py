@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts.rows import (
+    A_CHAT,
     Row,
     RowCheck,
     agent_name,
@@ -100,3 +102,7 @@ def test_the_type_of_a_row_is_the_finest_whose_fields_it_has() -> None:
 def test_a_row_names_its_agent_where_it_has_one() -> None:
     found = [agent_name(row) for row in ({"agent_ref": {"name": "math"}}, {"agent_ref": {}}, {"agent_ref": "math"}, {})]
     assert found == ["math", None, None, None]
+
+
+def test_the_row_that_is_shown_to_who_has_another_is_right() -> None:
+    assert chat_row(json.loads(A_CHAT)) is None

@@ -239,6 +239,11 @@ class TestBadRows:
         with pytest.raises(DataError, match="responses_create_params") as caught:
             self.run(tmp_path, self.lines({"question": "x"}))
         assert caught.value.where == f"{tmp_path}/mine.jsonl:1"
+        imported = f"steps run data_prep/import_prompts --input dataset={tmp_path}/mine.jsonl"
+        assert caught.value.hints[0] == imported
+        with pytest.raises(DataError) as caught:
+            self.run(tmp_path, self.lines({"text": "x"}))
+        assert imported not in caught.value.hints
 
     def test_unchecked_environments_let_a_row_without_agent_through(self, tmp_path: Path):
         context = self.run(tmp_path, self.lines(gym_row(0, agent_ref=None)), check_environments=False)

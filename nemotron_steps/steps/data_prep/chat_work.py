@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemotron_steps.artifacts.rows import Row, chat_row, shown_fields
+from nemotron_steps.artifacts.rows import A_CHAT, Row, chat_row, shown_fields
 from nemotron_steps.config.schema.data_prep import ReasoningControlConfig
 from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.errors import DataError, show_line
@@ -32,7 +32,10 @@ class ChatWork:
             problem = chat_row(row)
             if problem is not None:
                 field = f"{where} field messages"
-                raise DataError(problem, where=field, found=shown_fields(row), hints=show_line(where))
+                expected = f"a row like {A_CHAT}" if "messages" not in row else None
+                raise DataError(
+                    problem, where=field, expected=expected, found=shown_fields(row), hints=show_line(where)
+                )
             changed = control(row)
             if row.get("reasoning_effort") == "low":
                 messages = with_instruction((changed or row)["messages"], self.low_effort_instruction)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nemotron_steps.artifacts.prompt_data import has_prompt
 from nemotron_steps.artifacts.rows import Row, prompt_row, shown_fields
 from nemotron_steps.config.schema.data_prep import PromptLengthConfig
 from nemotron_steps.environments.agents import agent_of, resolve
@@ -50,7 +52,10 @@ class PromptWork:
                 row = filler.fill(row, where)
             problem = prompt_row(row)
             if problem is not None:
-                raise DataError(problem, where=where, found=shown_fields(row), hints=show_line(where))
+                theirs = has_prompt(row) and "responses_create_params" not in row
+                imported = f"steps run data_prep/import_prompts --input dataset={shlex.quote(where.rpartition(':')[0])}"
+                hints = (*([imported] if theirs else []), *show_line(where))
+                raise DataError(problem, where=where, found=shown_fields(row), hints=hints)
             if self.agent is not None and row.get("agent_ref") is None:
                 row["agent_ref"] = agent_ref(self.agent)
                 changed = True
