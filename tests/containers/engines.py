@@ -55,10 +55,10 @@ class Engines:
             raise NoEngineError(f"{' '.join(command[:4])}: {done.stderr.strip()[-500:]}")
         return done.stdout
 
-    def names(self, engine: str) -> list[str]:
-        """All its containers of this project, those that are stopped too."""
-        said = self.call(engine, "ps", "--all", "--filter", "label=nemotron-steps", "--format", "{{.Names}}")
-        return said.split()
+    def names(self, engine: str, *, running: bool = False) -> list[str]:
+        """All its containers of the image; the engine may have others, of somebody else's."""
+        some = ["--filter", f"ancestor={self.image}", *([] if running else ["--all"])]
+        return self.call(engine, "ps", *some, "--format", "{{.Names}}").split()
 
 
 @contextmanager

@@ -290,20 +290,19 @@ asyncio.run(main())
 def test_nothing_runs_on_after_a_parent_that_is_killed(real_engine: str, container_engines: Engines) -> None:
     command = [sys.executable, "-c", PARENT, real_engine, container_engines.image]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE)
-    running = ["ps", "--filter", "label=nemotron-steps", "--format", "{{.Names}}"]
     try:
         assert parent.stdout is not None and parent.stdout.readline() == b"in\n"
         until = time.monotonic() + 30
-        while len(container_engines.call(real_engine, *running).split()) < 2 and time.monotonic() < until:
+        while len(container_engines.names(real_engine, running=True)) < 2 and time.monotonic() < until:
             time.sleep(0.1)
         os.kill(parent.pid, signal.SIGKILL)
     finally:
         parent.kill()
         parent.communicate()
     until = time.monotonic() + 60
-    while container_engines.call(real_engine, *running).split() and time.monotonic() < until:
+    while container_engines.names(real_engine, running=True) and time.monotonic() < until:
         time.sleep(0.1)
-    assert container_engines.call(real_engine, *running) == ""
+    assert container_engines.names(real_engine, running=True) == []
     # What is left of the program is a record that has ended.
     for name in container_engines.names(real_engine):
         assert name.startswith("steps-sandbox-")
