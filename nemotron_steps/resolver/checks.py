@@ -200,22 +200,25 @@ def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
     """Rows name the agents that grade them, or the config says who grades every row."""
-    key = "env.should_use_nemo_gym"
-    if subject.config.flat.get(key) is not True:
+    key, of_all, of_sets = "env.should_use_nemo_gym", "evaluation.environment", "evaluation.environments"
+    flat, has_key = subject.config.flat, subject.config.has_key
+    if flat.get(key) is not True or flat.get(of_all) is not None:
         return
     for port in subject.manifest.consumes:
-        if subject.artifacts.get(port.name, {}).get("environments", True):
+        by_config = flat.get(f"{of_sets}.{port.name.partition('.')[2]}") is not None
+        if by_config or subject.artifacts.get(port.name, {}).get("environments", True):
             continue
         compared = any(each.name == "reward_model" and each.required for each in subject.manifest.consumes)
         environment = "genrm_compare" if compared else "NAME   # one that `steps env list` shows"
         by_environment = f"{key}=false env.environment={environment}"
-        by_function = "reward=FILE.py:FUNCTION"
+        by_function = ["reward=FILE.py:FUNCTION"] if has_key is None or has_key("reward") else []
         yield AttributeConflict(
             f"nothing grades '{port.name}' of {subject.key}: its rows name no agent, and the config no grader",
             chain=(f"{subject.key}.{port.name}",),
             where=subject.where(key),
-            expected="a reward function, an environment for all rows, or agent_ref.name in each row",
-            hints=(by_environment, by_function) if compared else (by_function, by_environment),
+            expected=f"{'a reward function, ' if by_function else ''}an environment for all rows, or agent_ref.name in "
+            "each row",
+            hints=(by_environment, *by_function) if compared else (*by_function, by_environment),
         )
         return
 

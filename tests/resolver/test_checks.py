@@ -423,3 +423,29 @@ def test_prompts_that_nothing_grades_are_refused_with_what_would(
     config = StepConfig({"env": {"should_use_nemo_gym": by_row}})
     problems = list(prompts_are_graded(CheckSubject("rl", manifest, config, {}, {"prompts": attributes})))
     assert [(p.code, p.hints[0], p.chain) for p in problems] == ([("E304", hint, ("rl.prompts",))] if hint else [])
+
+
+@pytest.mark.parametrize(
+    ("port", "evaluation", "refused"),
+    [
+        ("prompts", {}, True),
+        ("prompts", {"environment": None}, True),
+        ("prompts", {"environment": "mcqa"}, False),
+        ("prompts.mine", {"environments": {"mine": "mcqa"}}, False),
+        ("prompts.mine", {"environments": {"theirs": "mcqa"}}, True),
+    ],
+)
+def test_an_evaluation_says_itself_what_grades_all_rows_of_a_set(
+    port: str, evaluation: dict[str, Any], refused: bool
+) -> None:
+    sets = Consumes(type="rl_prompts", name="prompts", bind="prompts", many=True)
+    plain = Consumes(type="rl_prompts", name="prompts")
+    consumes = (sets.named("mine") if port == "prompts.mine" else plain,)
+    manifest = StepManifest(step=StepTable(id="eval"), consumes=consumes)
+    values = {"env": {"should_use_nemo_gym": True}, "evaluation": evaluation}
+    subject = CheckSubject(
+        "eval", manifest, StepConfig(values, has_key=lambda key: key != "reward"), {}, {port: {"environments": []}}
+    )
+    problems = list(prompts_are_graded(subject))
+    hint = "env.should_use_nemo_gym=false env.environment=NAME   # one that `steps env list` shows"
+    assert [problem.hints for problem in problems] == ([(hint,)] if refused else [])
