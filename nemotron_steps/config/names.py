@@ -9,7 +9,7 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, 
     """Up to `limit` candidates that look like `name`, best first; empty when none is close.
 
     Candidates that share the last dotted or slashed part come first: `max_num_steps` finds `grpo.max_num_steps`,
-    `rlhf` finds `rl/nemo_rl/rlhf`.
+    `rlhf` finds `rl/nemo_rl/rlhf`. So do those of which it is a word: `gpu` finds `one_gpu`, and not `cpu`.
     """
     from difflib import SequenceMatcher
 
@@ -18,7 +18,7 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, 
     scored: list[tuple[float, str]] = []
     for candidate in set(candidates):
         text = candidate.lower()
-        if _tail(text) == tail:
+        if _tail(text) == tail or wanted in text.split("_"):
             score = 1.0 + SequenceMatcher(None, wanted, text).ratio()
         else:
             same_tail = SequenceMatcher(None, tail, _tail(text)).ratio()
