@@ -16,7 +16,7 @@ from nemotron_steps.errors import DataError
 _TABLES = (".parquet", ".csv", ".tsv", ".json", ".jsonl.gz")
 _PROMPTS = frozenset({"prompt", "messages", "conversations", "question", "problem", "instruction", "query", "input"})
 _LOOKED_AT = 64
-"""Rows."""
+"""Rows, or files."""
 _HEADER_BYTES = 1 << 16
 _THEIRS = {"human": "user", "gpt": "assistant"}
 """Roles of `conversations`."""
@@ -67,11 +67,14 @@ def roles_in(path: Path) -> tuple[str, ...]:
 def names_no_agent(path: Path) -> bool:
     """Whether rows are seen to name no agent that grades them: JSON Lines by their first row, a table by its columns.
 
-    False where it cannot be told at a glance.
+    Of a folder, whether that is so of each file: its held-out rows may have a grader of their own, and beside JSON
+    Lines a table is a report on them. False where it cannot be told at a glance.
     """
     if path.is_dir():
-        every = sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".parquet", ".csv", ".tsv"))
-        return bool(every) and names_no_agent(every[0])
+        every = sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size > 0)
+        rows = [file for file in every if file.suffix == ".jsonl"]
+        files = rows or [file for file in every if file.suffix in (".parquet", ".csv", ".tsv")]
+        return bool(files) and all(names_no_agent(file) for file in files[:_LOOKED_AT])
     match path.suffix.lower():
         case ".jsonl":
             try:

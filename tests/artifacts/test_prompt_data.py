@@ -80,3 +80,21 @@ def test_rows_that_name_no_agent_are_seen_at_a_glance(row: dict[str, Any], none:
 def test_what_cannot_be_told_at_a_glance_is_not_said_to_name_no_agent(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert not names_no_agent(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("files", "none"),
+    [
+        ({"pass_rates.csv": "prompt,rate\nx,1\n", "train.jsonl": '{"agent_ref": {}}\n'}, False),
+        ({"heldout.jsonl": "{}\n", "train.jsonl": '{"agent_ref": {}}\n'}, False),
+        ({"heldout.jsonl": "", "pass_rates.csv": "agent_ref\nx\n", "train.jsonl": "{}\n"}, True),
+        ({"a.csv": "prompt\nx\n", "b.csv": "prompt,agent_ref\nx,\n"}, False),
+    ],
+    ids=["a report beside", "held-out rows graded otherwise", "an empty split", "tables"],
+)
+def test_a_folder_names_no_agent_if_none_of_its_files_of_rows_does(
+    files: dict[str, str], none: bool, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert names_no_agent(tmp_path) is none
