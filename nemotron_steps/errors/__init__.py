@@ -103,7 +103,11 @@ class StepsError(Exception):
 def show_line(where: str) -> tuple[str, ...]:
     """A command that prints the row an error is about, as a hint; none where `where` is not `file:line`."""
     path, _, line = where.rpartition(":")
-    return (f"sed -n {line}p {shlex.quote(path)}   # the row",) if path and line.isdigit() else ()
+    if not path or not line.isdigit():
+        return ()
+    if path.startswith(("http://", "https://")):
+        return (f"curl -sL {shlex.quote(path)} | sed -n {line}p   # the row",)
+    return (f"sed -n {line}p {shlex.quote(path)}   # the row",)
 
 
 def fetch_again(folder: Path, broken: Path | None = None) -> tuple[str, ...]:

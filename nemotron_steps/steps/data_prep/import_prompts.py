@@ -48,7 +48,7 @@ def _recognised(file: DataFile, column: str | None) -> dict[str, str]:
     for part in parts_of(file):
         for number, line in lines_of(part):
             if line.strip():
-                layout, named = layout_of(parse_row(line, f"{file.path}:{number}")[0])
+                layout, named = layout_of(parse_row(line, f"{file.place}:{number}")[0])
                 shown = column or named
                 return {"layout": (layout or "unknown") if column is None else "as told", "prompt_column": shown}
     return {}

@@ -84,7 +84,7 @@ def lines_of(part: Part) -> Iterator[tuple[int, bytes]]:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(
                 "the compressed file is damaged or cut off",
-                where=file.path,
+                where=file.place,
                 found=str(error),
                 hints=(f"gzip -t {file.path}",),
             ) from error
@@ -103,7 +103,7 @@ def _text_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
         if len(line) > LONGEST_LINE:
             raise DataError(
                 "the line is too long for a row",
-                where=f"{part.file.path}, byte {position}",
+                where=f"{part.file.place}, byte {position}",
                 expected=f"at most {LONGEST_LINE >> 20} MiB a line, one JSON object each",
                 hints=(f"head -c {position + 200} {part.file.path} | tail -c 200   # where the line begins",),
             )
@@ -127,7 +127,7 @@ def _columnar_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
 
 def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
     """Rows of a table as text, every value a text; or of a list in one JSON document, which is read whole."""
-    path = part.file.path
+    path = part.file.place
     try:
         if part.file.kind == "list":
             for row in _decode(file.read()):
@@ -163,7 +163,7 @@ def columnar_errors(file: DataFile) -> Iterator[None]:
     except arrow_error as error:
         raise DataError(
             f"the {file.kind.capitalize()} file is damaged, or is none",
-            where=file.path,
+            where=file.place,
             found=(str(error).splitlines() or [type(error).__name__])[0],
             hints=(f"ls -l {file.path}   # whether it was copied whole",),
         ) from error
@@ -213,7 +213,7 @@ def _remote(file: DataFile) -> Iterator[Any]:
         if is_missing(error):
             raise DataError(
                 "the file is gone",
-                where=file.path,
+                where=file.place,
                 hints=("run the same command again: it looks for the files that are there now",),
             ) from error
         raise unreachable(file.path, "", error) from error

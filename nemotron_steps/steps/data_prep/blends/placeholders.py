@@ -123,7 +123,7 @@ class PlaceholderFiller:
                 for line_number, line in lines_of(part):
                     if line.isspace():
                         continue
-                    row, _ = parse_row(line, f"{part.file.path}:{line_number}")
+                    row, _ = parse_row(line, f"{part.file.place}:{line_number}")
                     yield number, _question(row), json.dumps(_answer(row))
                     number += 1
         except DataError as error:

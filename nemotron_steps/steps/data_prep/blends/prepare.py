@@ -23,7 +23,7 @@ from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
 from nemotron_steps.steps.data_prep.blends.row_work import RowWork
 from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask
-from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files
+from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, without_signature
 from nemotron_steps.steps.data_prep.blends.splits import DataSet, write_split_files
 from nemotron_steps.steps.data_prep.blends.workers import Rate, make_sample, make_shards, processors
 from nemotron_steps.steps.data_prep.split_files import Split
@@ -77,7 +77,7 @@ def sources_of(config: DataPrepConfig) -> list[Source]:
             for entry in entries
         ]
     if config.input_path is not None:
-        name = config.input_path.rstrip("/").rpartition("/")[2]
+        name = without_signature(config.input_path).rstrip("/").rpartition("/")[2]
         return [Source(name, data_files(config.input_path, key="input_path", mirror=config.mirror))]
     assert config.jsonl is not None  # the config has exactly one source
     return [jsonl_source(config.jsonl)]
@@ -207,7 +207,7 @@ def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) 
                         out.write(json.dumps(record, ensure_ascii=False) + "\n")
                         if told < _TOLD:
                             told += 1
-                            place = f"{shard.task.part.file.path}:{record['line']}"
+                            place = f"{shard.task.part.file.place}:{record['line']}"
                             field = f" field {record['field']}" if record["field"] else ""
                             tracker.event("row_refused", where=place + field, reason=record["reason"])
     if refused > told:
@@ -250,7 +250,7 @@ def _first_refusal(data_sets: Sequence[DataSet]) -> DataError:
             error = shard.first_refusal
             if error is None:
                 continue
-            path = shard.task.part.file.path
+            path = shard.task.part.file.place
             number = int((error.where or "").removeprefix(f"{path}:").split(" ")[0])
             here, there = f"{path}:{number}", f"{path}:{number + offset}"
             hints = [h for hint in error.hints for h in (show_line(there) if hint in show_line(here) else (hint,))]

@@ -110,7 +110,7 @@ def finished(task: ShardTask) -> Shard | None:
 
 def _write(task: ShardTask, function: RowFunction) -> Shard:
     accounts, number, first = Accounts(), 0, None
-    path = task.part.file.path
+    path = task.part.file.place
     shard = Shard(task, 0, accounts, None)
     with ExitStack() as stack:
         out = stack.enter_context(shard.rows.open("wb", buffering=1 << 20))
@@ -167,7 +167,7 @@ def refusal_record(error: DataError, file: str, line: int, where: str) -> dict[s
 def _identity(task: ShardTask) -> dict[str, Any]:
     file = task.part.file
     return {
-        "file": file.path,
+        "file": file.place,
         "stamp": file.stamp,
         "start": task.part.start,
         "end": task.part.end,

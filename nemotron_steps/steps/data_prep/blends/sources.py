@@ -55,6 +55,16 @@ class DataFile:
     size: int
     stamp: str
 
+    @property
+    def place(self) -> str:
+        """The path as records and messages have it."""
+        return without_signature(self.path)
+
+
+def without_signature(address: str) -> str:
+    """An address without what is behind its question mark, which opens it to whoever reads it; a path as it is."""
+    return address.partition("?")[0] if address.startswith(("http://", "https://")) else address
+
 
 def data_files(
     path: str, *, key: str, split: str | None = None, subset: str | None = None, mirror: str | None = None
@@ -138,7 +148,7 @@ def _remote(url: str, key: str) -> list[DataFile]:
     try:
         file_system, root = fsspec.core.url_to_fs(url)
         # What is signed has its signature behind a question mark: no part of its name, and no folder has one.
-        plain = root.partition("?")[0] if url.startswith(("http://", "https://")) else root
+        plain = without_signature(root)
         found: Mapping[str, Mapping[str, object]] = {}
         # Over HTTP, `find` would fetch the whole file to look for links.
         if _kind_of_name(plain) is not None or plain != root:

@@ -114,7 +114,7 @@ def write_split_files(
             "0 rows are too few for the splits: every one was left out",
             expected="at least one row to train on",
             found="; ".join(f"{count}: {reason}" for reason, count in accounts.left_out.most_common(3)),
-            hints=[h for each in to_cut for s in each.shards[:1] for h in show_line(f"{s.task.part.file.path}:1")][:3],
+            hints=[h for each in to_cut for s in each.shards[:1] for h in show_line(f"{s.task.part.file.place}:1")][:3],
         )
     cut = SplitSizes.of(sum(each.rows for each in to_cut), sizes.model_copy(update=nothing_cut))
     counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)

@@ -16,14 +16,28 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.errors import DataError, RetryableError
+from nemotron_steps.config.schema.data_prep import DataPrepConfig
+from nemotron_steps.errors import DataError, RetryableError, show_line
 from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_name
-from nemotron_steps.steps.data_prep.blends.prepare import Source
+from nemotron_steps.steps.data_prep.blends.prepare import Source, sources_of
+from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
 from nemotron_steps.steps.data_prep.blends.sources import data_files, unreachable
 from tests.steps.data_prep.blends.conftest import Run, write_lines
 
 ROWS = [{"n": i, "text": "é" * (i % 3), "list": [{"a": i}], "none": None, "real": i / 7} for i in range(50)]
+
+
+@dataclass(frozen=True)
+class Seventh:
+    """Refuses row 7."""
+
+    def function(self) -> RowFunction:
+        def become(where: str, row: dict[str, Any]) -> None:
+            if row["n"] == 7:
+                raise DataError("the row is the seventh", where=where, hints=show_line(where))
+
+        return become
 
 
 def files(path: str, **choices: Any) -> Source:
@@ -198,6 +212,23 @@ class TestAddresses:
         assert [file.name for file in source.files] == [path]
         assert run(source).rows() == ROWS
         assert web.asked.count("GET") <= 2
+
+    def test_what_a_refused_row_leaves_behind_does_not_open_a_signed_address(
+        self, web: WebServer, run: Run, tmp_path: Path
+    ):
+        config = DataPrepConfig(input_path=f"{web.url}/rows.jsonl?sig=not/for-all", max_refused_share=0.5)
+        (source,) = sources_of(config)
+        made = run(source, work=Seventh(), max_refused_share=0.5)
+        place = f"{web.url}/rows.jsonl:8"
+        assert [(each["source"], each["line"]) for each in made.refusals] == [("rows.jsonl", 8)]
+        with pytest.raises(DataError) as caught:
+            run(source, work=Seventh(), name="again")
+        assert (
+            caught.value.where == place
+            and f"curl -sL {web.url}/rows.jsonl | sed -n 8p   # the row" in caught.value.hints
+        )
+        written = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(written) > 3 and not [path for path in written if b"not/for-all" in path.read_bytes()]
 
     @pytest.mark.parametrize("path", ["rows.jsonl", "rows"])
     @pytest.mark.parametrize("status", [401, 403])
