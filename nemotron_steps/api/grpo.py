@@ -31,7 +31,7 @@ _OTHER_NAMES = {
     "train_dataset": "dataset",
     "eval_dataset": "validation",
 }
-"""Arguments as other trainers, and the command line, call them. As a text, `reward` is the config's key."""
+"""Arguments as other trainers, and the command line, call them."""
 
 
 class GRPO:
@@ -84,7 +84,7 @@ class GRPO:
                 hints=(f"run({STEP!r}, inputs={{'policy': MODEL, 'prompts': DATA}})",),
             )
         for name, here in _OTHER_NAMES.items():
-            if name in sections and not isinstance(sections[name], str | Mapping):
+            if name in sections and not (name == "reward" and _is_config(sections[name])):
                 raise RequestError(f"GRPO has no argument '{name}'", where=name, expected=here, hints=(f"{here}=…",))
         self._bench = bench_of(home)
         given = self._bench.store.backend.local(_GIVEN)
@@ -131,6 +131,12 @@ class GRPO:
 
     def __repr__(self) -> str:
         return f"<GRPO {self.command}>"
+
+
+def _is_config(reward: Any) -> bool:
+    """Whether a value is one of the config's key `reward`, which has no functions but their names."""
+    each = reward if isinstance(reward, list | tuple) else [reward]
+    return all(one is None or isinstance(one, str | Mapping) for one in each)
 
 
 def _named(

@@ -122,9 +122,15 @@ def test_what_a_training_says_itself_is_no_section(model: Path, workplace: Path)
     [("reward", "rewards"), ("reward_funcs", "rewards"), ("eval_dataset", "validation"), ("train_dataset", "dataset")],
 )
 def test_what_other_trainers_call_an_argument_is_told_by_its_name_here(workplace: Path, typed: str, here: str) -> None:
-    with pytest.raises(RequestError, match=f"no argument '{typed}'") as raised:
-        GRPO("model", ROWS, **{typed: [shorter]})
-    assert (raised.value.where, raised.value.expected, raised.value.hints) == (typed, here, (f"{here}=…",))
+    for given in ([shorter], *([] if typed == "reward" else ["rows.jsonl"])):
+        with pytest.raises(RequestError, match=f"no argument '{typed}'") as raised:
+            GRPO("model", ROWS, **{typed: given})
+        assert (raised.value.where, raised.value.expected, raised.value.hints) == (typed, here, (f"{here}=…",))
+
+
+def test_reward_as_the_config_has_it_is_a_key_of_the_config(workplace: Path) -> None:
+    for given in ("a.py:f", ["a.py:f", {"function": "b.py:g", "weight": 2.0}]):
+        assert "reward=" in GRPO("model", ROWS, reward=given).command
 
 
 def test_validation_is_looked_for_with_the_variables_of_the_profile(model: Path, workplace: Path) -> None:
