@@ -5,6 +5,7 @@ The job's name is kept in `job.json` beside run.json, which belongs to the proce
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -178,8 +179,9 @@ def _note_cancelled(store: ArtifactStore, info: RunInfo) -> None:
             # One that began in the meantime says itself how it ended; handed in again, it has another job.
             if free and now.status == SUBMITTED and now.job == info.job:
                 folder.update(now, status=INTERRUPTED, error=told.to_dict())
-    except PermissionError:  # whoever may only look at the home leaves it as it is
-        return
+    except OSError as error:  # whoever may only look at the home leaves it as it is
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
 
 
 def cancel(store: ArtifactStore, info: RunInfo) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -363,6 +364,20 @@ def test_a_queued_job_that_takes_a_while_to_be_cancelled_ends_the_run(
     ScriptedExecutor.answers = [JobState.CANCELLED]
     launching.cancel(store, stuck)
     assert get_run(store, stuck.id).status == "interrupted"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_whoever_may_only_look_at_the_home_hears_that_a_job_was_cancelled(
+    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def unwritable(path: Path) -> Any:
+        raise OSError(number, os.strerror(number), str(path))
+
+    info = scripted(store, monkeypatch, JobState.CANCELLED)
+    monkeypatch.setattr(launching, "hold_if_free", unwritable)
+    status = launching.job_status(store, info)
+    assert status is not None and status.state is JobState.CANCELLED
+    assert get_run(store, info.id).status == "submitted"
 
 
 def test_whoever_hears_that_a_queued_job_was_cancelled_writes_it_down_unless_it_is_submitted_again(
