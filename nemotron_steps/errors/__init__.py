@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -113,10 +114,13 @@ def show_line(where: str) -> tuple[str, ...]:
 def fetch_again(folder: Path, broken: Path | None = None) -> tuple[str, ...]:
     """A command that completes a model folder, as a hint: a large file that is only git-lfs's pointer is fetched by
     that, everything else from the hub."""
-    if broken is not None and broken.is_file():
-        with broken.open("rb") as file:
-            if file.read(len(_POINTER)) == _POINTER:
-                return (f"git -C {shlex.quote(str(folder))} lfs pull   # the file is only a pointer to its content",)
+    start = b""
+    with suppress(OSError):  # what cannot be read is why this is asked
+        if broken is not None and broken.is_file():
+            with broken.open("rb") as file:
+                start = file.read(len(_POINTER))
+    if start == _POINTER:
+        return (f"git -C {shlex.quote(str(folder))} lfs pull   # the file is only a pointer to its content",)
     return (f"hf download MODEL --local-dir {shlex.quote(str(folder))}   # fetches what is missing or broken",)
 
 
