@@ -35,7 +35,8 @@ class DockerProfile(Profile):
     engine: Literal["docker", "podman"] = "docker"
     """What starts the container."""
     mounts: tuple[StrictStr, ...] = ()
-    """HOST:CONTAINER pairs. The home and the working folder are mounted anyway, unless one is a CONTAINER here."""
+    """HOST:CONTAINER pairs. The home, the working folder and the file of profiles are mounted anyway, unless one is a
+    CONTAINER here."""
     shm_size: StrictStr = "16g"
     """Shared memory, which workers exchange tensors through."""
 
@@ -88,10 +89,11 @@ def run_command(launch: Launch, name: str) -> list[str]:
     assert isinstance(profile, DockerProfile)  # profile_model is what the profile was read with
     variables = launch.variables
     told = {mount.split(":")[1] for mount in profile.mounts if ":" in mount}
-    own = dict.fromkeys(str(path) for path in (launch.home, launch.working_dir))
-    mounts = [*profile.mounts, *(f"{path}:{path}" for path in own if path not in told)]
+    own = {str(path): f"{path}:{path}" for path in (launch.home, launch.working_dir)}
     if ENVIRONMENT_VARIABLE in variables:
-        mounts.append(f"{variables[ENVIRONMENT_VARIABLE]}:{variables[ENVIRONMENT_VARIABLE]}:ro")
+        file = variables[ENVIRONMENT_VARIABLE]
+        own.setdefault(file, f"{file}:{file}:ro")
+    mounts = dict.fromkeys((*profile.mounts, *(mount for path, mount in own.items() if path not in told)))
     words = [profile.engine, "run", "--detach", "--init", "--name", name, "--network", "host"]
     # Podman's own default may be above what this process may grant.
     words += podman_ulimits() if profile.engine == "podman" else []

@@ -56,6 +56,9 @@ def test_a_folder_that_the_profile_mounts_is_not_mounted_twice(tmp_path: Path) -
     command = run_command(a_launch(tmp_path, mounts=[f"/elsewhere:{tmp_path}/work:ro"]), "steps-r1-0")
     places = [mount.split(":")[1] for mount in values_of(command, "--volume")]
     assert places == [f"{tmp_path}/work", f"{tmp_path}/home", "/etc/steps/env.toml"]
+    twice = ["/data:/data", "/data:/data", "/mine/env.toml:/etc/steps/env.toml"]
+    mounts = values_of(run_command(a_launch(tmp_path, mounts=twice), "steps-r1-0"), "--volume")
+    assert mounts == [*twice[1:], *(f"{tmp_path}/{own}:{tmp_path}/{own}" for own in ("home", "work"))]
 
 
 def test_force_squash_pulls_the_image_again(tmp_path: Path) -> None:
