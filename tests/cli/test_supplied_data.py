@@ -21,6 +21,7 @@ def given(folder: Path, kind: str) -> Path:
     if kind == "folder_of_parquet":
         path.mkdir()
         (path / "train-00000.parquet").write_bytes(b"PAR1")
+        (path / "README.md").write_text("A data set's card.\n")
     elif kind == "saved":
         path.mkdir()
         (path / "dataset_info.json").write_text("{}")

@@ -137,6 +137,15 @@ def test_overrides_follow_hydras_grammar(configs):
     assert composed.origin("options.words") == "override 'options.words=[d]'"
 
 
+def test_a_key_is_taken_away_by_the_value_that_it_has_and_by_no_other(configs):
+    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
+    taken = compose(None, ["~optimizer.name=sgd"], search=search, schema=Toy)
+    assert taken.values["optimizer"] == {"lr": 1e-4}
+    with pytest.raises(ConfigError, match="another value") as caught:
+        compose(None, ["~optimizer.name=adam"], search=search, schema=Toy)
+    assert caught.value.expected == "sgd"
+
+
 def test_a_key_only_the_schema_knows_can_be_set_without_plus(configs):
     composed = compose(None, ["judge.tries=5"], search=configs({}), schema=Toy)
     assert composed.values == {"judge": {"tries": 5}}

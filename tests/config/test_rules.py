@@ -252,6 +252,12 @@ def test_other_steps_refuse_with_a_hint_as_well(schema: Any, broken: dict[str, A
         composed({**{key: broken[key] for key in broken if key.split(".")[0] not in pasted}, **pasted}).model(schema)
 
 
+def test_a_token_may_choose_every_expert_there_is() -> None:
+    chosen = composed({**HYBRID, "from_scratch.hybrid.num_experts_per_tok": 8}).model(SftConfig).from_scratch
+    assert chosen is not None and chosen.hybrid is not None
+    assert chosen.hybrid.num_experts_per_tok == chosen.hybrid.n_routed_experts == 8
+
+
 @pytest.mark.parametrize("changed", ["tensor_model_parallel_size", "activation_checkpointing"])
 def test_only_the_dropout_of_adapters_rules_out_what_it_would_differ_over(changed: str) -> None:
     peft = "policy.megatron_cfg.peft"

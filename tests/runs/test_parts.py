@@ -30,10 +30,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "__init__.py": "",
         "a.py": "from closurepack.b import (\n    x,  # a comment, with commas\n    y,\n)\nimport json",
         "b.py": "x = 1\ndef y():\n    from .sub import c\n    return c",
-        "sub/__init__.py": "REGISTRY = {'d': 'closurepack.sub.d:Thing'}",
+        "sub/__init__.py": "from .h import i\nREGISTRY = {'d': 'closurepack.sub.d:Thing'}",
         "sub/c.py": "from . import f as g",
         "sub/d.py": "raise RuntimeError('must not be imported')",
         "sub/f.py": "",
+        "sub/h.py": "i = 1",
         "e.py": "",
     }
     for name, source in files.items():
@@ -51,6 +52,7 @@ def test_import_closure_follows_every_form_of_import_without_importing(package: 
         "closurepack.sub.c",
         "closurepack.sub.d",
         "closurepack.sub.f",
+        "closurepack.sub.h",
     ]
 
 
