@@ -73,7 +73,7 @@ def test_a_worker_that_takes_too_much_memory_counts_as_too_long() -> None:
             await pool.call("grow")
         return await pool.call(2)
 
-    assert with_pool(use) == 2
+    assert with_pool(use, timeout_s=120.0) == 2
 
 
 def test_a_worker_that_dies_is_said_to_be_lost() -> None:
