@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import SandboxError
-from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
+from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, attempts
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.probe import _canary_file, probe
 from nemotron_steps.sandbox.process import Rest, Watch
@@ -265,3 +266,15 @@ def test_what_a_sandbox_must_not_read_is_readable_outside_and_gone_afterwards(tm
         assert canary.parent == tmp_path and canary.read_text() == "canary"
         assert canary.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "refused"), [(errno.EPERM, True), (errno.EAGAIN, False), (errno.EMFILE, False)])
+def test_an_attempt_that_fails_for_want_of_something_else_is_no_refusal(
+    number: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(attempts, "results", {})
+    attempts.attempt("it", fail)
+    assert (attempts.results["it"] is None) is refused
