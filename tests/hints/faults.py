@@ -311,6 +311,13 @@ FAULTS = (
         setup=REWARDS,
     ),
     Fault(
+        "one of two reward functions that is not there",
+        f"plan {RLVR} 'reward=[{{function: json:dumps, weight: 0.5}},rewards.py:scor]'",
+        "E200",
+        "'reward=[{function:json:dumps,weight:0.5},rewards.py:score]'",
+        setup=REWARDS,
+    ),
+    Fault(
         "rows without a column that is known as a prompt",
         f"plan rl/nemo_rl/rlvr -c cpu {OWN} reward=rewards.py:score",
         "E400",

@@ -12,7 +12,7 @@ from tests.cli.conftest import Cli, Result
 
 WORKS = "works"
 _CODE = re.compile(r"error\[(E\d{3})\]")
-_BEHIND = re.compile(r"-|[~+]?[a-z_][\w./-]*=")
+_BEHIND = re.compile(r"-|'?[~+]?[a-z_][\w./-]*=")
 """How a flag or an override begins."""
 _RUN = re.compile(r"\d{8}-\d{6}-[\w-]+-[0-9a-f]{4}")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,12 +44,12 @@ def move(values: Any) -> Any:
     if given is None:
         return values
     every = given if isinstance(given, list | tuple) else [given]
-    refuse([rule for each in every if (rule := _unnamed(each)) is not None])
+    refuse([rule for n, each in enumerate(every) if (rule := _unnamed(each, every, n)) is not None])
     entries = [_entry(each) for each in every]
     if not all(entries):
         return values  # validation of its own field says what is wrong
-    refuse([rule for entry in entries if (rule := _missing(entry)) is not None])
-    refuse([rule for entry in entries if (rule := _unbound(entry)) is not None])
+    refuse([rule for n, entry in enumerate(entries) if (rule := _missing(entry, every, n)) is not None])
+    refuse([rule for n, entry in enumerate(entries) if (rule := _unbound(entry, every, n)) is not None])
     for name, value in {
         "env.should_use_nemo_gym": False,
         "env.environment": ENVIRONMENT,
@@ -73,7 +74,19 @@ def _file(entry: Mapping[str, Any]) -> Path | None:
     return Path(place).expanduser().absolute() if place.endswith(".py") else None
 
 
-def _unnamed(given: Any) -> Rule | None:
+def _override(function: str, every: Sequence[Any], n: int) -> str:
+    """The override that names `function` in the place of the `n`-th of all that are given, which stay as they are."""
+    if len(every) == 1 and isinstance(every[0], str):
+        return f"reward={function}"
+    texts = []
+    for place, each in enumerate(every):
+        name = function if place == n else each.get("function") if isinstance(each, Mapping) else each
+        table = isinstance(each, Mapping) and each.get("weight") is not None
+        texts.append(f"{{function:{name},weight:{each['weight']}}}" if table else str(name))
+    return shlex.quote(f"reward=[{','.join(texts)}]")
+
+
+def _unnamed(given: Any, every: Sequence[Any], n: int) -> Rule | None:
     """The rule that a file or module is named together with one of its functions, a colon between them."""
     name = given.get("function") if isinstance(given, Mapping) else given
     if not isinstance(name, str) or ":" in name:
@@ -81,14 +94,16 @@ def _unnamed(given: Any) -> Rule | None:
     if name.endswith(".py"):
         own = _functions(Path(name).expanduser())
         what = f"reward names the file {name}, and no function of it"
-        return Rule(True, "reward", what, tuple(f"reward={name}:{each}" for each in own[:3] or ["FUNCTION"]))
+        meant = [f"{name}:{each}" for each in own[:3] or ["FUNCTION"]]
+        return Rule(True, "reward", what, tuple(_override(each, every, n) for each in meant))
     module, _, function = name.rpartition(".")
     file = Path(*module.split(".")).with_suffix(".py") if module else None
-    meant = f"{file}:{function}" if file is not None and function in _functions(file) else "FILE.py:FUNCTION"
-    return Rule(True, "reward", f"reward names no function: {name!r} has no colon before one", (f"reward={meant}",))
+    one = f"{file}:{function}" if file is not None and function in _functions(file) else "FILE.py:FUNCTION"
+    what = f"reward names no function: {name!r} has no colon before one"
+    return Rule(True, "reward", what, (_override(one, every, n),))
 
 
-def _missing(entry: Mapping[str, Any]) -> Rule | None:
+def _missing(entry: Mapping[str, Any], every: Sequence[Any], n: int) -> Rule | None:
     """The rule that a file is there; files of the same folder that may have been meant are its hints."""
     path = _file(entry)
     if path is None or path.is_file():
@@ -97,8 +112,8 @@ def _missing(entry: Mapping[str, Any]) -> Rule | None:
     beside = {file.name: file for file in path.parent.glob("*.py")}
     close = [each for each in nearest(path.name, list(beside)) if name.partition(".")[0] in _functions(beside[each])]
     folder = place.removesuffix(path.name)
-    hints = tuple(f"reward={folder}{each}:{name}" for each in close[:1]) or ("reward=FILE.py:FUNCTION",)
-    return Rule(True, "reward", f"reward names the file {path}, and there is none", hints)
+    meant = f"{folder}{close[0]}:{name}" if close else "FILE.py:FUNCTION"
+    return Rule(True, "reward", f"reward names the file {path}, and there is none", (_override(meant, every, n),))
 
 
 def _functions(path: Path) -> list[str]:
@@ -111,7 +126,7 @@ def _functions(path: Path) -> list[str]:
     return [name for name in defined if not name.startswith("_")]
 
 
-def _unbound(entry: Mapping[str, Any]) -> Rule | None:
+def _unbound(entry: Mapping[str, Any], every: Sequence[Any], n: int) -> Rule | None:
     """The rule that a file defines the function it is named for; it is read, not run."""
     path, name = _file(entry), entry["function"].rpartition(":")[2].partition(".")[0]
     if path is None:
@@ -127,7 +142,7 @@ def _unbound(entry: Mapping[str, Any]) -> Rule | None:
     own = _functions(path)
     close = (*nearest(name, own), *own)[:1]
     what = f"reward names the function {name} of {shown}, which defines {', '.join(own) or 'none'}"
-    return Rule(True, "reward", what, tuple(f"reward={shown}:{each}" for each in close))
+    return Rule(True, "reward", what, tuple(_override(f"{shown}:{each}", every, n) for each in close))
 
 
 def _bound(body: list[ast.stmt]) -> set[str] | None:
