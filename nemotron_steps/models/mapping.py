@@ -13,7 +13,7 @@ Names are those of the whole model on one rank; pipeline and expert parallelism 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -179,12 +179,17 @@ def of_mtp(parameter: Parameter, architecture: Architecture) -> bool:
 
 
 def to_megatron(
-    weights: Mapping[str, torch.Tensor] | TensorReader, architecture: Architecture, *, mtp_alone: bool = False
+    weights: Mapping[str, torch.Tensor] | TensorReader,
+    architecture: Architecture,
+    *,
+    mtp_alone: bool = False,
+    held: Container[str] | None = None,
 ) -> Iterator[tuple[Parameter, torch.Tensor]]:
     """Whole Megatron tensors of a Hugging Face checkpoint, one at a time.
 
     Args:
         mtp_alone: only those of multi-token prediction, of weights that have no others.
+        held: Megatron names of those that are read; None: all. Whether a name is missing is looked at for all.
 
     Raises:
         ArtifactError: a tensor is missing, is none of the model's, or has another shape than the architecture says.
@@ -196,6 +201,8 @@ def to_megatron(
     wanted = [p for p in parameters(architecture) if not mtp_alone or of_mtp(p, architecture)]
     _check_names(names, wanted, architecture, where)
     for parameter in wanted:
+        if held is not None and parameter.name not in held:
+            continue
         tensors = []
         for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
             if name not in names:

@@ -131,7 +131,8 @@ class MegatronPolicy:
         if is_megatron_checkpoint(checkpoint_path):
             checkpoint.load_model(self.shards, Path(checkpoint_path))
         else:
-            self.shards.load(to_megatron(WeightReader(checkpoint_path), self.architecture))
+            weights = to_megatron(WeightReader(checkpoint_path), self.architecture, held=self.shards.local)
+            self.shards.load(weights)
         sharded = megatron.optimizer.use_distributed_optimizer
         self.buffers = [] if frozen else self.shards.make_buffers(sharded=sharded)
         self.optimizer = FlatAdamW(
