@@ -43,7 +43,7 @@ types: setup-test
 # Two processes share the files of tests. Slurm's daemons and vLLM's tests have one of their own: munged wants a folder
 # that xdist's is not; vLLM pins the process's threads to cores, sets environment variables and keeps gigabytes.
 unit: setup-test
-	$(BIN)/python -m pytest -m "not vllm and not slurm" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not vllm and not slurm" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m slurm
 	$(BIN)/python -m pytest -m vllm
 

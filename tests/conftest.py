@@ -63,6 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("cuda") is not None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device: make test-cuda"))
+    if hasattr(config, "workerinput"):  # of several processes: what takes minutes first, so that none is left with it
+        items.sort(key=lambda item: item.get_closest_marker("chain") is None)
     missing = {name: command for name, (present, command) in NEEDS.items() if not present()}
     for item in items:
         for name, command in missing.items():

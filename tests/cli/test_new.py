@@ -36,7 +36,13 @@ def as_installed(root: Path, site: Path) -> dict[str, str]:
     for group, entries in project["entry-points"].items():
         points += f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
     (info / "entry_points.txt").write_text(points)
-    return {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{root}", "OMP_NUM_THREADS": "1", "STEPS_PATH": ""}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{site}{os.pathsep}{root}",
+        "OMP_NUM_THREADS": "1",
+        "STEPS_PATH": "",
+        "PYTEST_ADDOPTS": "",
+    }
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ folder's weights; that part is checked against the layout. Prints how many ranks
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nemotron_steps.config.layout.stages import stage_layers
 from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.engine.policy import megatron
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.models.huggingface import WeightReader
 from nemotron_steps.models.mapping import parameters
 
 MOST = 3
@@ -48,8 +51,20 @@ def check(policy: MegatronPolicy, whole: dict[str, int]) -> None:
             assert part.numel() * ranks == whole[parameter.name], parameter.name
 
 
+class OnceRead(WeightReader):
+    """A reader whose tensors stay: a folder's are read by hundreds of ranks here."""
+
+    def __call__(self, name: str) -> torch.Tensor:
+        return self._kept(name)
+
+    @functools.cached_property
+    def _kept(self) -> Any:
+        return functools.cache(super().__call__)
+
+
 def main(file: str) -> None:
     torch.set_num_threads(1)
+    megatron.WeightReader = functools.cache(OnceRead)  # type: ignore[misc,assignment]
     built = 0
     wholes: dict[str, dict[str, int]] = {}
     for folder, settings, world in json.loads(Path(file).read_text()):

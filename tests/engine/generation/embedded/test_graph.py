@@ -35,7 +35,7 @@ def generate(fused):
     done = {}
     for i in range(3):
         prompt = torch.randint(0, 96, (length + i,), generator=torch.Generator().manual_seed(i)).tolist()
-        generator.submit(GenerationRequest(f"r{i}", prompt, SamplingParams(6 + 3 * i, seed=i), 3 - i))
+        generator.submit(GenerationRequest(f"r{i}", prompt, SamplingParams(3 + 2 * i, seed=i), 3 - i))
     while generator.pending():
         done.update({(c.request_id, c.index): c for c in generator.step()})
     return done
