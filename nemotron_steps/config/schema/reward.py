@@ -6,7 +6,8 @@ import ast
 import hashlib
 import importlib.util
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,12 +45,12 @@ def move(values: Any) -> Any:
     if given is None:
         return values
     every = given if isinstance(given, list | tuple) else [given]
-    refuse([rule for n, each in enumerate(every) if (rule := _unnamed(each, every, n)) is not None])
+    refuse(_broken(every, every, _unnamed))
     entries = [_entry(each) for each in every]
     if not all(entries):
         return values  # validation of its own field says what is wrong
-    refuse([rule for n, entry in enumerate(entries) if (rule := _missing(entry, every, n)) is not None])
-    refuse([rule for n, entry in enumerate(entries) if (rule := _unbound(entry, every, n)) is not None])
+    refuse(_broken(entries, every, _missing))
+    refuse(_broken(entries, every, _unbound))
     for name, value in {
         "env.should_use_nemo_gym": False,
         "env.environment": ENVIRONMENT,
@@ -74,19 +75,25 @@ def _file(entry: Mapping[str, Any]) -> Path | None:
     return Path(place).expanduser().absolute() if place.endswith(".py") else None
 
 
-def _override(function: str, every: Sequence[Any], n: int) -> str:
-    """The override that names `function` in the place of the `n`-th of all that are given, which stay as they are."""
+def _broken(each: Sequence[Any], every: Sequence[Any], check: Callable[[Any], Rule | None]) -> list[Rule]:
+    """What `check` has against each, its hints, which are functions, made overrides that keep the others."""
+    found = [(place, rule) for place, one in enumerate(each) if (rule := check(one)) is not None]
+    return [replace(rule, hints=tuple(_override(hint, every, place) for hint in rule.hints)) for place, rule in found]
+
+
+def _override(function: str, every: Sequence[Any], place: int) -> str:
+    """The override by which `function` stands in the place of one of all that are given."""
     if len(every) == 1 and isinstance(every[0], str):
         return f"reward={function}"
     texts = []
-    for place, each in enumerate(every):
-        name = function if place == n else each.get("function") if isinstance(each, Mapping) else each
-        table = isinstance(each, Mapping) and each.get("weight") is not None
-        texts.append(f"{{function:{name},weight:{each['weight']}}}" if table else str(name))
+    for other, each in enumerate(every):
+        name = function if other == place else each.get("function") if isinstance(each, Mapping) else each
+        weight = each.get("weight") if isinstance(each, Mapping) else None
+        texts.append(str(name) if weight is None else f"{{function:{name},weight:{weight}}}")
     return shlex.quote(f"reward=[{','.join(texts)}]")
 
 
-def _unnamed(given: Any, every: Sequence[Any], n: int) -> Rule | None:
+def _unnamed(given: Any) -> Rule | None:
     """The rule that a file or module is named together with one of its functions, a colon between them."""
     name = given.get("function") if isinstance(given, Mapping) else given
     if not isinstance(name, str) or ":" in name:
@@ -94,16 +101,14 @@ def _unnamed(given: Any, every: Sequence[Any], n: int) -> Rule | None:
     if name.endswith(".py"):
         own = _functions(Path(name).expanduser())
         what = f"reward names the file {name}, and no function of it"
-        meant = [f"{name}:{each}" for each in own[:3] or ["FUNCTION"]]
-        return Rule(True, "reward", what, tuple(_override(each, every, n) for each in meant))
+        return Rule(True, "reward", what, tuple(f"{name}:{each}" for each in own[:3] or ["FUNCTION"]))
     module, _, function = name.rpartition(".")
     file = Path(*module.split(".")).with_suffix(".py") if module else None
-    one = f"{file}:{function}" if file is not None and function in _functions(file) else "FILE.py:FUNCTION"
-    what = f"reward names no function: {name!r} has no colon before one"
-    return Rule(True, "reward", what, (_override(one, every, n),))
+    meant = f"{file}:{function}" if file is not None and function in _functions(file) else "FILE.py:FUNCTION"
+    return Rule(True, "reward", f"reward names no function: {name!r} has no colon before one", (meant,))
 
 
-def _missing(entry: Mapping[str, Any], every: Sequence[Any], n: int) -> Rule | None:
+def _missing(entry: Mapping[str, Any]) -> Rule | None:
     """The rule that a file is there; files of the same folder that may have been meant are its hints."""
     path = _file(entry)
     if path is None or path.is_file():
@@ -113,7 +118,7 @@ def _missing(entry: Mapping[str, Any], every: Sequence[Any], n: int) -> Rule | N
     close = [each for each in nearest(path.name, list(beside)) if name.partition(".")[0] in _functions(beside[each])]
     folder = place.removesuffix(path.name)
     meant = f"{folder}{close[0]}:{name}" if close else "FILE.py:FUNCTION"
-    return Rule(True, "reward", f"reward names the file {path}, and there is none", (_override(meant, every, n),))
+    return Rule(True, "reward", f"reward names the file {path}, and there is none", (meant,))
 
 
 def _functions(path: Path) -> list[str]:
@@ -126,7 +131,7 @@ def _functions(path: Path) -> list[str]:
     return [name for name in defined if not name.startswith("_")]
 
 
-def _unbound(entry: Mapping[str, Any], every: Sequence[Any], n: int) -> Rule | None:
+def _unbound(entry: Mapping[str, Any]) -> Rule | None:
     """The rule that a file defines the function it is named for; it is read, not run."""
     path, name = _file(entry), entry["function"].rpartition(":")[2].partition(".")[0]
     if path is None:
@@ -142,7 +147,7 @@ def _unbound(entry: Mapping[str, Any], every: Sequence[Any], n: int) -> Rule | N
     own = _functions(path)
     close = (*nearest(name, own), *own)[:1]
     what = f"reward names the function {name} of {shown}, which defines {', '.join(own) or 'none'}"
-    return Rule(True, "reward", what, tuple(_override(f"{shown}:{each}", every, n) for each in close))
+    return Rule(True, "reward", what, tuple(f"{shown}:{each}" for each in close))
 
 
 def _bound(body: list[ast.stmt]) -> set[str] | None:
