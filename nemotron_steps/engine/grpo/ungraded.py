@@ -72,11 +72,12 @@ def _failures(group: RolloutGroup, where: str) -> list[_Failed]:
         if rollout.failure is not None:
             first.setdefault((rollout.environment, rollout.failure), rollout)
             counts[rollout.environment, rollout.failure] += 1
-    told = {key: rollout.metadata for key, rollout in first.items()}
-    return [
-        _Failed(*key, count, where, found.get("traceback") or found.get("message") or "", found.get("hint") or "")
-        for (key, count), found in zip(counts.items(), told.values(), strict=True)
-    ]
+    failures = []
+    for (environment, failure), count in counts.items():
+        told = first[environment, failure].metadata
+        said = told.get("traceback") or told.get("message") or ""
+        failures.append(_Failed(environment, failure, count, where, said, told.get("hint") or ""))
+    return failures
 
 
 @dataclass
