@@ -97,14 +97,18 @@ def data_files(
 def _hub_root(name: HubName, key: str, mirror: str | None, split: str | None, subset: str | None) -> Path:
     if mirror is None:
         return hub_folder(name, key, tuple(SUFFIXES))
-    root = Path(mirror).expanduser() / name.repository / name.file
+    copy = Path(mirror).expanduser() / name.repository
+    root = copy / name.file
     if not root.exists():
         raise DataError(
             f"the mirror has no copy of the data set {name.repository}",
             where=key,
             expected=str(root),
             found="nothing there",
-            hints=(f"hf download {name.repository} --repo-type dataset --local-dir {root}", "mirror=null"),
+            hints=(
+                f"hf download {name.repository} --repo-type dataset --local-dir {shlex.quote(str(copy))}",
+                "mirror=null",
+            ),
         )
     return root
 

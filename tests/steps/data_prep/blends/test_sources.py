@@ -297,9 +297,13 @@ class TestHub:
     def test_a_mirror_goes_before_the_hub(self, run: Run, tmp_path: Path):
         write_lines(tmp_path / "mirror" / "nvidia" / "Blend" / "train.jsonl", ROWS)
         assert run(files("hf://nvidia/Blend", split="train", mirror=str(tmp_path / "mirror"))).rows() == ROWS
-        with pytest.raises(DataError, match="the mirror has no copy of the data set nvidia/Other") as caught:
-            files("hf://nvidia/Other", mirror=str(tmp_path / "mirror"))
-        assert "hf download nvidia/Other --repo-type dataset" in caught.value.hints[0]
+        for file in ("", "/rlvr1.jsonl"):
+            with pytest.raises(DataError, match="the mirror has no copy of the data set nvidia/Other") as caught:
+                files(f"hf://nvidia/Other{file}", mirror=str(tmp_path / "mirror"))
+            assert caught.value.expected == f"{tmp_path}/mirror/nvidia/Other{file}"
+            # A folder of the file's own name would hold the whole data set, and all of it be taken for the file.
+            fetched = f"hf download nvidia/Other --repo-type dataset --local-dir {tmp_path}/mirror/nvidia/Other"
+            assert caught.value.hints[0] == fetched
 
     def test_a_hub_that_does_not_answer_may_be_tried_again(self, tmp_path: Path):
         told = from_hub("http://127.0.0.1:9", tmp_path, "hf://nvidia/Blend")
