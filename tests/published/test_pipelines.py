@@ -65,6 +65,11 @@ def test_every_stage_is_compared_or_no_config_of_it_is_published(pipeline, plans
             assert config["rows"]["validation"] == published("super3_data_prep")["val_holdout"]
 
 
+def test_nano3_is_fine_tuned_with_its_reasoning_control(plans):
+    control = plans["nano3_rl"].step("prep_sft").config["reasoning"]
+    assert (control["strip_share"], control["truncate_share"]) == (0.1, 0.03)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "stage", "table"),
     [
