@@ -77,10 +77,12 @@ def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
     parser = build(prog)
     refuse_flags_first(parser, arguments)
     namespace, unknown = parser.parse_known_args(arguments)
-    if hasattr(namespace, "words"):
+    for many in ("words", "settings"):
         # argparse gives back positionals that stand after a flag: `run STEP -c tiny key=value`.
-        namespace.words = [*namespace.words, *(word for word in unknown if not word.startswith("-"))]
-        unknown = [word for word in unknown if word.startswith("-")]
+        if hasattr(namespace, many):
+            late = [word for word in unknown if not word.startswith("-")]
+            setattr(namespace, many, [*getattr(namespace, many), *late])
+            unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
         raise _unknown_flag(unknown[0], namespace, prog)
     if namespace.version:

@@ -132,6 +132,7 @@ def test_verify_takes_settings_and_the_presets_of_an_agent(cli, workplace: Path)
     file = write(workplace / "r.jsonl", rollout("Answer: B", 1.0, **KEY))
     assert cli("env", "verify", "mcqa", file).code == 1
     assert cli("env", "verify", "mcqa", file, "grading_mode=lenient_answer_colon").code == 0
+    assert cli("env", "verify", "mcqa", file, "--tolerance", "0", "grading_mode=lenient_answer_colon").code == 0
     wrong = cli("env", "verify", "mcqa", file, "grading_mod=lenient_boxed")
     assert wrong.code == 2 and "grading_mode" in wrong.err
     assert cli("env", "verify", "mcqa", file, "grading_mode").code == 2
