@@ -118,7 +118,8 @@ class Verdict:
             failure: the class of exceptions that do not stand for one of their own.
         """
         if isinstance(error, JudgeUnavailableError):
-            return cls.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found)
+            hint = next(iter(error.hints), None)
+            return cls.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found, hint=hint)
         if isinstance(error, CannotJudgeError):
             return cls.failed(error.failure, message=error.message)
         if isinstance(error, InvalidVerdictError):

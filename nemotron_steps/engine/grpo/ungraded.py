@@ -179,9 +179,8 @@ def refuse_failures(prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup]
 def _nothing_graded(failures: Sequence[_Failed], what: str) -> StepsError:
     for failed in failures:
         if failed.failure == JUDGE_UNAVAILABLE:
-            return JudgeUnavailableError(
-                f"the judge does not answer: {what}", found=failed.said or None, hints=["steps doctor"]
-            )
+            hints = [*([failed.hint] if failed.hint else []), "steps doctor"]
+            return JudgeUnavailableError(f"the judge does not answer: {what}", found=failed.said or None, hints=hints)
     broken = [failed for failed in failures if failed.failure in BROKEN]
     if broken:
         return _broken(broken, what)

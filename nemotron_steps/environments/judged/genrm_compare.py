@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from nemotron_steps.environments.base import (
-    JUDGE_UNAVAILABLE,
     Environment,
     EnvironmentConfig,
     Response,
@@ -119,7 +118,7 @@ class GenrmCompare(Environment):
         try:
             comparisons = await self.compare(row, [response.text for response in responses])
         except JudgeUnavailableError as error:
-            return [Verdict.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found) for _ in responses]
+            return [Verdict.of_error(error) for _ in responses]
         return self.aggregate(responses, comparisons)
 
     async def compare(self, row: Row, answers: Sequence[str]) -> list[rule.Comparison]:

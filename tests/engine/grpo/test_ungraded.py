@@ -15,7 +15,9 @@ from nemotron_steps.engine.grpo.ungraded import (
     refuse_ungraded,
 )
 from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.rollouts.failures import Failure
 from nemotron_steps.engine.types import RolloutGroup
+from nemotron_steps.environments.base import Verdict
 from nemotron_steps.errors import EngineError, JudgeUnavailableError, WorkerLostError
 from tests.engine.engine_samples import group
 
@@ -67,6 +69,18 @@ def test_a_step_without_any_verdict_names_the_reason() -> None:
         refuse_ungraded([judged("prompt_too_long", "environment_unavailable")])
     assert "1 x math: prompt_too_long, 1 x math: environment_unavailable" in str(caught.value.found)
     refuse_ungraded([SILENT, judged("judge_unavailable", None)])
+
+
+def test_a_judge_that_cannot_answer_is_told_with_what_mends_it() -> None:
+    hint = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.max_total_sequence_length=65536"
+    verdict = Verdict.of_error(JudgeUnavailableError("a question of 327 tokens does not fit the judge", hints=[hint]))
+    silent = judged("judge_unavailable", "judge_unavailable")
+    for rollout in silent.rollouts:
+        rollout.metadata = Failure.of(verdict).metadata
+    with pytest.raises(JudgeUnavailableError) as caught:
+        refuse_ungraded([silent])
+    assert caught.value.found == "a question of 327 tokens does not fit the judge"
+    assert list(caught.value.hints) == [hint, "steps doctor"]
 
 
 def test_the_hint_is_the_environments_own_or_shows_what_it_needs() -> None:
