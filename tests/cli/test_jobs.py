@@ -16,6 +16,7 @@ from nemotron_steps.cli.jobs import JobView
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.runs.run_folder import RunFolder
 from tests.cli.conftest import Cli
+from tests.runs.executors.jobs import wait_until
 
 RUN = "20260101-000000-far-0001"
 SSH = """#!/bin/sh
@@ -140,8 +141,21 @@ def test_who_follows_a_run_asks_the_scheduler_no_more_often_than_it_bears(
     monkeypatch.setattr(watch, "_EVERY_S", 0.02)
     questions = far.bin / "questions"
     far.program("scontrol", SCONTROL.format(state="PENDING") + f"echo asked >>{questions}\n")
-    end = threading.Timer(0.6, lambda: far.folder.update(far.info, status="done"))
+
+    def end_later() -> None:
+        wait_until(questions.exists)
+        time.sleep(0.4)  # in which it would be asked twenty times
+        far.folder.update(far.info, status="done")
+
+    end = threading.Thread(target=end_later)
     end.start()
     assert cli(*command).code == 0
     end.join()
     assert questions.read_text() == "asked\n"
+
+
+def test_a_job_of_this_machine_may_be_looked_at_at_any_time(far: Far) -> None:
+    view, here = JobView(far.store, RUN), replace(far.info, executor="local")
+    assert [view.due(here), view.due(here)] == [True, True]
+    view = JobView(far.store, RUN)
+    assert [view.due(far.info), view.due(far.info)] == [True, False]

@@ -75,7 +75,7 @@ def test_what_comes_next_is_a_command_with_every_input_that_it_needs() -> None:
         for name, output in (("make", "rows"), ("train", "model"))
     )
     result: Any = SimpleNamespace(steps=[make, train])
-    model, optional = port("policy", "model"), port("judge", "model_of_a_judge", required=False)
+    model, optional = port("policy", "model"), port("judge", "rows", required=False)
     assert advised(model, optional) == ["steps run toy/eval --input policy=model:v1"]
     assert advised(model, port("prompts", "rows")) == [
         "steps run toy/eval --input policy=model:v1 --input prompts=rows:v1"

@@ -18,7 +18,7 @@ from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models import huggingface
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.distributed_checkpoint import read_metadata
-from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
+from nemotron_steps.models.huggingface import WeightReader, load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.mapping import (
     hf_names,
     megatron_shape,
@@ -158,6 +158,23 @@ def test_conversion_and_sharding_invert(groups, per_group, width, tensor_paralle
         whole = megatron[parameter.name]
         pieces = [shard(parameter, whole, rank, tensor_parallel) for rank in range(tensor_parallel)]
         assert torch.equal(unshard(parameter, pieces), whole)
+
+
+def test_what_a_rank_does_not_hold_is_not_read_and_still_looked_for(checkpoint):
+    class Noting(WeightReader):
+        def __call__(self, name):
+            read.append(name)
+            return super().__call__(name)
+
+    architecture, read = Architecture.from_folder(checkpoint), []
+    last = list(parameters(architecture))[-1]
+    ((parameter, _),) = to_megatron(Noting(checkpoint), architecture, held={last.name})
+    assert parameter.name == last.name and read == list(last.hf_names)
+    weights = load_hf_weights(checkpoint)
+    other = next(name for p in parameters(architecture) if not p.optional for name in p.hf_names if name not in read)
+    del weights[other]
+    with pytest.raises(ArtifactError, match=re.escape(other)):
+        next(to_megatron(weights, architecture, held={last.name}))
 
 
 def test_a_missing_or_misshapen_tensor_is_named(checkpoint):

@@ -278,7 +278,7 @@ from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import ContainerSandbox
 async def main():
     engine, image = sys.argv[1:]
-    program = ContainerSandbox(engine, image).execute(['sleep', '600'], b'', {}, Limits(wall_s=3.0))
+    program = ContainerSandbox(engine, image).execute(['sleep', '600'], b'', {}, Limits(wall_s=15.0))
     running = asyncio.ensure_future(program)
     async with ContainerSession(engine, image) as session:
         print('in', flush=True)
@@ -293,7 +293,8 @@ def test_nothing_runs_on_after_a_parent_that_is_killed(real_engine: str, contain
     try:
         assert parent.stdout is not None and parent.stdout.readline() == b"in\n"
         until = time.monotonic() + 30
-        while len(container_engines.names(real_engine, running=True)) < 2 and time.monotonic() < until:
+        while len(container_engines.names(real_engine, running=True)) < 2:
+            assert time.monotonic() < until, "the program's container never ran"
             time.sleep(0.1)
         os.kill(parent.pid, signal.SIGKILL)
     finally:

@@ -204,7 +204,7 @@ def test_a_model_that_is_open_or_changes_is_found_however_deep(model: type[BaseM
     [
         ("import sys\nsys.stderr.write('hello')", "prints"),
         ("print('hello')", "prints"),
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(0.5,), daemon=True).start()", "1 threads"),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "1 threads"),
         ("raise ImportError('no')", "fails"),
     ],
 )

@@ -91,6 +91,10 @@ class Unavailable(Exception):
     pass
 
 
+class FetchingError(Exception):
+    pass
+
+
 class StoppingError(Exception):
     """As SkyPilot's ClusterNotUpError, which is no RuntimeError."""
 
@@ -123,7 +127,7 @@ def sky(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     vars(exceptions).update(
         ResourcesUnavailableError=Unavailable,
         ApiServerConnectionError=Unavailable,
-        ClusterStatusFetchingError=Unavailable,
+        ClusterStatusFetchingError=FetchingError,
         ClusterDoesNotExist=LookupError,
         ClusterNotUpError=StoppingError,
         NoCloudAccessError=PermissionError,
@@ -154,4 +158,7 @@ def test_a_job_is_lost_with_its_machines_and_not_where_nobody_may_ask(sky: Simpl
         assert SkyPilotExecutor().status("steps-1/1").state is JobState.LOST
     sky.error = RuntimeError("authentication is required")
     with pytest.raises(RequestError, match="refused"):
+        SkyPilotExecutor().status("steps-1/1")
+    sky.error = FetchingError("the cloud cannot be asked")
+    with pytest.raises(RetryableError, match="does not answer"):
         SkyPilotExecutor().status("steps-1/1")
