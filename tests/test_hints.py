@@ -28,6 +28,16 @@ def test_what_is_wrong_with_a_request_comes_with_a_hint(layer):
     assert not without
 
 
+def test_no_command_of_a_hint_is_elided():
+    elided = []
+    for file in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and text.startswith("steps run ..."):
+                elided.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert not elided
+
+
 def hint_works(hint: str) -> str:
     return subprocess.run(["bash", "-c", hint], capture_output=True, text=True, check=True).stdout
 

@@ -78,6 +78,6 @@ def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) ->
                 "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
                 "-c tiny   # for two CPU cores",
                 "cluster.ray_address=HOST:6379   # a cluster that has them",
-                "steps run ... -r PROFILE   # a profile of env.toml",
+                "-r PROFILE   # a profile of env.toml",
             ],
         )

@@ -119,7 +119,7 @@ class CheckpointManager:
             where=f"checkpointing.checkpoint_must_save_by={self._config.checkpoint_must_save_by}",
             expected=f"{total_steps} steps",
             found=f"{step} trained",
-            hints=["steps run ... --resume RUN"],
+            hints=["steps run --resume RUN"],
         )
 
     def due(self, step: int, last: bool) -> bool:

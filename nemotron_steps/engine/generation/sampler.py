@@ -146,5 +146,5 @@ class _StallWatch:
             raise WorkerLostError(
                 f"the generator `{self._name}` has sampled no token for {STALL_SECONDS:.0f} s",
                 found=f"{self._generator.pending()} samples pending",
-                hints=["steps run ... --resume RUN"],
+                hints=["steps run --resume RUN"],
             )

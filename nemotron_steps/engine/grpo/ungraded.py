@@ -196,7 +196,7 @@ def _broken(failures: Sequence[_Failed], what: str) -> StepsError:
     order = [environment for environment, _ in by_environment.most_common()]
     failures = sorted(failures, key=lambda failed: order.index(failed.environment))
     lost = all(failed.failure == ENVIRONMENT_LOST for failed in failures)
-    mended = "steps run ... --resume RUN   # goes on from the last checkpoint, once it is mended"
+    mended = "steps run --resume RUN   # goes on from the last checkpoint, once it is mended"
     return _error(WorkerLostError if lost else EngineError, failures, what, mended)
 
 

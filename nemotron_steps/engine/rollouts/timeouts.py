@@ -39,5 +39,5 @@ async def call_with_timeout(name: str, call: str, answer: Awaitable[Answer]) -> 
         raise WorkerLostError(
             f"the environment `{name}` has not answered for {limit:.0f} s: it, or a judge it asks, is dead",
             where=f"{name}.{call}",
-            hints=["steps run ... --resume RUN"],
+            hints=["steps run --resume RUN"],
         ) from error

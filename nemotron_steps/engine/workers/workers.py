@@ -88,7 +88,7 @@ class Worker:
             where=f"process {self.pid} on {self.host}" + (f", log {self.log}" if self.log else ""),
             expected="a living process",
             found=found,
-            hints=["steps run ... --resume RUN    # goes on from the last checkpoint"],
+            hints=["steps run --resume RUN   # goes on from the last checkpoint"],
         )
 
     def _last_lines(self) -> list[str]:

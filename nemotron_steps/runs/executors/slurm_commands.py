@@ -170,5 +170,5 @@ def _run(command: list[str], environment: Mapping[str, str], stdin: bytes = b"",
     raise RequestError(
         f"{name} refused: {last}",
         where=" ".join(command[:6]) if command[0] != "ssh" else name,
-        hints=("sinfo   # the partitions there are", "steps run ... --dry-run   # shows the profile's settings"),
+        hints=("sinfo   # the partitions there are", "--dry-run   # shows the profile's settings"),
     )

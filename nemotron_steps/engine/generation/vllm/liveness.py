@@ -69,5 +69,5 @@ def lost_engine(found: str) -> WorkerLostError:
         "the process of a vLLM engine is lost",
         where=f"a child of process {os.getpid()} on {socket.gethostname()}",
         found=found,
-        hints=["steps run ... --resume RUN    # goes on from the last checkpoint"],
+        hints=["steps run --resume RUN   # goes on from the last checkpoint"],
     )

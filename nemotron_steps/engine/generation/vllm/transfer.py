@@ -234,5 +234,5 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
         where=where,
         expected=f"{len(workers)} living processes (policy.generation.vllm_cfg.tensor_parallel_size)",
         found=cause,
-        hints=["steps run ... --resume RUN    # goes on from the last checkpoint"],
+        hints=["steps run --resume RUN   # goes on from the last checkpoint"],
     )
