@@ -134,7 +134,8 @@ class WandbMirror:
             except UnknownNameError:
                 logger.warning("W&B: input %s is no longer in the home", ref)
         for artifact in outputs:
-            self._run.log_artifact(self._described(artifact), aliases=[f"v{artifact.version}"])
+            # `vN` is what W&B itself calls its versions, from 0 on; a second one makes an artifact unreadable.
+            self._run.log_artifact(self._described(artifact), aliases=["latest", f"steps-v{artifact.version}"])
         self._finish(0)
 
     def _on_step_failed(self, record: Record) -> None:

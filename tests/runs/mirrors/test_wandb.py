@@ -85,6 +85,7 @@ def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) ->
     used = artifacts[("toy-make-rows", "training_jsonl")]
     model = artifacts[("toy-train-model", "toy_model")]
     assert used.use_after_commit and not model.use_after_commit
+    assert sorted(model.aliases) == ["latest", "steps-v1"]
     metadata = json.loads(model.metadata)
     assert metadata["digest"] == store.find("toy/train/model").digest
     assert metadata["inputs"] == {"rows": "toy/make/rows:v1"}
