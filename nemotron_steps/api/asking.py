@@ -70,8 +70,18 @@ def asked_for(
 
 
 def reference(given: Input) -> str:
-    """An input as the command line names it."""
-    return given.ref if isinstance(given, Artifact) else os.fspath(given)
+    """An input as the command line names it. RequestError for what has no name there, such as a loaded model."""
+    if isinstance(given, Artifact):
+        return given.ref
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given)
+    saved = ("model.save_pretrained('my-model')   # and the tokenizer; then 'my-model'",)
+    raise RequestError(
+        "an input is named, not handed over",
+        expected="a folder or file, or an artifact",
+        found=type(given).__name__,
+        hints=saved if hasattr(given, "save_pretrained") else (),
+    )
 
 
 def over_texts(over: Over) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.api.asking import asked_for, override_texts
+from nemotron_steps.api.asking import asked_for, override_texts, reference
 from nemotron_steps.errors import RequestError
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])).filter(lambda t: "${" not in t)
@@ -45,6 +46,16 @@ def test_nested_sections_are_dotted_keys() -> None:
 def test_what_no_command_line_could_say_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         asked_for(**arguments)
+
+
+def test_a_loaded_model_is_refused_with_how_to_save_it() -> None:
+    class Loaded:
+        def save_pretrained(self, folder: str) -> None: ...
+
+    with pytest.raises(RequestError, match="named, not handed over") as caught:
+        reference(Loaded())  # type: ignore[arg-type]
+    assert caught.value.found == "Loaded" and "save_pretrained('my-model')" in caught.value.hints[0]
+    assert reference(Path("my-model")) == reference("my-model") == "my-model"
 
 
 def test_a_value_that_no_config_has_is_refused() -> None:
