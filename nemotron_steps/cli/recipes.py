@@ -72,9 +72,9 @@ COMMANDS: Mapping[tuple[str, ...], Recipe] = {
     ("super3", "rl", "swe1"): Recipe(
         "rl/nemo_rl/swe",
         "swe1",
-        "SWE 1: single steps of recorded agents (-c small|tiny)",
+        "SWE 1: single steps of recorded agents (-c small|test|tiny)",
         {"default": "swe1", "tiny": "tiny_hybrid_steps"},
-        only=("default", "swe1", "small", "tiny"),
+        only=("default", "swe1", "small", "test", "tiny"),
     ),
     ("super3", "rl", "swe2"): Recipe(
         "rl/nemo_rl/swe",

@@ -51,6 +51,7 @@ def test_every_command_has_its_step_and_every_name_its_config() -> None:
         ("super3 rl rlvr -c small", "rl/nemo_rl/rlvr -c small"),
         ("super3 rl rlvr -c test", "rl/nemo_rl/rlvr -c test"),
         ("super3 rl swe1", "rl/nemo_rl/swe -c swe1"),
+        ("super3 rl swe1 -c test", "rl/nemo_rl/swe -c test"),
         ("super3 rl swe2", "rl/nemo_rl/swe -c swe2"),
         ("super3 rl rlhf -c default", "rl/nemo_rl/rlhf -c super3"),
         ("nano3 data prep rl", "data_prep/rl_prep -c nano3"),
