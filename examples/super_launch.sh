@@ -3,10 +3,11 @@
 #
 #   EXP_NAME CONFIG_PATH MODEL_PATH TRAIN_PATH VAL_PATH SLURM_PARTITION SLURM_ACCOUNT    needed
 #   CONTAINER           image of the job; without one it runs in this Python
-#   SANDBOX_CONTAINER   image (of Apptainer) that model-written code runs in; without one, bubblewrap
+#   SANDBOX_CONTAINER   RLVR: image (of Apptainer) that model-written code runs in; without one, bubblewrap
 #   PERSISTENT_CACHE    folder of compiled kernels, kept between jobs
-#   EXTRA_MOUNTS        HOST:CONTAINER pairs, with commas between
-#   SIF_DIR             folder of the repositories' images that rows of SWE 2 name by path
+#   EXTRA_MOUNTS        HOST:CONTAINER pairs, with commas between, of CONTAINER
+#   SIF_DIR             folder of the repositories' images that rows of SWE 2 name by path, mounted in CONTAINER
+#   SWE_AGENT_URL       SWE 2: where the agent of its config is served; without one, http://127.0.0.1:8800
 #
 # CONFIG_PATH is a published config (stage1_rlvr.yaml, stage2_swe1.yaml, stage2_swe2.yaml, stage3_rlhf.yaml, small_*), a
 # config of the stage, or a file of yours whose name says the stage. Further arguments go to the command: overrides,
@@ -35,6 +36,15 @@ case $config in
     small*) config=small ;;
     *) [ ! -f "$CONFIG_PATH" ] || config=$CONFIG_PATH ;;
 esac
+
+idle() {
+    [ -z "${!1:-}" ] || echo "super_launch.sh: $1 does nothing $2" >&2
+}
+[ "$stage" = rlvr ] || idle SANDBOX_CONTAINER "for $stage"
+if [ -z "${CONTAINER:-}" ]; then
+    idle EXTRA_MOUNTS "without CONTAINER"
+    idle SIF_DIR "without CONTAINER"
+fi
 
 request=("$stage" -c "$config" --input "policy=$MODEL_PATH" "data.train.data_path=$TRAIN_PATH"
     "data.validation.data_path=$VAL_PATH")

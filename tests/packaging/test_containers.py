@@ -169,6 +169,14 @@ def test_a_published_configs_name_says_stage_and_size(tmp_path: Path, path: str,
     assert f"nodes = {nodes}\n" in (tmp_path / "home" / "launch" / "stage1.1-rlvr1.toml").read_text()
 
 
+def test_variables_that_do_nothing_are_told(tmp_path: Path) -> None:
+    swe = launch(tmp_path, "-d", CONFIG_PATH="stage2_swe2.yaml", CONTAINER="", EXTRA_MOUNTS="", SIF_DIR="/sif")
+    assert swe.returncode == 0, swe.stderr
+    assert "SANDBOX_CONTAINER does nothing for swe2" in swe.stderr
+    assert "SIF_DIR does nothing without CONTAINER" in swe.stderr and "EXTRA_MOUNTS" not in swe.stderr
+    assert "does nothing" not in launch(tmp_path, "-d").stderr
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [({"MODEL_PATH": "", "EXP_NAME": ""}, "set EXP_NAME MODEL_PATH"), ({"CONFIG_PATH": "a.yaml"}, "names no stage")],
