@@ -9,7 +9,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LOOP = re.compile(r"for (\w+) in ([^;]+); do (.*); done")
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+
+
+def read(page: str) -> str:
+    """The text of a page in docs."""
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 def blocks(text: str, *languages: str) -> list[str]:
@@ -34,7 +40,8 @@ class Command:
 def commands(page: Path) -> list[Command]:
     """Those of a page's blocks, fenced or indented, and those that stand in its sentences with what they are about.
 
-    A line with `[…]`, `...` or `|` is a synopsis and no command; what stands after two spaces or `#` is a remark.
+    A line with `[…]` or `|` is a synopsis and no command; what stands after two spaces or `#` is a remark. A shell's
+    loop is the commands that it comes to, and `eval "$(COMMAND)"` is its command.
     """
     name = page.relative_to(ROOT).as_posix()
     text = re.sub(r" *\\\n\s*", " ", page.read_text(encoding="utf-8"))
@@ -45,9 +52,9 @@ def commands(page: Path) -> list[Command]:
     if name != "docs/errors.md" and not name.startswith("docs/decisions/"):
         lines += [" ".join(said.split()) for said in re.findall(r"`((?:steps|nemotron) \w+ [^-`][^`]*)`", prose)]
     found = []
-    for line in lines:
+    for line in (each for written in lines for each in _unrolled(written)):
         program = re.match(r"((?:[A-Z_]+=\S+ )*)((?:steps|nemotron) .*)", line)
-        if program is None or re.search(r" \[|…|\.\.\.|[^ ]\||\| ", line):
+        if program is None or re.search(r" \[|…|[^ ]\||\| ", line):
             continue
         environment = dict(each.split("=", 1) for each in program[1].split())
         for part in program[2].split("; "):
@@ -55,6 +62,12 @@ def commands(page: Path) -> list[Command]:
             if said.startswith(("steps ", "nemotron ")):
                 found.append(Command(name, shlex.split(said), environment, any("refused" in each for each in remarks)))
     return found
+
+
+def _unrolled(line: str) -> list[str]:
+    line = re.sub(r'^eval "\$\(([^)]*)\)"', r"\1", line)
+    loop = LOOP.fullmatch(line)
+    return [loop[3].replace(f"${loop[1]}", value) for value in loop[2].split()] if loop else [line]
 
 
 def cells(page: Path, column: int) -> list[str]:

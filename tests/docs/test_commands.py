@@ -12,7 +12,7 @@ import pytest
 
 from nemotron_steps.cli.main import nemotron, steps
 from tests.cli.conftest import forget_new_packages, in_process
-from tests.docs.pages import PAGES, Command, commands
+from tests.docs.pages import PAGES, Command, blocks, commands, read
 from tests.models.checkpoints import write_checkpoint
 
 PROGRAMS = {"steps": steps, "nemotron": nemotron}
@@ -45,7 +45,7 @@ PLACEHOLDERS = {
     "B": "data_prep/rl_prep/prompts",
 }
 
-REWARD = "def score(prompts, completions, **columns):\n    return [0.0 for _ in prompts]\n\n\nbrief = score\n"
+REWARDS = [each for page in ("tutorial.md", "howto/own_reward.md") for each in blocks(read(page), "python")]
 PROFILE = 'executor = "slurm"\naccount = "a"\npartition = "p"\nnodes = 32\ngpus_per_node = 8\n'
 
 
@@ -70,8 +70,10 @@ def test_the_pages_show_commands() -> None:
 
 def write_files(folder: Path) -> None:
     """What the pages tell the reader to write."""
-    (folder / "rewards.py").write_text(REWARD)
-    (folder / "env.toml").write_text(f"[big]\n{PROFILE}\n[PROFILE]\n{PROFILE}\n[YOUR-CLUSTER]\n{PROFILE}")
+    (folder / "rewards.py").write_text("\n\n".join(REWARDS))
+    (big,) = blocks(read("howto/gpus.md"), "toml")
+    others = [f"\n[{name}]\n{PROFILE}" for name in ("cluster", "PROFILE", "YOUR-CLUSTER")]
+    (folder / "env.toml").write_text("".join([big, *others]))
     (folder / "mine.toml").write_text(
         '[pipeline]\nname = "mine"\n\n[[stages]]\nstep = "data_prep/rl_prep"\nconfig = "tiny"\n'
     )
