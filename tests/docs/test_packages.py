@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
-from nemotron_steps.testing import artifact_type, environment_rollouts
+import pytest
+
+from nemotron_steps.testing import artifact_type, environment_rollouts, executor
 from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Examination
 from tests.docs.pages import ROOT, blocks
 from tests.testing.conftest import package  # noqa: F401, a fixture
-from tests.testing.scaffolds import Package, failed
+from tests.testing.scaffolds import Package, failed, made
 
 
 def shown(page: str, language: str) -> list[str]:
@@ -17,8 +20,10 @@ def shown(page: str, language: str) -> list[str]:
 
 
 def test_the_environment_of_its_how_to_passes_the_kit(package: Package):  # noqa: F811
-    code, test = shown("own_environment.md", "python")
-    package({"toykit_guess.py": code}, points={"nemotron_steps.environments": "guess = toykit_guess:Guess"})
+    (declared,), (code, test) = shown("own_environment.md", "toml"), shown("own_environment.md", "python")
+    (point,) = tomllib.loads(declared)["project"]["entry-points"].items()
+    ((name, value),) = point[1].items()
+    package({"toykit_guess.py": code}, points={point[0]: f"{name} = {value.replace('acme_', 'toykit_')}"})
     named: dict = {}
     exec(test, named)  # the page's own rows
     subject = EnvironmentSubject("guess", named["ROWS"], lambda row: row["answer"])
@@ -37,3 +42,21 @@ def test_the_type_of_its_how_to_passes_the_kit(tmp_path: Path, package: Package)
     (tmp_path / "kit").mkdir()
     subject = artifact_type.TypeSubject("acme_scores", tmp_path / "kit", named["write_example"])
     assert failed(Examination(artifact_type.SUITE, subject)) == []
+
+
+def test_the_executor_of_its_how_to_passes_the_kit_with_the_profile_shown(
+    tmp_path: Path,
+    package: Package,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (test,) = shown("own_executor.md", "python")
+    point = "acme_queue = toykit_new.toykit_thing:ToykitThing"
+    folder = made(tmp_path, package, "executor", (), {"nemotron_steps.executors": point})
+
+    def subject(name: str, *, profile: dict) -> executor.ExecutorSubject:
+        return executor.ExecutorSubject(name, folder, profile)
+
+    monkeypatch.setattr("nemotron_steps.testing.executor_conformance", subject)
+    named: dict = {}
+    exec(test, named)  # the page's own profile
+    assert failed(Examination(executor.SUITE, named["TestAcmeQueue"])) == []
