@@ -25,6 +25,15 @@ def made(cli: Cli) -> str:
     return "toy/make/rows"
 
 
+def add_splits(cli: Cli, workplace: Path, name: str) -> None:
+    """Prompts with rows to train and to validate on, as an artifact of that name."""
+    folder = workplace / "rows"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").write_text(json.dumps(ROW) + "\n")
+    assert cli("artifacts", "add", str(folder), "--type", "rl_prompts", "--name", name).code == 0
+
+
 @pytest.mark.parametrize("version", ["", ":v1", ":latest", ",path"])
 def test_a_reference_at_a_bound_key_feeds_the_input(cli: Cli, workplace: Path, version: str) -> None:
     name = made(cli)
@@ -65,11 +74,7 @@ def test_a_reference_where_no_input_is_fed_is_refused(cli: Cli) -> None:
 
 
 def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path) -> None:
-    folder = workplace / "rows"
-    folder.mkdir()
-    for split in ("train", "validation"):
-        (folder / f"{split}.jsonl").write_text(json.dumps(ROW) + "\n")
-    assert cli("artifacts", "add", str(folder), "--type", "rl_prompts", "--name", "super3/data").code == 0
+    add_splits(cli, workplace, "super3/data")
     text = "defaults: [tiny]\nrun: {{data: super3/data}}\ndata:\n  train: {{data_path: '${{art:data,{}}}'}}\n"
     Path("mine.yaml").write_text(text.format("train") + "  validation: {data_path: '${art:data,val}'}\n")
     result = cli("plan", "rl/nemo_rl/rlvr", "-c", "mine.yaml", "--json")
@@ -89,11 +94,7 @@ def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path
 
 
 def test_prompts_to_validate_on_are_an_artifacts_validation_split_where_it_has_one(cli: Cli, workplace: Path) -> None:
-    folder = workplace / "rows"
-    folder.mkdir()
-    for split in ("train", "validation"):
-        (folder / f"{split}.jsonl").write_text(json.dumps(ROW) + "\n")
-    assert cli("artifacts", "add", str(folder), "--type", "rl_prompts", "--name", "rows").code == 0
+    add_splits(cli, workplace, "rows")
     planned = [
         cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", f"data.validation.data_path=${{art:rows{split}}}")
         for split in ("", ",val", ",train")

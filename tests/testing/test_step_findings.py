@@ -12,12 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from nemotron_steps.errors import StepFailedError, UnknownNameError
 from nemotron_steps.testing import pipeline, pipeline_file, samples, step_bad_input, step_manifest, step_runs, watching
 from nemotron_steps.testing.step_subject import Ran
 from nemotron_steps.testing.suite import Examination, NotApplicable, State, Suite, Unmet
+from tests.testing.config_models import Changing, Open, Strict
 
 NOTHING: dict[str, Any] = {"written": [], "children": [], "threads": [], "changed": [], "hosts": []}
 
@@ -176,20 +177,8 @@ def test_each_part_of_the_process_that_changes_is_named(tmp_path: Path, monkeypa
     assert changed() == []
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Open(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Changing(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
 class WithOpenParts(Strict):
-    parts: dict[str, list[Open]] = {}
+    parts: dict[str, list[Open]] = {}  # noqa: RUF012, pydantic copies it
 
 
 @pytest.mark.parametrize(("model", "found"), [(Open, "Open"), (Changing, "Changing"), (WithOpenParts, "Open")])

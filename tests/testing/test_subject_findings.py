@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.environments.base import Session, Verdict
@@ -27,27 +27,16 @@ from nemotron_steps.testing import (
 )
 from nemotron_steps.testing.executor_subject import SECRET
 from nemotron_steps.testing.suite import Unmet
+from tests.testing.config_models import Changing, Open, Strict
 
 # -- environments ------------------------------------------------------------------------------------------------
-
-
-class Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Open(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Changing(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 def test_settings_that_are_open_or_change_are_found() -> None:
     def look(model: type[BaseModel]) -> None:
         environment_rows.settings_are_strict(SimpleNamespace(found=SimpleNamespace(config_class=model)))  # type: ignore[arg-type]
 
-    look(Settings)
+    look(Strict)
     for model in (Open, Changing):
         with pytest.raises(Unmet, match=f"{model.__name__} lets unknown keys"):
             look(model)
