@@ -26,12 +26,13 @@ from nemotron_steps.errors import (
     UnsupportedError,
     WorkerLostError,
 )
-from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch, find_executor
+from nemotron_steps.runs.executors.base import Executor, JobState, JobStatus, Launch, find_executor
 from nemotron_steps.runs.locks import hold, hold_if_free
 from nemotron_steps.runs.run_folder import (
     FAILED,
     INTERRUPTED,
     JOB_FILE,
+    JOB_NAME,
     KILLED,
     RUNNING,
     SUBMITTED,
@@ -73,8 +74,8 @@ def submit(
         request: what the job is to do, redacted, where it is not what the run was asked for before.
         attached: somebody waits for it.
 
-    Raises UnsupportedError if the executor is not available or the home cannot be seen by the job. Whatever is
-    raised, a run that was new says that it failed, and one that was there before is as it was.
+    Raises UnsupportedError if the executor is not available or gives no name for the job, or the home cannot be seen by
+    the job. Whatever is raised, a run that was new says that it failed, and one that was there before is as it was.
     """
     folder = RunFolder(store, run_id)
     with hold(folder.submit_lock, {"run": run_id}, lambda holder: _refuse_submitting(run_id, holder)):
@@ -127,7 +128,16 @@ def _start(
     )
     # Before it starts: whoever follows the run must not take its last attempt's end for this one's.
     folder.update(info, status=SUBMITTED, error=None, pid=0)
-    return executor.submit(launch)
+    job: Any = executor.submit(launch)
+    # What cannot be read back would make the run itself unreadable.
+    if not (isinstance(job, str) and JOB_NAME.fullmatch(job)):
+        raise UnsupportedError(
+            f"executor '{profile.executor}' gives no name for the job that it was to submit",
+            where=f"run {folder.id}",
+            expected="a str of one line, 1 to 501 characters, that begins with no space and no '-'",
+            found=repr(job),
+        )
+    return job
 
 
 def _undo(folder: RunFolder, before: RunInfo, error: BaseException) -> None:
@@ -161,12 +171,26 @@ def job_status(store: ArtifactStore, info: RunInfo) -> JobStatus | None:
     """What the executor says about a submitted run's job; None for a run that no executor started.
 
     Of a job that was cancelled before it began this also writes down that the run is over: nobody else can.
+    Raises UnsupportedError if what the executor says is no JobStatus.
     """
     if not info.job:
         return None
-    status = find_executor(info.executor).status(info.job)
+    status = _status(find_executor(info.executor), info)
     if status.state is JobState.CANCELLED and info.status == SUBMITTED:
         _note_cancelled(store, info)
+    return status
+
+
+def _status(executor: Executor, info: RunInfo) -> JobStatus:
+    """What a run's executor says about its job, checked: it may be another package's."""
+    status: Any = executor.status(info.job)
+    if not (isinstance(status, JobStatus) and isinstance(status.state, JobState) and isinstance(status.detail, str)):
+        raise UnsupportedError(
+            f"executor '{info.executor}' does not say where a job stands",
+            where=f"run {info.id}, {info.executor} job {info.job}",
+            expected="a JobStatus of a JobState and a str (nemotron_steps.runs.executors.base)",
+            found=repr(status),
+        )
     return status
 
 
@@ -192,12 +216,12 @@ def cancel(store: ArtifactStore, info: RunInfo) -> None:
     if not info.job:
         raise RequestError(f"run '{info.id}' was not submitted to an executor", hints=(f"steps status {info.id}",))
     executor = find_executor(info.executor)
-    before = executor.status(info.job).state
+    before = _status(executor, info).state
     executor.cancel(info.job)
     if before is JobState.RUNNING:
         return
     until = time.monotonic() + _CANCEL_S
-    while before is JobState.PENDING and not executor.status(info.job).state.over and time.monotonic() < until:
+    while before is JobState.PENDING and not _status(executor, info).state.over and time.monotonic() < until:
         time.sleep(_POLL_S)
     job_status(store, refresh(store, info))
 

@@ -119,8 +119,9 @@ _RUN: Mapping[Any, Any] = {
     "error": Optional((None, _ERROR)),
     **dict.fromkeys(("created", "updated"), Optional(TIME)),
 }
-# A job's name is handed to programs as an argument: it must not be taken for an option.
-_JOB: Mapping[Any, Any] = {"executor": TEXT, "job": re.compile(r"[^-\s\x00-\x1f][^\x00-\x1f]{0,500}"), ANY: ANY}
+JOB_NAME = re.compile(r"[^-\s\x00-\x1f][^\x00-\x1f]{0,500}")
+"""What an executor may call a job. It is handed to programs as an argument: it must not be taken for an option."""
+_JOB: Mapping[Any, Any] = {"executor": TEXT, "job": JOB_NAME, ANY: ANY}
 
 
 class RunFolder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -57,6 +57,61 @@ class OpenQueue(ClosedQueue):
 
     def status(self, job: str) -> base.JobStatus:
         return base.JobStatus(base.JobState.TIMED_OUT, "after 4 hours")
+
+
+class WrongQueue(ClosedQueue):
+    """An executor whose answers are of the wrong types."""
+
+    name: ClassVar[Any] = "job-1"
+    says: ClassVar[Any] = None
+
+    def submit(self, launch: base.Launch) -> str:
+        return self.name  # type: ignore[no-any-return]
+
+    def status(self, job: str) -> base.JobStatus:
+        return self.says  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def wrong_queue(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("wrong", f"{__name__}:WrongQueue", base.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == base.ENTRY_POINT_GROUP else [])
+    (workplace / "env.toml").write_text('[there]\nexecutor = "wrong"\n')
+
+
+@pytest.mark.parametrize("name", [5, None, "", "-9", " 1", "1\n2", "1" * 502])
+def test_an_executor_that_gives_no_name_for_a_job_is_named_and_the_run_is_a_failed_one(
+    cli: Cli, wrong_queue: None, monkeypatch: pytest.MonkeyPatch, name: Any
+) -> None:
+    monkeypatch.setattr(WrongQueue, "name", name)
+    refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--json")
+    error = refused.json["error"]
+    assert refused.code == 2 and error["what"].startswith("executor 'wrong' gives no name")
+    assert (error["code"], error["found"]) == ("E500", repr(name)) and "a str of one line" in error["expected"]
+    (run,) = cli("runs", "--json").json
+    assert (run["status"], run["job"], run["error"]["what"]) == ("failed", "", error["what"])
+    assert "gives no name" in cli("status", run["id"]).out
+
+
+@pytest.mark.parametrize(
+    "says", [None, "running", base.JobState.RUNNING, base.JobStatus("running"), base.JobStatus(base.JobState.DONE, 5)]
+)
+def test_an_executor_that_does_not_say_where_a_job_stands_is_named(
+    cli: Cli, wrong_queue: None, monkeypatch: pytest.MonkeyPatch, says: Any
+) -> None:
+    monkeypatch.setattr(WrongQueue, "says", says)
+    monkeypatch.setattr("nemotron_steps.cli.watch.time.sleep", lambda seconds: None)
+    run = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--json").json["run"]
+    what, found = "executor 'wrong' does not say where a job stands", repr(says)
+    for command in (("status", run), ("watch", run, "--once")):
+        shown = cli(*command)
+        assert shown.code == 0 and f"its job cannot be asked about: {what} ({found})" in " ".join(shown.out.split())
+    followed = cli("run", "--resume", run, "-r", "there")
+    cancelled = cli("cancel", run)
+    for refused in (followed, cancelled):
+        assert refused.code == 2 and refused.err.count(what) == 1 and f"run {run}, wrong job job-1" in refused.err
+        assert f"found:    {found}" in refused.err and "JobStatus of a JobState" in refused.err
+    assert [each["status"] for each in cli("runs", "--json").json] == ["submitted"]
 
 
 @pytest.fixture
