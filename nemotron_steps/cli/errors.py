@@ -10,6 +10,7 @@ from typing import Any
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
+from nemotron_steps.errors.plugins import noted
 
 UNEXPECTED_EXIT = 1
 
@@ -28,7 +29,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
     goes to the run's log if there is one, else to stderr.
     """
     if isinstance(error, KeyboardInterrupt):
-        error = InterruptedRunError("interrupted", hints=("run the same command again to go on",))
+        error = InterruptedRunError(f"interrupted{noted(error)}", hints=("run the same command again to go on",))
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         # Whatever it was meant to be, only what the user typed is that long.
         name = str(error.filename or "")
