@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from nemotron_steps.steps.rl import dpo
 from nemotron_steps.steps.sft import automodel, megatron_bridge
 from nemotron_steps.steps.sft.preflight import check
 from tests.models.checkpoints import write_checkpoint
+from tests.steps.test_tiny_chain import steps
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,36 @@ def test_dpo_starts_at_ln_2_against_its_own_base_and_leaves_an_adapter(base, tmp
     assert losses[0] == pytest.approx(0.693147, abs=1e-6)
     assert losses[-1] < 0.65
     assert validate_adapter(context.outputs["model"].path)["rank"] == 8
+
+
+@pytest.mark.chain
+def test_rlvr_leaves_an_adapter_of_the_policy_that_it_was_given(base, tmp_path):
+    rows = [
+        {
+            "responses_create_params": {"input": [{"role": "user", "content": f"{number}+1"}]},
+            "agent_ref": {"type": "responses_api_agents", "name": "instruction_following_simple_agent"},
+            # What a policy of random weights does now and then, so that its answers differ in reward.
+            "instruction_id_list": ["change_case:english_lowercase"],
+            "kwargs": [None],
+        }
+        for number in range(8)
+    ]
+    (tmp_path / "rows").mkdir()
+    for split in ("train", "heldout"):
+        (tmp_path / "rows" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    home, few = tmp_path / "home", ["grpo.max_num_steps=3", "grpo.num_prompts_per_step=4", "heldout.max_prompts=2"]
+    inputs = ["--input", f"policy={base}", "--input", f"prompts={tmp_path / 'rows'}"]
+    steps("run", "rl/nemo_rl/rlvr", "-c", "tiny_lora", *inputs, *few, "grpo.reward_shaping.enabled=false", home=home)
+    adapter = json.loads(steps("artifacts", "show", "rl/nemo_rl/rlvr/model:latest", "--json", home=home))
+    (policy_read,) = (read for read in adapter["inputs"] if read["port"] == "policy")
+    assert adapter["type"] == "adapter" and adapter["attributes"]["rank"] == 8
+    assert adapter["attributes"]["base"] == policy_read["digest"]
+    steps("run", "convert/merge_adapter", "--input", "adapter=rl/nemo_rl/rlvr/model:latest", home=home)
+    found = json.loads(steps("artifacts", "show", "convert/merge_adapter/model:latest", "--json", home=home))
+    merged, before = load_hf_weights(Path(found["path"])), load_hf_weights(base.parent / "hf")
+    assert merged.keys() == before.keys()
+    moved = {name for name in before if not torch.equal(merged[name], before[name])}
+    assert moved == {name for name in before if name.endswith("proj.weight")}
 
 
 def test_an_adapter_of_a_new_model_is_refused_before_anything_runs():
