@@ -18,7 +18,7 @@ import pytest
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, attempts
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.probe import _canary_file, probe
+from nemotron_steps.sandbox.probe import _canary_file, _canary_folders, probe
 from nemotron_steps.sandbox.process import Rest, Watch
 from nemotron_steps.sandbox.seccomp import allowed, architecture, filter_program
 from nemotron_steps.sandbox.syscalls import DANGEROUS, NETWORK, SHARING, calls
@@ -278,3 +278,12 @@ def test_an_attempt_that_fails_for_want_of_something_else_is_no_refusal(
     monkeypatch.setattr(attempts, "results", {})
     attempts.attempt("it", fail)
     assert (attempts.results["it"] is None) is refused
+
+
+def test_the_folders_of_the_user_are_among_those_that_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    assert {tmp_path, tmp_path / "home"} <= set(_canary_folders())

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.sandbox import probe
-
 WATCHED = """
 import json, sys
 from contextlib import ExitStack
@@ -36,10 +34,3 @@ def test_a_sandbox_may_look_whether_the_folders_of_its_user_are_hidden(
     )
     assert json.loads(ran.stdout) == [str(tmp_path / name) for name in written]
     assert [file.name for file in tmp_path.iterdir()] == written
-
-
-def test_the_folders_of_the_user_are_among_those_that_are_tried(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    assert {tmp_path, tmp_path / "home"} <= set(probe._canary_folders())
