@@ -184,12 +184,14 @@ def to_megatron(
     *,
     mtp_alone: bool = False,
     held: Container[str] | None = None,
+    experts: slice = slice(None),
 ) -> Iterator[tuple[Parameter, torch.Tensor]]:
     """Whole Megatron tensors of a Hugging Face checkpoint, one at a time.
 
     Args:
         mtp_alone: only those of multi-token prediction, of weights that have no others.
         held: Megatron names of those that are read; None: all. Whether a name is missing is looked at for all.
+        experts: which of a layer's experts are read, of tensors that have them all.
 
     Raises:
         ArtifactError: a tensor is missing, is none of the model's, or has another shape than the architecture says.
@@ -204,7 +206,8 @@ def to_megatron(
         if held is not None and parameter.name not in held:
             continue
         tensors = []
-        for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
+        own = _of_experts(parameter, architecture.num_experts, experts)
+        for name, shape in zip(parameter.hf_names[own], parameter.hf_shapes[own], strict=True):
             if name not in names:
                 tensors.append(_zeros(shape))
                 continue
@@ -221,6 +224,15 @@ def to_megatron(
                 )
             tensors.append(tensor)
         yield parameter, merge(parameter, tensors, architecture)
+
+
+def _of_experts(parameter: Parameter, count: int, experts: slice) -> slice:
+    """Which of a parameter's Hugging Face tensors these experts have; all of one that is not of experts."""
+    if not parameter.of_experts:
+        return slice(None)
+    first, last, _ = experts.indices(count)
+    each = len(parameter.hf_names) // count
+    return slice(first * each, last * each)
 
 
 def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Architecture, where: str | None) -> None:

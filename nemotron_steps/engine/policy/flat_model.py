@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.engine.policy.moe.mixture import FlatMoe
-from nemotron_steps.engine.policy.moe.router import Router
+from nemotron_steps.engine.policy.moe.router import Router, counting
 from nemotron_steps.engine.policy.multi_token_prediction import MultiTokenPrediction
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims, device
 from nemotron_steps.engine.policy.token_layout import TokenLayout
@@ -121,12 +121,21 @@ class FlatModel(torch.nn.Module):
         else:
             hidden = received
         angles = self.angles(tokens)
-        recompute = self.activation_checkpointing and torch.is_grad_enabled()
         added: torch.Tensor | None = None
         for layer in self.decoder.layers:
-            run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False) if recompute else layer
-            hidden, added = run(hidden, added, tokens, angles)
+            hidden, added = self._run(layer, hidden, added, tokens, angles)
         return hidden if added is None else hidden + added
+
+    def _run(self, block: torch.nn.Module, *inputs: Any) -> Any:
+        """A block's outputs; with activation checkpointing computed again in the backward pass, which is not counted as
+        another pass through its experts."""
+        if not (self.activation_checkpointing and torch.is_grad_enabled()):
+            return block(*inputs)
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), counting(self.routers(), on=False)
+
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
     def final_norm(self) -> Any:
         """The norm after the last layer."""
@@ -154,7 +163,7 @@ class FlatModel(torch.nn.Module):
             lambda token_ids: self._embed(self.own_tokens(token_ids)),
             tokens,
             self.angles(tokens),
-            recompute=self.activation_checkpointing and torch.is_grad_enabled(),
+            run=self._run,
         )
 
     def _of_all_tokens(self, hidden: torch.Tensor) -> torch.Tensor:

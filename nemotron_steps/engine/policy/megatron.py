@@ -34,6 +34,7 @@ from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.moe.replay import replay_metrics
+from nemotron_steps.engine.policy.moe.router import counting
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
 from nemotron_steps.engine.policy.output_layer import OutputLayer, Results, TokenOutputs
@@ -131,8 +132,8 @@ class MegatronPolicy:
         if is_megatron_checkpoint(checkpoint_path):
             checkpoint.load_model(self.shards, Path(checkpoint_path))
         else:
-            weights = to_megatron(WeightReader(checkpoint_path), self.architecture, held=self.shards.local)
-            self.shards.load(weights)
+            reader, shards = WeightReader(checkpoint_path), self.shards
+            shards.load(to_megatron(reader, self.architecture, held=shards.local, experts=shards.own_experts))
         sharded = megatron.optimizer.use_distributed_optimizer
         self.buffers = [] if frozen else self.shards.make_buffers(sharded=sharded)
         self.optimizer = FlatAdamW(
@@ -281,7 +282,8 @@ class MegatronPolicy:
                 loss = loss + ahead(list(self._predicted_ahead(hidden, layout)), layout, micro)
             return loss
 
-        with on_available_device():
+        # Rows without a gradient load the experts as the others do.
+        with on_available_device(), counting(self.model.routers()):
             if use.gradient:
                 work = self._work(batch, use.gradient, train=True)
                 self._pipeline.train(work.count, lambda *at: run(work, *at), work.shape)

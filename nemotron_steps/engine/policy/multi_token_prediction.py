@@ -13,12 +13,10 @@ cut into micro-batches. Which token is i + k, and that it is of the same sequenc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.engine.losses.reduction import loss_mask
 from nemotron_steps.engine.policy.kernels.dense import linear
@@ -94,14 +92,14 @@ class MultiTokenPrediction(torch.nn.Module):
         layout: TokenLayout,
         angles: torch.Tensor,
         *,
-        recompute: bool,
+        run: Callable[..., torch.Tensor],
     ) -> Iterator[torch.Tensor]:
         """States [T, 1, hidden] of each depth, ready for the output layer.
 
         Args:
             hidden: [T, 1, hidden], the model's, after its last norm.
             embed: token ids [T] of the whole layout → embeddings [T, 1, hidden] of this rank's share of them.
-            recompute: whether a block is computed again in the backward pass.
+            run: computes a block from its inputs, and again in the backward pass if that saves memory.
         """
         if self.detach:
             hidden = hidden.detach()
@@ -110,8 +108,7 @@ class MultiTokenPrediction(torch.nn.Module):
             if self.detach:
                 embedded = embedded.detach()
             block = self.layers[depth % len(self.layers)]
-            run = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=False) if recompute else block
-            hidden = run(hidden, embedded, layout, angles)
+            hidden = run(block, hidden, embedded, layout, angles)
             yield hidden
 
 

@@ -109,18 +109,24 @@ class ModelShards:
                 dist.all_reduce(buffer.grads[slot.start : slot.end], group=self.groups.embedding)
 
     def load(self, weights: Iterable[tuple[Parameter, torch.Tensor]]) -> None:
-        """Copy this rank's parts out of whole Megatron tensors."""
+        """Copy this rank's parts out of whole Megatron tensors, or of those that have `own_experts` alone."""
         with torch.no_grad():
             for parameter, tensor in weights:
                 target = self.local.get(parameter.name)
                 if target is None:
                     continue
                 if parameter.of_experts:
-                    part = tensor.chunk(self.layout.expert)[self.groups.expert_rank]
+                    part = tensor if len(tensor) == len(target) else tensor[self.own_experts]
                 else:
                     padded = self._pad_vocabulary(parameter, tensor)
                     part = shard(parameter, padded, self.groups.tensor_rank, self.layout.tensor)
                 target.copy_(part)
+
+    @property
+    def own_experts(self) -> slice:
+        """Which of a layer's experts this rank holds."""
+        count = self.architecture.num_experts // self.layout.expert
+        return slice(self.groups.expert_rank * count, (self.groups.expert_rank + 1) * count)
 
     def adapted_weights(self) -> AdaptedWeights:
         """Those that generate, of a model with adapters. Every iteration is collective."""

@@ -132,6 +132,8 @@ class TokenLayout:
     shape: tuple[int, int]
     """(n, W)"""
     spans: RowSpans
+    carried: tuple[Range, ...] = ()
+    """Flat tokens of which further sequences consist, that need none of their own."""
     routed_experts: torch.Tensor | None = None
     """int16 [T, mixtures, k], the generator's choices, all -1 where there is none; None: not replayed."""
     ahead: tuple[Ahead, ...] = ()
@@ -165,6 +167,8 @@ class TokenLayout:
             rows = self.spans.first_suffix.diff().clamp(min=1).float().to(device)
             lengths = self.spans.whole.cu_seqlens.diff().long()
             counts[: self.whole_tokens] = rows.repeat_interleave(lengths, output_size=self.whole_tokens)
+            for first, after in self.carried:
+                counts[first:after] += 1
             self._occurrences = counts.zero_() if self.idle else counts
         return self._occurrences
 
@@ -201,6 +205,7 @@ class TokenLayout:
             cells=move(self.cells),
             shape=self.shape,
             spans=self.spans.to(device),
+            carried=self.carried,
             routed_experts=None if self.routed_experts is None else move(self.routed_experts),
             ahead=tuple(each.to(device) for each in self.ahead),
             idle=self.idle,
@@ -280,6 +285,7 @@ def build_layout(
         cells=torch.from_numpy(row_of * width + column),
         shape=(len(index), width),
         spans=_row_spans(len(parents), whole_lengths, suffix_lengths, suffix_parents),
+        carried=tuple((int(places.head[row]), int(places.head[row] + lengths[row])) for row in carrier),
         routed_experts=routed,
         ahead=tuple(depths),
     )

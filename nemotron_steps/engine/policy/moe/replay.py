@@ -36,7 +36,7 @@ def check_routed_experts(chosen: torch.Tensor, architecture: Architecture) -> No
 
 
 def replay_metrics(routers: Iterable[Router], groups: Groups, device: torch.device) -> dict[str, float]:
-    """Shares of the tokens, once for each mixture, that had a gradient since the last call. Collective.
+    """Shares of the tokens, once for each mixture, that were counted since the last call. Collective.
 
     Returns:
         `router_replay_share`, those whose experts were replayed, and `router_replay_mismatch`, those among them for

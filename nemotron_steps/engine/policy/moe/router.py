@@ -8,6 +8,9 @@ generator, can be replayed (arXiv 2510.11370): the router then only weighs them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -36,12 +39,12 @@ class Router(torch.nn.Module):
             zeros = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
             self.expert_bias = torch.nn.Parameter(zeros, requires_grad=False)
         self.load = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
-        """How often each expert was taken in passes with gradients on this rank since the last `rebalance`: twice a
-        token where layers are computed again, for all experts alike, so that who is above the mean is the same."""
+        """How often each expert was taken on this rank since the last `rebalance`, where passes are counted."""
+        self.counts = False
+        """Whether passes are counted: see `counting`."""
         self.replays = torch.zeros(3, dtype=torch.float64, device=device())
-        """Of the tokens trained with replay on this rank: all, those whose experts were replayed, and those of them
-        for which this router would have chosen others; each counted as often as in `load`. Whoever reads it sets it
-        to 0."""
+        """Of the tokens counted with replay on this rank: all, those whose experts were replayed, and those of them
+        for which this router would have chosen others. Whoever reads it sets it to 0."""
 
     def forward(
         self, states: torch.Tensor, occurrences: torch.Tensor, replayed: torch.Tensor | None = None
@@ -55,18 +58,17 @@ class Router(torch.nn.Module):
         """
         logits = F.linear(states.float(), self.weight.float())
         scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
-        training = torch.is_grad_enabled()
         with torch.no_grad():
             chosen = self._choose(scores if self.expert_bias is None else scores + self.expert_bias)
             if replayed is not None:
-                chosen = self._replay(chosen, replayed.long(), occurrences if training else None)
+                chosen = self._replay(chosen, replayed.long(), occurrences if self.counts else None)
         weights = scores.gather(1, chosen)
         if self.renormalize:
             total = weights.sum(-1, keepdim=True)
             weights = weights / (total + _TINY if self.sigmoid else total)
         if self.scale != 1.0:
             weights = weights * self.scale
-        if self.expert_bias is not None and training:
+        if self.expert_bias is not None and self.counts:
             often = occurrences[:, None].expand_as(chosen).flatten()
             self.load.scatter_add_(0, chosen.flatten(), often)  # bincount would wait for the GPU
         return weights, chosen
@@ -98,3 +100,18 @@ class Router(torch.nn.Module):
         dist.all_reduce(self.load, group=group)
         self.expert_bias.data += rate * torch.sign(self.load.mean() - self.load)
         self.load.zero_()
+
+
+@contextmanager
+def counting(routers: Iterable[Router], *, on: bool = True) -> Iterator[None]:
+    """Passes in here count towards `load` and `replays`: a training step's, each token once. With `on` false they do
+    not, though they lie in such a step: those that compute a layer again."""
+    routers = list(routers)
+    before = [router.counts for router in routers]
+    for router in routers:
+        router.counts = on
+    try:
+        yield
+    finally:
+        for router, counted in zip(routers, before, strict=True):
+            router.counts = counted
