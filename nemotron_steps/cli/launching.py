@@ -15,7 +15,8 @@ from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.planning import show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import MASK
+from nemotron_steps.config.redaction import MASK, mask
+from nemotron_steps.config.secret_shapes import looks_random
 from nemotron_steps.errors import InterruptedRunError, RequestError
 
 if TYPE_CHECKING:
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.config.profiles import Profile
+    from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.run_folder import RunInfo
 
 JOB_VARIABLE = "STEPS_JOB"
+_OF_A_LOGIN = frozenset({"HOME", "HOSTNAME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER"})
 
 
 def inside_job(run_id: str | None) -> bool:
@@ -99,7 +102,7 @@ def submit_asked(
         profile,
         run_id=run_id,
         arguments=["--force"] if force else [],
-        environment={JOB_VARIABLE: run_id, **_profiles_file()},
+        environment={**_variables_read(plan, profile), **_profiles_file(), JOB_VARIABLE: run_id},
         request=redacted.to_dict(),
         attached=attached,
         force_squash=force_squash,
@@ -108,6 +111,18 @@ def submit_asked(
         job = f"{info.executor} job {info.job}"
         terminal.print(f"submitted as {terminal.style(info.id, 'bold')} ({printable(job)})")
     return info
+
+
+def _variables_read(plan: Plan, profile: Profile) -> dict[str, str]:
+    """The variables of this process that the plan's configs take values from: the job plans again, and the same.
+
+    Without those that the profile sets itself, what describes a login rather than a run, and secrets, which no job's
+    files may hold.
+    """
+    read = set[str]().union(*(planned.variables for planned in plan)) - _OF_A_LOGIN - profile.env_vars.keys()
+    given = {name: os.environ[name] for name in sorted(read)}
+    secret = {name for name, value in given.items() if looks_random(value) or mask(name, value, {}) != value}
+    return {name: value for name, value in given.items() if name not in secret}
 
 
 def _profiles_file() -> dict[str, str]:

@@ -97,6 +97,7 @@ class PlannedStep:
         memory: what it takes of each device, and how its batch is cut; None where nothing is trained.
         instance: which instance of a fanned-out stage it is; None for any other step.
         checks: what its results have to be before anything that reads them runs.
+        variables: the environment variables that are set here and that the config takes values from.
     """
 
     key: str
@@ -114,6 +115,7 @@ class PlannedStep:
     memory: StepMemory | None = None
     instance: Instance | None = None
     checks: tuple[StageCheck, ...] = ()
+    variables: frozenset[str] = frozenset()
 
     def to_dict(self, *, with_config: bool = False) -> dict[str, Any]:
         """JSON-serialisable form; the config only on request, as it may hold values to be redacted."""
