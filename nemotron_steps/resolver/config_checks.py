@@ -19,7 +19,7 @@ _MISSING = object()
 
 def is_placeholder(value: Any) -> bool:
     """Whether a value only stands where a real one has to go (`/path/to/…`, `???`, `<your …>`)."""
-    return isinstance(value, str) and value != "" and _PLACEHOLDER.fullmatch(value) is not None
+    return isinstance(value, str) and _PLACEHOLDER.fullmatch(value) is not None
 
 
 def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> list[PlanProblem]:

@@ -102,13 +102,17 @@ def idle_input(registry: Registry, node: Node, name: str, where: str) -> list[Un
     ]
 
 
-def unnamed(node: Node, port: Consumes, reference: str) -> UnknownPort:
-    """An artifact is given to a port that takes many, each under a name, without one."""
+def unnamed(node: Node, port: Consumes, named: str, where: str | None) -> UnknownPort:
+    """An artifact is given to a port that takes many, each under a name, without one.
+
+    Args:
+        named: how it is given with a name.
+    """
     return UnknownPort(
         f"'{port.name}' of {node.key} takes several artifacts, each under a name",
         chain=(node.at(port.name),),
-        where=f"--input {port.name}={reference}",
-        expected=f"--input {port.name}.NAME={reference}",
+        where=where,
+        expected=named,
         found="no name",
     )
 

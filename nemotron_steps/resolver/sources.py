@@ -90,12 +90,11 @@ class Sources:
 
     def _find(self, node: Node, port: Consumes, goal: Goal | None) -> InputSource | None:
         reference = self._supplied(node, port.name)
+        if port.many:  # it is here where no artifact has a name, and each needs one
+            self._report_unnamed(node, port, reference, goal)
+            return None
         bound = self._bound_value(node, port)
         overridden = bound is not None and self._is_override(node, bound[0])
-        if reference is not None and port.many:
-            node.failed.add(port.name)
-            self.graph.report(reports.unnamed(node, port, reference))
-            return None
         if reference is not None:
             if bound is not None and overridden:
                 node.failed.add(port.name)
@@ -303,6 +302,19 @@ class Sources:
             node.failed.add(port.name)
         return self._described[key]
 
+    def _report_unnamed(self, node: Node, port: Consumes, reference: str | None, goal: Goal | None) -> None:
+        if reference is not None:
+            where = f"--input {port.name}={reference}"
+            problem = reports.unnamed(node, port, f"--input {port.name}.NAME={reference}", where)
+        elif goal is not None and port.name in goal.wired:
+            problem = reports.unnamed(node, port, f"inputs.{port.name}.NAME", goal.where.get(port.name))
+        elif node.config is not None and node.config.inputs.get(port.name) is not None:
+            problem = reports.unnamed(node, port, f"inputs.{port.name}.NAME", node.config.where(f"inputs.{port.name}"))
+        else:
+            return
+        node.failed.add(port.name)
+        self.graph.report(problem)
+
     def _bound_value(self, node: Node, port: Consumes) -> tuple[str, str] | None:
         """(config key, value) when the port's first bound key already holds a real value."""
         if node.config is None or not port.bindings:
@@ -319,11 +331,12 @@ class Sources:
         registry = self.graph.registry
         left = list(missing)
         before = self._step_before(node) if goal is not None and self.request.chained else None
-        if before is not None and before.manifest.produces:
+        single = [port for port in left if not port.many]
+        if before is not None and before.manifest.produces and single:
             found = tuple(entry.type for entry in before.manifest.produces)
             # The port that comes closest: one that wants a narrower type than it would get.
-            narrower = [port for port in left if any(self.types.is_a(port.type, name) for name in found)]
-            closest = (narrower or left)[0]
+            narrower = [port for port in single if any(self.types.is_a(port.type, name) for name in found)]
+            closest = (narrower or single)[0]
             left.remove(closest)
             self.graph.report(reports.mismatch(registry, node, closest, before.key, found, None, before.manifest.id))
         for port in left:
