@@ -90,9 +90,9 @@ def replace_links(folder: Path) -> None:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
                 file.write(data)
@@ -107,9 +107,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def create_exclusive(path: Path, data: bytes) -> bool:
     """Create a file with this content unless it exists; whether this call created it. Atomic against races."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
                 file.write(data)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from nemotron_steps.artifacts.backend import Backend
 from nemotron_steps.artifacts.confinement import is_digest
 from nemotron_steps.artifacts.files import hash_tree
-from nemotron_steps.artifacts.models import MANIFEST_NAME, Artifact, FileRecord, short_digest, tree_digest
+from nemotron_steps.artifacts.models import MANIFEST_NAME, Artifact, FileRecord, short_digest
 from nemotron_steps.artifacts.records import parse_artifact
 from nemotron_steps.errors import ArtifactError
 
@@ -128,7 +128,7 @@ def object_problems(backend: Backend, digest: str) -> list[ArtifactError]:
 
 
 def differences(artifact: Artifact, found: Sequence[FileRecord], place: str) -> list[ArtifactError]:
-    """Files that are missing, too many or changed, and a tree digest that does not come out.
+    """Files that are missing, too many or changed.
 
     Args:
         found: the files as they are.
@@ -148,9 +148,6 @@ def differences(artifact: Artifact, found: Sequence[FileRecord], place: str) -> 
             problems.append(corrupt(artifact, f"{place}/{record.path}", f"{record.size} bytes", f"{other.size} bytes"))
     for path in there:
         problems.append(corrupt(artifact, f"{place}/{path}", "no such file", "a file that was not committed"))
-    computed = tree_digest(artifact.type, found)
-    if not problems and computed != artifact.digest:
-        problems.append(corrupt(artifact, place, f"digest {artifact.digest}", f"digest {computed}"))
     return problems
 
 

@@ -207,11 +207,10 @@ class ArtifactStore:
                     return self.by_digest(entry.removesuffix(".json"))
         name, version = parse_ref(ref)
         versions = self.versions(name)
-        if version == "latest" and versions:
-            version = f"v{versions[-1]}"
-        if not versions or version == "latest":
+        wanted = versions[-1:] if version == "latest" else [int(version[1:])]
+        if not wanted or wanted[0] not in versions:
             raise self._unknown(ref, name, versions)
-        return self._version(name, int(version[1:]))
+        return self._version(name, wanted[0])
 
     def by_digest(self, digest: str) -> Artifact:
         """The first version of a digest. UnknownNameError if it is not in this home."""
