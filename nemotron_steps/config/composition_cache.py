@@ -30,7 +30,6 @@ _KEPT = 128
 
 _RESOLVER = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*[,}]")
-_CODE = ("compose.py", "composition_cache.py", "hydra_loader.py", "search.py", "yaml_lines.py")
 
 
 @dataclass(frozen=True)
@@ -160,8 +159,8 @@ def _merged(parts: Iterable[set[str] | None]) -> set[str] | None:
 
 
 def _code_files() -> list[Path]:
-    here = Path(__file__).parent
-    files = [here / name for name in _CODE]
+    """What composes: keys of published recipes are renamed on the way, and the schemas say which those are."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
     for package in ("hydra", "omegaconf", "yaml"):
         spec = find_spec(package)
         if spec is not None and spec.origin is not None:

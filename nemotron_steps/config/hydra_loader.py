@@ -41,7 +41,7 @@ from nemotron_steps.errors import ConfigError, first_line
 _GRAMMAR = "https://hydra.cc/docs/1.3/advanced/override_grammar/basic"
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,\d{3})*$)")
 """Commas in a number like 1,000,000."""
-_ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[\]{}])+")
+_ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,])+")
 """An item of a list as it was typed: commas within its own brackets do not end it."""
 
 

@@ -250,7 +250,8 @@ def load_environment(cwd: Path | None = None) -> Environment:
             if name in MIRRORS:
                 mirrors[name] = values
             else:
-                profiles[name] = _Source(file, found.get((name, ""), 1), values)
+                line = found.get((name, ""), found.get(("", name), 1))  # a [table], or `table = {...}`
+                profiles[name] = _Source(file, line, values)
             lines.update({key: f"{file}:{line}" for key, line in found.items() if key[0] == name})
     return Environment(profiles, files, lines, mirrors)
 

@@ -117,14 +117,14 @@ class SearchPath:
         if config is not None and is_path(config):
             file = Path(config).expanduser().absolute()
             if not file.is_file():
-                there = [str(path) for path in (file.parent or Path()).glob("*.y*ml")]
-                close = nearest(str(file), there)
+                there = {path.stem: path for path in file.parent.glob("*.y*ml")}
+                close = nearest(file.stem, there)
                 raise ConfigError(
                     f"config file '{config}' does not exist",
                     where=f"-c {config}",
                     expected=f"a yaml file, or one of: {', '.join(self.names()) or 'this step has no named configs'}",
                     hints=tuple(f"-c {other}" for other in self.names()[:3]),
-                    meant=(config, _as_path(close[0])) if close else None,
+                    meant=(config, str(there[close[0]])) if close else None,
                 )
             # A name of its own, so that a file called tiny.yaml can build on the step's tiny; the files beside it
             # come after the step's configs.
@@ -147,10 +147,6 @@ class SearchPath:
             hints=tuple(f"-c {other}" for other in close or names[:3]),
             meant=(name, close[0]) if close else None,
         )
-
-
-def _as_path(file: str) -> str:
-    return file if is_path(file) else f"./{file}"
 
 
 def is_path(config: str) -> bool:

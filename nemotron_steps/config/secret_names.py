@@ -41,7 +41,7 @@ _TEXT_TOKENS = _words(
     "role chat a the one this that"
 )
 """What `token` comes after where it is a piece of text."""
-_TOKENS = _words("api access auth bearer refresh hf hub github gitlab")
+_TOKENS = _words("api access auth refresh hf hub github gitlab")
 """What `tokens`, of which there are several, comes after where they open something."""
 
 _PASSES = _words("forward backward two one first second third num by per single multi full all final did must")

@@ -230,7 +230,7 @@ def _teacher_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
     """Of teachers that have devices of their own."""
     for teacher in sizes.teachers:
         ranks, limit = teacher.ranks(sizes.gpus_per_node), sizes.gpus_per_node
-        if limit and (teacher.gpus_per_node or 0) > limit:
+        if (teacher.gpus_per_node or 0) > limit:
             what = f"teacher {teacher.name} asks for more GPUs of a node than it has"
             key = teacher.key("gpus_per_node")
             yield Misfit("devices", key, what, f"at most {limit}", str(teacher.gpus_per_node))

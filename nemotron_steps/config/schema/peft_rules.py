@@ -64,10 +64,16 @@ def _lora_rules(config: PolicyConfig) -> list[Rule]:
     return [
         *_section_rules(lora, _LORA),
         Rule(
-            lora.enabled and lora.match_all_linear == bool(lora.target_modules),
+            lora.enabled and lora.match_all_linear and bool(lora.target_modules),
+            f"{_LORA}.target_modules",
+            "match_all_linear says every linear layer, and target_modules names some",
+            (f"{_LORA}.target_modules=[]", f"{_LORA}.match_all_linear=false"),
+        ),
+        Rule(
+            lora.enabled and not lora.match_all_linear and not lora.target_modules,
             f"{_LORA}.match_all_linear",
-            "match_all_linear says every linear layer and target_modules names some: one of them is needed",
-            (f"{_LORA}.match_all_linear=true {_LORA}.target_modules=[]", f"{_LORA}.match_all_linear=false"),
+            "match_all_linear=false needs target_modules, the linear layers that have an adapter",
+            (f"{_LORA}.match_all_linear=true",),
         ),
         Rule(
             lora.enabled and dtensor.tensor_parallel_size > 1,
