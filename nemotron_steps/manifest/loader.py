@@ -158,7 +158,12 @@ def _validate(
     except ValidationError as error:
         # Unions report one error per branch; the first at a place says enough.
         problems: dict[tuple[Any, ...], ManifestError] = {}
-        for item in error.errors(include_url=False, include_context=False):
+        items = error.errors(include_url=False, include_context=False)
+        for item in items:
+            # A list none of whose entries is right is called too short as well.
+            at = item["loc"]
+            if item["type"] == "too_short" and any(other["loc"][: len(at)] == at != other["loc"] for other in items):
+                continue
             location = _toml_path(item["loc"], data)
             problems.setdefault(location, _explain(model, item, location, file, prefix))
         return None, tuple(problems.values())

@@ -41,4 +41,4 @@ def resolve_override(text: str, config: Mapping[str, Any]) -> str:
 
 def is_override(text: str) -> bool:
     """Whether a manifest's override is well formed: `key=value`, `+key=value`, `~key` or the relative form."""
-    return bool(_RELATIVE.fullmatch(text) or re.fullmatch(r"(\+{0,2}[^\s=~*/|]+=.*|~[^\s=]+)", text))
+    return bool(_RELATIVE.fullmatch(text) or re.fullmatch(r"(\+{0,2}[^\s=~*/|+]+=.*|~[^\s=]+)", text))
