@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -89,8 +91,9 @@ class ApptainerSession(ServedSession):
             except TimeoutError:
                 outcome = Outcome.TIMEOUT
             finally:
+                # All of it: what Apptainer has started need not end with the process that was started here.
                 with suppress(ProcessLookupError):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         await asyncio.wait([said], timeout=1.0)
         text = said.result() if said.done() else ""

@@ -83,10 +83,10 @@ def run(job):
                     selector.unregister(key.fileobj)
                     continue
                 kept[key.fileobj] += chunk[:room]
-                room -= min(room, len(chunk))
-                if not room and not ended:
+                if len(chunk) > room and not ended:
                     outcome, ended = "output_limit", True
                     end(child)
+                room -= min(room, len(chunk))
     if not ended:
         try:  # it has closed its outputs and goes on
             child.wait(max(0.0, begun + job["wall_s"] - time.monotonic()))

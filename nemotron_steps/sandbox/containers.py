@@ -213,8 +213,10 @@ async def call_engine(engine: str, *arguments: str, check: bool = True) -> Sandb
 def _lay_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write them under `folder`, readable to whoever the program runs as; the folder around it is private."""
     folder.mkdir()
-    folder.chmod(0o755)
     for path, content in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
+    # Whatever this process's umask is.
+    for made in (folder, *folder.rglob("*")):
+        made.chmod(0o755 if made.is_dir() else 0o644)
