@@ -282,7 +282,7 @@ def _ago(created: float) -> str:
     seconds = max(time.time() - created, 0.0)
     for name, unit in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= unit:
-            return f"{seconds / unit:.0f} {name} ago"
+            return f"{seconds // unit:.0f} {name} ago"
     return "just now"
 
 

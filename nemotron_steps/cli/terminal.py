@@ -221,7 +221,7 @@ def clock(seconds: float | None) -> str:
 def size(count: float) -> str:
     """Bytes as `512 B`, `3.4 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"

@@ -75,7 +75,7 @@ def hints_for_failure(
         for entry in manifest.errors
         if _matches(entry, error)
     ]
-    return [*found, *hints_for_signals([*signals, *_signals_of(error, signals)], manifest, config)]
+    return [*found, *hints_for_signals([*signals, *_signals_of(error)], manifest, config)]
 
 
 def of_its_own(hint: str, planned: PlannedStep, plan: Plan) -> str:
@@ -145,16 +145,13 @@ def _matches(entry: ErrorHint, error: BaseException) -> bool:
     return False
 
 
-def _signals_of(error: BaseException, raised: Sequence[Signal]) -> Iterator[Signal]:
-    """Signals that a failure itself amounts to, unless the step raised them already."""
-    names = {signal.name for signal in raised}
+def _signals_of(error: BaseException) -> Iterator[Signal]:
+    """Signals that a failure itself amounts to."""
     chain = list(_chain(error))
     texts = [f"{type(each).__name__}: {each}" for each in chain]
-    if "out_of_memory" not in names and (
-        any(isinstance(each, MemoryError) for each in chain) or any(_OUT_OF_MEMORY.search(text) for text in texts)
-    ):
+    if any(isinstance(each, MemoryError) for each in chain) or any(_OUT_OF_MEMORY.search(text) for text in texts):
         yield Signal("out_of_memory")
-    if "judge_unavailable" not in names and any(isinstance(each, JudgeUnavailableError) for each in chain):
+    if any(isinstance(each, JudgeUnavailableError) for each in chain):
         yield Signal("judge_unavailable")
 
 

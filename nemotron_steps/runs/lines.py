@@ -64,11 +64,12 @@ class RunLog(logging.Handler):
 
 def seconds(value: float) -> str:
     """A duration for reading: `0.8 s`, `42 s`, `3 min 05 s`, `2 h 10 min`."""
-    if value < 10:
+    if value < 9.95:
         return f"{value:.1f} s"
-    if value < 60:
-        return f"{value:.0f} s"
-    minutes, rest = divmod(round(value), 60)
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
@@ -77,7 +78,7 @@ def seconds(value: float) -> str:
 def readable_size(count: float) -> str:
     """Bytes for reading: `512 B`, `3.4 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.95:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
@@ -175,9 +176,10 @@ def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
         at = f" at step {numbers['step']}" if "step" in numbers else ""
         often = f" ({times} times)" if times > 1 else ""
         return f"{name}{at}: {numbers['message']}{often}"
-    fields = ", ".join(f"{key}={number(value)}" for key, value in numbers.items())
-    often = f", {times} times" if times > 1 else ""
-    return f"{name} ({fields}{often})" if fields or often else name
+    parts = [f"{key}={number(value)}" for key, value in numbers.items()]
+    if times > 1:
+        parts.append(f"{times} times")
+    return f"{name} ({', '.join(parts)})" if parts else name
 
 
 def _event(record: Record) -> str:

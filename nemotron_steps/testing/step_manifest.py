@@ -184,7 +184,7 @@ def choices_are_accepted(step: StepSubject) -> None:
     for index, parameter in enumerate(step.manifest.parameters):
         for choice in parameter.choices:
             try:
-                step.compose([f"{parameter.name}={_override_value(choice)}"])
+                step.compose([f"{parameter.name}={json.dumps(choice)}"])
             except StepsError as error:
                 raise Unmet(
                     f"the config refuses '{parameter.name}={choice}', which the manifest offers",
@@ -302,10 +302,6 @@ def wrong_values_are_refused(step: StepSubject) -> None:
             where=step.manifest.where("parameters", index, "name"),
             hint="give the field of the config model the type that it has",
         )
-
-
-def _override_value(value: Any) -> str:
-    return "null" if value is None else json.dumps(value)
 
 
 def _sources(step: StepSubject) -> str:

@@ -72,7 +72,6 @@ def _modified(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     tiny = [entry for entry in ascending if 6 * entry[0] <= capacity]
     bins = [[-index] for _, index in large]
     room = [capacity - size for size, _ in large]
-    with_medium = [False] * len(bins)
 
     def put(target: int, pool: list[tuple[int, int]], position: int) -> None:
         size, index = pool.pop(position)
@@ -83,9 +82,9 @@ def _modified(sizes: Sequence[int], capacity: int) -> list[list[int]]:
         position = _largest_that_fits(medium, room[target])
         if position is not None:
             put(target, medium, position)
-            with_medium[target] = True
     for target in reversed(range(len(bins))):
-        if with_medium[target] or len(small) < 2 or small[0][0] + small[1][0] > room[target]:
+        # Beside a medium item less than a sixth is left, and no small one fits.
+        if len(small) < 2 or small[0][0] + small[1][0] > room[target]:
             continue
         put(target, small, 0)
         position = _largest_that_fits(small, room[target])

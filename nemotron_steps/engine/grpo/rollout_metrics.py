@@ -94,7 +94,7 @@ def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | No
     if sampled:
         lengths = [float(sum(r.token_mask)) for r in sampled]
         metrics["response_length/mean"], metrics["response_length/max"] = _mean(lengths), max(lengths)
-        metrics["turns/mean"] = _mean([float(max(len(r.turns), 1)) for r in sampled])
+        metrics["turns/mean"] = _mean([float(len(r.turns)) for r in sampled])
     return metrics
 
 

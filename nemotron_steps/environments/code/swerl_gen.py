@@ -93,9 +93,13 @@ class SwerlGen(Environment):
         if row["mode"] == "eval":
             try:
                 files_of(row)
-                tests_in(row, "FAIL_TO_PASS")
-            except (KeyError, ValueError, TypeError) as error:
-                raise RowError("metadata.relevant_file_contents", "JSON, as the tests' names", repr(error)) from error
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                raise RowError("metadata.relevant_file_contents", "an object, or one as JSON", repr(error)) from error
+            for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+                try:
+                    tests_in(row, key)
+                except (ValueError, TypeError) as error:
+                    raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """See the module docstring. What cannot be extracted or applied scores 0."""

@@ -31,7 +31,7 @@ class SingleStepToolUseConfig(EnvironmentConfig):
     word_count_similarity_threshold: float = Field(0.1, ge=0.0, le=0.5)
     """Over strings of two words and more; identical strings reach 0.5."""
     floating_point_comparison_threshold: float = Field(1e-6, gt=0.0)
-    """Numbers that differ by no more are the same."""
+    """Numbers that differ by less are the same."""
     ignored_arguments: tuple[str, ...] = ("goal",)
     """Argument names whose values are not compared (they must still be present)."""
     parallel_tool_call_reward_mode: Literal["binary", "f1"] = "binary"

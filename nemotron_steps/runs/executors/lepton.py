@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field, StrictStr
 
 from nemotron_steps.config.profiles import Count, Profile, VariableName
-from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError, first_line
+from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError, first_line
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
 
@@ -170,6 +170,4 @@ def _asked(question: Callable[[], Any]) -> Any:
             "Lepton does not answer", found=first_line(error), hints=("lep workspace list",)
         ) from error
     except (RuntimeError, ValueError) as error:
-        if isinstance(error, StepsError):
-            raise
         raise RequestError("Lepton refused", found=first_line(error), hints=("lep login",)) from error

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field, StrictBool, StrictStr
 
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError, first_line
+from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError, first_line
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.executors.ray_nodes import on_every_node
 
@@ -161,6 +161,4 @@ def _asked(question: Callable[[], Any]) -> Any:
         exceptions.ClusterNotUpError,
         exceptions.NoCloudAccessError,
     ) as error:
-        if isinstance(error, StepsError):
-            raise
         raise RequestError("SkyPilot refused", found=first_line(error), hints=("sky check",)) from error
