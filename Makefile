@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Compiled at set-up: a machine that keeps Python from writing bytecode would compile every module at every start.
 UV := $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -c requirements/constraints.txt
 
-.PHONY: run test setup setup-test lint types unit docs bench-cpu bench-gpu clean
+.PHONY: run test setup setup-test lint types unit unit-vllm unit-slurm docs bench-cpu bench-gpu clean
 
 run: setup
 	$(BIN)/steps run rl/nemo_rl/rlhf -c tiny
@@ -41,11 +41,17 @@ types: setup-test
 	$(BIN)/mypy
 
 # Two processes share the files of tests. Slurm's daemons and vLLM's tests have one of their own: munged wants a folder
-# that xdist's is not; vLLM pins the process's threads to cores, sets environment variables and keeps gigabytes.
+# that xdist's is not; vLLM pins the process's threads to cores, sets environment variables and keeps gigabytes. These
+# two wait more than they compute, so they run beside each other.
 unit: setup-test
 	$(BIN)/python -m pytest -m "not vllm and not slurm" -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -m slurm
+	$(MAKE) --no-print-directory --output-sync=target -j 2 unit-vllm unit-slurm
+
+unit-vllm:
 	$(BIN)/python -m pytest -m vllm
+
+unit-slurm:
+	$(BIN)/python -m pytest -m slurm
 
 # On a machine with GPUs, in an environment that has torch for CUDA, vLLM and Ray.
 test-cuda:
