@@ -63,6 +63,43 @@ def test_the_template_of_a_folder_is_the_file_or_that_of_the_settings(tmp_path: 
     assert chat_template(tmp_path) == "w"
 
 
+@pytest.mark.parametrize(
+    ("settings", "template"),
+    [
+        ("{", None),
+        ("[]", None),
+        ("{}", None),
+        ('{"chat_template": ""}', None),
+        ('{"chat_template": 3}', None),
+        ('{"chat_template": [{"name": "default", "template": ""}]}', None),
+        ('{"chat_template": [3, {"name": "default", "template": "x"}]}', "x"),
+        ('{"chat_template": [{"name": "tool_use", "template": "x"}]}', None),
+        ('{"chat_template": []}', None),
+    ],
+)
+def test_settings_without_a_template_for_every_chat_have_none(
+    settings: str, template: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(settings)
+    assert chat_template(tmp_path) == template
+    (tmp_path / "chat_template.jinja").write_text("")
+    assert chat_template(tmp_path) is None, "the file goes before the settings, also where it is empty"
+
+
+@pytest.mark.parametrize(
+    ("template", "roles"),
+    [
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", ()),
+        ("{% for m in messages %}{{ m | tojson }}{% endfor %}", ROLES),
+        ("{% if tools is none and add_generation_prompt %}{{ messages[0].content }}{% endif %}", ROLES[:3]),
+        ("{{ messages[0].content }}{{ unk_token + pad_token }}", ROLES[:3]),
+        ("{% if messages[0].role == 'user' %}\n  {% set x = messages[0].content %}\n{{ x }}{% endif %}", ("user",)),
+    ],
+)
+def test_a_role_is_written_where_its_words_are(template: str, roles: tuple[str, ...]) -> None:
+    assert roles_written(template) == roles
+
+
 def test_a_template_that_is_no_utf8_is_told_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"caf\xe9 {{ messages }}")
     with pytest.raises(ArtifactError, match="chat template is no text") as raised:

@@ -114,3 +114,90 @@ def test_without_numpy_the_error_says_what_installs_it(tmp_path, monkeypatch):
     with pytest.raises(UnsupportedError) as raised:
         tensors_of(tmp_path)
     assert raised.value.hints == ("pip install 'nemotron-steps[engine]'",)
+
+
+def test_three_examples_of_each_kind_are_shown_and_all_are_counted(tmp_path):
+    before = [{"id": n, "v": 0} for n in range(10)]
+    after = [{"id": n, "v": 1 if n > 4 else 0} for n in range(4, 15)]
+    changes = compare_rows(rows(tmp_path / "a.jsonl", before), rows(tmp_path / "b.jsonl", after))
+    assert (changes.same, changes.removed, changes.changed, changes.added) == (1, 4, 5, 5)
+    shown = [(each.kind, each.line_a, each.line_b) for each in changes.examples]
+    assert shown == [
+        *(("removed", line, None) for line in (1, 2, 3)),
+        *(("changed", line, line - 4) for line in (6, 7, 8)),
+        *(("added", None, line) for line in (7, 8, 9)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ({"id": 1, "uuid": "a", "v": 1}, {"id": 1, "uuid": "b", "v": 2}, 1),
+        ({"id": None, "uuid": "a", "v": 1}, {"uuid": "a", "v": 2}, 1),
+        ({"id": [1], "task_id": 0, "v": 1}, {"id": [2], "task_id": 0, "v": 2}, 1),
+        ({"instance_id": "", "v": 1}, {"instance_id": "", "v": 2}, 1),
+        ({"id": 1, "v": 1}, {"id": 2, "v": 1}, 0),
+        ({"id": 1, "v": 1}, {"id": "1", "v": 1}, 0),
+    ],
+)
+def test_a_row_is_named_by_its_first_id_that_is_one(tmp_path, before, after, changed):
+    b = rows(tmp_path / "b.jsonl", [{"other": 1}, after])
+    assert compare_rows(rows(tmp_path / "a.jsonl", [before]), b).changed == changed
+
+
+def test_rows_that_are_there_twice_in_both_are_the_same_twice(tmp_path):
+    a = rows(tmp_path / "a.jsonl", [{"v": 1}] * 3)
+    changes = compare_rows(a, rows(tmp_path / "b.jsonl", [{"v": 1}] * 2))
+    assert (changes.same, changes.removed, changes.added, changes.changed) == (2, 1, 0, 0)
+
+
+def test_a_key_that_is_null_differs_from_one_that_is_not_there(tmp_path):
+    a, b = rows(tmp_path / "a.jsonl", [{"id": 1, "k": None}]), rows(tmp_path / "b.jsonl", [{"id": 1}])
+    assert compare_rows(a, b).examples[0].keys == ("k",)
+
+
+def test_a_long_row_is_shown_in_120_characters_and_a_deep_one_as_its_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'"{"x" * length}"\n' for length in (118, 119)) + "[" * 100_000 + "\n")
+    (tmp_path / "b.jsonl").write_text("")
+    shown = [each.text for each in compare_rows(tmp_path / "a.jsonl", tmp_path / "b.jsonl").examples]
+    assert [(len(text), text[-1]) for text in shown] == [(120, '"'), (120, "…"), (120, "…")]
+
+
+def test_tensors_are_told_by_the_largest_difference_first_and_those_of_other_shapes_last(tmp_path):
+    a = weights(tmp_path / "a", {"small": [1.0], "shape": [1.0], "large": [1.0, 5.0], "nan": [math.nan]})
+    b = weights(tmp_path / "b", {"small": [1.5], "shape": [1.0, 2.0], "large": [4.0, 5.0], "nan": [1.0]})
+    changes = compare_tensors(a, b)
+    assert list(changes.differing.items()) == [("nan", math.inf), ("large", 3.0), ("small", 0.5), ("shape", None)]
+    assert changes.largest == ("nan", math.inf) and module.TensorChanges(differing={"x": None}).largest is None
+    assert module.TensorChanges(differing={"x": None, "y": 1.0}).largest == ("y", 1.0)
+
+
+def test_a_difference_in_an_early_chunk_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 1)
+    a, b = weights(tmp_path / "a", {"w": [1.0, 2.0, 3.0]}), weights(tmp_path / "b", {"w": [9.0, 3.0, 3.0]})
+    assert compare_tensors(a, b).differing == {"w": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "one", "other", "apart"),
+    [
+        ("I8", b"\xff", b"\x01", 2.0),
+        ("U8", b"\xff", b"\x01", 254.0),
+        ("I16", b"\xff\xff", b"\x01\x00", 2.0),
+        ("U16", b"\xff\xff", b"\x01\x00", 65534.0),
+        ("BOOL", b"\x00", b"\x01", 1.0),
+        ("U64", (1 << 63).to_bytes(8, "little"), ((1 << 63) + 1).to_bytes(8, "little"), 1.0),
+        ("F16", struct.pack("<e", 1.0), struct.pack("<e", 1.5), 0.5),
+        ("F64", struct.pack("<d", 1.0), struct.pack("<d", 1.5), 0.5),
+    ],
+)
+def test_numbers_of_every_kind_are_read_as_what_they_are(tmp_path, dtype, one, other, apart):
+    a, b = (write_raw(tmp_path / name, dtype, raw, 1) for name, raw in zip("ab", (one, other), strict=True))
+    assert compare_tensors(a, b).differing == {"w": apart}
+
+
+def test_the_same_bytes_of_two_kinds_are_two_values(tmp_path):
+    a, b = write_raw(tmp_path / "a", "I8", b"\xff", 1), write_raw(tmp_path / "b", "U8", b"\xff", 1)
+    assert compare_tensors(a, b).differing == {"w": 256.0}
+    a, b = write_raw(tmp_path / "c", "F8_E4M3", b"\x01", 1), write_raw(tmp_path / "d", "F8_E5M2", b"\x01", 1)
+    assert compare_tensors(a, b).differing == {"w": None}

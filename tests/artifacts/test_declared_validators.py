@@ -27,6 +27,7 @@ def gives_nothing(folder):
 @pytest.fixture
 def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy_validators.py").write_text(CODE)
+    (tmp_path / "toy_broken.py").write_text("import json\nraise RuntimeError('not today')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(validators, "_DECLARED", {})
     names = {"toy": "check", "toy_empty": "gives_nothing", "toy_gone": "gone"}
@@ -50,6 +51,13 @@ def test_its_attributes_are_recorded_and_its_refusal_is_raised(tmp_path: Path, d
 
 def test_a_subtype_has_its_parents(tmp_path: Path, declared: None) -> None:
     assert validators.validate("toy_child", folder(tmp_path, "fine"), ("toy_child", "toy")) == {"letters": 4}
+
+
+def test_a_validator_whose_module_fails_is_told_by_the_line_that_fails(tmp_path: Path, declared: None) -> None:
+    validators.declare({"toy_broken": "toy_broken:check"})
+    with pytest.raises(UnsupportedError, match="RuntimeError: not today") as raised:
+        validators.validate("toy_broken", folder(tmp_path, "x"))
+    assert raised.value.where == f"{tmp_path / 'toy_broken.py'}:2"
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,137 @@
-"""Which file of an artifact's folder is which split."""
+"""What an artifact is called, and which file of its folder is which split."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.errors import DataError
+from nemotron_steps.artifacts.models import Artifact, FileRecord, is_artifact_name, parse_ref, tree_digest
+from nemotron_steps.errors import ArtifactError, DataError
 
 
 def test_the_only_file_of_rows_is_the_training_split_and_one_of_several_is_not(tmp_path: Path) -> None:
     artifact = Artifact("training_jsonl", "0" * 64, tmp_path)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "mine.jsonl").write_text("{}\n")
+    assert artifact.jsonl() is None
     (tmp_path / "mine.jsonl").write_text("{}\n")
     assert artifact.jsonl() == tmp_path / "mine.jsonl" and artifact.jsonl("validation") is None
     (tmp_path / "other.jsonl").write_text("{}\n")
     assert artifact.jsonl() is None
     with pytest.raises(DataError) as caught:
         artifact.require_jsonl()
-    assert caught.value.found == "mine.jsonl, other.jsonl"
+    assert caught.value.found == "deep, mine.jsonl, other.jsonl"
     (tmp_path / "train.jsonl").write_text("{}\n")
     assert artifact.require_jsonl() == tmp_path / "train.jsonl"
+
+
+def test_a_missing_split_is_told_with_the_first_files(tmp_path: Path) -> None:
+    artifact = Artifact("training_jsonl", "0" * 64, tmp_path)
+    with pytest.raises(DataError) as caught:
+        artifact.require_jsonl("heldout")
+    assert (caught.value.expected, caught.value.found) == ("heldout.jsonl", "an empty folder")
+    for number in range(9):
+        (tmp_path / str(number)).touch()
+    with pytest.raises(DataError) as caught:
+        artifact.require_jsonl("heldout")
+    assert caught.value.found == "0, 1, 2, 3, 4, 5, 6, 7"
+
+
+@pytest.mark.parametrize(
+    ("split", "names"),
+    [
+        ("train", ["train.jsonl", "train-split.jsonl", "train/data.jsonl", "alone.jsonl"]),
+        (
+            "validation",
+            [
+                "validation.jsonl",
+                "validation-split.jsonl",
+                "validation/data.jsonl",
+                "val.jsonl",
+                "val-split.jsonl",
+                "val/data.jsonl",
+            ],
+        ),
+        (
+            "heldout",
+            [
+                "heldout.jsonl",
+                "heldout-split.jsonl",
+                "heldout/data.jsonl",
+                "test.jsonl",
+                "test-split.jsonl",
+                "test/data.jsonl",
+            ],
+        ),
+    ],
+)
+def test_a_split_goes_by_several_names_in_order(split: str, names: list[str], tmp_path: Path) -> None:
+    artifact = Artifact("training_jsonl", "0" * 64, tmp_path)
+    for name in reversed(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        assert artifact.jsonl(split) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("a", ("a", "latest")),
+        ("a:", ("a", "latest")),
+        ("a:latest", ("a", "latest")),
+        ("a/b:v1", ("a/b", "v1")),
+        ("a:12", ("a", "v12")),
+        ("a:v999999999", ("a", "v999999999")),
+        ("a:v1000000000", None),
+        ("a:v0", None),
+        ("a:0", None),
+        ("a:v01", None),
+        ("a:newest", None),
+        ("a:v1:v2", None),
+        ("a:²", None),
+    ],
+)
+def test_a_reference_is_a_name_and_a_version(text: str, parsed: tuple[str, str] | None) -> None:
+    if parsed is not None:
+        assert parse_ref(text) == parsed
+    else:
+        with pytest.raises(ArtifactError, match="not an artifact reference"):
+            parse_ref(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("a", True),
+        ("0.a_b-c/D", True),
+        ("a" * 200, True),
+        ("a" * 201, False),
+        ("", False),
+        (".a", False),
+        ("a/", False),
+        ("a//b", False),
+        ("a/./b", False),
+        ("a/..", False),
+        ("a b", False),
+        ("a\n", False),
+        ("ä", False),
+    ],
+)
+def test_a_name_is_of_plain_parts(text: str, is_one: bool) -> None:
+    assert is_artifact_name(text) == is_one
+
+
+def test_what_has_no_version_goes_by_its_digest() -> None:
+    artifact = Artifact("t", "0123456789abcdef" * 4, Path(), name="a", version=2)
+    assert (artifact.ref, replace(artifact, version=0).ref) == ("a:v2", "0123456789ab")
+    assert artifact.id == artifact.digest
+
+
+def test_a_digest_is_of_type_paths_and_contents_and_of_nothing_else() -> None:
+    files = [FileRecord("a", 1, "1"), FileRecord("b", 2, "2")]
+    digest = tree_digest("t", files)
+    assert tree_digest("t", [FileRecord("b", 9, "2"), files[0]]) == digest
+    others = [("u", files), ("t", files[:1]), ("t", [FileRecord("a1", 1, ""), files[1]])]
+    assert len({digest, *(tree_digest(name, each) for name, each in others)}) == 4

@@ -1,22 +1,56 @@
-"""What a store's errors mean, without a server."""
+"""A home on a file system of fsspec's: what it holds, in which order it is written, and what its errors mean."""
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
+from nemotron_steps.artifacts.models import FileRecord
 from nemotron_steps.artifacts.object_store import FsspecBackend
-from nemotron_steps.errors import StorageError, StorageUnreachableError
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError, RequestError, StorageError, StorageUnreachableError, UnsupportedError
 
 
 class Refused(OSError):
     """botocore's, which keep what the server said."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, code: str = "") -> None:
         super().__init__(f"status {status}")
-        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": code}}
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> FsspecBackend:
+    return FsspecBackend(f"memory://{uuid.uuid4().hex}/home", tmp_path / "cache")
+
+
+def staged(folder: Path, **texts: str) -> Path:
+    for name, text in {"artifact.json": "{}", **texts}.items():
+        file = folder / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+def heard(backend: FsspecBackend, monkeypatch: pytest.MonkeyPatch, *methods: str, at: int = 0) -> list[str]:
+    """The paths below the home that are given to methods of the file system."""
+    asked: list[str] = []
+
+    def hearing(method: Any, position: int) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            asked.append(arguments[position].removeprefix(f"{backend._root}/"))
+            return method(*arguments, **options)
+
+        return call
+
+    for name in methods:
+        position = 1 if name == "put_file" else at
+        monkeypatch.setattr(backend._fs, name, hearing(getattr(backend._fs, name), position))
+    return asked
 
 
 @pytest.mark.parametrize(
@@ -27,17 +61,183 @@ class Refused(OSError):
         (503, StorageUnreachableError),
         (403, StorageError),
         (416, StorageError),
+        (499, StorageError),
     ],
 )
+@pytest.mark.parametrize("wrapped", [False, True])
 def test_a_server_that_is_busy_may_answer_later_and_one_that_refuses_will_not(
-    status: int, kind: type[StorageError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: int, kind: type[StorageError], wrapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = FsspecBackend("memory://home", tmp_path)
 
     def refuse(path: str) -> Any:
+        if wrapped:
+            raise OSError("s3fs's own") from Refused(status)
         raise Refused(status)
 
     monkeypatch.setattr(backend._fs, "cat_file", refuse)
     with pytest.raises(StorageError) as caught:
         backend.read("artifacts/x")
     assert type(caught.value) is kind and caught.value.where == "memory://home/artifacts/x"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TimeoutError",
+        "ConnectionError",
+        "IncompleteReadError",
+        "ClientPayloadError",
+        "HTTPClientError",
+        "ConnectionClosedError",
+        "ClientConnectionError",
+    ],
+)
+def test_an_answer_that_did_not_come_to_its_end_may_come_later(
+    name: str, backend: FsspecBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(path: str) -> Any:
+        raise type("Deeper", (type(name, (Exception,), {}),), {})()
+
+    monkeypatch.setattr(backend._fs, "cat_file", break_off)
+    with pytest.raises(StorageUnreachableError):
+        backend.read("x")
+
+
+def test_two_homes_of_one_user_have_copies_of_their_own(tmp_path: Path) -> None:
+    homes = [FsspecBackend(url, tmp_path).scratch for url in ("memory://a", "memory://b", "memory://a/")]
+    homes_of_two_kinds = {FsspecBackend(f"{kind}:///a/b", tmp_path).scratch for kind in ("memory", "file")}
+    assert len(homes_of_two_kinds) == 2
+    assert homes[0] != homes[1] and homes[0] == homes[2] and {home.parent for home in homes} == {tmp_path}
+
+
+def test_a_record_is_created_once_replaced_and_read(backend: FsspecBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend.create("x/v1.json", b"1") and not backend.create("x/v1.json", b"2")
+    assert backend.read("x/v1.json") == b"1" and backend.read("x/v2.json") is None
+    backend.write("x/v1.json", b"3")
+    assert backend.read("x/v1.json") == b"3"
+
+    def there(path: str, data: bytes, mode: str) -> None:
+        raise OSError("s3fs's own") from Refused(412, "PreconditionFailed")
+
+    monkeypatch.setattr(backend._fs, "pipe_file", there)
+    assert not backend.create("x/v3.json", b"1")
+
+
+def test_names_are_sorted_without_the_hidden_ones(backend: FsspecBackend) -> None:
+    for name in ("b", "a", ".hidden", "c/deep"):
+        backend.write(f"names/{name}", b"x")
+    assert backend.names("names") == ["a", "b", "c"] and backend.names("nothing") == []
+    assert backend.names("names/a") == []
+
+
+def test_what_makes_a_folder_count_is_written_last_and_deleted_first(
+    backend: FsspecBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"train.jsonl": "1", "zebra": "2", "deep__artifact.json": "3"}
+    written = heard(backend, monkeypatch, "put_file", "pipe_file")
+    backend.commit_tree(staged(tmp_path / "one", **files), "objects/x")
+    paths = ["objects/x/deep/artifact.json", "objects/x/train.jsonl", "objects/x/zebra", "objects/x/artifact.json"]
+    assert written == paths
+    backend.commit_tree(staged(tmp_path / "two", **files), "objects/x")
+    assert written == paths, "what is there stays"
+    deleted = heard(backend, monkeypatch, "rm_file")
+    backend.commit_tree(staged(tmp_path / "three", other="4"), "objects/x", replace=True)
+    assert deleted[0] == "objects/x/artifact.json" and sorted(deleted) == sorted(paths)
+    assert [record.path for record in backend.stored_files("objects/x")] == ["other"]
+    assert (backend.local("objects/x") / "other").read_text() == "4"
+
+
+def test_what_was_just_committed_is_the_read_only_local_copy(backend: FsspecBackend, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        folder = staged(tmp_path / name, train="1")
+        backend.commit_tree(folder, "objects/x")
+        file = backend.local("objects/x") / "train"
+        assert file.read_text() == "1" and not file.stat().st_mode & 0o222 and not folder.exists()
+    assert backend.drop_copy("objects/x") and not backend.local("objects/x").exists()
+
+
+def test_a_copy_is_fetched_whole_or_not_at_all(
+    backend: FsspecBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.commit_tree(staged(tmp_path / "one", train="1", deep__more="2"), "objects/x")
+    files = [FileRecord(path, 1, "") for path in ("train", "deep/more")]
+    backend.drop_copy("objects/x")
+    local = backend.local_tree("objects/x", files)
+    assert sorted(path.name for path in local.rglob("*")) == ["artifact.json", "deep", "more", "train"]
+    fetched = heard(backend, monkeypatch, "get_file")
+    assert backend.local_tree("objects/x", files) == local and fetched == []
+    backend.drop_copy("objects/x")
+    with pytest.raises(ArtifactError, match="missing from the store") as caught:
+        backend.local_tree("objects/x", [*files, FileRecord("gone", 1, "")])
+    assert str(caught.value.where).endswith("/home/objects/x/gone")
+    assert list(local.parent.iterdir()) == []
+
+
+def test_a_copy_that_another_process_fetched_meanwhile_is_used(
+    backend: FsspecBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.commit_tree(staged(tmp_path / "one", train="1"), "objects/x")
+    backend.drop_copy("objects/x")
+    fetch = backend._fs.get_file
+
+    def while_another_fetches(source: str, target: str) -> None:
+        fetch(source, target)
+        if source.endswith("artifact.json"):
+            staged(backend.local("objects/x"), train="theirs")
+
+    monkeypatch.setattr(backend._fs, "get_file", while_another_fetches)
+    local = backend.local_tree("objects/x", [FileRecord("train", 1, "")])
+    assert (local / "train").read_text() == "theirs" and [path.name for path in local.parent.iterdir()] == ["x"]
+
+
+def test_files_are_measured_in_the_store_however_large(backend: FsspecBackend, tmp_path: Path) -> None:
+    size = (4 << 20) + 5
+    backend.commit_tree(staged(tmp_path / "one", large="x" * size, deep__artifact_json=""), "objects/x")
+    found = backend.stored_files("objects/x")
+    assert [(record.path, record.size) for record in found] == [("deep/artifact_json", 0), ("large", size)]
+
+
+def test_a_manifest_further_down_is_a_file_as_any_other(backend: FsspecBackend, tmp_path: Path) -> None:
+    store = ArtifactStore(backend)
+    folder = staged(tmp_path / "mine", deep__artifact_json="")
+    (folder / "deep" / "artifact.json").write_text("theirs")
+    (folder / "artifact.json").unlink()
+    artifact = store.add(folder, type_name="export", name="a")
+    assert "deep/artifact.json" in [file.path for file in artifact.files] and store.verify("a") == []
+    backend.drop_copy(f"artifacts/objects/{artifact.digest}")
+    assert (store.open("a").path / "deep" / "artifact.json").read_text() == "theirs"
+
+
+def test_a_copy_with_other_bytes_of_the_same_size_and_time_is_fetched_again(
+    backend: FsspecBackend, tmp_path: Path
+) -> None:
+    store = ArtifactStore(backend)
+    artifact = store.add(staged(tmp_path / "mine", train="1"), type_name="export", name="a")
+    (artifact.path / "train").chmod(0o644)
+    (artifact.path / "train").write_text("2")
+    assert (store.open("a").path / "train").read_text() == "1"
+    backend.write(f"artifacts/objects/{artifact.digest}/train", b"2")
+    backend.drop_copy(f"artifacts/objects/{artifact.digest}")
+    for _ in range(2):
+        with pytest.raises(ArtifactError, match="corrupt"):
+            store.open("a")
+    assert [str(problem.where) for problem in store.verify("a")] == [
+        f"{backend.url}/artifacts/objects/{artifact.digest}/train"
+    ]
+
+
+@pytest.mark.parametrize(("protocol", "hints"), [("s3", ("pip install 'nemotron-steps[s3]'",)), ("gcs", ())])
+def test_a_home_that_needs_a_package_says_which(
+    protocol: str, hints: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(url: str) -> Any:
+        raise ImportError("install it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec.core, "url_to_fs", lacking)
+        with pytest.raises(UnsupportedError, match=f"'{protocol}://'") as caught:
+            FsspecBackend(f"{protocol}://bucket/home", tmp_path)
+    assert caught.value.hints == hints
+    with pytest.raises(RequestError, match="not understood"):
+        FsspecBackend("nonsense://bucket/home", tmp_path)

@@ -98,3 +98,87 @@ def test_a_folder_names_no_agent_if_none_of_its_files_of_rows_does(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert names_no_agent(tmp_path) is none
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "some"),
+    [
+        ("rows.csv", "a", True),
+        ("ROWS.TSV", "a", True),
+        ("rows.json", "[]", True),
+        ("rows.parquet", "PAR1", True),
+        ("rows.jsonl.gz", "x", True),
+        ("rows.csv", "", False),
+        ("rows.txt", "x", False),
+        ("rows.jsonl", "", False),
+        ("rows.jsonl", '{"prompt": "x"}', True),
+        ("rows.jsonl", '{"prompt": "x", "chosen": "y"}', True),
+        ("rows.jsonl", '{"prompt": "x", "chosen": "y", "rejected": "z"}', False),
+        ("rows.jsonl", '{"text": "x"}', False),
+        ("of/dataset_info.json", "{}", True),
+        ("of/dataset_dict.json", "{}", True),
+        ("of/deep/rows.parquet", "PAR1", True),
+        ("of/rows.csv", "a", False),
+        ("of/deep/rows.jsonl", '{"prompt": "x"}', True),
+    ],
+)
+def test_what_may_be_imported_is_told_at_a_glance(name: str, content: str, some: bool, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    assert looks_like_prompts(tmp_path / name.split("/")[0]) == some
+
+
+def test_rows_without_a_prompt_are_none_though_a_table_lies_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "rows.parquet").write_text("PAR1")
+    assert not looks_like_prompts(tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "roles"), [(63, ("system", "user")), (64, ("user",))])
+def test_the_first_64_rows_are_looked_at(rows: int, roles: tuple[str, ...], tmp_path: Path) -> None:
+    text = '{"prompt": "x"}\n' * rows + json.dumps({"prompt": [SYSTEM]}) + "\n"
+    (tmp_path / "rows.jsonl").write_text(text)
+    assert roles_in(tmp_path) == roles
+
+
+@pytest.mark.parametrize(
+    ("row", "roles"),
+    [
+        ({"prompt": [USER, SAID], "messages": [SYSTEM]}, ("user", "assistant")),
+        ({"prompt": [USER, SAID]}, ("user", "assistant")),
+        ({"messages": [SAID]}, ()),
+        ({"responses_create_params": {"input": [USER, SAID], "instructions": ""}}, ("user", "assistant")),
+        ({"conversations": [{"from": "gpt", "value": "y"}, {"from": "human", "value": "x"}]}, ("user", "assistant")),
+        ({"prompt": [{"role": "system", "from": "human"}]}, ("system",)),
+        ({"prompt": [{"role": "narrator"}, USER]}, ("user",)),
+    ],
+)
+def test_who_speaks_in_rows_that_have_more_than_one_layout(
+    row: dict[str, Any], roles: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert roles_in(tmp_path) == roles
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "none"),
+    [
+        ("rows.TSV", b"prompt\tx\n", True),
+        ("rows.tsv", b"prompt\tagent_ref\n", False),
+        ("rows.csv", b"prompt\nagent_ref\n", True),
+        ("rows.parquet", b"agent_ref" + b"prompt" + (6).to_bytes(4, "little") + b"PAR1", True),
+        ("rows.parquet", b"prompt" + (7).to_bytes(4, "little") + b"PAR1", False),
+        ("rows.parquet", b"prompt" + (6).to_bytes(4, "little") + b"PAR2", False),
+        ("rows.parquet", (0).to_bytes(4, "little") + b"PAR1", False),
+    ],
+)
+def test_columns_are_named_in_a_header_or_at_the_end(name: str, content: bytes, none: bool, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert names_no_agent(tmp_path / name) is none
+
+
+def test_a_folder_of_nothing_names_agents_for_all_that_is_known(tmp_path: Path) -> None:
+    assert not names_no_agent(tmp_path)
+    (tmp_path / "rows.tsv").write_text("prompt\n")
+    assert names_no_agent(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer, tree_digest
-from nemotron_steps.artifacts.records import artifact_bytes, parse_artifact
+from nemotron_steps.artifacts.records import artifact_bytes, parse_artifact, sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 
@@ -24,6 +24,7 @@ ARTIFACT = Artifact(
     producer=Producer("toy/make", "rows", "run-1", "1.0", "key"),
     inputs=(Edge("rows", "b" * 64, "x:v1"),),
     created=1.5,
+    source="/data/rows",
 )
 
 
@@ -78,3 +79,81 @@ def test_a_file_added_to_a_committed_folder_is_not_read_with_it(store: ArtifactS
     assert caught.value.where == str(artifact.path / "validation.jsonl")
     assert store.add(path, name="a").ref == "a:v1", "the same content, committed again, repairs it"
     assert store.open("a").jsonl("validation") is None and store.verify("a") == []
+
+
+def changed(**changes: object) -> bytes:
+    """ARTIFACT's record, written by hand and sealed; its digest is that of its type and files unless it is given."""
+    record = {"format": 2, **ARTIFACT.to_json(), **changes}
+    if "digest" not in changes:
+        files = [FileRecord(**file) for file in record["files"]]
+        record["digest"] = tree_digest(record["type"], files)
+    return sealed(record)
+
+
+FILE = {"path": "a", "size": 1, "sha256": "a" * 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"digest": "0" * 64}, "contradicts itself"),
+        ({"files": [FILE, {**FILE, "path": "b"}, FILE]}, "contradicts itself"),
+        ({"name": "../a"}, "contradicts itself"),
+        ({"name": ""}, "contradicts itself"),
+        ({"location": "data/mine"}, "contradicts itself"),
+        ({"files": [{**FILE, "path": "../a"}]}, "leaves its folder"),
+        ({"files": [{**FILE, "size": -1}]}, r"files\[0\].size"),
+        ({"version": -1}, "version"),
+        ({"created": -1.0}, "created"),
+        ({"created": True}, "created"),
+        ({"producer": {}}, "producer"),
+        ({"inputs": [{"port": "x", "digest": "1", "ref": ""}]}, r"inputs\[0\].digest"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_record_that_says_what_cannot_be_is_refused_though_its_checksum_is_right(
+    changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ArtifactError, match=said) as caught:
+        parse_artifact(changed(**changes), "here")
+    assert caught.value.where == "here" and len(str(caught.value.found)) <= 200
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"location": "/data/mine"},
+        {"version": 0},
+        {"created": 0},
+        {"producer": None},
+        {"files": []},
+        {"name": "a" * 200},
+    ],
+)
+def test_a_record_that_says_what_may_be_is_read(changes: dict[str, object]) -> None:
+    found = parse_artifact(changed(**changes), "here")
+    for key, value in changes.items():
+        assert getattr(found, key) == (tuple(value) if isinstance(value, list) else value)
+    assert type(found.created) is float
+
+
+def test_the_order_of_a_records_fields_is_no_change_of_it() -> None:
+    record = json.loads(artifact_bytes(ARTIFACT))
+    backwards = dict(reversed(record.items()))
+    assert parse_artifact(json.dumps(backwards).encode(), "here") == ARTIFACT
+
+
+def test_a_long_name_is_shown_in_short() -> None:
+    for length, shown in ((198, 200), (199, 200)):
+        with pytest.raises(ArtifactError) as caught:
+            parse_artifact(changed(name="!" * length), "here")
+        assert len(str(caught.value.found)) == shown
+        assert str(caught.value.found).endswith("...") == (length == 199)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 100_000, b'{"a": NaN}', b'{"a": "\\ud83d"}']
+)
+def test_what_is_no_json_object_is_no_record(data: bytes) -> None:
+    with pytest.raises(ArtifactError, match=r"is not (JSON|a JSON object)"):
+        parse_artifact(data, "here")

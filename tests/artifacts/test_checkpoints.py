@@ -1,0 +1,291 @@
+"""Attributes of a model's folder, one file and one key at a time."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.checkpoints import (
+    chat_template_digest,
+    has_weights,
+    listing,
+    read_safetensors_header,
+    tokenizer_digest,
+    validate_hf,
+    validate_megatron,
+    validate_model_folder,
+)
+from nemotron_steps.errors import ArtifactError
+from tests.artifacts.checkpoint_files import write_hf, write_megatron, write_safetensors
+
+
+def changed(folder: Path, file: str = "config.json", **changes: Any) -> Path:
+    """The folder, with keys of one of its files changed; None takes one out."""
+    path = folder / file
+    content = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_hf(tmp_path / "m")
+
+
+HYBRID = {"model_type": "nemotron_h", "hybrid_override_pattern": "M*M-", "mamba_num_heads": 4, "n_groups": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"architectures": ["A", "B"]}, {"architecture": "A"}),
+        ({"architectures": []}, {"architecture": None}),
+        ({"num_experts": 4}, {"num_experts": 4}),
+        ({"n_routed_experts": 6}, {"num_experts": 6}),
+        ({"hidden_size": "8"}, {"hidden_size": None}),
+        (
+            {"text_config": {"hidden_size": 16, "max_position_embeddings": 32}},
+            {"hidden_size": 16, "sequence_length": 32},
+        ),
+        ({"text_config": None}, {"hidden_size": 8}),
+        (HYBRID, {"num_hidden_layers": 4, "mamba_num_heads": 4, "mamba_groups": 2, "mtp_layers": 0}),
+        ({**HYBRID, "n_groups": None, "mamba_n_groups": 3}, {"mamba_groups": 3}),
+        ({**HYBRID, "n_routed_experts": 8}, {"num_experts": None}),
+        ({**HYBRID, "hybrid_override_pattern": "ME", "n_routed_experts": 8}, {"num_experts": 8}),
+        ({**HYBRID, "hybrid_override_pattern": "*-"}, {"mamba_num_heads": None, "mamba_groups": None}),
+        ({**HYBRID, "time_step_limit": [0.0, 0.5]}, {"bounded_time_steps": True}),
+        ({**HYBRID, "time_step_limit": [0.0]}, {"bounded_time_steps": None}),
+        ({**HYBRID, "time_step_limit": "all"}, {"bounded_time_steps": None}),
+        ({"quantization_config": {"quant_method": "fp8"}}, {"quantised": "fp8"}),
+        ({"quantization_config": {"bits": 4}}, {"quantised": "unnamed"}),
+        ({"quantization_config": {}}, {"quantised": None}),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, {"sequence_length": 64}),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}},
+            {"sequence_length": 128},
+        ),
+        ({"max_position_embeddings": None}, {"sequence_length": None}),
+    ],
+)
+def test_what_a_config_says(config: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
+    found = validate_model_folder(changed(folder, **config))
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_what_memory_depends_on_is_kept_as_the_config_has_it(folder: Path) -> None:
+    changed(folder, layers_block_type=["mamba", "attention"], head_dim=4, hidden_act="silu", tie_word_embeddings=True)
+    shape = validate_model_folder(folder)["shape"]
+    assert shape == {
+        "model_type": "qwen3",
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "vocab_size": 16,
+        "layers_block_type": ["mamba", "attention"],
+        "head_dim": 4,
+        "tie_word_embeddings": True,
+    }
+
+
+def test_layers_of_multi_token_prediction_count_where_the_weights_have_them(tmp_path: Path) -> None:
+    claimed = {**HYBRID, "num_nextn_predict_layers": 1}
+    folder = changed(write_hf(tmp_path / "hf"), **claimed)
+    write_safetensors(folder / "model.safetensors", {"model.mtp.x": [1.0]})
+    assert validate_hf(folder)["mtp_layers"] == 0
+    write_safetensors(folder / "model.safetensors", {"mtp.layers.0.x": [1.0]})
+    assert validate_hf(folder)["mtp_layers"] == 1
+    megatron = write_megatron(tmp_path / "mg")
+    changed(megatron / "hf", **claimed)
+    assert validate_megatron(megatron)["mtp_layers"] == 1, "its list of tensors cannot be told"
+    (megatron / "weights" / ".metadata").write_bytes(b"\x80decoder.layers.0")
+    assert validate_megatron(megatron)["mtp_layers"] == 0
+    (megatron / "weights" / ".metadata").write_bytes(b"\x80mtp.layers.0")
+    assert validate_megatron(megatron)["mtp_layers"] == 1
+    (megatron / "weights" / ".metadata").write_bytes(b"\x80decoder.layers.0")
+    write_safetensors(megatron / "hf" / "carried.safetensors", {"mtp.x": [1.0]})
+    assert validate_megatron(megatron)["mtp_layers"] == 1
+
+
+def test_parameters_and_types_are_those_of_all_shards(folder: Path) -> None:
+    header = json.dumps(
+        {
+            "__metadata__": {"format": "pt"},
+            "w": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]},
+            "none": {"dtype": "F64", "shape": [4, 0], "data_offsets": [12, 12]},
+        }
+    ).encode()
+    (folder / "another.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 12)
+    found = validate_hf(folder)
+    assert (found["parameters"], found["dtype"]) == (3 + 6, "bf16+f32+f64")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "size", "fits"),
+    [("F4", 3, 2, False), ("F4", 4, 2, True), ("F6_E2M3", 4, 3, True), ("F6_E3M2", 4, 4, False), ("NEW", 4, 7, True)],
+)
+def test_numbers_of_fewer_bits_than_a_byte_fill_their_bytes(
+    dtype: str, count: int, size: int, fits: bool, tmp_path: Path
+) -> None:
+    header = json.dumps({"w": {"dtype": dtype, "shape": [count], "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * size)
+    if fits:
+        assert list(read_safetensors_header(path)) == ["w"]
+    else:
+        with pytest.raises(ArtifactError, match="broken or cut off"):
+            read_safetensors_header(path)
+
+
+def test_a_file_of_a_header_alone_has_no_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(struct.pack("<Q", 2) + b"{}")
+    assert read_safetensors_header(path) == {}
+    path.write_bytes(struct.pack("<Q", 3) + b"{}")
+    with pytest.raises(ArtifactError) as caught:
+        read_safetensors_header(path)
+    assert (caught.value.expected, caught.value.found) == ("a header of at most 2 bytes", "a header length of 3")
+    with pytest.raises(ArtifactError, match="broken or cut off"):
+        read_safetensors_header(tmp_path)
+
+
+def test_a_pointer_in_place_of_weights_is_fetched_by_git(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    with pytest.raises(ArtifactError) as caught:
+        validate_hf(folder)
+    assert caught.value.hints[0].startswith(f"git -C {folder} lfs pull")
+    (folder / "model.safetensors").write_bytes(b"\0")
+    with pytest.raises(ArtifactError) as caught:
+        validate_hf(folder)
+    assert caught.value.hints[0].startswith(f"hf download MODEL --local-dir {folder}")
+
+
+def test_weights_deeper_in_a_megatron_folder_are_looked_at(tmp_path: Path) -> None:
+    folder = write_megatron(tmp_path / "mg")
+    for file in (folder / "weights").iterdir():
+        file.unlink()
+    (folder / "weights" / "iter").mkdir()
+    (folder / "weights" / "iter" / "__0_0.distcp").write_bytes(b"x")
+    assert validate_megatron(folder)["model_type"] == "qwen3"
+    (folder / "weights" / "iter" / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(ArtifactError, match="weights file is empty"):
+        validate_megatron(folder)
+
+
+def test_a_model_has_weights_with_a_shard_or_an_index_of_some(tmp_path: Path) -> None:
+    assert not has_weights(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    assert has_weights(tmp_path)
+    (tmp_path / "model.safetensors.index.json").rename(tmp_path / "model.safetensors")
+    assert has_weights(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.bin"])
+def test_pickled_weights_alone_are_named(name: str, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(ArtifactError, match="pickled weights are not read"):
+        validate_hf(folder)
+
+
+def test_settings_of_the_last_call_and_the_order_of_keys_are_no_part_of_a_tokenizer(tmp_path: Path) -> None:
+    def digest(**content: Any) -> str:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        return tokenizer_digest(tmp_path)
+
+    plain = digest(model={"vocab": {}}, version="1.0")
+    assert digest(version="1.0", model={"vocab": {}}) == plain
+    assert digest(model={"vocab": {}}, version="1.0", padding={}) == plain
+    assert digest(model={"vocab": {}}, version="1.0", truncation={}) == plain
+    assert digest(model={"vocab": {}}, version="2.0") != plain
+
+
+def test_of_several_tokenizer_files_the_first_kind_counts(tmp_path: Path) -> None:
+    found = []
+    for name in ("tekken.json", "vocab.json", "tokenizer.model", "tokenizer.json"):
+        (tmp_path / name).write_text(json.dumps({"of": name}))
+        found.append(tokenizer_digest(tmp_path))
+    assert len(set(found)) == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "added", "size"),
+    [
+        ({"vocab": {"a": 0, "b": 3}}, [], 4),
+        ({"vocab": {"a": 0}}, [{"id": 1, "content": "x"}, {"content": "y"}, "z"], 2),
+        ({"vocab": [["a", -1.0], ["b", -2.0]]}, [], 2),
+        ({"vocab": [["a", -1.0], ["b", -2.0]]}, [{"id": 1}], 2),
+        ({"vocab": {"a": 0, "b": "1"}}, None, 2),
+        ({"vocab": {}}, [], 0),
+        ({"vocab": "a"}, [], None),
+        ({}, [], None),
+        (None, [], None),
+    ],
+)
+def test_a_tokenizer_has_room_for_its_largest_token(model: Any, added: Any, size: int | None, folder: Path) -> None:
+    changed(folder, "tokenizer.json", model=model, added_tokens=added)
+    assert validate_model_folder(folder).get("tokenizer_size") == size
+
+
+PLAIN, OWN = "PreTrainedTokenizerFast", "LlamaTokenizer"
+
+
+@pytest.mark.parametrize(
+    ("settings", "content", "ends"),
+    [
+        ({"eos_token": "a"}, {}, True),
+        ({"eos_token": "</s>"}, {}, False),
+        ({"eos_token": {"content": "a"}}, {}, True),
+        ({"eos_token": {"content": "</s>"}}, {"added_tokens": [{"id": 1, "content": "</s>"}]}, True),
+        ({"eos_token": "</s>", "added_tokens_decoder": {"1": {"content": "</s>"}}}, {}, True),
+        ({"eos_token": "</s>", "added_tokens_decoder": []}, {}, False),
+        ({"eos_token": "b"}, {"model": {"vocab": [["a", 0.0], ["b", 0.0]]}}, True),
+        ({"eos_token": "c"}, {"model": {"vocab": [["a", 0.0], [], "c"]}}, False),
+        ({"eos_token": "a"}, {"model": {}}, None),
+        ({"tokenizer_class": PLAIN}, {}, False),
+        ({"tokenizer_class": "PreTrainedTokenizer"}, {}, False),
+        ({"tokenizer_class": "TokenizersBackend"}, {}, False),
+        ({"tokenizer_class": OWN}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_a_tokenizer_names_an_end_token_that_it_has(
+    settings: dict[str, Any], content: dict[str, Any], ends: bool | None, folder: Path
+) -> None:
+    changed(changed(folder, "tokenizer.json", **content), "tokenizer_config.json", **settings)
+    assert validate_model_folder(folder).get("has_end_token") is ends
+
+
+def test_an_end_token_may_stand_in_the_map_of_special_ones_and_the_settings_go_before_it(folder: Path) -> None:
+    changed(folder, "special_tokens_map.json", eos_token="</s>")
+    assert validate_model_folder(folder)["has_end_token"] is False
+    changed(folder, "special_tokens_map.json", eos_token={"content": "a"})
+    assert validate_model_folder(folder)["has_end_token"] is True
+    changed(folder, "tokenizer_config.json", eos_token="</s>")
+    assert validate_model_folder(folder)["has_end_token"] is False
+    (folder / "tokenizer_config.json").unlink()
+    assert "has_end_token" not in validate_model_folder(folder)
+
+
+def test_a_chat_template_has_one_digest_wherever_it_stands(folder: Path) -> None:
+    changed(folder, "tokenizer_config.json", chat_template="{{ x }}\n")
+    inside = chat_template_digest(folder)
+    (folder / "chat_template.jinja").write_text("{{ x }}")
+    changed(folder, "tokenizer_config.json", chat_template="{{ other }}")
+    assert chat_template_digest(folder) == inside
+    (folder / "chat_template.jinja").unlink()
+    assert chat_template_digest(folder) != inside
+    changed(folder, "tokenizer_config.json", chat_template=[{"name": "default", "template": "x"}])
+    assert str(chat_template_digest(folder)).startswith("sha256:")
+    assert validate_model_folder(folder)["chat_roles"] == []
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "an empty folder"), (8, "0, 1, 2, 3, 4, 5, 6, 7")])
+def test_a_folder_is_shown_by_its_first_files(count: int, shown: str, tmp_path: Path) -> None:
+    for number in range(count):
+        (tmp_path / str(number)).touch()
+    assert listing(tmp_path) == shown
+    if count:
+        (tmp_path / "8").touch()
+        assert listing(tmp_path) == f"{shown}, …"

@@ -1,0 +1,175 @@
+"""Files of a home: hashed, written whole or not at all, sealed; what keeps them from it is a storage error."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts import files
+from nemotron_steps.artifacts.files import (
+    as_storage_error,
+    create_exclusive,
+    free_bytes,
+    hash_tree,
+    remove_tree,
+    remove_unfinished,
+    seal_tree,
+    set_aside,
+    to_json_bytes,
+    tree_files,
+    write_atomic,
+)
+from nemotron_steps.errors import StorageError
+
+
+def refuse(code: int) -> Any:
+    def raising(*arguments: object, **options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return raising
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_hashing_tells_how_far_it_is_of_all_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"123")
+    (tmp_path / "b").write_bytes(b"12345")
+    seen: list[tuple[int, int]] = []
+    found = hash_tree(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(3, 8), (8, 8)] and [(record.path, record.size) for record in found] == [("a", 3), ("b", 5)]
+    assert hash_tree(tmp_path / "b") == [found[1]]
+
+
+def test_only_the_folders_own_manifest_is_no_file_of_it(tmp_path: Path) -> None:
+    for name in ("artifact.json", "deep/artifact.json", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    for user_folder, found in ((False, [".hidden", "deep/artifact.json"]), (True, ["deep/artifact.json"])):
+        listed = tree_files(tmp_path, user_folder=user_folder)
+        assert [path.relative_to(tmp_path).as_posix() for path in listed] == found
+        assert [record.path for record in hash_tree(tmp_path, user_folder=user_folder)] == found
+
+
+@pytest.mark.parametrize("write", [write_atomic, create_exclusive])
+@pytest.mark.parametrize("at", ["fsync", "mkdir"])
+def test_what_cannot_be_written_is_a_storage_error_and_leaves_nothing(
+    write: Any, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "records" / "a.json"
+    if at == "fsync":
+        path.parent.mkdir()
+        (path.parent / "b.json").write_bytes(b"other")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, at, refuse(errno.EROFS))
+        with pytest.raises(StorageError, match="the file system is read-only"):
+            write(path, b"new")
+    assert not path.parent.exists() if at == "mkdir" else names(path.parent) == ["b.json"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomic(tmp_path / "a.json", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse(errno.ENOSPC))
+        with pytest.raises(StorageError, match="the disk is full"):
+            write_atomic(tmp_path / "a.json", b"new")
+    assert (tmp_path / "a.json").read_bytes() == b"old" and names(tmp_path) == ["a.json"]
+
+
+def test_a_record_is_created_once_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+    assert create_exclusive(tmp_path / "v1.json", b"1") and not create_exclusive(tmp_path / "v1.json", b"2")
+    assert (tmp_path / "v1.json").read_bytes() == b"1" and names(tmp_path) == ["v1.json"]
+
+
+def test_what_a_killed_writer_left_is_deleted_and_nothing_of_another_file(tmp_path: Path) -> None:
+    for name in (".a.json.0f.tmp", ".b.json.0f.tmp", "a.json", "a.json.0f.tmp"):
+        (tmp_path / name).write_text("x")
+    remove_unfinished(tmp_path / "a.json")
+    assert names(tmp_path) == [".b.json.0f.tmp", "a.json", "a.json.0f.tmp"]
+
+
+def test_the_manifest_is_sealed_with_the_files(tmp_path: Path) -> None:
+    for name in ("artifact.json", "deep/train.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(0o664)
+    seal_tree(tmp_path)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("artifact.json", "deep/train.jsonl")]
+    assert modes == [0o444, 0o444]
+
+
+def test_a_folder_is_out_of_sight_before_its_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "object"
+    folder.mkdir()
+    seen: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(files, "remove_tree", lambda path: seen.append((folder.exists(), path.exists())))
+    set_aside(folder)
+    set_aside(folder)
+    assert seen == [(False, True)]
+
+
+def test_a_folder_that_cannot_be_deleted_is_an_error_and_one_that_is_gone_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_tree(tmp_path / "gone")
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(os, "rmdir", refuse(errno.EACCES))
+    with pytest.raises(PermissionError):
+        remove_tree(tmp_path / "there")
+
+
+def test_a_number_that_json_has_no_word_for_is_not_written() -> None:
+    assert to_json_bytes({"größe": 1}) == '{\n "größe": 1\n}\n'.encode()
+    with pytest.raises(ValueError, match="JSON"):
+        to_json_bytes({"loss": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "quota"),
+        (errno.EFBIG, "file size limit"),
+        (errno.EACCES, "permission was denied"),
+        (errno.EPERM, "permission was denied"),
+        (errno.EROFS, "read-only"),
+        (errno.EIO, "input/output error"),
+        (errno.ENOENT, None),
+    ],
+)
+def test_what_keeps_a_file_from_being_written_is_told_by_its_number(code: int, said: str | None) -> None:
+    found = as_storage_error(OSError(code, "x", "/data/x"), "/")
+    assert (found is None) == (said is None)
+    if found is not None and said is not None:
+        assert said in found.what and found.where == "/data/x" and str(found.found).endswith("GB free")
+
+
+@pytest.mark.timeout(20)
+def test_errors_that_name_each_other_as_their_cause_end_no_search() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert as_storage_error(one, "/") is None
+
+
+def test_a_storage_error_that_says_how_to_go_on_is_kept_and_one_that_does_not_is_looked_behind() -> None:
+    told = StorageError("the store cannot be reached", hints=("check it",))
+    told.__cause__ = OSError(errno.ENOSPC, "full")
+    assert as_storage_error(told, "/") is told
+    meanwhile = ValueError("could not close")
+    meanwhile.__context__ = OSError(errno.ENOSPC, "full")
+    assert "the disk is full" in str(as_storage_error(meanwhile, "/"))
+    alone = StorageError("it could not be written")
+    assert as_storage_error(alone, "/") is alone
+    bare = StorageError("it could not be written")
+    bare.__cause__ = OSError(errno.ENOSPC, "full")
+    found = as_storage_error(bare, "/tmp")
+    assert found is not None and found.where == "/tmp" and "the disk is full" in found.what
+
+
+def test_the_room_for_a_folder_that_is_not_there_yet_is_that_of_the_nearest_that_is(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "yet") > 0

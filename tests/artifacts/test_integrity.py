@@ -1,0 +1,171 @@
+"""What `steps artifacts verify` tells of a home, and what it lets be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.artifacts import integrity
+from nemotron_steps.artifacts.integrity import differences, gone, recreate_hint, verify_home
+from nemotron_steps.artifacts.models import Artifact, FileRecord, Producer, tree_digest
+from nemotron_steps.artifacts.store import ArtifactStore
+
+
+def folder(path: Path, text: str = '{"v": 1}\n') -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "train.jsonl").write_text(text)
+    return path
+
+
+def told(store: ArtifactStore) -> dict[str, list[str]]:
+    return {each.ref: [problem.what for problem in each.problems] for each in verify_home(store)}
+
+
+def test_what_a_kill_left_beside_objects_is_let_be_and_anything_else_is_told(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    artifact = store.add(folder(tmp_path / "data"), name="a")
+    objects, references = (tmp_path / "home/artifacts" / name for name in ("objects", "references"))
+    references.mkdir()
+    for name in (f"{artifact.digest}.0f.corrupt", f"{artifact.digest}.0f.partial", "stray", "0a" * 32):
+        (objects / name).mkdir()
+    for name in ("stray.json", "0a" * 32):
+        (references / name).write_text("{}")
+    stray = ["this is not part of any artifact"]
+    assert told(store) == {
+        "a:v1": [],
+        "artifacts/objects/stray": stray,
+        "artifacts/references/stray.json": stray,
+        f"artifacts/references/{'0a' * 32}": stray,
+    }
+
+
+def test_an_object_that_no_name_leads_to_is_looked_at(store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = store.add(folder(tmp_path / "data"), name="a")
+    (tmp_path / "home/artifacts/names/a/v1.json").unlink()
+    assert told(store) == {}
+    (artifact.path / "train.jsonl").unlink()
+    (artifact.path / "link").symlink_to("/etc/hostname")
+    (found,) = verify_home(store)
+    assert (found.ref, found.digest) == (f"artifacts/objects/{artifact.digest}", artifact.digest)
+    assert [problem.what for problem in found.problems] == ["a symbolic link leads out of the folder"]
+
+
+def test_an_object_that_a_name_leads_to_is_told_once_and_one_that_is_gone_as_gone(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    artifact = store.add(folder(tmp_path / "data"), name="a")
+    (artifact.path / "train.jsonl").unlink()
+    assert list(told(store)) == ["a:v1"]
+    (artifact.path / "artifact.json").unlink()
+    assert told(store) == {"a:v1": ["the files of artifact 'a:v1' are gone"]}
+
+
+def test_of_two_folders_with_one_content_the_one_that_changed_is_told(store: ArtifactStore, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        folder(tmp_path / name)
+        (tmp_path / name / ".git").mkdir()
+        (tmp_path / name / ".git" / "HEAD").write_text(name)
+        store.reference(tmp_path / name, name=name)
+    assert told(store) == {"a:v1": [], "b:v1": []}
+    (tmp_path / "b" / "train.jsonl").write_text('{"v": 2}\n')
+    (tmp_path / "b" / "more.jsonl").write_text('{"v": 2}\n')
+    corrupt = "artifact 'b:v1' is corrupt: a file is not what was committed"
+    assert told(store) == {"a:v1": [], "b:v1": [corrupt, corrupt]}
+
+
+def test_a_folder_that_went_away_is_told_for_what_lies_in_it_alone(store: ArtifactStore, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        store.reference(folder(tmp_path / name, f'{{"v": "{name}"}}\n'), name=name)
+    (tmp_path / "a" / "train.jsonl").unlink()
+    (tmp_path / "a").rmdir()
+    assert told(store) == {"a:v1": ["the files of artifact 'a:v1' are gone"], "b:v1": []}
+
+
+def test_a_file_that_cannot_be_read_is_a_problem_of_its_artifact(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.reference(folder(tmp_path / "data"), name="a")
+
+    def fail(place: Path, *, user_folder: bool) -> list[FileRecord]:
+        raise OSError("a bad sector")
+
+    monkeypatch.setattr(integrity, "hash_tree", fail)
+    (problem,) = store.verify("a")
+    assert (problem.what, problem.where, problem.found) == (
+        "a file cannot be read",
+        str(tmp_path / "data"),
+        "a bad sector",
+    )
+
+
+@pytest.mark.parametrize("which", ["version", "reference", "another"])
+def test_an_object_with_another_record_in_place_of_its_own_is_told(
+    which: str, store: ArtifactStore, tmp_path: Path
+) -> None:
+    artifact = store.add(folder(tmp_path / "data"), name="a")
+    store.reference(tmp_path / "data", name="b")
+    other = store.add(folder(tmp_path / "other", '{"v": 2}\n'), name="c")
+    home = tmp_path / "home/artifacts"
+    records = {
+        "version": home / "names/a/v1.json",
+        "reference": home / f"references/{artifact.digest}.json",
+        "another": other.path / "artifact.json",
+    }
+    (artifact.path / "artifact.json").chmod(0o644)
+    (artifact.path / "artifact.json").write_bytes(records[which].read_bytes())
+    assert told(store)["a:v1"] == ["the record is another artifact's"]
+    (artifact.path / "train.jsonl").unlink()
+    assert len(told(store)["a:v1"]) == 2, "and what else is wrong"
+
+
+def test_a_reference_with_another_artifacts_record_is_not_read(store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = store.add(folder(tmp_path / "data"), name="a")
+    store.reference(tmp_path / "data", name="b")
+    record = tmp_path / f"home/artifacts/references/{artifact.digest}.json"
+    record.write_bytes((artifact.path / "artifact.json").read_bytes())
+    assert told(store)[f"artifacts/references/{record.name}"] == ["the record is another artifact's"]
+
+
+FILES = (FileRecord("a", 1, "1" * 64), FileRecord("b", 2, "2" * 64))
+ARTIFACT = Artifact("t", tree_digest("t", FILES), Path(), files=FILES, name="x", version=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (FILES, []),
+        (FILES[::-1], []),
+        ((FILES[0], replace(FILES[1], size=3)), [("there/b", "2 bytes", "3 bytes")]),
+        ((FILES[0],), [("there/b", f"sha256 {'2' * 64}", "no file")]),
+        ((*FILES, FileRecord("c", 1, "3" * 64)), [("there/c", "no such file", "a file that was not committed")]),
+        ((replace(FILES[0], sha256="4" * 64), FILES[1]), [("there/a", f"sha256 {'1' * 64}", f"sha256 {'4' * 64}")]),
+    ],
+)
+def test_each_file_that_differs_is_told_with_what_is_there(
+    found: tuple[FileRecord, ...], said: list[tuple[str, str, str]]
+) -> None:
+    assert [(p.where, p.expected, p.found) for p in differences(ARTIFACT, found, "there")] == said
+
+
+@pytest.mark.parametrize(
+    ("made", "hint"),
+    [
+        ({"producer": Producer("a/b", "out", "run 1")}, "steps run a/b --force"),
+        ({"producer": Producer("a/b", "out", "run 1")}, "`steps status 'run 1'`"),
+        ({"source": "/data/my rows"}, "steps artifacts add '/data/my rows' --name x"),
+        ({"source": "/rows", "name": ""}, "steps artifacts add /rows --name <name>"),
+        ({}, "steps artifacts add <folder> --name x"),
+    ],
+)
+def test_the_command_that_makes_an_artifact_again(made: dict[str, object], hint: str) -> None:
+    assert hint in recreate_hint(replace(ARTIFACT, **made))  # type: ignore[arg-type]
+
+
+def test_what_is_gone_is_told_by_where_it_was(store: ArtifactStore, tmp_path: Path) -> None:
+    inside = gone(ARTIFACT, store.backend)
+    assert inside.where == f"{tmp_path}/home/artifacts/objects/{ARTIFACT.digest}"
+    outside = gone(replace(ARTIFACT, location="/data"), store.backend)
+    assert outside.where == "/data" and outside.expected != inside.expected

@@ -1,0 +1,75 @@
+"""Any value as strict JSON, and numbers back from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nemotron_steps.artifacts.jsonable import as_float, plain
+
+HALF = json.loads(r'"\ud83d"')
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, True),
+        (7, 7),
+        (None, None),
+        (0.5, 0.5),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        ("größer", "größer"),
+        (HALF, "?"),
+        ({HALF: [HALF], 1: ({2: math.nan}, {3}, frozenset())}, {"?": ["?"], "1": [{"2": "nan"}, [3], []]}),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.float64("inf"), "inf"),
+        (np.array([3]), 3),
+        (np.array([[1, 2]]), [[1, 2]]),
+        (np.array([0.5, math.nan]), [0.5, "nan"]),
+        (np.array([]), []),
+        (Path("a/b"), "a/b"),
+        (Path(HALF), "?"),
+    ],
+)
+def test_a_value_becomes_what_json_has(value: Any, expected: Any) -> None:
+    found = plain(value)
+    assert found == expected and type(found) is type(expected)
+    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_something_with_an_item_that_is_no_number_is_its_text() -> None:
+    class Shelf:
+        def item(self) -> int:
+            return 1
+
+        def __str__(self) -> str:
+            return "a shelf"
+
+    assert plain(Shelf()) == "a shelf"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, 1.0),
+        (0.5, 0.5),
+        ("inf", math.inf),
+        ("-inf", -math.inf),
+        (True, None),
+        ("1", None),
+        (None, None),
+        ([1], None),
+    ],
+)
+def test_a_number_of_a_record_is_read_back_and_nothing_else_is(value: Any, expected: float | None) -> None:
+    found = as_float(value)
+    assert found == expected and (found is None or type(found) is float)
+    assert math.isnan(as_float("nan") or 0.0)

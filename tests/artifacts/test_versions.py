@@ -1,0 +1,333 @@
+"""Which production is the next version, which one a reference means, and what is read of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts import store as store_module
+from nemotron_steps.artifacts import validators
+from nemotron_steps.artifacts.models import Artifact, Edge, Producer
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError, UnknownNameError
+
+
+def rows(path: Path, *values: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"v": value}) + "\n" for value in values))
+    return path
+
+
+def commit(store: ArtifactStore, value: object = 1, type_name: str = "training_jsonl", **options: Any) -> Artifact:
+    with store.staging() as folder:
+        rows(folder / "tree" / "train.jsonl", value)
+        return store.commit(folder / "tree", type_name, **{"name": "a", **options})
+
+
+MADE = Producer("train", "model", "run-1", "1.0", "key")
+FIRST, SECOND = Edge("rows", "1" * 64, "x:v1"), Edge("base", "2" * 64, "y:v1")
+SAME = {"producer": MADE, "inputs": [FIRST, SECOND], "attributes": {"seed": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [
+        ({}, 1),
+        ({"producer": Producer("train", "model", "run-2", "1.0", "key")}, 1),
+        ({"inputs": [Edge("rows", "1" * 64, "z:v1"), SECOND]}, 1),
+        ({"source": "/elsewhere"}, 1),
+        ({"producer": Producer("tune", "model", "run-1", "1.0", "key")}, 2),
+        ({"producer": Producer("train", "best", "run-1", "1.0", "key")}, 2),
+        ({"producer": Producer("train", "model", "run-1", "1.0", "other")}, 2),
+        ({"producer": None}, 2),
+        ({"inputs": [FIRST, Edge("base", "3" * 64, "y:v1")]}, 2),
+        ({"inputs": [FIRST, Edge("other", "2" * 64, "y:v1")]}, 2),
+        ({"inputs": [FIRST]}, 2),
+        ({"attributes": {"seed": 2}}, 2),
+        ({"value": 2}, 2),
+        ({"type_name": "export"}, 2),
+    ],
+)
+def test_what_was_made_otherwise_is_another_version_and_what_was_made_again_is_not(
+    changes: dict[str, Any], version: int, store: ArtifactStore
+) -> None:
+    first = commit(store, **SAME)
+    again = commit(store, **{**SAME, **changes})
+    assert (first.version, again.version, store.find("a").version) == (1, version, version)
+    assert (first.digest == again.digest) == ("value" not in changes and "type_name" not in changes)
+
+
+def test_a_folder_used_in_place_is_no_copy_of_it(store: ArtifactStore, tmp_path: Path) -> None:
+    data = rows(tmp_path / "data" / "train.jsonl", 1).parent
+    assert [store.add(data, name="a").ref, store.reference(data, name="a").ref] == ["a:v1", "a:v2"]
+    assert store.find("a").location == str(data) and store.find("a:v1").location == ""
+
+
+def test_the_eleventh_version_comes_after_the_tenth(store: ArtifactStore) -> None:
+    before = time.time()
+    for number in range(1, 12):
+        assert commit(store, number).version == number
+    assert store.find("a").ref == store.find("a:latest").ref == "a:v11" and store.versions("a") == [*range(1, 12)]
+    assert [artifact.version for artifact in store.list_artifacts()] == [*range(1, 12)]
+    assert before <= store.find("a:v1").created <= store.find("a").created <= time.time()
+    with pytest.raises(UnknownNameError) as caught:
+        store.find("a:12")
+    assert caught.value.expected == "v4, v5, v6, v7, v8, v9, v10, v11"
+    assert caught.value.meant == ("a:12", "a:v11")
+
+
+def test_the_latest_is_the_newest_that_is_there(store: ArtifactStore, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        commit(store, number)
+    (tmp_path / "home/artifacts/names/a/v1.json").unlink()
+    for name in ("v0.json", "v04.json", "v5.json.bak", "notes"):
+        (tmp_path / "home/artifacts/names/a" / name).write_text("{}")
+    assert store.versions("a") == [2, 3] and store.find("a").ref == "a:v3"
+
+
+def test_a_digest_is_its_first_version_under_its_first_name(store: ArtifactStore, tmp_path: Path) -> None:
+    first = commit(store, 1)
+    commit(store, 2)
+    commit(store, 1)
+    commit(store, 1, name="0-earlier")
+    assert store.by_digest(first.digest).ref == store.find(first.digest[:8]).ref == "a:v1"
+    shutil.rmtree(tmp_path / "home/artifacts/names/a")
+    assert store.by_digest(first.digest).ref == first.digest[:12], "a version that was never numbered"
+
+
+def test_a_name_may_look_like_a_digest(store: ArtifactStore) -> None:
+    commit(store, name="deadbeef")
+    assert store.find("deadbeef").ref == "deadbeef:v1"
+
+
+def test_an_object_whose_folder_is_no_digest_is_not_found_by_it(store: ArtifactStore, tmp_path: Path) -> None:
+    artifact = commit(store)
+    (tmp_path / "home/artifacts/objects" / f"{artifact.digest}.0f.corrupt").mkdir()
+    artifact.path.rename(tmp_path / "moved")
+    with pytest.raises(UnknownNameError):
+        store.find(artifact.digest[:12])
+
+
+def test_names_are_sorted_and_kinds_told_apart(store: ArtifactStore, tmp_path: Path) -> None:
+    for name in ("b", "a/deep", "a-b"):
+        commit(store, name=name)
+    commit(store, name="c", type_name="export")
+    (tmp_path / "home/artifacts/names/..bad").mkdir()
+    (tmp_path / "home/artifacts/names/-bad").mkdir()
+    assert store.names() == ["a-b", "a/deep", "b", "c"]
+    assert [artifact.ref for artifact in store.list_artifacts(type_name="export")] == ["c:v1"]
+    assert [artifact.ref for artifact in store.list_artifacts(name="b")] == ["b:v1"]
+
+
+@pytest.mark.parametrize("name", ["", "../a", "a b", "-a", "a" * 201])
+def test_what_cannot_be_a_name_names_nothing(name: str, store: ArtifactStore) -> None:
+    with pytest.raises(ArtifactError, match="cannot name"):
+        commit(store, name=name)
+    assert commit(store, name="a" * 200).version == 1
+
+
+def test_a_slip_of_the_hand_is_put_right_and_anything_further_off_only_shown(store: ArtifactStore) -> None:
+    for name in ("prompts", "promises", "rows"):
+        commit(store, name=name)
+    with pytest.raises(UnknownNameError) as caught:
+        store.find("prompt")
+    assert caught.value.meant == ("prompt", "prompts") and caught.value.expected == "prompts or promises"
+    assert caught.value.hints == (
+        "steps artifacts show prompts",
+        "steps artifacts show promises",
+        "steps artifacts list",
+    )
+    with pytest.raises(UnknownNameError) as caught:
+        store.find("compt")
+    assert caught.value.meant is None and caught.value.expected == "prompts"
+    with pytest.raises(UnknownNameError) as caught:
+        store.find("xyz")
+    assert caught.value.expected is None
+
+
+def test_what_a_parent_type_asks_for_is_asked_of_every_way_in(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(folder: Path) -> dict[str, object]:
+        return {"checked": True}
+
+    monkeypatch.setitem(validators._VALIDATORS, "parent", check)
+    data = rows(tmp_path / "data" / "train.jsonl", 1).parent
+    given: dict[str, Any] = {"type_name": "child", "supertypes": ("parent",)}
+    made = [
+        commit(store, name="a", **given),
+        store.add(data, name="b", **given),
+        store.reference(data, name="c", **given),
+        store.reference(data / "train.jsonl", name="d", **given),
+    ]
+    assert [(artifact.ref, artifact.type) for artifact in made] == [(f"{name}:v1", "child") for name in "abcd"]
+    assert [artifact.attributes for artifact in made] == [{"checked": True}] * 4
+
+    def refuse(folder: Path) -> dict[str, object]:
+        raise ArtifactError("refused", where=str(folder))
+
+    monkeypatch.setitem(validators._VALIDATORS, "parent", refuse)
+    for way in (store.add, store.reference):
+        with pytest.raises(ArtifactError, match="refused") as caught:
+            way(data / "train.jsonl", **given)
+        assert caught.value.where == str(data / "train.jsonl")
+
+
+def test_what_a_user_adds_is_named_after_it_and_known_by_its_whole_path(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows(tmp_path / "my.rows.jsonl", 1)
+    added = store.add(Path("my.rows.jsonl"))
+    assert (added.ref, added.source) == ("input/my.rows:v1", str(tmp_path / "my.rows.jsonl"))
+    assert [record.path for record in added.files] == ["my.rows.jsonl"]
+    rows(tmp_path / "my.folder" / "train.jsonl", 1)
+    placed = store.reference(Path("my.folder"))
+    assert (placed.ref, placed.source, placed.location) == (
+        "input/my.folder:v1",
+        str(tmp_path / "my.folder"),
+        str(tmp_path / "my.folder"),
+    )
+
+
+def test_what_is_not_here_is_told_before_anything_else(store: ArtifactStore, tmp_path: Path) -> None:
+    for way in (store.add, store.reference):
+        with pytest.raises(ArtifactError, match="nothing at this path"):
+            way(tmp_path / "nowhere")
+    assert not store.exists("0" * 64) and not store.exists("../x")
+    used = store.reference(rows(tmp_path / "data" / "train.jsonl", 1).parent)
+    assert store.exists(used.digest) and store.exists(commit(store, 2).digest)
+
+
+def test_who_asks_is_told_how_far_the_hashing_of_a_folder_is(store: ArtifactStore, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    data = rows(tmp_path / "data" / "train.jsonl", 1).parent
+    store.reference(data, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(9, 9)]
+
+
+def test_bit_rot_is_found_by_who_asks_for_every_byte(store: ArtifactStore) -> None:
+    path = commit(store).path / "train.jsonl"
+    status = path.stat()
+    path.chmod(0o644)
+    path.write_text('{"v": 2}\n')
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert store.open("a").version == 1
+    with pytest.raises(ArtifactError, match="corrupt"):
+        store.open("a", full=True)
+
+
+def test_what_was_hashed_once_is_not_hashed_again(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.reference(rows(tmp_path / "data" / "train.jsonl", 2).parent, name="b")
+    commit(store)
+    hashed: list[Path] = []
+    hash_file = store_module.sha256_file
+    monkeypatch.setattr(store_module, "sha256_file", lambda path: (hashed.append(path), hash_file(path))[1])
+    for name in ("a", "b", "a", "b"):
+        store.open(name)
+    assert hashed == []
+    os.utime(tmp_path / "data" / "train.jsonl", ns=(0, 0))
+    for _ in range(2):
+        store.open("b")
+    assert hashed == [tmp_path / "data" / "train.jsonl"]
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[]", "{}", '{"folder": 1, "files": {}}', '{"folder": "HERE", "files": 3}'])
+def test_a_note_of_what_was_hashed_that_cannot_be_read_is_not_believed(
+    kept: str, store: ArtifactStore, tmp_path: Path
+) -> None:
+    artifact = commit(store)
+    note = tmp_path / f"home/artifacts/verified/{artifact.digest}.json"
+    note.write_text(kept.replace("HERE", str(artifact.path)))
+    assert store.open("a").path == artifact.path
+    assert json.loads(note.read_text())["folder"] == str(artifact.path), "it is hashed, and noted anew"
+
+
+def test_what_was_hashed_in_one_home_is_hashed_again_in_its_copy(store: ArtifactStore, tmp_path: Path) -> None:
+    commit(store)
+    shutil.copytree(tmp_path / "home", tmp_path / "moved")  # with the files' times, as rsync copies
+    (copy,) = (tmp_path / "moved/artifacts/objects").glob("*/train.jsonl")
+    status = copy.stat()
+    copy.chmod(0o644)
+    copy.write_text('{"v": 2}\n')
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ArtifactError, match="corrupt"):
+        ArtifactStore(tmp_path / "moved").open("a")
+
+
+def test_a_home_that_cannot_be_written_is_read(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit(store)
+    shutil.rmtree(tmp_path / "home/artifacts/verified")
+
+    def read_only(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "mkdir", read_only)
+    assert store.open("a").require_jsonl().read_text() == '{"v": 1}\n'
+    assert "could not record" in caplog.text
+
+
+def test_a_hidden_file_put_into_a_committed_folder_is_noticed(store: ArtifactStore, tmp_path: Path) -> None:
+    (commit(store).path / ".hidden").write_text("x")
+    with pytest.raises(ArtifactError, match="corrupt") as caught:
+        store.open("a")
+    assert str(caught.value.where).endswith("/.hidden")
+    data = rows(tmp_path / "data" / "train.jsonl", 1).parent
+    (data / ".git").mkdir()
+    (data / ".git" / "HEAD").write_text("x")
+    store.reference(data, name="b", type_name="export")
+    assert store.open("b").path == data, "a user's own are no part of the artifact"
+
+
+def test_a_folder_used_in_place_is_read_from_the_home_where_it_was_committed_too(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    data = rows(tmp_path / "data" / "train.jsonl", 1).parent
+    store.reference(data, name="b")
+    committed = store.add(data, name="a")
+    shutil.rmtree(data)
+    (committed.path / ".hidden").write_text("x")
+    with pytest.raises(ArtifactError, match="corrupt"):
+        store.open("b")
+    (committed.path / ".hidden").unlink()
+    assert store.open("b").path == committed.path and store.verify("b") == []
+
+
+def test_committing_again_leaves_a_whole_object_alone(store: ArtifactStore) -> None:
+    before = commit(store).path.stat().st_ino
+    assert commit(store, producer=MADE).path.stat().st_ino == before
+
+
+def test_a_staging_folder_leaves_no_descriptor_open(store: ArtifactStore, tmp_path: Path) -> None:
+    def open_here() -> list[str]:
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            if os.path.exists(f"/proc/self/fd/{name}") or os.path.islink(f"/proc/self/fd/{name}"):
+                found.append(os.readlink(f"/proc/self/fd/{name}"))
+        return [path for path in found if path.startswith(str(tmp_path))]
+
+    with store.staging():
+        pass
+    commit(store)
+    assert open_here() == []
+
+
+def test_a_record_that_another_process_deletes_meanwhile_is_left_out(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        commit(store, number)
+    (tmp_path / "home/artifacts/names/a/v1.json").unlink()
+    monkeypatch.setattr(store, "versions", lambda name: [1, 2])
+    assert [ref for ref, _ in store.records()] == ["a:v2"]
