@@ -91,3 +91,41 @@ def test_what_two_branches_come_from_is_drawn_below_the_first_of_them(cli: Cli, 
         "    ├── a:v1  in of c, see above",
         "    └── root:v1  in of c",
     ]
+
+
+def test_artifacts_are_listed_by_name_and_by_what_they_can_be_used_as(cli: Cli) -> None:
+    cli("run", "toy/train", "-c", "tiny")
+    cli("run", "toy/make", "count=2")
+
+    def listed(*flags: str) -> list[str]:
+        return [artifact["ref"] for artifact in cli("artifacts", "list", *flags, "--json").json]
+
+    assert listed("--name", "toy/make/rows") == ["toy/make/rows:v1", "toy/make/rows:v2"]
+    assert listed("--name", "toy/make") == [] and listed("--type", "toy_model") == ["toy/train/model:v1"]
+    assert listed("--type", "toy_data", "--name", "toy/train/model") == []
+    lines = {line.split()[0]: line for line in cli("artifacts", "list").out.splitlines()}
+    assert "toy/make (run " in lines["toy/make/rows:v2"] and "28 B" in lines["toy/make/rows:v2"]
+
+
+def test_what_is_added_as_a_packs_own_type_is_looked_at_as_what_that_is(cli: Cli, workplace: Path) -> None:
+    (workplace / "manifests").mkdir()
+    (workplace / "manifests" / "types.toml").write_text('[my_rows]\ndescription = "x"\nis_a = ["training_jsonl"]\n')
+    (workplace / "rows.jsonl").write_text("no JSON\n")
+    assert cli("artifacts", "add", "rows.jsonl", "--type", "my_rows").code == 2
+    (workplace / "rows.jsonl").write_text('{"a": 1}\n')
+    assert cli("artifacts", "add", "rows.jsonl", "--type", "my_rows").code == 0
+
+
+def test_a_long_attribute_is_shown_by_its_beginning_and_an_input_without_a_name_by_its_digest(
+    cli: Cli, workplace: Path
+) -> None:
+    store = ArtifactStore(workplace / "home")
+    with store.staging() as folder:
+        (folder / "tree").mkdir()
+        (folder / "tree" / "train.jsonl").write_text('{"a": 1}\n')
+        attributes = {"just": "x" * 80, "more": "y" * 81}
+        edge = Edge("rows", "0123456789abcdef" * 4, "")
+        store.commit(folder / "tree", "training_jsonl", name="mine", inputs=[edge], attributes=attributes)
+    shown = [" ".join(line.split()) for line in cli("artifacts", "show", "mine").out.splitlines()]
+    assert "input rows = 0123456789ab" in shown
+    assert "just " + "x" * 80 in shown and "more " + "y" * 77 + "..." in shown

@@ -67,3 +67,15 @@ def test_an_artifact_whose_run_is_gone_is_compared_without_its_config(cli, workp
     shutil.rmtree(workplace / "home" / "runs")
     found = cli("artifacts", "diff", "toy/make/rows:v1", "toy/make/rows:v2")
     assert found.code == 1 and "the run of one of them is gone" in found.out
+
+
+def test_a_file_that_one_of_them_lacks_and_a_row_that_changed_are_shown_on_their_side(cli, workplace):
+    for name, rows in (("one", ['{"id": 1, "x": 1}', '{"id": 2}']), ("two", ['{"id": 2}', '{"id": 1, "x": 2}'])):
+        (workplace / name).mkdir()
+        (workplace / name / "train.jsonl").write_text("\n".join(rows) + "\n")
+    (workplace / "two" / "validation.jsonl").write_text('{"id": 3}\n')
+    for name in ("one", "two"):
+        assert cli("artifacts", "add", name, "--type", "training_jsonl", "--name", name).code == 0
+    there, back = cli("artifacts", "diff", "one", "two"), cli("artifacts", "diff", "two", "one")
+    assert (there.code, back.code) == (1, 1)
+    assert "validation.jsonl  — → 10 B" in there.out and "validation.jsonl  10 B → —" in back.out

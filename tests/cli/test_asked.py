@@ -56,7 +56,36 @@ def test_a_request_that_says_too_little_or_too_much_is_refused(given, says):
         asked_from(build("steps").parse_args(["run", *given]))
 
 
-@pytest.mark.parametrize("change", [{"targets": []}, {"over": "x"}, {"inputs": {"a": 1}}, {"config": 1}, {"until": []}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"targets": []},
+        {"over": "x"},
+        {"inputs": {"a": 1}},
+        {"config": 1},
+        {"until": []},
+        {"overrides": [1]},
+        {"inputs": ["a"]},
+        {"passthrough": "x"},
+    ],
+)
 def test_a_record_that_no_request_writes_is_told_by_its_field(change):
     with pytest.raises(ValueError, match=f"`{next(iter(change))}`"):
         Asked.from_dict({**EVERYTHING.to_dict(), **change})
+
+
+def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
+    url = "https://someone:hunter2hunter2@host/v1"
+    told = {"overrides": (f"a.url={url}",), "inputs": {"policy": url}, "over": (f"a.url={url},b",)}
+    asked = replace(EVERYTHING, **told, passthrough=("--api-key", "hunter2hunter2"))
+    shown = asked.redacted()
+    for part in fields(Asked):
+        text = repr(getattr(shown, part.name))
+        assert "hunter2" not in text
+        if "hunter2" not in repr(getattr(asked, part.name)):
+            assert text == repr(getattr(EVERYTHING, part.name))
+    assert list(shown.inputs) == ["policy"] and shown.passthrough[0] == "--api-key"
+
+
+def test_a_request_of_a_profile_that_nobody_waits_for_names_it_too():
+    assert asked_from(build("steps").parse_args(["run", "rl", "-b", "far"])).profile == "far"

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.cli.catalog import _mention_problems
+from nemotron_steps.cli.catalog import _default, _mention_problems, _port, _tree, purpose
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import ManifestError
 
@@ -106,6 +107,8 @@ def test_types(cli):
     assert types["toy_rows"]["is_a"] == ["toy_data"]
     assert types["toy_model"]["convert_to"] == {"toy_export": "toy/convert"}
     assert types["toy_data"]["produced_by"] == ["toy/make"]
+    assert (types["toy_model"]["produced_by"], types["toy_model"]["consumed_by"]) == (["toy/train"], ["toy/convert"])
+    assert types["toy_model"]["description"] == "A trained toy"
 
 
 def test_a_broken_manifest_is_mentioned_and_the_rest_works(cli, workplace):
@@ -149,3 +152,57 @@ def test_manifest_problems_are_counted(count: int, said: str, capsys: pytest.Cap
     problems = tuple(ManifestError(f"p{number}") for number in range(count))
     _mention_problems(SimpleNamespace(problems=problems), Terminal.of())
     assert capsys.readouterr().err == (f"{said} not listed here: steps doctor\n" if said else "")
+
+
+@pytest.mark.parametrize(
+    "flags", [("--category", "train"), ("--consumes", "toy_rows"), ("--produces", "toy_rows"), ("--tag", "toy")]
+)
+def test_pipelines_are_listed_where_no_kind_of_step_is_asked_for(cli: Cli, flags: tuple[str, str]) -> None:
+    assert "toy_all" in {row["name"] for row in cli("list", "--json").json["pipelines"]}
+    assert cli("list", *flags, "--json").json["pipelines"] == []
+    assert "toy_all" not in cli("list", *flags).out
+
+
+def test_the_purpose_of_a_config_is_the_comment_that_it_begins_with(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("# @package _global_\n# For one\n# GPU. And more.\nkey: 1\n# Not this.\n")
+    assert purpose(file) == "For one GPU"
+    file.write_text("key: 1\n# Not this.\n")
+    assert purpose(file) == ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "shown"),
+    [
+        ({"default": 0}, "0"),
+        ({"default": False}, "false"),
+        ({"default": True, "choices": [True, False]}, "true (true | false)"),
+        ({"choices": ["a", 1]}, " (a | 1)"),
+        ({}, ""),
+    ],
+)
+def test_a_parameters_default_is_shown_whatever_it_is(entry: dict, shown: str) -> None:
+    assert _default(entry) == shown
+
+
+def test_a_port_is_shown_with_where_it_is_bound_and_whether_it_may_be_left_out() -> None:
+    terminal = Terminal.of()
+    optional = {"name": "rows", "type": "toy_rows", "required": False, "bind": ["a", "b"], "description": "to check"}
+    assert _port(optional, str, terminal) == ["rows", "toy_rows", "optional: to check  [a, b]"]
+    assert _port({"type": "toy_rows", "bind": "a"}, str, terminal) == ["toy_rows", "toy_rows", "  [a]"]
+
+
+def test_a_step_of_another_packs_name_stands_below_that_in_the_tree() -> None:
+    rows = [SimpleNamespace(id=step, description="Does it. Well.", name="") for step in ("public:rl/x", "rl/x", "y")]
+    below = {"x  Does it": {}}
+    assert _tree(rows, Terminal.of()) == {"public:": {"rl": below}, "rl": below, "y  Does it": {}}
+
+
+def test_what_is_tried_first_is_tiny_where_there_is_one(cli: Cli) -> None:
+    assert "steps run toy/train -c tiny --dry-run" in cli("show", "toy/train").out
+    assert "steps run toy/make -c default --dry-run" in cli("show", "toy/make").out
+
+
+def test_a_type_that_is_like_no_other_is_refused_with_where_to_look(cli: Cli) -> None:
+    assert "hint: steps types" in cli("list", "--produces", "zzzzzz").err
+    assert "hint:" not in cli("list", "--category", "zzzzzz").err

@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.runs.run_folder import RunFolder
 from tests.cli.conftest import Cli
 
+RUN = "20260101-000000-toy-0001"
 ENV = '[big]\nexecutor = "slurm"\naccount = "a"\npartition = "p"\n'
 
 
@@ -52,6 +54,13 @@ CASES = (
     ("steps env show math", "math_with_judge", "mcqa"),
     ("steps explain rew", "reward_saturated", "E100"),
     ("steps new en", "environment", "env.toml"),
+    ("steps run rl/nemo_rl/rlvr --input policy=ro", "policy=rows", "prompts="),
+    ("steps show rl/nemo_rl/rlh", "rl/nemo_rl/rlhf", "super3_rl"),
+    ("steps artifacts list --name ro", "rows", "env.toml"),
+    ("steps list --tag dis", "distillation", "rl"),
+    ("steps list --category da", "data_prep", "rl"),
+    ("steps run super3_rl rlvr", "rlvr1.", "rlvr1.grpo.seed="),
+    ("steps status 2026", RUN, "latest"),
 )
 
 
@@ -63,6 +72,7 @@ def offered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     (folder / "own.yaml").write_text("defaults: [tiny]\n")
     (folder / "rows.jsonl").write_text('{"prompt": "1 + 1?"}\n')
     ArtifactStore(folder / "home").add(folder / "rows.jsonl", type_name="prompt_data", name="rows")
+    RunFolder(ArtifactStore(folder / "home"), RUN).create("toy", {})
     asked = {
         **os.environ,
         "_ARGCOMPLETE": "1",

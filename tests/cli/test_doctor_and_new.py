@@ -11,6 +11,7 @@ import pytest
 
 from nemotron_steps.cli import doctor
 from nemotron_steps.cli.main import steps
+from nemotron_steps.errors import UnsupportedError
 
 
 def test_doctor_looks_at_everything(cli, workplace):
@@ -95,6 +96,64 @@ def test_doctor_says_that_nothing_confines_programs_or_that_memory_is_low(cli, w
     found = findings_where(cli, monkeypatch, "_home")
     assert (found["memory"]["state"], found["disk"]["state"]) == ("warning", "warning")
     assert found["memory"]["detail"] == "1.0 MB available"
+    monkeypatch.setattr("nemotron_steps.cli.doctor._memory", lambda: 8_000_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=20_000_000_000))
+    found = findings_where(cli, monkeypatch, "_home")
+    assert [(found[name]["state"], found[name]["fix"]) for name in ("memory", "disk")] == [("ok", ""), ("ok", "")]
+
+
+def test_memory_is_what_programs_may_still_take_in_bytes(monkeypatch):
+    text = "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:    3 kB\n"
+    monkeypatch.setattr(Path, "read_text", lambda path: text)
+    assert doctor._memory() == 3 * 1024
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "ok"), (1, "warning")])
+def test_doctor_asks_whether_slurm_answers(cli, workplace, monkeypatch, code, state):
+    for part in ("_sandbox", "_compiler"):
+        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{part}", lambda: doctor.Finding("x", doctor.OK, ""))
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    asked = []
+    answer = subprocess.CompletedProcess([], code)
+    monkeypatch.setattr(doctor.subprocess, "run", lambda words, **_: asked.append(words) or answer)
+    slurm = findings_where(cli, monkeypatch, "_programs")["slurm"]
+    assert (slurm["state"], bool(slurm["fix"])) == (state, code != 0) and asked == [["sinfo", "-h"]]
+    assert (slurm["detail"] == "/bin/sbatch") == (code == 0)
+
+
+def test_doctor_says_why_a_sandbox_does_not_hold(monkeypatch):
+    class Refused:
+        async def start(self):
+            raise UnsupportedError("no namespaces", found="EPERM", hints=("sysctl x=1",))
+
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("nemotron_steps.sandbox.base.create_sandbox", lambda backend: Refused())
+    assert doctor._sandbox() == doctor.Finding("bubblewrap", "warning", "no namespaces: EPERM", "sysctl x=1")
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "said"),
+    [
+        (["ok", "absent"], 0, "everything needed is here"),
+        (["ok", "warning"], 0, "everything needed is here, 1 warning"),
+        (["warning", "failed", "warning"], 1, "1 to fix, 2 warnings"),
+    ],
+)
+def test_doctor_sums_up_what_it_found(cli, workplace, monkeypatch, states, code, said):
+    for part in ("_software", "_home", "_packs"):
+        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{part}", lambda *_: iter(()))
+    found = [doctor.Finding(f"thing{n}", state, "so", "do\nthat") for n, state in enumerate(states)]
+    monkeypatch.setattr("nemotron_steps.cli.doctor._programs", lambda: iter(found))
+    result = cli("doctor")
+    lines = [line.strip() for line in result.out.splitlines()]
+    assert result.code == code and lines[-1] == said and lines.count("do") == lines.count("that") == len(states)
+
+
+def test_doctor_lists_mirrors_with_the_profiles(cli, workplace, monkeypatch):
+    (workplace / "env.toml").write_text("[here]\n[tensorboard]\n")
+    assert findings_where(cli, monkeypatch, "_packs")["env.toml"]["detail"] == "here, tensorboard"
+    (workplace / "env.toml").write_text("[tensorboard]\n")
+    assert findings_where(cli, monkeypatch, "_packs")["env.toml"]["detail"] == "no profiles, tensorboard"
 
 
 def test_doctor_lists_the_profiles(cli, workplace, monkeypatch):
@@ -118,6 +177,12 @@ def test_kernels_that_fail_or_crash_when_they_are_loaded_are_told(code, state, m
     monkeypatch.setattr("nemotron_steps.cli.doctor._probe", lambda *words: loaded)
     finding = doctor._compiler()
     assert finding.state == state and ("no such symbol" in finding.detail) == (code != 0)
+
+    def hangs(*words):
+        raise subprocess.TimeoutExpired("torch", 60)
+
+    monkeypatch.setattr("nemotron_steps.cli.doctor._probe", hangs)
+    assert doctor._compiler().state == "warning"
 
 
 @pytest.fixture

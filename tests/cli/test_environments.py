@@ -77,7 +77,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(cli) -> None:
         assert result.code == 2 and "steps env show mcqa" in result.err
 
 
-@pytest.mark.parametrize("spoil", ["another stamp", "not ours", "no JSON", "a folder in its place"])
+@pytest.mark.parametrize("spoil", ["another time", "another size", "not ours", "no JSON", "a folder in its place"])
 def test_a_description_of_what_has_changed_since_is_made_again(
     cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, spoil: str
 ) -> None:
@@ -89,8 +89,11 @@ def test_a_description_of_what_has_changed_since_is_made_again(
     file.write_text(json.dumps(entry))
     assert cli("env", "show", "mcqa", "--json").json["text"] == "old", "it is read at all"
     (source,) = (name for name in entry["files"] if name.endswith("/text/mcqa.py"))
-    entry["files"][source][0] += 1
-    file.write_text({"another stamp": json.dumps(entry), "not ours": '{"files": {}, "described": {}}'}.get(spoil, "{"))
+    if spoil.startswith("another"):
+        entry["files"][source][spoil == "another size"] += 1
+        file.write_text(json.dumps(entry))
+    else:
+        file.write_text('{"files": {}, "described": {}}' if spoil == "not ours" else "{")
     if spoil == "a folder in its place":
         file.unlink()
         file.mkdir()
@@ -126,6 +129,14 @@ def test_verify_shows_every_difference_and_exits_with_1(cli, workplace: Path) ->
         (None, 1.0, False),
     ]
     assert cli("env", "verify", "mcqa", file, "--tolerance", "1").code == 1, "what was masked has no reward"
+    told = cli("env", "verify", "mcqa", file, "--json").json
+    assert (told["environment"], told["rollouts"], told["different"]) == ("mcqa", 3, 2)
+
+
+@pytest.mark.parametrize(("recorded", "code"), [(1.0 + 5e-7, 0), (1.0 + 2e-6, 1)])
+def test_rewards_that_differ_by_rounding_alone_are_the_same(cli, workplace: Path, recorded: float, code: int) -> None:
+    file = write(workplace / "r.jsonl", rollout("\\boxed{B}", recorded, **KEY))
+    assert cli("env", "verify", "mcqa", file).code == code
 
 
 def test_verify_takes_settings_and_the_presets_of_an_agent(cli, workplace: Path) -> None:
@@ -145,6 +156,10 @@ def test_fields_that_rollouts_lack_come_from_the_input_rows(cli, workplace: Path
     prompt = rollout("", None)["responses_create_params"]
     rows = write(workplace / "in.jsonl", {"responses_create_params": prompt, **KEY})
     assert cli("env", "verify", "mcqa", file, "--rows", rows).code == 0
+    bare = write(workplace / "bare.jsonl", {"responses_create_params": prompt})
+    still = cli("env", "verify", "mcqa", file, "--rows", bare)
+    assert still.code == 2 and "--rows" not in still.err, "those rows do not help"
+    assert "no such file: gone.jsonl" in cli("env", "verify", "mcqa", file, "--rows", "gone.jsonl").err
     other = write(workplace / "other.jsonl", {"responses_create_params": {"input": "Another."}, **KEY})
     assert "that of no row" in cli("env", "verify", "mcqa", file, "--rows", other).err
     twice = write(

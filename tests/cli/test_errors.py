@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 
 import pytest
 
-from nemotron_steps.cli.errors import render, report
+from nemotron_steps.cli.errors import location, render, report
 from nemotron_steps.cli.main import _guarded
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import (
@@ -85,3 +86,32 @@ def test_an_unexpected_exception_says_where_and_keeps_secrets(capsys, monkeypatc
     assert "test_errors.py" in err
     assert "tok-abcdefgh" not in err
     assert "\x1b" not in err
+
+
+def test_an_unexpected_exception_of_a_run_points_to_its_log_instead_of_a_traceback(capsys):
+    error = RuntimeError("broke")
+    error.log_path = "`steps logs r1`"
+    assert report(error, as_json=False) == 1
+    err = capsys.readouterr().err
+    assert "the traceback is in `steps logs r1`" in err and "steps doctor" not in err
+
+
+def test_an_exception_that_says_nothing_is_told_by_its_class_and_place(capsys):
+    try:
+        raise AssertionError
+    except AssertionError as error:
+        report(error, as_json=True)
+    told = json.loads(capsys.readouterr().out)["error"]
+    assert (told["code"], told["what"]) == ("E999", "AssertionError") and "test_errors.py:" in told["where"]
+
+
+@pytest.mark.parametrize(("length", "shown"), [(80, "a" * 80), (81, "a" * 77 + "...")])
+def test_a_name_that_is_too_long_for_a_file_is_shown_by_its_beginning(length, shown, capsys):
+    assert report(OSError(errno.ENAMETOOLONG, "too long", "a" * length), as_json=True) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["found"] == shown
+
+
+def test_the_place_of_an_exception_is_where_it_was_raised():
+    with pytest.raises(ValueError) as raised:
+        json.loads("{")
+    assert "json/decoder.py:" in (location(raised.value) or "") and location(ValueError()) is None

@@ -96,6 +96,8 @@ def test_a_code_is_found_as_it_is_printed(cli: Cli) -> None:
 def test_a_signal_is_explained_with_what_each_step_advises(cli: Cli) -> None:
     text = cli("explain", "kl_spike").out
     assert "kl_penalty: 12 of 0.01, 0.4" in text
+    for field in ("cause", "look", "mend"):
+        assert " ".join(explained_signals()["kl_spike"][field].split()) in " ".join(text.split())
     assert re.search(r"loss_fn\.reference_policy_kl_penalty=\S+ .*# rl/nemo_rl/rlhf, rl/nemo_rl/rlvr", text)
     assert cli("explain", "KL-spike").out == text
     advice = cli("explain", "truncation_high", "--json").json["advice"]
@@ -107,3 +109,14 @@ def test_an_unknown_code_is_refused_with_near_ones(cli: Cli) -> None:
     result = cli("explain", "E30")
     assert result.code == 2
     assert "steps explain E303" in result.err or "steps explain E300" in result.err
+
+
+def test_what_provokes_an_error_and_what_mends_it_are_shown(cli: Cli) -> None:
+    code, entry = next((code, e) for code, e in explanations().items() if {"example", "then"} <= e.keys())
+    said = cli("explain", code).out
+    assert said.index("For example") < said.index(entry["example"]) < said.index(entry["then"])
+
+
+def test_a_misspelt_signal_is_refused_with_the_nearest(cli: Cli) -> None:
+    assert "steps explain kl_spike" in cli("explain", "kl_spyke").err
+    assert cli("explain", "kl_spyke").code == 2

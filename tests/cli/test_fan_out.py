@@ -178,6 +178,9 @@ def test_a_key_of_every_stage_goes_together(cli, seeds):
     steps = steps_of(cli("plan", "seeds", "--over", "*.seed=1,2", "--json"))
     trained = {key: step["overrides"] for key, step in steps.items() if step["step"] == "toy/train"}
     assert trained == {f"{stage}-{n}": [f"seed={n}"] for stage in ("train", "again") for n in (1, 2)}
+    for keys in ("train.seed,again.seed", "again.seed,*.seed"):
+        same = steps_of(cli("plan", "seeds", "--over", f"{keys}=1,2", "--json"))
+        assert {key: step["overrides"] for key, step in same.items() if step["step"] == "toy/train"} == trained
 
 
 def test_several_fan_outs_are_every_combination_and_rates_are_not_averaged_with_seeds(cli, workplace):
@@ -206,6 +209,8 @@ def test_a_resumed_run_knows_what_it_was_fanned_out_over(cli, workplace):
     [
         (("toy/train", "--over", "seed"), "nothing to fan out over"),
         (("toy/train", "--over", "seed=1,1"), "two instances would be the same"),
+        (("toy/train", "--over", "seed=1,2", "--over", "seed=3,4"), "'seed' of train is fanned out over twice"),
+        (("toy/train", "--over", "seed,seed=1,2"), "'seed' of train is fanned out over twice"),
         (("toy/make", "toy/train", "--over", "seed=1,2"), "a list of steps is neither"),
         (("seeds", "--over", "seed=1,2"), "--over '*.seed=1,2'"),
         (("seeds", "--over", "*.sede=1,2"), "no stage has a config key 'sede'"),
@@ -246,8 +251,10 @@ def test_only_instances_that_were_made_are_averaged():
     seen = InstancesSeen(SimpleNamespace(steps=steps))
     for step, kind in zip(steps, kinds, strict=False):
         reward = {"reward": float(kinds.index(kind))}
-        seen({"kind": "summary", "step": step.key, "values": reward})
-        seen({"kind": kind, "step": step.key, "seconds": 2.0, "error": {"what": "it broke\nthere"}})
+        if kind != "step_cached":  # which says itself what it came to when it was made
+            seen({"kind": "summary", "step": step.key, "values": {"other": 1.0}})
+            seen({"kind": "summary", "step": step.key, "values": reward})
+        seen({"kind": kind, "step": step.key, "seconds": 2.0, "summary": reward, "error": {"what": "it broke\nthere"}})
     terminal = Terminal(io.StringIO(), color=False, width=None)
     seen.show(terminal)
     lines = [line.split() for line in terminal.stream.getvalue().splitlines()]
@@ -259,3 +266,38 @@ def test_only_instances_that_were_made_are_averaged():
         "train-4 not begun",
     ]
     assert "0.5 ± 0.7071" in terminal.stream.getvalue()
+
+
+def test_what_is_said_of_one_instance_wins_over_what_it_is_fanned_out_over(cli, seeds):
+    steps = steps_of(cli("plan", "seeds", "train.seed=4", "train-8.seed=5", "--json"))
+    assert [steps[f"train-{n}"]["overrides"] for n in (7, 8)] == [["seed=4", "seed=7"], ["seed=4", "seed=8", "seed=5"]]
+
+
+def test_a_table_of_a_stage_that_is_left_out_fans_out_nothing(cli, seeds):
+    plan = cli("plan", "seeds", "--until", "make", "--json")
+    assert plan.code == 0 and list(steps_of(plan)) == ["make"]
+    plan = cli("plan", "seeds", "--until", "make", "--over", "*.count=1,2", "--json")
+    assert plan.code == 0 and list(steps_of(plan)) == ["make-1", "make-2"]
+
+
+def test_an_instance_goes_by_the_last_part_of_its_steps_name_whatever_pack_it_is_of(cli, workplace):
+    for step in ("toy_pack:toy/train", "nemotron_steps:rl/nemo_rl/rlvr"):
+        key, name = ("seed" if "toy" in step else "grpo.seed"), step.rpartition("/")[2]
+        plan = cli("plan", step, "-c", "tiny", "--over", f"{key}=1,2", "--json")
+        assert plan.code == 0 and list(steps_of(plan))[-2:] == [f"{name}-1", f"{name}-2"]
+
+
+def test_a_run_without_instances_or_records_shows_none():
+    for steps in ([], [SimpleNamespace(key="train-1", instance=Instance("train", {"seed": "1"}))]):
+        terminal = Terminal(io.StringIO(), color=False, width=None)
+        InstancesSeen(SimpleNamespace(steps=steps)).show(terminal)
+        assert terminal.stream.getvalue() == ""
+
+
+def test_what_stands_after_two_dashes_goes_to_every_instance(cli, workplace):
+    plan = cli("plan", "toy/train", "-c", "tiny", "--over", "seed=1,2", "--", "--flag")
+    assert plan.code == 2  # nothing of a plan is handed on
+    shown = cli("run", "toy/train", "-c", "tiny", "--over", "seed=1,2", "-d", "--json", "--", "--flag", "x")
+    assert shown.code == 0, shown.err
+    handed = {key: config["passthrough"] for key, config in shown.json["configs"].items() if "train" in key}
+    assert handed == {"train-1": ["--flag", "x"], "train-2": ["--flag", "x"]}

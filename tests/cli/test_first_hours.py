@@ -42,6 +42,7 @@ def test_a_name_is_a_file_where_no_step_has_a_config_of_that_name(cli: Cli, work
     assert "-c ./mine.yaml" in shown.out
     (run,) = [cli("run", "toy/train", "-c", "mine", "--json").json["run"]]
     assert yaml.safe_load((workplace / "home/runs" / run / "config.yaml").read_text())["toy/train"]["steps"] == 5
+    assert cli("plan", "toy/train", "-c", "mine", "--json").json["steps"][-1]["config"].endswith("mine.yaml")
     assert "has no config 'other'" in cli("plan", "toy/train", "-c", "other").err
 
 

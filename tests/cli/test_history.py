@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli.history import advice
+from nemotron_steps.runs import launch
 from nemotron_steps.runs.locks import hold
-from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo
 from tests.cli.conftest import Cli
 
 
@@ -24,7 +28,14 @@ def recorded(workplace: Path, run: str = "r1", **fields: Any) -> RunFolder:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(50, "just now"), (61, "1 min ago"), (59 * 60, "59 min ago"), (3601, "1 h ago"), (86401, "1 d ago")],
+    [
+        (59, "just now"),
+        (60, "1 min ago"),
+        (59 * 60 + 59, "59 min ago"),
+        (3600, "1 h ago"),
+        (86400, "1 d ago"),
+        (172800, "2 d"),
+    ],
 )
 def test_the_age_of_a_run_is_told_in_its_largest_unit(
     cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, shown: str
@@ -82,3 +93,103 @@ def test_a_cancelled_run_that_goes_on_all_the_same_is_reported(
     with hold(folder.lock, {}, lambda holder: None):
         cancelled = cli("cancel", "r1")
     assert killed == [4321] and "still runs" in cancelled.err
+
+
+def test_a_request_that_was_wrong_is_gone_on_with_where_numbers_were_reported() -> None:
+    failed = RunInfo("r1", status="failed", error={"code": "E200"})
+    assert advice(failed, has_metrics=True)[0] == "steps run --resume r1"
+    assert advice(failed, has_metrics=False) == ("steps logs r1",)
+
+
+def test_how_long_a_killed_run_took_is_not_known(cli: Cli, workplace: Path) -> None:
+    recorded(workplace, "r1", status="running", host=socket.gethostname())  # and nobody holds its lock
+    recorded(workplace, "r2", status="done")
+    killed, done = (line.split() for line in cli("runs").out.splitlines())
+    assert killed[:2] == ["r1", "killed"] and killed[-3:] == ["just", "now", "toy/train"]
+    assert done[:2] == ["r2", "done"] and done[-2] in ("ms", "s")
+
+
+def test_the_latest_twenty_runs_are_listed_unless_another_number_is_asked_for(cli: Cli, workplace: Path) -> None:
+    for number in range(21):
+        recorded(workplace, f"r{number:02d}", status="done")
+    assert [run["id"] for run in cli("runs", "--json").json] == [f"r{number:02d}" for number in range(1, 21)]
+    assert len(cli("runs", "--limit", "0", "--json").json) == 21
+
+
+def test_a_step_at_work_is_shown_with_its_latest_numbers_and_one_that_is_done_with_what_it_made(
+    cli: Cli, workplace: Path
+) -> None:
+    made = {"state": "ran", "outputs": {"rows": "toy/make/rows:v1"}, "seconds": 2.0}
+    folder = recorded(workplace, status="running", steps={"toy/make": made, "toy/train": {"state": "running"}})
+    records = [
+        {"kind": "metrics", "time": 1.0, "step": "toy/train", "index": index, "values": {"loss": 1 / index}}
+        for index in (1, 2)
+    ]
+    (folder.path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with hold(folder.lock, {}, lambda holder: None):
+        lines = [" ".join(line.split()) for line in cli("status", "r1").out.splitlines()]
+    assert lines[1:3] == ["toy/make ran 2.0 s toy/make/rows:v1", "toy/train running step 2 loss 0.5"]
+
+
+def test_ctrl_c_ends_the_following_of_a_log(cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    folder = recorded(workplace, status="running")
+    monkeypatch.setattr("nemotron_steps.cli.history.time.sleep", interrupted)
+    with hold(folder.lock, {}, lambda holder: None):
+        assert cli("logs", "r1", "-f").code == 130
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"status": "submitted"}, "open job job-7 was asked to stop"),
+        ({"status": "running", "host": "elsewhere"}, "open job job-7 was asked to stop"),
+        ({"status": "running", "host": socket.gethostname()}, "stopped r1"),  # it is waited for
+    ],
+)
+def test_a_job_is_cancelled_by_its_executor(
+    cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], said: str
+) -> None:
+    folder = recorded(workplace, executor="open", job="job-7", **fields)
+    asked: list[str] = []
+
+    def cancel(store: ArtifactStore, info: RunInfo) -> None:
+        asked.append(info.id)
+        folder.update(info, status="interrupted")
+
+    monkeypatch.setattr(launch, "cancel", cancel)
+    monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail("a process of this machine was signalled"))
+    with hold(folder.lock, {}, lambda holder: None):
+        cancelled = cli("cancel", "r1")
+    assert cancelled.code == 0 and asked == ["r1"]
+    assert said in cancelled.out and "steps run --resume r1" in cancelled.out
+
+
+def test_which_run_is_cancelled_must_be_said(cli: Cli, workplace: Path) -> None:
+    recorded(workplace, status="running")
+    refused = cli("cancel")
+    assert refused.code == 2 and "error[E120]" in refused.err and "RUN" in refused.err
+
+
+def test_a_report_of_several_runs_goes_by_the_first(cli: Cli, workplace: Path) -> None:
+    runs = [cli("run", "toy/make", f"count={count}", "--json").json["run"] for count in (1, 2)]
+    both = cli("report", *reversed(runs), "--json").json
+    alone = cli("report", runs[0], "--json").json
+    assert (both["run"], alone["run"]) == (runs[1], runs[0]) and both["report"] != alone["report"]
+    assert all(run in Path(both["report"]).read_text() for run in runs)
+
+
+def test_a_run_of_a_home_elsewhere_is_reported_on_a_machine_that_has_nothing_of_it(cli: Cli, tmp_path: Path) -> None:
+    home = ("--home", f"memory://{tmp_path.name}-cli")
+    run = cli("run", "toy/train", "-c", "tiny", *home, "--json").json["run"]
+    backend = ArtifactStore(home[1]).backend
+    sample = {"kind": "sample", "time": 1.0, "step": "toy/train", "sample": {"step": 1, "response": "xyzzy"}}
+    backend.write(f"runs/{run}/samples.jsonl", json.dumps(sample).encode() + b"\n")
+    shutil.rmtree(backend.scratch / "runs")
+    page = Path(cli("report", *home, "--json").json["report"]).read_text()
+    assert all(text in page for text in ("xyzzy", "reward/mean", "seconds_per_step", "toy/make", "reward_saturated"))
+    shutil.rmtree(backend.scratch / "runs")
+    kinds = {json.loads(line)["kind"] for line in cli("logs", "--json", *home).out.splitlines()}
+    assert {"run_started", "metrics"} <= kinds

@@ -12,9 +12,9 @@ import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli import history, jobs, watch
-from nemotron_steps.cli.jobs import JobView
+from nemotron_steps.cli.jobs import JobView, not_started
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo
 from tests.cli.conftest import Cli
 from tests.runs.executors.jobs import wait_until
 
@@ -127,6 +127,7 @@ def test_the_queues_word_is_gone_once_the_run_speaks_for_itself(far: Far) -> Non
     view, terminal = JobView(far.store, RUN), Terminal.of()
     assert not view.never_began(far.info)
     assert "pending" in "".join(view.lines(far.info, terminal))
+    assert list(view.lines(replace(far.info, status="done"), terminal)) == []
     running = replace(far.info, status="running")
     assert not view.never_began(running)
     assert list(view.lines(running, terminal)) == []
@@ -159,3 +160,42 @@ def test_a_job_of_this_machine_may_be_looked_at_at_any_time(far: Far) -> None:
     assert [view.due(here), view.due(here)] == [True, True]
     view = JobView(far.store, RUN)
     assert [view.due(far.info), view.due(far.info)] == [True, False]
+
+
+def test_the_run_that_was_the_latest_at_the_first_look_is_the_one_that_is_looked_at(workplace: Path) -> None:
+    store = ArtifactStore("home")
+    RunFolder(store, RUN).create("far", {})
+    view = JobView(store, "latest")
+    assert view.look().id == RUN
+    RunFolder(store, "20260102-000000-near-0002").create("near", {})
+    assert view.look().id == RUN and JobView(store, "latest").look().id != RUN
+
+
+def test_what_the_queue_said_before_is_not_said_again_when_it_cannot_be_asked(far: Far) -> None:
+    far.program("scontrol", SCONTROL.format(state="PENDING"))
+    view, terminal = JobView(far.store, RUN, aloud=False), Terminal.of()
+    assert view.ask(far.info) is not None
+    far.away.touch()
+    assert view.ask(far.info) is None
+    (line,) = view.lines(far.info, terminal)
+    assert "its job cannot be asked about" in line
+    assert view.ask(replace(far.info, job="")) is None
+
+
+def test_a_run_that_never_began_is_told_with_the_first_thing_that_its_job_said(workplace: Path) -> None:
+    store = ArtifactStore("home")
+    assert not_started(store, RunInfo(RUN)).found is None
+    console = RunFolder(store, RUN).path / "console.txt"
+    console.parent.mkdir(parents=True)
+    console.write_text("\n  error[E200]: \x1b[2J\nand more\n")
+    error = not_started(store, RunInfo(RUN))
+    assert error.found == "error[E200]: �[2J" and error.where == f"home/runs/{RUN}/console.txt"
+
+
+@pytest.mark.parametrize("command", [("status",), ("watch", "--once")])
+def test_nobody_is_asked_about_the_job_of_a_run_that_is_over(cli: Cli, far: Far, command: tuple[str, ...]) -> None:
+    far.folder.update(far.info, status="done")
+    far.away.touch()
+    name, *options = command
+    shown = cli(name, RUN, *options)
+    assert shown.code == 0 and "done" in shown.out and "cannot be asked about" not in shown.out + shown.err

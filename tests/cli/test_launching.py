@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.launching import JOB_VARIABLE, follow_attached
+from nemotron_steps.cli.launching import JOB_VARIABLE, follow_attached, inside_job, write_log
 from nemotron_steps.errors import InterruptedRunError, RequestError
 from nemotron_steps.runs import launch
 from nemotron_steps.runs.executors import base
@@ -136,8 +136,30 @@ def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: C
     again = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", launch.run_id, "--json").json
     assert again == {"run": launch.run_id, "executor": "open", "job": "job-2"}
     assert "--force" not in queue[1].arguments
+    latest = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", "latest", "--json").json
+    assert latest == {"run": launch.run_id, "executor": "open", "job": "job-3"}
     shown = cli("status", launch.run_id)
-    assert "open job job-2: timed out (after 4 hours)" in shown.out
+    assert "open job job-3: timed out (after 4 hours)" in shown.out
+
+
+def test_variables_that_a_config_reads_go_along_but_for_secrets_and_what_the_profile_sets(
+    cli: Cli, queue: list[base.Launch], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (workplace / "env.toml").open("a") as file:
+        file.write('[own]\nexecutor = "open"\nenv_vars = { TOY_JUDGE = "hub/own" }\n')
+    monkeypatch.setenv("TOY_JUDGE", "hub/other")
+    monkeypatch.setenv("TOY_UNREAD", "hub/unread")
+    monkeypatch.setenv("TOY_API_KEY", "sk-0123456789abcdef")
+    monkeypatch.setenv("TOY_THING", "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")
+    monkeypatch.setenv("TOY_FOLDER", "/only/on/the/cluster")
+    monkeypatch.setenv("USER", "somebody")
+    names = ("TOY_API_KEY", "TOY_THING", "TOY_FOLDER", "USER")
+    read = f"passthrough=[{','.join(f'${{oc.env:{name}}}' for name in names)}]"
+    for profile in ("there", "own"):
+        assert cli("run", "toy/train", "-c", "tiny", "-b", profile, read).code == 0
+    given = [{n: value for n, value in launch.variables.items() if n.startswith(("TOY", "USER"))} for launch in queue]
+    folder = {"TOY_FOLDER": "/only/on/the/cluster"}
+    assert given == [{"TOY_JUDGE": "hub/other", **folder}, {"TOY_JUDGE": "hub/own", **folder}]
 
 
 def test_a_resumed_run_goes_to_the_profile_named_now(cli: Cli, queue: list[base.Launch], workplace: Path) -> None:
@@ -188,6 +210,30 @@ def test_a_secret_of_the_command_line_is_not_handed_to_a_job(cli: Cli, queue: li
     assert queue == [] and cli("runs", "--json").json == []
 
 
+def test_a_container_is_rebuilt_where_that_is_asked_for(cli: Cli, queue: list[base.Launch]) -> None:
+    assert cli("run", "toy/train", "-c", "tiny", "-b", "there", "--force-squash").code == 0
+    assert [launch.force_squash for launch in queue] == [True]
+
+
+def test_a_job_that_is_followed_ends_with_how_its_run_ended(
+    cli: Cli, queue: list[base.Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def follow(store: ArtifactStore, run: str, write: Any) -> RunInfo:
+        write("one\x1b[2J\ntwo\n")
+        return RunInfo(run, status="done")
+
+    monkeypatch.setattr(launch, "follow", follow)
+    given = ("run", "toy/train", "-c", "tiny", "-r", "there")
+    assert cli(*given, "--json").json["status"] == "done"
+    shown = cli(*given)
+    assert shown.code == 0 and "one�[2J\ntwo\n" in shown.out and f"steps report {queue[1].run_id}" in shown.out
+
+
+def test_a_part_of_a_log_is_written_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    write_log("a\n\nb")
+    assert capsys.readouterr().out == "a\n\nb\n"
+
+
 def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Path) -> None:
     (workplace / "env.toml").write_text('[far]\nexecutor = "nowhere"\nnodes = 1\n')
     for command in (("run", "-d"), ("run",), ("plan",)):
@@ -233,3 +279,10 @@ def test_ctrl_c_cancels_the_job_that_is_followed(workplace: Path, monkeypatch: p
     with pytest.raises(InterruptedRunError, match="the job was asked to stop") as caught:
         follow_attached(ArtifactStore(workplace / "home"), RunInfo("run-1"), quiet=False)
     assert cancelled == ["run-1"] and "steps run --resume run-1" in caught.value.hints
+
+
+def test_a_job_is_that_of_its_own_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(JOB_VARIABLE, raising=False)
+    assert not inside_job("r1") and not inside_job(None)
+    monkeypatch.setenv(JOB_VARIABLE, "r1")
+    assert inside_job("r1") and not inside_job("r2") and not inside_job(None)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.cli.live import BarDisplay, LineDisplay, bar_line, headline
+from nemotron_steps.cli.live import BarDisplay, LineDisplay, Tolerant, bar_line, headline, open_display
 from nemotron_steps.cli.terminal import Terminal, visible_width
 
 
@@ -75,6 +75,73 @@ def test_the_bar_is_as_full_as_the_step_is_done():
     assert [len(text) for text, style in pieces if text.startswith("━")] == [12, 12]
     unknown = bar_line(100, "toy", None, "", "reading", "0:00:01")
     assert [len(text) for text, style in unknown if "━" in text] == [24]
+
+
+@pytest.mark.parametrize(("share", "full"), [(1.5, 24), (1.0, 24), (-0.5, 0)])
+def test_a_bar_is_no_longer_than_it_may_be_whatever_its_step_counted(share, full):
+    drawn = [text for text, style in bar_line(100, "toy", share, "3/2", "", "0:00:01") if style == "cyan"]
+    assert drawn == ["━" * full]
+
+
+def test_numbers_that_are_held_back_give_way_to_newer_ones_and_not_to_progress():
+    metrics = [{"kind": "metrics", "index": i, "values": {"loss": 1.0}} for i in (1, 2)]
+    progress = {"kind": "progress", "description": "reading", "completed": 5, "total": 10}
+    finished = {"kind": "step_finished", "outputs": {}, "seconds": 2.0}
+    lines = _lines([*metrics, progress, finished])
+    assert lines[:2] == ["[toy] step 1: loss 1", "[toy] step 2: loss 1"] and "done in" in lines[2]
+
+
+def test_progress_that_is_held_back_is_shown_at_the_end_of_its_step_alone():
+    progress = [{"kind": "progress", "description": "reading", "completed": i, "total": 10} for i in (0, 5)]
+    event = {"kind": "event", "name": "saved", "fields": {}}
+    finished = {"kind": "step_finished", "outputs": {}, "seconds": 2.0}
+    lines = _lines([*progress, event, finished])
+    assert lines[0] == "[toy] reading 0/10" and lines[1].startswith("[toy] saved")
+    assert lines[2] == "[toy] reading 5/10" and "done in" in lines[3]
+
+
+def test_numbers_are_shown_again_after_five_seconds(monkeypatch):
+    moments = iter([100.0, 104.9, 105.0])
+    monkeypatch.setattr("nemotron_steps.cli.live.time.monotonic", lambda: next(moments))
+    lines = _lines([{"kind": "metrics", "index": i, "values": {"loss": 1.0}} for i in (1, 2, 3)])
+    assert lines == ["[toy] step 1: loss 1", "[toy] step 3: loss 1"]
+
+
+@pytest.mark.parametrize(("number", "error"), [(5, OSError), (9, KeyError)])
+def test_a_display_that_cannot_be_drawn_goes_dark_and_a_mistake_in_it_is_told(number, error):
+    class Broken:
+        calls = 0
+
+        def __call__(self, record):
+            self.calls += 1
+            raise error(number, "gone")
+
+        def close(self):
+            self.calls += 10
+            raise error(number, "gone")
+
+    broken = Broken()
+    display = Tolerant(broken)
+    if error is OSError:
+        display({})
+        display({})
+        display.close()
+        assert broken.calls == 1
+        Tolerant(broken).close()
+        assert broken.calls == 11
+    else:
+        with pytest.raises(error):
+            display({})
+
+
+def test_bars_are_for_a_terminal_that_can_draw_them(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    plan = SimpleNamespace(steps=[])
+    for stream, unicode, kind in ((Screen(), True, BarDisplay), (Screen(), False, LineDisplay)):
+        display = open_display(Terminal(stream, color=False, width=80, unicode=unicode), plan)
+        display.close()
+        assert type(display) is kind
+    assert type(open_display(Terminal(io.StringIO(), color=False, width=None), plan)) is LineDisplay
 
 
 def test_a_reader_who_follows_the_lines_sees_each_at_once():

@@ -10,9 +10,11 @@ import sys
 import pytest
 
 from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.memory import show_memory
+from nemotron_steps.cli.memory import _show, _size, show_memory
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.config.layout.memory.batch import BatchArithmetic
+from nemotron_steps.config.layout.memory.devices import DeviceMemory, StepMemory
 from tests.config.layout.memory.shapes import QWEN3_8B
 from tests.models.checkpoints import write_tokenizer
 
@@ -90,6 +92,52 @@ def test_a_narrow_terminal_cuts_no_number(width, inputs):
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in stream.getvalue()
+
+
+GIB = 2**30
+
+
+def shown(batch=None, devices=(), host=None, unknown=(), on_gpu=True):
+    stream = io.StringIO()
+    memory = StepMemory(batch, tuple(devices), host or {}, tuple(unknown), {}, on_gpu)
+    _show(memory, Terminal(stream, color=False, width=None))
+    return [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+
+
+def test_the_rows_of_a_device_are_in_the_order_of_its_roles_and_lines():
+    lines = [("device", "context"), ("judge_model", "weights"), ("generator", "cache"), ("generator", "weights")]
+    lines += [("policy", "own"), ("policy", "logits"), ("policy", "weights")]
+    phases = {"train": dict.fromkeys(lines, GIB), "generate": {lines[0]: 3 * GIB // 2}}
+    found = shown(devices=[DeviceMemory("trains", phases, 80 * GIB)], host={"optimizer": GIB})
+    assert found == [
+        "one GPU of 80 GiB that trains, predicted:",
+        *("GiB train generate", "policy weights 1.0 -", "logits 1.0 -", "own 1.0 -"),
+        *("generator weights 1.0 -", "cache 1.0 -", "judge_model weights 1.0 -", "device context 1.0 1.5"),
+        "total 7.0 1.5",
+        "host memory beside each such GPU: optimizer 1.0 GiB",
+    ]
+
+
+def test_on_cpu_a_process_is_said_to_take_its_fullest_phase_of_host_memory():
+    phases = {"train": {("policy", "weights"): 3 * GIB // 2}, "generate": {("policy", "weights"): GIB}}
+    found = shown(devices=[DeviceMemory("trains", phases, None)], host={"optimizer": GIB}, unknown=["x"], on_gpu=False)
+    assert found == ["host memory of the process that trains: 1.5 GiB"]
+    assert shown(unknown=["policy", "judge"]) == ["memory of policy, judge not predicted: no model is known yet"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "updates", "said"),
+    [
+        (True, 2, "global batch 8 × 2 updates → 1 data-parallel rank × 8 → at most 1 micro-batch of 1,024 tokens"),
+        (False, None, "global batch 8 → 1 data-parallel rank × 8 → at most 1 micro-batch of 1,024 tokens in 8 rows"),
+    ],
+)
+def test_a_batch_is_cut_as_said(budget, updates, said):
+    assert shown(BatchArithmetic(None, None, None, 8, updates, 1, 8, 1, 8, 1024, 512, budget)) == [said]
+
+
+def test_sizes_change_their_unit_at_a_gibibyte():
+    assert [_size(count) for count in (GIB, 2**29, 5 * 2**20)] == ["1.0 GiB", "512 MiB", "5 MiB"]
 
 
 def test_a_plan_imports_no_torch(workplace, inputs):

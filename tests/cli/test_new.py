@@ -71,6 +71,11 @@ def test_every_kind_is_tested():
     assert set(NAMES) == set(KINDS)
 
 
+def test_an_empty_folder_may_become_a_package(cli, workplace: Path):
+    (workplace / "steps_pack").mkdir()
+    assert cli("new", "acme/filter_prompts").code == 0
+
+
 def test_a_name_alone_is_a_steps(cli, workplace: Path):
     assert cli("new", "acme/filter_prompts").code == 0
     assert (workplace / "steps_pack/steps_pack/pack/manifests/acme/filter_prompts.toml").is_file()
@@ -139,3 +144,40 @@ def test_every_template_is_filled_in(cli, workplace: Path):
         assert steps(["new", kind, name]) == 0
     left = [file for file in (workplace / "steps_pack").rglob("*.*") if re.search(r"@\w+@", file.read_text())]
     assert left == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("pipeline", "super3_rl", "a pipeline"),
+        ("type", "rl_prompts", "a type"),
+        ("executor", "slurm", "an executor"),
+        ("step", "sft/automodel", "a step"),
+    ],
+)
+def test_a_name_that_something_has_already_is_refused_for_every_kind(cli, kind: str, name: str, said: str):
+    taken = cli("new", kind, name)
+    assert taken.code == 2 and f"there is {said} '{name}' already" in taken.err and f"{name}_mine" in taken.err
+
+
+def test_what_was_written_is_listed_with_what_to_do_next(cli, workplace: Path):
+    lines = cli("new", "acme/filter_prompts").out.splitlines()
+    written = [line.removeprefix("  + ") for line in lines if line.startswith("  + ")]
+    assert all((workplace / "steps_pack" / path).is_file() for path in written) and len(written) == 7
+    assert [line.split("   #")[0].strip() for line in lines[-4:]] == [
+        "pip install -e './steps_pack[test]'",
+        "pytest steps_pack",
+        "steps show acme/filter_prompts",
+        "steps run acme/filter_prompts --input rows=FILE.jsonl",
+    ]
+    more = cli("new", "environment", "acme_lookup", "--into", str(workplace / "steps_pack"))
+    assert (
+        "steps show" not in more.out and "pyproject.toml" not in more.out and "steps env show acme_lookup" in more.out
+    )
+
+
+@pytest.mark.parametrize(("name", "category"), [("acme/filter_prompts", "acme"), ("filter_prompts", "data_prep")])
+def test_a_steps_category_is_the_first_part_of_its_name(cli, workplace: Path, name: str, category: str):
+    assert cli("new", name).code == 0
+    manifest = tomllib.loads((workplace / f"steps_pack/steps_pack/pack/manifests/{name}.toml").read_text())
+    assert (manifest["step"]["id"], manifest["step"]["category"]) == (name, category)

@@ -72,6 +72,15 @@ def test_the_pipelines_own_table_says_what_a_config_name_means_for_each_stage(cl
     plan = cli("plan", "curriculum", "-c", "tiny", "--json").json
     configs = {step["key"]: step["config"] for step in plan["steps"] if not step["inserted"]}
     assert configs == {"make": "default", "first": "tiny", "second": "tiny", "compare": "default"}
+    # A name that the table has not is that config of every stage, whatever the file says.
+    plan = cli("plan", "toy_all", "-c", "default", "--json").json
+    configs = {step["key"]: step["config"] for step in plan["steps"] if not step["inserted"]}
+    assert configs == {"make": "default", "train": "default", "score": "default"}
+
+
+def test_a_pipeline_is_handed_nothing(cli, curriculum):
+    refused = cli("run", "curriculum", "-d", "--", "--limit")
+    assert refused.code == 2 and "a pipeline takes nothing after `--`" in refused.err
 
 
 def test_another_step_may_take_a_stages_place_under_a_config_name(cli, curriculum):
@@ -127,6 +136,9 @@ def test_many_artifacts_can_be_given_by_hand(cli, curriculum):
 
 def test_until_ends_a_pipeline_after_a_stage(cli, curriculum):
     assert keys(cli("plan", "curriculum", "--until", "first", "--json").json) == ["make", "first"]
+    # What is said of a later one may stay in the command.
+    later = cli("plan", "curriculum", "--until", "first", "second.steps=2", "first.steps=4", "--json").json
+    assert [step["overrides"] for step in later["steps"]] == [[], ["steps=4"]]
 
 
 def test_from_reads_what_earlier_stages_left_and_never_runs_them(cli, curriculum):
@@ -145,6 +157,9 @@ def test_from_takes_another_input_for_what_earlier_stages_would_have_left(cli, c
     assert "first" not in keys(plan) and "make" not in keys(plan)
     assert set(plan["steps"][-1]["inputs"]) == {"models.second"}
     assert any("compare goes without models.first" in warning for warning in plan["warnings"])
+    given = ("curriculum", "-c", "tiny", "--from", "second", "--input", "rows=rows.jsonl")
+    assert cli("run", *given).code == 0
+    assert all(step["cached"] for step in cli("plan", *given, "--json").json["steps"])
 
 
 def test_a_step_that_takes_several_artifacts_needs_one_of_them(cli, curriculum):
@@ -175,6 +190,8 @@ def test_stages_that_are_not_there_are_refused(flags, said, cli, curriculum):
 
 def test_a_list_of_steps_has_no_stages_to_begin_or_end_with(cli, curriculum):
     wrong = cli("plan", "toy/make", "--from", "make")
+    assert wrong.code == 2 and "stages of a pipeline" in wrong.err
+    wrong = cli("plan", "toy/make", "--until", "make")
     assert wrong.code == 2 and "stages of a pipeline" in wrong.err
 
 

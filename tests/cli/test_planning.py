@@ -113,6 +113,14 @@ def test_an_override_of_one_of_several_steps_keeps_what_it_does_with_the_key(cli
         assert overrides["toy/train"] == [override] and overrides["toy/score"] == []
 
 
+def test_what_names_no_step_of_several_is_for_the_last(cli):
+    shown = cli("run", "toy/make", "toy/train", "steps=2", "toy/make.count=5", "-d", "--json", "--", "--flag").json
+    assert {step["step"]: step["overrides"] for step in shown["steps"]} == {
+        "toy/make": ["count=5"],
+        "toy/train": ["steps=2", "passthrough=['--flag']"],
+    }
+
+
 def test_a_pipeline_file(cli, workplace):
     file = workplace / "mine.toml"
     file.write_text('[pipeline]\nname = "mine"\n[[stages]]\nstep = "toy/make"\n')
@@ -180,8 +188,8 @@ def test_secrets_are_never_shown(cli, monkeypatch):
 
 
 def test_arguments_after_two_dashes_go_to_a_step_that_takes_them(cli):
-    shown = cli("run", "toy/train", "-c", "tiny", "-d", "--json", "--", "--limit", "it's 5").json
-    assert shown["configs"]["toy/train"]["passthrough"] == ["--limit", "it's 5"]
+    shown = cli("run", "toy/train", "-c", "tiny", "-d", "--json", "--", "--limit", "it's 5", "a\\'\\").json
+    assert shown["configs"]["toy/train"]["passthrough"] == ["--limit", "it's 5", "a\\'\\"]
     refused = cli("run", "toy/make", "-d", "--", "--limit")
     assert refused.code == 2
     assert "takes nothing after `--`" in refused.err
@@ -225,3 +233,50 @@ def test_nemotron_steps_is_steps(cli, capsys):
 def test_the_source_of_an_input_can_be_overridden(cli):
     plan = cli("plan", "toy/train", "-c", "tiny", "inputs.rows.overrides=['count=9']", "--json").json
     assert plan["steps"][0]["overrides"] == ["count=9"]
+
+
+def test_a_plan_counts_its_steps_and_names_what_is_there_of_them(cli):
+    assert cli("plan", "toy/make").out.splitlines()[0] == "toy/make  1 step, nothing cached"
+    assert cli("run", "toy/make").code == 0
+    head, line = cli("plan", "toy/make").out.splitlines()
+    assert head == "toy/make  1 step, all cached"
+    assert line.split() == ["✓", "1", "toy/make", "default", "cached", "toy/make/rows:v1"]
+    assert cli("plan", "toy/train", "--input", "rows=toy/make/rows:v1").out.splitlines()[0].endswith("nothing cached")
+    assert cli("run", "toy/make", "count=3").code == 0
+    assert cli("plan", "toy/train", "-c", "tiny").out.splitlines()[0] == "toy/train -c tiny  2 steps, 1 cached"
+
+
+def test_a_stage_is_shown_with_its_step_and_a_step_by_itself_without(cli):
+    rows = [line.split() for line in cli("plan", "toy_all").out.splitlines()[1:]]
+    assert rows[1][2:5] == ["train", "toy/train", "tiny"] and rows[1][5:] == ["rows", "←", "1"]
+    assert rows[2][2:4] == ["toy/convert", "default"]
+    alone = cli("plan", "toy/train", "-c", "tiny").out.splitlines()
+    assert alone[2].split() == ["●", "2", "toy/train", "tiny", "rows", "←", "1"]
+
+
+def test_an_input_that_may_be_left_out_is_not_asked_for(cli):
+    shown = cli("run", "rl/nemo_rl/rlvr", "-c", "one_node", "-d").out
+    assert "prompts ← ?" in shown and "validation ← ?" not in shown
+
+
+def test_warnings_of_a_plan_are_shown_below_it(cli, workplace):
+    (workplace / "tiny.yaml").write_text("steps: 5\n")
+    assert "  note: -c tiny is that of toy/train, not ./tiny.yaml" in cli("plan", "toy/train", "-c", "tiny").out
+
+
+def test_a_name_that_could_be_a_models_is_one_where_a_checkpoint_is_wanted(cli):
+    shown = cli("run", "rl/nemo_rl/rlvr", "-c", "one_node", "--input", "policy=org/model", "-d", "--json").json
+    assert [(step["step"], step["inserted"]) for step in shown["steps"]] == [
+        ("convert/hf_to_megatron", True),
+        ("rl/nemo_rl/rlvr", False),
+    ]
+    absent = cli("plan", "toy/train", "--input", "rows=org/model")
+    assert absent.code == 2 and "'org/model' is neither a path nor an artifact" in absent.err
+
+
+def test_a_path_may_begin_with_the_users_own_folder(cli, workplace, monkeypatch):
+    monkeypatch.setenv("HOME", str(workplace / "mine"))
+    (workplace / "mine" / "rows").mkdir(parents=True)
+    (workplace / "mine" / "rows" / "train.jsonl").write_text('{"number": 1}\n')
+    assert cli("plan", "toy/train", "--input", "rows=~/rows").code == 0
+    assert cli("plan", "toy/train", "--input", "rows=~/row").code == 2

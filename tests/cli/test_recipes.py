@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.cli.main import nemotron, steps
-from nemotron_steps.cli.recipes import COMMANDS
+from nemotron_steps.cli.recipes import COMMANDS, parsed
 from nemotron_steps.manifest.registry import load_registry
 from tests.cli.conftest import Cli, in_process
 
@@ -133,3 +133,38 @@ def test_a_run_is_resumed_under_its_recipes_command(
     assert again.code == 0 and again.json["run"] == done["run"]
     capsys.readouterr()
     assert steps(["status", done["run"], "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "force", "left"),
+    [
+        (["force=true"], True, []),
+        (["force=TRUE", "a=1"], True, ["a=1"]),
+        (["force=false", "a=1"], False, ["a=1"]),
+        (["--force", "force=false"], True, []),
+        (["force=true", "force=false"], False, []),
+        (["force=maybe"], False, ["force=maybe"]),
+        (["forced=true"], False, ["forced=true"]),
+    ],
+)
+def test_force_is_a_flag_however_it_is_written(words: list[str], force: bool, left: list[str]) -> None:
+    namespace, unknown, _ = parsed(["nano3", "rl", *words])
+    assert namespace is not None and unknown == []
+    assert (namespace.force, namespace.words) == (force, ["rl/nemo_rl/rlvr", *left])
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "left"),
+    [
+        (["swe2", "-c", "./own.yaml"], "./own.yaml", ["rl/nemo_rl/swe"]),
+        (["swe2", "-c", "own.yaml"], "own.yaml", ["rl/nemo_rl/swe"]),
+        (["swe1", "-c", "tiny"], "tiny_hybrid_steps", ["rl/nemo_rl/swe"]),
+        (["rlvr", "--resume", "r1"], None, []),
+        (["rlvr", "--resume", "r1", "-c", "rlvr2"], "rlvr2", ["rl/nemo_rl/rlvr"]),
+        (["rlvr", "--resume", "r1", "a=1"], "rlvr1", ["rl/nemo_rl/rlvr", "a=1"]),
+    ],
+)
+def test_what_a_recipe_hands_on(words: list[str], config: str | None, left: list[str]) -> None:
+    namespace, _, prog = parsed(["super3", "rl", *words])
+    assert namespace is not None and (namespace.config, namespace.words) == (config, left)
+    assert prog == f"nemotron super3 rl {words[0]}"

@@ -16,8 +16,8 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
-from nemotron_steps.cli.running import asked_before
-from nemotron_steps.errors import PlanError
+from nemotron_steps.cli.running import _RunSeen, asked_before
+from nemotron_steps.errors import JudgeUnavailableError, PlanError, RequestError
 from nemotron_steps.runs.run_folder import RunFolder
 
 COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
@@ -43,6 +43,7 @@ def test_a_second_run_is_a_no_op_that_says_so(cli):
     assert result.code == 0
     assert "nothing to do: all 2 steps are cached" in result.out
     assert "0.25 → 0.75" in result.out
+    assert "nothing to do: cached  (" in cli("run", "toy/make", "count=3").out
     forced = cli("run", "toy/train", "-c", "tiny", "--force", "--json").json
     assert [step["state"] for step in forced["steps"]] == ["cached", "ran"]
 
@@ -52,6 +53,9 @@ def test_json_only_on_stdout(cli):
     run = result.json
     assert run["steps"][-1]["outputs"]["model"]["ref"] == "toy/train/model:v1"
     assert run["steps"][-1]["summary"]["held_out_reward"] == {"before": 0.25, "after": 0.75}
+    assert run["report"] == f"{run['folder']}/report.html" and run["folder"].endswith(run["run"])
+    assert [hint["name"] for step in run["steps"] for hint in step["hints"]] == ["reward_saturated"]
+    assert run["seconds"] >= sum(step["seconds"] for step in run["steps"]) > 0
     failed = cli("run", "toy/train", "-c", "tiny", "end=judge", "--json")
     assert failed.code == 3
     assert failed.json["error"]["code"] == "E700"
@@ -399,3 +403,50 @@ def test_what_a_run_was_asked_for_is_asked_again_with_more_checks_left_out(workp
     assert asked_before(bench, "r1") == first
     again = asked_before(bench, "r1", profile="two", ignore_checks=["train"])
     assert again == replace(first, profile="two", ignore_checks=("score", "train"))
+
+
+@pytest.mark.parametrize(
+    "flags", [("-c", "tiny"), ("--input", "rows=x"), ("--from", "a"), ("--until", "a"), ("--over", "seed=1,2")]
+)
+def test_a_run_that_is_gone_on_with_by_its_id_alone_is_not_changed(cli, workplace, flags):
+    asked = Asked(("toy/train",), config="tiny")
+    RunFolder(ArtifactStore(workplace / "home"), "r1").create("toy/train", asked.to_dict())
+    refused = cli("run", "--resume", "r1", *flags)
+    assert refused.code == 2 and "--resume RUN alone goes on with what that run was asked for" in refused.err
+    assert cli("run", "--resume", "r1", "-d", "--json").json["goals"] == ["toy/train"]
+
+
+def test_how_to_go_on_is_said_where_there_is_something_to_go_on_from_and_once():
+    def hints(*kinds, error=RequestError, known=()):
+        seen, failure = _RunSeen("home"), error("x", hints=known)
+        for kind in kinds:
+            seen({"kind": kind, "run": "r1"})
+        seen.add_hints(failure)
+        return failure.hints
+
+    log, resume = "steps logs r1", "steps run --resume r1"
+    assert hints() == () and hints("run_started", "step_started") == (log,)
+    for kind in ("metrics", "step_finished"):
+        assert hints("run_started", kind) == (log, resume)
+    assert hints("run_started", error=JudgeUnavailableError) == (log, resume)
+    own = f"{resume} toy/train --ignore-checks train"
+    assert hints("run_started", "metrics", known=(own,)) == (own, log)
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"), [("done", ["closed", "result"]), ("diverge", ["closed"]), ("bug", ["closed"])]
+)
+def test_what_is_drawn_while_a_run_works_is_gone_before_its_end_is_told(cli, monkeypatch, end, shown):
+    seen = []
+
+    class Drawn:
+        def __call__(self, record):
+            assert not seen
+
+        def close(self):
+            seen.append("closed")
+
+    monkeypatch.setattr("nemotron_steps.cli.live.open_display", lambda terminal, plan: Drawn())
+    monkeypatch.setattr("nemotron_steps.cli.summary.show_result", lambda *_: seen.append("result"))
+    cli("run", "toy/train", "-c", "tiny", f"end={end}")
+    assert list(dict.fromkeys(seen)) == shown

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.request import Workbench
+
 STAGES = """
 [pipeline]
 name = "gated"
@@ -148,3 +151,15 @@ def test_checks_of_a_stage_that_is_not_there_cannot_be_ignored(cli, gated):
     gated()
     wrong = cli("plan", "gated", "--ignore-checks", "trian")
     assert wrong.code == 2 and "--ignore-checks train" in wrong.err
+
+
+def test_checks_of_one_instance_are_ignored_and_those_of_the_others_are_not(workplace, gated):
+    gated('metric = "seeded_reward"\nat_least = 0.5', fan_out="fan_out = { seed = [4, 6] }")
+
+    def severities(*ignored: str) -> dict[str, str]:
+        request = Workbench().request(Asked(("gated",), ignore_checks=ignored))
+        return {goal.name: check.severity for goal in request.goals for check in goal.checks}
+
+    assert severities() == {"train-4": "block", "train-6": "block"}
+    assert severities("train-4") == {"train-4": "warn", "train-6": "block"}
+    assert severities("train", "score") == {"train-4": "warn", "train-6": "warn"}

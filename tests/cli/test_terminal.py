@@ -76,8 +76,12 @@ def test_colour_only_where_it_is_wanted(monkeypatch):
     assert Terminal.of(io.StringIO()).color is False
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert Terminal.of(io.StringIO()).color is True
+    with monkeypatch.context() as patch:
+        patch.setenv("TERM", "dumb")
+        assert Terminal.of(io.StringIO()).color is False
     monkeypatch.setenv("NO_COLOR", "")
     assert Terminal.of(io.StringIO()).color is False
+    assert _terminal(color=True).style("", "bold") == _terminal(color=True).style("") == ""
 
 
 def test_ascii_terminals_get_ascii():
@@ -107,3 +111,41 @@ def test_numbers_and_durations():
     assert size(5.25e12) == "5.2 TB"
     assert [clock(s) for s in (None, 59.9, 3725)] == ["0:00:00", "0:00:59", "1:02:05"]
     assert first_sentence("Makes rows. They\nare numbers.") == "Makes rows"
+    assert [number(v) for v in (1e6, 999_999.0, -5e6, -0.0005, 0.001)] == [
+        *("1.00e+06", "1e+06", "-5.00e+06", "-5.00e-04", "0.001")
+    ]
+    assert [size(b) for b in (999, 1000, 999_000_000, 1e9)] == ["999 B", "1.0 kB", "999 MB", "1.0 GB"]
+    assert [size(b) for b in (999_499, 999_500)] == ["999 kB", "1.0 MB"]
+    assert [first_sentence(text) for text in ("Is it? Yes.", "v1.2 is out. So", "")] == ["Is it?", "v1.2 is out", ""]
+
+
+def test_what_a_stream_can_show_is_asked_of_it(monkeypatch):
+    class Screen(io.StringIO):
+        encoding = "ISO-8859-1"
+
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "77")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = Terminal.of(Screen())
+    assert (screen.color, screen.width, screen.unicode) == (True, 77, False)
+    pipe = Terminal.of(io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    assert (pipe.color, pipe.width, pipe.unicode) == (False, None, True)
+
+
+def test_a_paragraph_is_filled_to_a_hundred_columns_and_to_no_more_than_there_are():
+    for width, widest in ((None, 100), (140, 100), (40, 40)):
+        terminal = _terminal(width)
+        terminal.wrap("word\n" * 60, indent=3)
+        lines = _text(terminal).splitlines()
+        assert all(line.startswith("   word") for line in lines)
+        assert widest - 5 < max(map(len, lines)) <= widest
+
+
+def test_rows_of_unequal_length_are_aligned_and_no_rows_are_nothing():
+    terminal = _terminal()
+    terminal.table([])
+    terminal.table([["a"], ["bb", "c", "d"]], indent=1)
+    assert _text(terminal) == " a\n bb  c  d\n"

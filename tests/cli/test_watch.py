@@ -7,16 +7,21 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
+import pytest
+
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli import watch
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.cli.watch import _pace, _samples, sparkline
+from nemotron_steps.cli.watch import _Asked, _draw, _pace, _samples, picture, sparkline
 from nemotron_steps.runs.follow import Follower, StepSeen
-from nemotron_steps.runs.run_folder import get_run
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run
 from tests.cli.conftest import Cli
 
 STEPS = [sys.executable, "-m", "nemotron_steps.cli.main"]
@@ -101,6 +106,8 @@ def test_a_sparkline_has_the_columns_that_it_may_have() -> None:
     assert sparkline([1.0] * 5, 3) == "▁▁▁"
     assert len(sparkline(list(range(500)), 40)) == 40
     assert sparkline([float("nan")], 5) == ""
+    assert sparkline([0, 0, 7, 7], 2) == "▁█" and sparkline([0, 4, 7, 7, 0], 2) == "▁█"
+    assert sparkline([0, float("inf"), 7, float("-inf")], 2) == "▁█" and sparkline([1], 0) == ""
 
 
 def test_watching_imports_no_framework_and_costs_little(workplace: Path) -> None:
@@ -211,3 +218,85 @@ def test_what_is_left_is_what_is_not_done_yet_at_the_pace_of_late() -> None:
     assert _pace(seen, 10) == "step 4/10  10.0 s a step  1 min 00 s left"
     assert _pace(seen, 4) == "step 4/4  10.0 s a step" and _pace(seen, None) == "step 4  10.0 s a step"
     assert _pace(StepSeen(), 10) == "" and _pace(StepSeen(index=1), 10) == "step 1/10"
+
+
+def lines_of(info: RunInfo, folder: Path, **fields: float) -> list[str]:
+    follower = Follower(folder)
+    follower.look()
+    terminal = Terminal(io.StringIO(), color=False, width=None)
+    found = picture(info, follower, terminal, _Asked(folder), samples=False, now=130.0, **fields)
+    return [" ".join(line.split()) for line in found]
+
+
+@pytest.mark.parametrize(
+    ("status", "took", "steps"),
+    [
+        ("running", "30.0 s", ["✓ make ran 2.0 s", "● train running step 3 10.0 s a step", "○ score pending"]),
+        ("failed", "8.0 s", ["✓ make ran 2.0 s", "✗ train failed", "○ score pending"]),
+        ("killed", "8.0 s", ["✓ make ran 2.0 s", "○ train killed", "○ score pending"]),
+    ],
+)
+def test_a_picture_tells_how_each_step_stands_and_how_long_this_attempt_takes(
+    tmp_path: Path, status: str, took: str, steps: list[str]
+) -> None:
+    """The run began at 50, this attempt at 100; it was heard of last at 108."""
+    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "run_started", "time": 100.0, "run": "r1"}) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(metrics(2, 110.0, loss=1.0) + metrics(3, 120.0, loss=0.5))
+    text = (tmp_path / "metrics.jsonl").read_text().replace('"rl"', '"train"')
+    (tmp_path / "metrics.jsonl").write_text(text)
+    states = {"make": {"state": "ran", "seconds": 2.0}, "train": {"state": "running"}, "score": {}}
+    info = RunInfo("r1", name="three", status=status, steps=states, created=50.0, updated=108.0)
+    lines = lines_of(info, tmp_path)
+    assert lines[0] == f"r1 {status} three {took}" and lines[1:4] == steps
+    assert "loss 0.5 █▁" in lines
+
+
+def test_the_curves_are_those_of_the_step_at_work_else_of_the_last_that_reported(tmp_path: Path) -> None:
+    texts = [metrics(1, 1.0, loss=float(n)).replace('"rl"', f'"{step}"') for n, step in enumerate(("a", "b"))]
+    (tmp_path / "metrics.jsonl").write_text("".join(texts))
+    for states, loss in ((("running", "running"), 0), (("ran", "running"), 1), (("ran", "ran"), 1)):
+        steps = {key: {"state": state} for key, state in zip("abc", (*states, "pending"), strict=True)}
+        lines = lines_of(RunInfo("r1", steps=steps, status="running"), tmp_path)
+        assert f"loss {loss} ▁" in lines
+    assert not any("loss" in line for line in lines_of(RunInfo("r1", steps={"c": {"state": "running"}}), tmp_path))
+
+
+def test_of_many_signals_the_last_five_are_shown_with_what_explains_them_and_every_warning(tmp_path: Path) -> None:
+    signals = [{"kind": "signal", "time": 1.0, "step": "a", "name": f"s{n}", "numbers": {"step": n}} for n in range(7)]
+    warning = {"kind": "warning", "time": 1.0, "text": "slow\x1b[2J"}
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (*signals, warning)))
+    lines = lines_of(RunInfo("r1", steps={"a": {"state": "running"}}), tmp_path)
+    assert [line for line in lines if line.startswith("steps explain")] == [f"steps explain s{n}" for n in range(2, 7)]
+    assert lines[-1] == "▲ slow�[2J"
+
+
+def test_how_many_steps_there_are_is_read_from_the_config_wherever_it_says_so(tmp_path: Path) -> None:
+    assert _Asked(tmp_path).total("a") is None  # nothing is written yet
+    (tmp_path / "plan.json").write_text(json.dumps({"steps": [{"key": key, "step": "toy/x"} for key in "abc"]}))
+    (tmp_path / "config.yaml").write_text(
+        "a: {max_num_steps: 3, sft: {max_num_steps: 9}}\nb: {sft: {max_num_steps: 4}}\n"
+    )
+    asked = _Asked(tmp_path)
+    assert [asked.total(key) for key in "abcd"] == [3, 4, None, None]
+
+
+def test_the_key_s_shows_samples_and_hides_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pressed, shown = iter("s xsq"), []
+    monkeypatch.setattr(watch, "_keys", lambda: nullcontext(lambda seconds: next(pressed).strip()))
+    monkeypatch.setattr(watch, "_now", lambda store, info, view: info)
+    monkeypatch.setattr(watch, "picture", lambda *_, samples, view: shown.append(samples) or [])
+    info = RunInfo("r1", status="running")
+    terminal = Terminal(io.StringIO(), color=False, width=80)
+    left = _draw(None, info, Follower(tmp_path), terminal, _Asked(tmp_path), None, samples=False)
+    assert left is info and shown == [False, True, True, True, False]
+    shown.clear()
+    done = RunInfo("r1", status="done")  # it is drawn once more, as it ended
+    assert _draw(None, done, Follower(tmp_path), terminal, _Asked(tmp_path), None, samples=True) is done
+    assert shown == [True]
+
+
+def test_a_run_that_was_killed_ends_the_watch_as_one_that_may_be_tried_again(cli: Cli, workplace: Path) -> None:
+    folder = RunFolder(ArtifactStore("home"), "r1")
+    folder.update(folder.create("toy/train", {}), status="running", host=socket.gethostname())
+    watched = cli("watch", "r1")
+    assert watched.code == 3 and "r1  killed" in watched.out and "steps run --resume r1" in watched.out
