@@ -94,6 +94,23 @@ def test_of_configs_of_one_name_the_steps_own_is_read_and_listed(configs, tmp_pa
     assert search.files() == {"more": other / "more.yaml", "tiny": own.roots[0] / "rl/toy/tiny.yaml"}
 
 
+def test_a_group_of_configs_has_one_chosen_by_the_defaults_or_an_override(configs):
+    search = configs(
+        {
+            "rl/toy/default.yaml": "defaults: [optimizer: adam, _self_]\nsteps: 4\n",
+            "rl/toy/optimizer/adam.yaml": "lr: 1\n",
+            "rl/toy/optimizer/sgd.yaml": "lr: 2\n",
+        }
+    )
+    assert compose(None, search=search).values == {"optimizer": {"lr": 1}, "steps": 4}
+    chosen = compose(None, ["rl/toy/optimizer@optimizer=sgd", "steps=6"], search=search)
+    assert chosen.values == {"optimizer": {"lr": 2}, "steps": 6}
+    assert chosen.origin("optimizer.lr").endswith("sgd.yaml:1")
+    with pytest.raises(ConfigError, match="sdg") as caught:
+        compose(None, ["rl/toy/optimizer@optimizer=sdg"], search=search)
+    assert "adam" in str(caught.value) and "sgd" in str(caught.value)
+
+
 def test_defaults_that_go_in_a_circle(configs):
     search = configs({"rl/toy/default.yaml": "defaults: [other]\n", "rl/toy/other.yaml": "defaults: [default]\n"})
     with pytest.raises(ConfigError, match="go in a circle"):
@@ -146,6 +163,70 @@ def test_a_key_is_taken_away_by_the_value_that_it_has_and_by_no_other(configs):
     assert caught.value.expected == "sgd"
 
 
+def test_an_item_of_a_list_is_taken_away_by_its_place(configs):
+    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
+    for place, left in (("0", ["b", "c"]), ("2", ["a", "b"])):
+        assert compose(None, [f"~options.words.{place}"], search=search).get("options.words") == left
+    assert compose(None, ["~options.words.1=b"], search=search).get("options.words") == ["a", "c"]
+    for place in ("3", "x", "-1"):
+        with pytest.raises(ConfigError, match=r"is not set|does not parse|unknown key"):
+            compose(None, [f"~options.words.{place}"], search=search)
+
+
+def test_what_an_override_merges_or_replaces_is_its_own_and_the_rest_the_files(configs):
+    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
+    merged, replaced = "optimizer={lr: 1}", "options.words=[d, [e]]"
+    composed = compose(None, [merged, replaced], search=search)
+    assert composed.get("optimizer") == {"lr": 1, "name": "sgd"}
+    assert composed.origin("optimizer.lr") == f"override '{merged}'"
+    assert composed.origin("optimizer.name").endswith("common.yaml:5")
+    assert composed.origin("options.words.0") == composed.origin("options.words.1.0") == f"override '{replaced}'"
+    assert composed.origin("options.words.2") == f"override '{replaced}'"
+    gone = compose(None, ["optimizer=null"], search=search)
+    assert gone.origin("optimizer.lr") == "override 'optimizer=null'" and gone.origin("steps").endswith(
+        "default.yaml:4"
+    )
+    assert composed.origin("options").endswith("common.yaml:6") and composed.origin("nothing.here") is None
+
+
+def test_a_list_in_a_file_replaces_its_bases_with_all_that_was_in_it(configs):
+    base = "# @package _global_\nlist: [{a: 1}, {b: 2}, c]\nbeside: [x, y]\n"
+    search = configs(
+        {"rl/toy/default.yaml": "defaults: [../base/common]\nlist:\n  - {d: 3}\n", "rl/base/common.yaml": base}
+    )
+    composed = compose(None, search=search)
+    assert composed.values == {"list": [{"d": 3}], "beside": ["x", "y"]}
+    own = composed.origin("list")
+    assert own.endswith("default.yaml:2") and composed.origin("list.0.d").endswith("default.yaml:3")
+    assert composed.origin("list.0.a").endswith("default.yaml:3") and composed.origin("list.2") == own
+    assert composed.origin("beside.1").endswith("common.yaml:3")
+
+
+def test_without_a_schema_groups_that_files_have_are_near_as_well(configs):
+    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
+    with pytest.raises(ConfigError, match="unknown key 'optimzer'") as caught:
+        compose(None, ["~optimzer"], search=search)
+    assert caught.value.hints[0] == "~optimizer" and caught.value.meant == ("optimzer", "optimizer")
+    with pytest.raises(ConfigError, match=r"unknown key 'optimizer\.nme'") as caught:
+        compose(None, ["optimizer.nme=x"], search=search)
+    assert caught.value.hints[0] == "optimizer.name=x"
+    assert caught.value.hints[-1] == "to add a new key: +optimizer.nme=x"
+
+
+def test_a_value_is_found_by_its_dotted_key_and_a_default_where_there_is_none(configs):
+    composed = compose(None, search=configs({"rl/toy/default.yaml": "a: {b: null, c: 0}\nd: text\n"}))
+    assert [composed.get(key, 7) for key in ("a.b", "a.c", "a.x", "d.x", "x", "a.b.x")] == [None, 0, 7, 7, 7, 7]
+    assert composed.get("x") is None
+
+
+def test_a_composition_has_the_name_that_it_was_asked_for_by(configs, tmp_path):
+    search = configs({"rl/toy/default.yaml": GRPO, "rl/toy/tiny.yaml": "steps: 2\n", "rl/base/common.yaml": COMMON})
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("steps: 2\n")
+    assert [compose(name, search=search).name for name in (None, "tiny", str(mine))] == ["default", "tiny", str(mine)]
+    assert compose(None, search=SearchPath("rl/none")).name is None
+
+
 def test_a_key_only_the_schema_knows_can_be_set_without_plus(configs):
     composed = compose(None, ["judge.tries=5"], search=configs({}), schema=Toy)
     assert composed.values == {"judge": {"tries": 5}}
@@ -170,6 +251,38 @@ def test_a_missing_base_names_what_there_is(configs, tmp_path):
     assert "does not exist: 'rl/toy/tinny'" in caught.value.what
     assert caught.value.where == str(mine)
     assert caught.value.hints == ("defaults: [tiny]",)
+
+
+def test_a_config_is_not_offered_as_its_own_base(configs):
+    search = configs({"rl/toy/default.yaml": "defaults: [defualt]\n", "rl/toy/tiny.yaml": "steps: 2\n"})
+    with pytest.raises(ConfigError, match="does not exist") as caught:
+        compose(None, search=search)
+    assert (caught.value.expected, caught.value.found, caught.value.hints) == ("tiny", "defualt", ())
+
+
+@pytest.mark.parametrize(
+    ("override", "hint", "meant"),
+    [
+        ("judge.model=a=b:{", "quote special characters: \"judge.model='a=b:{'\"", "judge.model='a=b:{'"),
+        ("steps", "quote special characters: 'steps'", None),
+        ("options.words=[a:{,b]", "quote special characters: 'options.words=[\"a:{\",b]'", 'options.words=["a:{",b]'),
+        (
+            "options.words=[{a: [1,2},x y:z]",
+            "quote special characters: 'options.words=[\"{a: [1,2}\",x y:z]'",
+            'options.words=["{a: [1,2}",x y:z]',
+        ),
+        ("steps=1,000", "for a list: 'steps=[1,000]'", "steps=1000"),
+        ("steps=12,000,000", "for a list: 'steps=[12,000,000]'", "steps=12000000"),
+        ("steps=1,00", "for a list: 'steps=[1,00]'", "steps=[1,00]"),
+        ("options.words=a,b", "for a list: 'options.words=[a,b]'", "options.words=[a,b]"),
+    ],
+)
+def test_an_override_that_is_none_is_offered_in_quotes_or_as_a_list(configs, override, hint, meant):
+    with pytest.raises(ConfigError) as caught:
+        compose(None, [override], search=configs({}), schema=Toy)
+    error = caught.value
+    assert error.where == f"override '{override}'" and error.hints[0] == hint
+    assert error.meant == (None if meant is None else (override, meant))
 
 
 def test_wrong_values_are_told_with_unknown_keys_but_not_what_the_unknown_key_may_mend(configs):
@@ -246,6 +359,10 @@ def test_a_mandatory_value_that_nobody_set(configs):
         compose(None, search=search)
     assert caught.value.hints == ("steps=VALUE",)
     assert compose(None, ["steps=4"], search=search).values == {"steps": 4}
+    search = configs({"rl/toy/default.yaml": "list:\n  - 1\n  - a: ???\nsection:\n  b: ???\n"})
+    with pytest.raises(ConfigError) as caught:
+        compose(None, search=search)
+    assert [problem.hints for problem in caught.value.problems] == [("list.1.a=VALUE",), ("section.b=VALUE",)]
 
 
 @pytest.mark.parametrize(

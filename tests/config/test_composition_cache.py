@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -117,6 +118,17 @@ def test_what_may_not_be_kept_is_not(configs, text, overrides):
     assert list(cache_folder().rglob("*.json")) == []
 
 
+@pytest.mark.parametrize("name", ["compose", "references", "published.table", "published.translate", "schema.rl"])
+def test_another_version_of_what_composes_has_entries_of_its_own(name, monkeypatch):
+    def key() -> str:
+        return composition_cache.request_key("rl/toy", "rl/toy/tiny", (), (), with_schema=True)
+
+    before, stat = key(), composition_cache._stat
+    changed = import_module(f"nemotron_steps.config.{name}").__file__
+    monkeypatch.setattr(composition_cache, "_stat", lambda path: [0] if str(path) == changed else stat(path))
+    assert key() != before
+
+
 def test_errors_are_not_kept(configs):
     search = configs({"rl/toy/default.yaml": "steps: 2\n"})
     for _ in range(2):
@@ -159,3 +171,31 @@ def test_a_remembered_composition_needs_no_hydra(configs, tmp_path):
     )
     said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for _ in range(2)]
     assert [line.split() for line in said] == [["6", "True", "True"], ["6", "False", "False"]]
+
+
+def test_nothing_is_kept_unless_it_is_asked_for(configs):
+    compose(None, search=configs(FILES), schema=Toy)
+    assert list(cache_folder().rglob("*.json")) == []
+
+
+def test_values_know_the_variables_that_they_are_read_from(configs, monkeypatch):
+    monkeypatch.setenv("TOY_MODEL", "mine")
+    monkeypatch.delenv("TOY_OTHER", raising=False)
+    text = (
+        "judge: {model: 'a/${oc.env:TOY_MODEL}', tries: '${oc.env:TOY_OTHER,3}'}\n"
+        "list: [x, {y: '${ oc.env : TOY_MODEL }'}]\n"
+    )
+    search = configs({"rl/toy/default.yaml": text})
+    composed = compose(None, search=search)
+    assert composed.variables == {"judge.model": "TOY_MODEL", "list.1.y": "TOY_MODEL"}
+    assert composed.get("list") == ["x", {"y": "mine"}]
+    monkeypatch.delenv("TOY_MODEL")
+    plain = compose(None, ["judge.model=x", "list=[]"], search=search, remember=True)
+    assert plain.variables == {} == compose(None, ["judge.model=x", "list=[]"], search=search, remember=True).variables
+
+
+def test_a_defaults_list_that_depends_on_more_than_its_files_is_not_kept(configs):
+    text = "defaults: [optimizer: '${oc.env:TOY_OPTIMIZER,adam}', _self_]\nsteps: 4\n"
+    search = configs({"rl/toy/default.yaml": text, "rl/toy/optimizer/adam.yaml": "lr: 1\n"})
+    assert compose(None, search=search, remember=True).values == {"steps": 4, "optimizer": {"lr": 1}}
+    assert list(cache_folder().rglob("*.json")) == []

@@ -88,12 +88,15 @@ def test_what_a_config_read_from_the_environment_is_shown_as_that_unless_it_is_h
         "MODEL": "org/model-7b",
         "N": "1234567",
         "OTHER": "unread!",
+        "KEYLIKE": "wJalrXUtnFEMIK7MDENGbPxRfi/CYEXAMPLEKEYab",
+        "SHORT": "abc12",
     }
     environment["URL"] = "https://me:pw@host/v1"
     note_variables(environment.keys() - {"OTHER"})
     assert redact({name: f"{value}" for name, value in environment.items()}, environment) == {
         **environment,
         "THING": "${oc.env:THING}",
+        "KEYLIKE": "${oc.env:KEYLIKE}",
         "URL": "https://***@host/v1",
     }
     assert redact_text("open with opensesame now", environment) == "open with ${oc.env:THING} now"
@@ -165,6 +168,10 @@ def test_redact_an_override():
         ("key sk-proj-a1b2c3d4e5f6g7h8i9 here", "key *** here"),
         ("hf_abcdefghijklmnopqrstuvwxyz012345", "***"),
         ("-----BEGIN PRIVATE KEY-----\nab\n-----END PRIVATE KEY-----", "***"),
+        ('with password="a b c', "with password=***"),
+        ('with password="a b\nnext "line" here', 'with password=***\nnext "line" here'),
+        ("with password=[a, b] secret={x: y} n=1", "with password=*** secret=*** n=1"),
+        ("SENT BEARER abcdef0123456789", "SENT BEARER ***"),
         ("the token: a word; 5 tokens: 7", "the token: a word; 5 tokens: 7"),
         ("for token in tokens: token = tokens[i]", "for token in tokens: token = tokens[i]"),
         ("reward per token: 0.5, pad_token: <|pad|>", "reward per token: 0.5, pad_token: <|pad|>"),
@@ -198,6 +205,9 @@ def test_masking_takes_time_in_proportion_to_the_text(piece):
         ("judge.api_key=a b", "judge.api_key=***"),
         ("judge.api_kye=a", "judge.api_kye=***"),
         ("judge.pasword=a", "judge.pasword=***"),
+        ("judge.api_kye=a=b", "judge.api_kye=***"),
+        ("a.b=c=d", "a.b=c=d"),
+        ("+judge.api_key=a", "+judge.api_key=***"),
         ("grpo.max_steps=5", "grpo.max_steps=5"),
         ("model.tokenizer=gpt2", "model.tokenizer=gpt2"),
         ("a.b=Zx81kQ0pLmN2vB7c", "a.b=***"),

@@ -59,6 +59,45 @@ def test_a_changed_module_is_another_config_and_is_not_imported(rewards: Path, m
     assert before["sha256"] != after["sha256"]
 
 
+@pytest.mark.parametrize("text", [b"def score(:", b"\0", b"\xff"])
+def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None:
+    rewards.write_bytes(text)
+    with pytest.raises(ValidationError, match=r"rewards\.py, which is no Python"):
+        RlConfig.model_validate({"reward": "rewards.py:score"})
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("rewards.py", "reward=rewards.py:score"),
+        ("reward.py:score", "reward=rewards.py:score"),
+        ("rewards.py:scor", "reward=rewards.py:score"),
+        ("rewards.py:Judge", None),
+        ("rewards.py:IMPORTED", None),
+        ("rewards.score", "reward=rewards.py:score"),
+        ("rewards.nothing", "reward=FILE.py:FUNCTION"),
+        ("nothing.py:other", "reward=FILE.py:FUNCTION"),
+        (["json:dumps", {"function": "rewards.py:scor", "weight": 2}],
+         "'reward=[json:dumps,{function:rewards.py:score,weight:2}]'"),
+        ([{"function": "rewards.py:scor"}, "json:dumps"], "'reward=[rewards.py:score,json:dumps]'"),
+        (["rewards.py:scor"], "reward=rewards.py:score"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_slip_is_mended_by_a_function_that_is_there(rewards: Path, given: Any, hint: str | None) -> None:
+    rewards.write_text(
+        "import math as IMPORTED\n\n\nclass Judge:\n    pass\n\n\ndef _hidden():\n    pass\n\n\n" + rewards.read_text()
+    )
+    values = {"reward": given}
+    try:
+        RlConfig.model_validate(values)
+    except ValidationError as error:
+        (rule,) = error.errors()[0]["ctx"]["error"].rules
+        assert rule.hints == (hint,)
+    else:
+        assert hint is None
+
+
 @pytest.mark.parametrize(
     "given",
     [3, "rewards.py", "nothing.py:score", [{"function": "rewards.py:score", "wieght": 2}], ["rewards.py:score", 1]],

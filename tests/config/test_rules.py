@@ -127,6 +127,9 @@ POLICY: list[dict[str, Any]] = [
     {"policy.router_replay.enabled": True, "policy.generation.vllm_cfg.expose_http_server": True},
     {"policy.scheduler": [LINEAR, LINEAR], **DTENSOR},
     {"policy.scheduler": [LINEAR, {"milestones": [5]}, LINEAR], **DTENSOR},
+    {"policy.scheduler": [LINEAR, LINEAR, LINEAR, {"milestones": [6, 5]}], **DTENSOR},
+    {"policy.scheduler": [LINEAR, LINEAR, {"milestones": [5, 6]}], **DTENSOR},
+    {"policy.scheduler": [{"milestones": [5]}], **DTENSOR},
     {"policy.scheduler": [], **DTENSOR},
     {"policy.megatron_cfg.optimizer.lr": 1e-5, **DTENSOR},
     {"policy.megatron_cfg.optimizer.adam_beta1": 0.8, **DTENSOR},
@@ -351,6 +354,24 @@ def test_a_second_name_says_what_the_first_does_and_goes_before_it(second: str, 
     assert RlConfig.model_validate(_merged(filled_in, again)) == composed(
         {first: 7 if value is not False else True}
     ).model(RlConfig)  # a run's written config, overridden, goes by the override
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "same"),
+    [
+        ("optimizer.lr", 1e-5, "optimizer.kwargs.lr=1e-05 policy.megatron_cfg.optimizer.lr=3e-06"),
+        ("optimizer.adam_eps", 1e-6, "optimizer.kwargs.eps=1e-06 policy.megatron_cfg.optimizer.adam_eps=1e-08"),
+        ("optimizer.min_lr", 1e-6, "megatron_cfg.optimizer.min_lr=0.0"),
+        ("scheduler.lr_warmup_iters", 5, "megatron_cfg.scheduler.lr_warmup_iters=0"),
+        ("tensor_model_parallel_size", 2,
+         "dtensor_cfg.tensor_parallel_size=2 policy.megatron_cfg.tensor_model_parallel_size=1"),
+        ("activation_checkpointing", True,
+         "dtensor_cfg.activation_checkpointing=true policy.megatron_cfg.activation_checkpointing=false"),
+        ("freeze_moe_router", True, "megatron_cfg.freeze_moe_router=false"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_the_other_policy_is_taken_over_where_this_one_has_it(key: str, value: Any, same: str) -> None:
+    assert refusal({f"policy.megatron_cfg.{key}": value, **DTENSOR}).hints[0] == f"policy.{same}"
 
 
 def test_the_learning_rate_is_that_of_the_policy_that_trains() -> None:

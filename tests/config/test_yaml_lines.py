@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from nemotron_steps.config import yaml_lines
 from nemotron_steps.config.yaml_lines import load_yaml
 from nemotron_steps.errors import ConfigError
 
@@ -96,9 +97,45 @@ def test_aliases_and_merges_are_read_as_before(tmp_path):
     assert data == {"base": base, "other": {**base, "z": base}}
 
 
+def test_what_is_named_may_stand_in_several_places(tmp_path):
+    file = tmp_path / "fine.yaml"
+    file.write_text("a: &a [1]\nb: {c: *a, d: [*a]}\ne: *a\n")
+    assert load_yaml(file)[0] == {"a": [1], "b": {"c": [1], "d": [[1]]}, "e": [1]}
+
+
 def test_a_key_that_is_written_twice_is_told_by_both_its_lines(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("a:\n  b: 1\n  c: 2\n  b: 3\n")
     with pytest.raises(ConfigError, match=r"'a\.b' is written twice") as caught:
         load_yaml(path)
     assert (caught.value.where, caught.value.found) == (f"{path}:4", "first on line 2")
+
+
+@pytest.mark.parametrize(
+    ("limit", "text", "least"),
+    [
+        ("_DEEPEST", "a: {b: [1]}\nc: {d: [2]}\n", 3),
+        ("_MOST_VALUES", "a: 1\n", 3),
+        ("_MOST_VALUES", "a: &a [1, 2]\nb: *a\n", 9),
+    ],
+)
+def test_a_file_may_be_as_deep_and_as_large_as_the_limit(tmp_path, monkeypatch, limit, text, least):
+    """A mapping, its keys and their values count one each, what an alias names again."""
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    monkeypatch.setattr(yaml_lines, limit, least)
+    load_yaml(file)
+    monkeypatch.setattr(yaml_lines, limit, least - 1)
+    with pytest.raises(ConfigError, match=r"nested too deeply|too many values") as caught:
+        load_yaml(file)
+    assert str(least - 1) in caught.value.expected
+
+
+def test_an_empty_file_says_nothing_and_a_key_that_is_no_text_has_no_line(tmp_path):
+    file = tmp_path / "a.yaml"
+    for text in ("", "# only a remark\n"):
+        file.write_text(text)
+        assert load_yaml(file) == ({}, {}, text)
+    file.write_text("? [1, 2]\n: 3\nb: 1\n")
+    with pytest.raises(ConfigError):
+        load_yaml(file)

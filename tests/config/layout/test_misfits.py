@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.misfits import _megatron_misfits, judge_misfits, misfits, model_misfits
+from nemotron_steps.config.layout.misfits import Misfit, _megatron_misfits, judge_misfits, misfits, model_misfits
 from nemotron_steps.config.layout.sizes import JudgeSizes, LayoutSizes, judge_copies
 
 
@@ -63,6 +63,7 @@ def test_judges_fill_an_equal_share_of_their_nodes_each() -> None:
         ({"context": 8}, 4, None),  # two ranks share a group
         ({"context": 4, "tensor": 2}, 4, None),
         ({"context": 4}, 6, "context_parallel_size=4 does not divide Mamba groups of a tensor-parallel rank"),
+        ({"context": 4, "tensor": 2}, 6, "context_parallel_size=4 does not divide Mamba groups"),
         ({"context": 16}, 4, "context_parallel_size=16 does not divide Mamba heads of a tensor-parallel rank"),
         ({"tensor": 4}, 2, "tensor_model_parallel_size=4 does not divide Mamba heads and their groups"),
         ({"uses_vllm": True, "generator_width": 4}, 8, None),
@@ -77,6 +78,23 @@ def test_mamba_is_cut_by_heads_and_groups_of_them(layout: dict[str, Any], groups
     assert len(found) == (wrong is not None) and all(wrong in what for what in found if wrong is not None)
 
 
+@pytest.mark.parametrize(
+    ("field", "key"),
+    [
+        ("length", "policy.max_total_sequence_length"),
+        ("length_end", "policy.max_total_sequence_length_end"),
+        ("new_tokens", "policy.generation.max_new_tokens"),
+    ],
+)
+def test_sequences_are_at_most_as_long_as_the_models_positions(field: str, key: str) -> None:
+    model = ModelFacts("qwen3", positions=512)
+    assert misfits(LayoutSizes(**{field: 512}), model) == []
+    assert misfits(LayoutSizes(**{field: 513}), ModelFacts("qwen3")) == []
+    (found,) = misfits(LayoutSizes(**{field: 513}), model)
+    what = f"{key.rpartition('.')[2]}=513 is more than the positions of the model"
+    assert found == Misfit("model", key, what, "at most 512", "513")
+
+
 @pytest.mark.parametrize(("shared", "wrong"), [(None, True), (6, True), (8, False)])
 def test_a_model_that_does_not_share_keys_and_values_has_as_many_heads_of_them(shared: int | None, wrong: bool) -> None:
     counted = {} if shared is None else {"num_key_value_heads": shared}
@@ -84,3 +102,20 @@ def test_a_model_that_does_not_share_keys_and_values_has_as_many_heads_of_them(s
     assert model is not None
     found = [misfit.what for misfit in model_misfits(LayoutSizes(dtensor=True, tensor=4), model)]
     assert found == (["tensor_parallel_size=4 does not divide key-value heads"] if wrong else [])
+
+
+@pytest.mark.parametrize(
+    ("layout", "product"),
+    [
+        ({"tensor": 3}, "TP 3"),
+        ({"pipeline": 3}, "TP 1 × PP 3 = 3"),
+        ({"tensor": 3, "context": 2}, "TP 3 × CP 2 = 6"),
+        ({"tensor": 3, "pipeline": 2, "context": 2}, "TP 3 × PP 2 × CP 2 = 12"),
+    ],
+)
+def test_a_copy_of_the_model_is_told_as_the_sizes_that_make_it(layout: dict[str, int], product: str) -> None:
+    (found,) = misfits(LayoutSizes(gpus_per_node=8, **layout))
+    assert (found.expected, found.found) == (f"a multiple of {product}", "8 GPUs for training")
+    (found,) = misfits(LayoutSizes(backend="ray", **layout))
+    assert (found.expected, found.found) == (f"a multiple of {product}", "1 rank on CPU")
+    assert misfits(LayoutSizes(**layout)) == []  # of one process nothing is placed

@@ -105,3 +105,54 @@ def test_a_model_is_held_against_the_whole_layout_of_its_own_teacher(changes: di
     assert {key.rpartition(".")[2] for key in found} == set(wrong)
     assert all(key.startswith(f"{APART}.default_teacher_cfg.") for key in found)
     assert [*teacher_misfits(sizes, {"b": model})] == []
+
+
+@pytest.mark.parametrize(("enabled", "given", "names"), [
+    (True, {"a": "x"}, ["a"]), (True, "text", []), (True, None, []), (False, {"a": "x"}, []), ("yes", {"a": "x"}, []),
+])  # fmt: skip
+def test_teachers_have_devices_of_their_own_where_that_is_enabled(enabled: Any, given: Any, names: list[str]) -> None:
+    assert [each.name for each in sizes_of({f"{APART}.enabled": enabled, TEACHERS: given}).teachers] == names
+
+
+def test_what_is_said_of_a_teacher_goes_before_the_default_and_null_takes_that_back() -> None:
+    default = {
+        f"{APART}.default_teacher_cfg.{key}": value
+        for key, value in {
+            "tensor_model_parallel_size": 2,
+            "gpus_per_node": 4,
+            "precision": "float32",
+            "sequence_parallel": True,
+        }.items()
+    }
+    own = {"gpus_per_node": None, "precision": None, "context_parallel_size": 2, "pipeline_model_parallel_size": "x"}
+    values = {**default, f"{OVERRIDES}.b": own, **{f"{OVERRIDES}.b.{key}": value for key, value in own.items()}}
+    a, b = sizes_of(values).teachers
+    section = f"{APART}.default_teacher_cfg"
+    assert a == TeacherSizes(
+        "a", tensor=2, gpus_per_node=4, precision="float32", sequence_parallel=True, section=section
+    )
+    assert b == TeacherSizes("b", tensor=2, context=2, sequence_parallel=True, section=f"{OVERRIDES}.b")
+
+
+@pytest.mark.parametrize(("teacher", "cluster", "ranks"), [
+    (TeacherSizes("a", nodes=2), 8, 16), (TeacherSizes("a", nodes=2, gpus_per_node=3), 8, 6),
+    (TeacherSizes("a", tensor=2, pipeline=3), 0, 6), (TeacherSizes("a", tensor=2, pipeline=3, expert=4), 0, 12),
+])  # fmt: skip
+def test_a_teacher_has_the_gpus_of_its_nodes_or_the_processes_of_a_copy(
+    teacher: TeacherSizes, cluster: int, ranks: int
+) -> None:
+    assert teacher.ranks(cluster) == ranks
+
+
+def test_a_teachers_layout_is_cut_down_to_what_its_gpus_come_out_even_over() -> None:
+    wide = TeacherSizes("a", tensor=4, pipeline=4, context=4, expert=16, gpus_per_node=9)
+    fitted = wide.fitted(8)
+    assert (fitted.gpus_per_node, fitted.tensor, fitted.pipeline, fitted.context, fitted.expert) == (8, 4, 2, 1, 4)
+    assert wide.fitted(0) == wide and TeacherSizes("a").fitted(8) == TeacherSizes("a")
+    key = f"{APART}.default_teacher_cfg"
+    assert wide.overrides(fitted) == {
+        f"{key}.pipeline_model_parallel_size": 2,
+        f"{key}.context_parallel_size": 1,
+        f"{key}.expert_model_parallel_size": 4,
+        f"{key}.gpus_per_node": 8,
+    }

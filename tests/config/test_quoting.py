@@ -1,0 +1,28 @@
+"""Any text is itself as the value of an override."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.config.quoting import quoted
+
+
+def read(text: str) -> object:
+    return OverridesParser.create().parse_override(f"key={quoted(text)}").value()
+
+
+TEXTS = ["", "a b", "it's", "a\\", "a\\\\", "\\'", "\\\\'x\\", "a\\b", "1", "null", "[x", "a=b,c"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_quotes_and_backslashes_are_kept(text: str) -> None:
+    assert read(text) == text
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.text("a\\'\" ,", max_size=8))
+def test_any_mixture_of_them_is_kept(text: str) -> None:
+    assert read(text) == text

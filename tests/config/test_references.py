@@ -1,0 +1,56 @@
+"""`${art:…}` in a config: which artifact it names, and what of the `run` table is left when all are read."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.config.compose import compose
+from nemotron_steps.config.references import Reference, read_reference
+
+
+@pytest.mark.parametrize(
+    ("written", "ref", "field"),
+    [
+        ("rows", "rows:latest", "path"),
+        ("rows:v2", "rows:v2", "path"),
+        ("a/b.c-d,val", "a/b.c-d:latest", "val"),
+        ("data", "super3/data:v7", "path"),
+        ("data,train", "super3/data:v7", "train"),
+        ("plain", "mine:latest", "path"),
+        ("number", "number:latest", "path"),  # which is no name
+        ("abcdef01", "abcdef01", "path"),
+        ("0123456789abcdef" * 4, "0123456789abcdef" * 4, "path"),
+        ("abcdef0", "abcdef0:latest", "path"),  # too short for a digest
+        ("0123456789abcdef" * 4 + "0", "0123456789abcdef" * 4 + "0:latest", "path"),
+        ("abcdef0g", "abcdef0g:latest", "path"),
+    ],
+)
+def test_a_reference_names_a_version_or_a_digest_or_means_the_latest(configs, written, ref, field):
+    text = f"run: {{data: 'super3/data:v7', plain: mine, number: 7}}\nat: '${{art:{written}}}'\n"
+    found = compose(None, search=configs({"rl/toy/default.yaml": text})).values["at"]
+    assert read_reference(found) == Reference(ref, field)
+
+
+@pytest.mark.parametrize("value", ["rows", "art:rows", None, 3, ["art\0rows\0path"]])
+def test_any_other_value_is_no_reference(value):
+    assert read_reference(value) is None
+
+
+@pytest.mark.parametrize(("field", "written"), [("path", "${art:a:v1}"), ("val", "${art:a:v1,val}")])
+def test_a_reference_is_shown_as_it_is_written(field, written):
+    assert str(Reference("a:v1", field)) == written
+
+
+def test_names_that_references_use_are_no_keys_and_others_are(configs):
+    run = "run: {data: a, more: b, env: c}\n"
+    used = "one: '${art:data,train}'\nlist: [{two: '${art: more }'}]\n"
+    search = configs({"rl/toy/default.yaml": run + used, "rl/toy/all.yaml": f"{run}{used}three: '${{art:env}}'\n"})
+    assert compose(None, search=search).values["run"] == {"env": "c"}
+    assert "run" not in compose("all", search=search).values
+    assert compose(None, ["run=null"], search=search).values["run"] is None
+
+
+def test_a_run_table_that_nothing_refers_to_stays(configs):
+    search = configs({"rl/toy/default.yaml": "run: {data: a}\n", "rl/toy/plain.yaml": "run: text\n"})
+    assert compose(None, search=search).values == {"run": {"data": "a"}}
+    assert compose("plain", search=search).values == {"run": "text"}

@@ -1,0 +1,118 @@
+"""What the sections of an RL config say of themselves."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nemotron_steps.config.schema.opd import DistillationLossFnConfig, NonColocatedTeachersConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
+from nemotron_steps.config.schema.rl import (
+    EnvConfig,
+    GrpoConfig,
+    LossFnConfig,
+    LowEffortConfig,
+    NemoGymConfig,
+    RewardPenaltiesConfig,
+    RlConfig,
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "share", "expected"),
+    [(None, None, None), (None, 0.01, 0.01), (("mcqa",), 0.01, 0.01), (("code_gen",), 0.01, 0)],
+)
+def test_environments_that_are_not_asked_at_the_end_have_no_share_then(end, share, expected):
+    asked = LowEffortConfig(environments_end=end, fraction_end=share)
+    assert asked.share_at_end("mcqa") == expected
+
+
+def test_a_batch_of_dynamic_sampling_is_rounded_down():
+    several = GrpoConfig(num_prompts_per_step=3, batch_multiplier=1.5, use_dynamic_sampling=True)
+    assert (several.prompts_per_generation_batch, GrpoConfig().prompts_per_generation_batch) == (4, 32)
+
+
+def test_logprobs_of_before_a_step_are_read_unless_nothing_needs_them():
+    assert LossFnConfig().reads_prev_logprobs
+    assert not LossFnConfig(force_on_policy_ratio=True).reads_prev_logprobs
+    in_reward = {"use_kl_in_reward": True, "reference_policy_kl_penalty": 0.1}
+    assert LossFnConfig(force_on_policy_ratio=True, **in_reward).reads_prev_logprobs
+    assert not DistillationLossFnConfig().reads_prev_logprobs
+
+
+@pytest.mark.parametrize("fault", ["duplicated_reasoning", "empty_final_answer", "malformed_think_tag"])
+def test_each_penalty_is_enough_to_look_at_rollouts(fault):
+    assert RewardPenaltiesConfig.model_validate({f"penalize_{fault}": True}).any_enabled
+    assert not RewardPenaltiesConfig().any_enabled
+
+
+def test_every_row_goes_to_one_environment_only_where_rows_do_not_name_theirs():
+    assert EnvConfig(environment="mcqa").only_environment is None
+    assert EnvConfig(environment="mcqa", should_use_nemo_gym=False).only_environment == "mcqa"
+
+
+def test_a_judge_is_the_model_of_its_role():
+    model = {"responses_api_models": {"vllm_model": {"model": "safe"}}}
+    judges = NemoGymConfig.model_validate({"safety_model": model})
+    assert judges.judge("safety_model").model == "safe"
+    assert judges.judge("judge_model") is None and judges.judge("genrm_model").model is None
+
+
+def test_a_teacher_has_what_is_said_of_it_and_else_the_default():
+    apart = {"default_teacher_cfg": {"num_nodes": 2, "precision": "float32"}}
+    apart["teacher_overrides"] = {"a": {"num_nodes": 1}, "b": {"precision": None}}
+    found = NonColocatedTeachersConfig.model_validate(apart)
+    said = {name: (found.of(name).num_nodes, found.of(name).precision) for name in "abc"}
+    assert said == {"a": (1, "float32"), "b": (2, None), "c": (2, "float32")}
+    assert NonColocatedTeachersConfig.model_validate(found.model_dump()) == found
+
+
+def test_a_generator_of_vllm_spreads_over_its_tensor_parallel_ranks():
+    wide = {"vllm_cfg": {"tensor_parallel_size": 4}}
+    assert GenerationConfig.model_validate(wide).devices_per_generator == 1
+    assert GenerationConfig.model_validate({**wide, "backend": "vllm"}).devices_per_generator == 4
+
+
+def test_adapters_are_those_of_the_policy_that_trains():
+    assert PolicyConfig().adapters.dim == 32
+    assert PolicyConfig.model_validate({"dtensor_cfg": {"enabled": True}}).adapters.dim == 8
+
+
+@pytest.mark.parametrize(
+    ("values", "batch"),
+    [
+        ({}, 256),
+        ({"grpo": {"num_prompts_per_step": 4}}, 32),
+        ({"grpo": {"num_generations_per_prompt": 4}}, 128),
+        ({"policy": {"train_global_batch_size": None}, "grpo": {"num_prompts_per_step": 2}}, 16),
+        ({"policy": {"train_global_batch_size": 64}}, 64),
+    ],
+)
+def test_rollouts_of_a_step_make_one_update_unless_a_batch_is_given(values, batch):
+    assert RlConfig.model_validate(values).policy.train_global_batch_size == batch
+
+
+@pytest.mark.parametrize(
+    ("key", "slip", "told"),
+    [
+        ("reasoning_parser", "qwen4", "; did you mean qwen3? (known: qwen3, deepseek_r1, nano_v3, none)"),
+        (
+            "tool_parser",
+            "hermse",
+            "; did you mean hermes? (known: hermes, qwen3_coder, llama3_json, nemotron_json, none)",
+        ),
+        ("tool_parser", "zzzzzz", " (known: hermes, qwen3_coder, llama3_json, nemotron_json, none)"),
+    ],
+)
+def test_a_parser_that_is_not_there_is_told_with_the_nearest_and_all(key, slip, told):
+    with pytest.raises(ValueError, match=f"no parser is named '{slip}'{re.escape(told)}"):
+        GenerationConfig.model_validate({key: slip})
+
+
+def test_null_stands_for_nothing_where_a_list_or_a_number_is_read():
+    config = GenerationConfig.model_validate({"stop_token_ids": None, "stop_strings": None, "top_k": None})
+    assert (config.stop_token_ids, config.stop_strings, config.top_k) == ((), (), 0)
+    peft = {"enabled": True, "target_modules": None, "exclude_modules": None}
+    megatron = PolicyConfig.model_validate({"megatron_cfg": {"mtp_num_layers": None, "peft": peft}}).megatron_cfg
+    assert (megatron.mtp_num_layers, megatron.peft.target_modules, megatron.peft.exclude_modules) == (0, (), ())

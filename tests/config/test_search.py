@@ -1,0 +1,113 @@
+"""Where a step's configs are: under its pack's `configs/`, beside its manifest, at a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.config.search import Mount, SearchPath, is_path
+from nemotron_steps.errors import ConfigError
+
+
+def write(root: Path, *names: str, text: str = "steps: 2\n") -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name", "path", "group"),
+    [
+        ("", "rl/toy/tiny", "rl/toy/tiny.yaml", "rl/toy/tiny"),
+        ("", "rl/toy/../base/common", "rl/base/common.yaml", "rl/toy/../base/common"),
+        ("rl/toy", "rl/toy/tiny", "tiny.yaml", "tiny"),
+        ("rl/toy", "rl/toy/../toy/tiny", "tiny.yaml", "../toy/tiny"),
+        ("rl/toy", "rl/toy/deep/tiny", "deep/tiny.yaml", "deep/tiny"),
+        ("rl/toy", "rl/toy", None, "."),
+        ("rl/toy", "rl/toys/tiny", None, None),
+        ("rl/toy", "my/rl/toy/tiny", None, None),
+        ("rl/toy", "rl/toy/", None, None),
+    ],
+)
+def test_a_mount_has_the_configs_below_its_prefix(prefix, name, path, group):
+    folder = Path("/pack")
+    mount = Mount(prefix, folder)
+    assert mount.path(name) == (None if path is None else folder / path)
+    assert mount.group(name) == (None if group is None else folder / group)
+
+
+def test_a_mount_of_one_file_has_that_alone():
+    mount = Mount("rl/toy/mine.file", Path("/work"), Path("/work/mine.yaml"))
+    assert mount.path("rl/toy/mine.file") == Path("/work/mine.yaml")
+    assert mount.path("rl/toy/other.file") is None and mount.group("rl/toy") is None
+
+
+def test_configs_beside_the_manifest_go_before_those_of_packs_and_bases_of_rivals_are_found(tmp_path):
+    own = write(tmp_path / "own", "rl/toy/tiny.yaml", "rl/toy/more.yaml")
+    rival = write(tmp_path / "rival", "rl/toy/theirs.yaml", "rl/base/common.yaml")
+    beside = write(tmp_path / "beside", "tiny.yaml")
+    search = SearchPath("rl/toy", (own, rival), beside, frozenset({rival}))
+    assert search.files() == {"more": own / "rl/toy/more.yaml", "tiny": beside / "tiny.yaml"}
+    assert search.names() == ("more", "tiny")
+    assert [mount.folder for mount in search.mounts()] == [beside, own, rival]
+    assert search.locate("tiny") == ("rl/toy/tiny", search.mounts())
+    with pytest.raises(ConfigError, match="no config 'theirs'") as caught:
+        search.locate("theirs")
+    assert (caught.value.expected, caught.value.hints) == ("more, tiny", ("-c more", "-c tiny"))
+    assert SearchPath("rl/toy", (own, rival)).names() == ("more", "theirs", "tiny")
+
+
+def test_without_a_config_the_default_is_composed_and_a_step_may_lack_it(tmp_path):
+    root = write(tmp_path, "rl/toy/tiny.yaml")
+    search = SearchPath("rl/toy", (root,))
+    assert search.locate(None) == (None, search.mounts())
+    with pytest.raises(ConfigError, match="no config 'default'"):
+        search.locate("default")
+    write(root, "rl/toy/default.yaml")
+    assert search.locate(None)[0] == search.locate("default")[0] == "rl/toy/default"
+    assert SearchPath("rl/other", (root,)).locate("default")[0] is None
+
+
+def test_a_users_file_comes_first_and_the_files_beside_it_last(tmp_path, monkeypatch):
+    root = write(tmp_path / "pack", "rl/toy/tiny.yaml")
+    mine = write(tmp_path / "work", "mine.v2.yaml") / "mine.v2.yaml"
+    search = SearchPath("rl/toy", (root,))
+    monkeypatch.setenv("HOME", str(mine.parent))
+    for written in (str(mine), "~/mine.v2.yaml"):
+        name, (first, *between, last) = search.locate(written)
+        assert name == "rl/toy/mine.v2.file" and first == Mount(name, mine.parent, mine)
+        assert (tuple(between), last) == (search.mounts(), Mount("rl/toy", mine.parent))
+
+
+@pytest.mark.parametrize(("asked", "meant"), [("./mien.yaml", "mine.yaml"), ("./mine.yml", "mine.yaml")])
+def test_a_path_that_is_misspelt_is_told_with_the_file_that_was_meant(tmp_path, monkeypatch, asked, meant):
+    monkeypatch.chdir(write(tmp_path, "mine.yaml"))
+    search = SearchPath("rl/toy", (write(tmp_path / "pack", *(f"rl/toy/{name}.yaml" for name in "abcd")),))
+    with pytest.raises(ConfigError, match="does not exist") as caught:
+        search.locate(asked)
+    assert caught.value.meant == (asked, str(tmp_path / meant))
+    assert caught.value.hints == ("-c a", "-c b", "-c c")
+    with pytest.raises(ConfigError) as caught:
+        SearchPath("rl/none", ()).locate("./quite-another-name.yaml")
+    assert caught.value.meant is None and "no named configs" in caught.value.expected
+
+
+def test_a_config_is_read_with_every_base_that_its_defaults_name(tmp_path):
+    root = write(tmp_path, "rl/toy/a.yaml", text="defaults: [b, /rl/base/common, gone, _self_]\n")
+    write(root, "rl/toy/b.yaml", text="steps: 1\ndefaults:\n  - a\n  - ../toy/c\n")
+    write(root, "rl/toy/c.yaml", "rl/base/common.yaml", "rl/toy/other.yaml", text="more: {defaults: [other]}\n")
+    search = SearchPath("rl/toy", (root,))
+    files = ("rl/toy/a", "rl/toy/b", "rl/base/common", "rl/toy/c")
+    assert search.with_bases(root / "rl/toy/a.yaml") == [root / f"{name}.yaml" for name in files]
+    assert search.with_bases(root / "rl/toy/other.yaml") == [root / "rl/toy/other.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [("tiny", False), ("a/tiny", False), ("tiny.yaml", True), ("tiny.yml", True), ("./tiny", True), ("/tiny", True),
+     ("~/tiny", True), ("tiny.json", False)],
+)  # fmt: skip
+def test_what_ends_or_begins_as_a_path_is_one(config, path):
+    assert is_path(config) is path
