@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nemotron_steps.engine import signals
 from nemotron_steps.engine.signals import RULES, Signal, SignalMonitor, SignalThresholds
 
 Metrics = dict[str, float]
@@ -211,6 +212,7 @@ def test_a_resumed_monitor_neither_forgets_nor_repeats() -> None:
     second.load_state_dict(state)
     assert second.active == first.active and set(second.active) == {"entropy_collapse"}
     assert second.update(41, {**healthy(41, rng), "entropy": 0.02}) == []
+    assert set(second.active) == {"entropy_collapse"}  # which takes the start and the window
 
 
 IN_WORDS = {name: (rule.__doc__ or "").strip().split("\n")[0] for name, rule in RULES.items()}
@@ -263,6 +265,10 @@ def test_a_bound_is_the_last_healthy_value(name: str, metric: str, quiet: float,
 @pytest.mark.parametrize(
     ("name", "steps", "raised"),
     [
+        ("kl_spike", [{"kl_penalty": 0.01}] * 7 + [{"kl_penalty": math.nan}], True),
+        ("kl_spike", [{"kl_penalty": 1.0}] + [{"kl_penalty": 0.01}] * 20 + [{"kl_penalty": 0.06}], True),
+        ("kl_spike", [{"kl_penalty": 1.0}] + [{"kl_penalty": 0.01}] * 19 + [{"kl_penalty": 0.06}], False),
+        ("judge_unreadable", [{f"reward/{n}/parse_failure_rate": 0.3 * n for n in (0, 1)}] * 5, True),
         ("reward_saturated", [{"reward/mean": 1.9}] * 5, True),
         ("reward_saturated", [{"reward/mean": 1.89}] * 5, False),
         ("entropy_collapse", [{"entropy": 1.0}] * 5 + [{"entropy": 0.099}] * 5, True),
@@ -293,3 +299,23 @@ def test_a_bound_is_the_last_healthy_value(name: str, metric: str, quiet: float,
 )
 def test_a_rule_holds_from_its_bound_on(name: str, steps: list[Metrics], raised: bool) -> None:
     assert steady(steps, reward_range=(0.0, 2.0)) == ({name} if raised else set())
+
+
+def test_the_range_of_rewards_is_that_of_the_whole_run_and_one_without_width_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signals, "MAX_HISTORY", 10)  # the start is kept for good
+    early, late = {"reward/mean": 0.0, "reward/min": -1.0}, {"reward/mean": 0.97, "reward/min": 0.9}
+    steps = [{**step, "reward/max": 1.0} for step in [early] * 5 + [late] * 15]
+    assert steady(steps) == {"reward_saturated"} and steady(steps[5:]) == set()
+    assert steady([{f"reward/{name}": 1.0 for name in ("mean", "min", "max")}] * 5) == set()
+
+
+def test_a_window_with_a_step_that_is_no_number_says_nothing_before_and_after_a_kill() -> None:
+    first, second = SignalMonitor(), SignalMonitor()
+    for step, value in enumerate((0.9, 0.9, math.nan, 0.9)):
+        first.update(step, {"truncation_rate": value})
+    second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
+    for monitor in (first, second):
+        raised = [bool(monitor.update(step, {"truncation_rate": 0.9})) for step in range(4, 8)]
+        assert raised == [False, False, False, True]

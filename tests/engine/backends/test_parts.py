@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
-from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig
+from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig, VllmModelConfig
 from nemotron_steps.engine.backends import generator, judges, policy
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 
@@ -125,3 +125,56 @@ def test_a_judges_folder_is_taken_as_it_is_and_none_is_an_error(tmp_path: Path) 
     with pytest.raises(ArtifactError, match="has no model") as caught:
         judges.judge_folder("judge_model", config.model_copy(update={"model": None}))
     assert caught.value.where == "env.nemo_gym.judge_model.responses_api_models.vllm_model.model"
+
+
+def test_a_judge_behind_http_is_asked_as_its_config_says_and_for_its_name_where_that_is_left_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+
+    class Http(Told):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            told.append((arguments, options))
+
+        def wait_until_ready(self, seconds: float) -> None:
+            told.append(seconds)
+
+        def ask_for_listed_model(self) -> None:
+            told.append("asked")
+
+    monkeypatch.setattr(judges, "HttpJudge", Http)
+    for model in ("m", None):
+        config = VllmModelConfig(
+            backend="http", base_url="http://h/v1", model=model, api_key_env="KEY", max_retries=7, readiness_timeout_s=9
+        )
+        assert isinstance(judges.build_judge("judge_model", config, defer_to=None, seed=3), Http)
+    options = {"api_key_env": "KEY", "retries": 7, "seed": 3}
+    url = VllmModelConfig(backend="http", base_url="http://h/v1").base_url
+    assert told == [((url, "m"), options), 9, ((url, ""), options), 9, "asked"]
+
+
+def test_a_judge_of_this_process_has_the_sizes_of_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr(judges, "build_generator", lambda *given, **more: built.append((given, more)) or "generator")
+    monkeypatch.setattr(judges.ChatFormat, "from_folder", lambda folder: CHAT)
+    config = VllmModelConfig(
+        backend="vllm",
+        model=str(tmp_path),
+        tensor_parallel_size=2,
+        gpu_memory_utilization=0.25,
+        max_sequences=5,
+        max_total_sequence_length=77,
+    )
+    first: Any = object()
+    judge: Any = judges.build_judge("judge_model", config, defer_to=first, seed=3)
+    (((folder, generation, chat), more),) = built
+    sizes = generation.vllm_cfg
+    assert (folder, chat, generation.backend, generation.max_sequences) == (tmp_path, CHAT, "vllm", 5)
+    assert (sizes.tensor_parallel_size, sizes.gpu_memory_utilization, sizes.max_num_seqs) == (2, 0.25, 5)
+    assert more["max_total_length"] == 77
+    assert (judge._sampler.generator, judge._sampler._defer_to, judge._seed, judge._max_total_length) == (
+        "generator",
+        first,
+        3,
+        77,
+    )

@@ -31,8 +31,13 @@ def test_rollouts_are_padded_right_and_to_a_multiple() -> None:
 
 
 def test_rollouts_that_are_not_token_aligned_are_refused() -> None:
-    with pytest.raises(EngineError, match="not token-aligned"):
-        pad_rows([rollout(logprobs=[0.0])], torch.ones(1))
+    for columns in (
+        {"logprobs": [0.0]},
+        {"token_mask": [0, 0, 1]},
+        {"token_ids": [], "token_mask": [], "logprobs": []},
+    ):
+        with pytest.raises(EngineError, match="not token-aligned"):
+            pad_rows([rollout(), rollout(**columns)], torch.ones(2))
     with pytest.raises(EngineError, match="first token"):
         pad_rows([rollout(prompt=0)], torch.ones(1))
 
@@ -53,8 +58,9 @@ def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
     batch, _ = random_batch(rows=6)
     parts = list(split_batch(batch, 2))
     assert torch.equal(torch.cat([p.input_ids for p in parts]), batch.input_ids)
-    with pytest.raises(ConfigError, match="6 rollouts"):
+    with pytest.raises(ConfigError, match="6 rollouts") as caught:
         list(split_batch(batch, 4))
+    assert caught.value.hints == ("policy.train_global_batch_size=6",)
 
 
 def test_fixed_micro_batches_keep_the_rest() -> None:

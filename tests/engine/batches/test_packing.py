@@ -27,13 +27,13 @@ SIZES = st.lists(
 
 
 @settings(max_examples=200)
-@given(sizes=SIZES)
-def test_every_item_is_placed_once_fits_and_never_more_bins_than_ffd(sizes: list[int]) -> None:
-    bins = modified_first_fit_decreasing(sizes, 100)
+@given(sizes=SIZES, capacity=st.sampled_from([100, 102]))  # of the second, a half, a third and a sixth are whole
+def test_every_item_is_placed_once_fits_and_never_more_bins_than_ffd(sizes: list[int], capacity: int) -> None:
+    bins = modified_first_fit_decreasing(sizes, capacity)
     assert sorted(i for b in bins for i in b) == list(range(len(sizes)))
-    assert all(sum(sizes[i] for i in b) <= 100 for b in bins)
-    assert len(bins) <= len(first_fit_decreasing(sizes, 100))
-    assert len(bins) >= math.ceil(sum(sizes) / 100)
+    assert all(sum(sizes[i] for i in b) <= capacity for b in bins)
+    assert len(bins) <= len(first_fit_decreasing(sizes, capacity))
+    assert len(bins) >= math.ceil(sum(sizes) / capacity)
 
 
 def test_it_beats_ffd_on_the_textbook_case() -> None:
@@ -104,6 +104,7 @@ def test_every_algorithm_packs_every_item_once_and_no_bin_too_full(algorithm):
         ([60, 20, 20], [[0, 1, 2]]),  # a pair of small ones
         ([55, 26, 19, 20], [[0, 1, 2], [3]]),  # the smallest, with the largest beside it
         ([51, 34, 34, 15, 15], [[0, 1, 3], [2, 4]]),
+        ([60, 30, 22, 18], [[0, 2, 3], [1]]),  # no more bins than first fit decreasing, and fuller ones
         ([10], [[0]]),
         ([], []),
     ],

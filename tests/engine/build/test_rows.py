@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
+from nemotron_steps.engine.build import prompt_lengths
 from nemotron_steps.engine.build.prompt_lengths import ChosenRows, longer_than
 from nemotron_steps.engine.build.rows import check_rows, prompt_stream, read_data
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
@@ -84,7 +85,17 @@ def test_what_rows_need_is_read_from_their_environments() -> None:
         check_rows(config, [row("mine")], only=None, policy_served=False)
 
 
-def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path) -> None:
+def test_all_texts_of_a_prompt_count_as_far_as_they_have_the_usual_form(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    texts: list[Any] = ["xx", "yyy", ["part"], None]
+    items = [{"role": "user", "content": text} for text in texts]
+    inputs: list[Any] = [[*items, "odd", {}], 5, None, "x" * 6]
+    rows = [{"responses_create_params": {"input": given}} for given in inputs] + [{"other": 1}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert longer_than(5, read_rows(tmp_path / "a.jsonl"), tmp_path) == {0: 6, 3: 6}  # with a line break between
+
+
+def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tokenizer(tmp_path)
     rows = read_rows(Path(write(tmp_path / "a.jsonl", 9)))
     assert longer_than(6, rows, tmp_path) == {6: 7, 7: 8, 8: 9} and longer_than(9, rows, tmp_path) == {}
@@ -92,6 +103,8 @@ def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path) -> None:
     tokenizer["truncation"] = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert longer_than(6, rows, tmp_path) == {6: 7, 7: 8, 8: 9}  # a limit of the tokenizer's own hides nothing
+    monkeypatch.setattr(prompt_lengths, "_AT_ONCE", 2)
+    assert longer_than(1, rows, tmp_path) == {place: place + 1 for place in range(1, 9)}
     (tmp_path / "tokenizer.json").unlink()
     assert longer_than(6, rows, tmp_path) == {}
     chosen = ChosenRows(rows, [8, 0, 3])

@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
+from nemotron_steps.engine.checkpoints import deadline
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.errors import ConfigError, StorageError
 
@@ -169,6 +171,10 @@ def test_a_metric_that_no_step_reports_is_refused_at_the_first_save(tmp_path: Pa
     assert caught.value.hints[0] == "checkpointing.metric_name=reward/mean"
     with manager_of(tmp_path, metric_name="validation/reward") as manager:
         manager.save(1, policy, {"metrics": metrics}, reported=["validation/reward"])  # type: ignore[arg-type]
+        manager.save(2, policy, {"metrics": {**metrics, "validation/reward": 0.5}})  # type: ignore[arg-type]
+    assert manager._writer is None
+    with manager_of(tmp_path, metric_name="validation/reward") as again:  # an earlier attempt has reported it
+        again.save(3, policy, {"metrics": metrics})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("save_async", [False, True])
@@ -181,6 +187,37 @@ def test_the_time_of_the_first_step_counts_from_when_the_run_began(save_async: b
     manager._deadline._steps.append(601.0)  # as long as a step once took: the next may end after 70 minutes
     assert manager.due(2, last=False)
     assert not CheckpointManager(tmp_path, settings).due(1, last=False)
+
+
+@pytest.mark.parametrize("save_async", [False, True])
+def test_what_a_save_takes_is_no_part_of_the_next_step(
+    save_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now))
+
+    class Slow(Weights):
+        def snapshot(self) -> Any:
+            nonlocal now
+            now += 70.0
+            return super().snapshot()
+
+    policy = Slow()
+    with manager_of(tmp_path, checkpoint_must_save_by="01:00", save_async=save_async) as manager:
+        for _ in range(2):
+            now += 5.0
+            manager.due(1, last=False)
+            manager.save(1, policy, {})  # type: ignore[arg-type]
+    assert list(manager._deadline._steps) == [5.0, 5.0]
+
+
+def test_what_the_policy_could_not_write_is_said(tmp_path: Path) -> None:
+    def refused(path: str) -> None:
+        raise StorageError("writing failed", where=path, found="rank 1: No space left on device")
+
+    policy = SimpleNamespace(save_checkpoint=refused)
+    with pytest.raises(StorageError, match="step 4 could not be written: rank 1: No space"):
+        manager_of(tmp_path, save_async=False).save(4, policy, {})  # type: ignore[arg-type]
 
 
 def test_a_save_in_the_background_is_timed_until_it_is_committed(tmp_path: Path) -> None:

@@ -235,6 +235,12 @@ def test_reinforce_plus_plus_normalises_over_the_tokens_of_the_batch() -> None:
     assert not got[mask == 0].any()
 
 
+def test_reinforce_plus_plus_gives_no_credit_where_every_token_is_worth_the_same() -> None:
+    bare: dict[str, object] = {"adv_estimator": {"name": "reinforce_plus_plus", "minus_baseline": False}}
+    for config in (bare, REINFORCE):
+        assert estimate(config, [1.0] * 3, [0, 0, 1]).tolist() == [[0.0, 0.0]] * 3
+
+
 def test_reinforce_plus_plus_reads_nothing_of_rollouts_that_could_not_be_graded() -> None:
     got = estimate(REINFORCE, [1.0, 0.0, float("nan")], [0, 0, 0], valid=[True, True, False])
     assert got[2].tolist() == [0.0, 0.0]

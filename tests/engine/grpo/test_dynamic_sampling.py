@@ -70,6 +70,15 @@ def test_it_gives_up_with_numbers_and_advice() -> None:
         sampler.take()
 
 
+def test_as_many_batches_are_advised_as_would_do_at_the_rate_of_those_that_differed() -> None:
+    sampler = DynamicSampler(4, 2, PLAIN)
+    sampler.offer([group(f"a{i}", [0, i % 2]) for i in range(4)])
+    with pytest.raises(EngineError, match="found 3 groups with differing rewards in 2 batches") as caught:
+        sampler.offer([group("b", [0, 1]), *(group(f"b{i}", [1, 1]) for i in range(3))])
+    assert (caught.value.expected, caught.value.found) == ("4 groups", "3 of 8 generated")
+    assert caught.value.hints[:2] == ("grpo.dynamic_sampling_max_gen_batches=4", "grpo.use_dynamic_sampling=false")
+
+
 def test_the_limit_counts_generation_batches_which_may_be_larger_than_a_step() -> None:
     sampler = DynamicSampler(2, 2, PLAIN, batch_size=3)
     sampler.offer([group(f"a{i}", [1, 1]) for i in range(3)])

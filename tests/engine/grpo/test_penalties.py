@@ -86,6 +86,7 @@ def test_a_rollout_is_judged_in_the_format_it_was_sampled_in() -> None:
     assert [(v.row, v.kind) for v in find_violations(rollouts, texts)] == [(0, Violation.INVALID_TOOL_CALL)]
     unclosed = [["no end"], ["no end"]]
     assert [(v.row, v.kind) for v in find_violations(rollouts, unclosed)] == [(0, Violation.MALFORMED_THINKING)]
+    assert find_violations(rollouts, texts, [Violation.INVALID_TOOL_CALL], patterns=()) == []  # the config's: none
     own = find_violations(rollouts, texts, [Violation.INVALID_TOOL_CALL], patterns=("end",))
     assert [v.row for v in own] == [1]  # the other's is in its thinking
 

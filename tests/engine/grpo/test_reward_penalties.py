@@ -84,6 +84,14 @@ def test_think_tags_in_the_text(text: str, malformed: bool) -> None:
     assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
 
 
+@pytest.mark.parametrize(
+    ("texts", "malformed"), [(["a</think>b", "cut off"], False), (["cut off", "a</think>b"], True)]
+)
+def test_thinking_that_was_cut_off_is_not_malformed_if_it_is_the_last_turns(texts: list[str], malformed: bool) -> None:
+    found = penalties(penalize_malformed_think_tag=True).found(said(*texts, truncated=True))
+    assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
+
+
 @pytest.mark.parametrize(("text", "malformed"), [("b", False), ("a</think>b", False), ("a</think>b</think>", True)])
 def test_think_tags_count_also_where_nothing_reads_reasoning(text: str, malformed: bool) -> None:
     found = penalties(penalize_malformed_think_tag=True).found(said(text, parser="none"))
@@ -153,6 +161,8 @@ def test_tags_cannot_be_counted_where_the_model_opens_its_thinking_itself() -> N
     config = RewardPenaltiesConfig(penalize_malformed_think_tag=True)
     with pytest.raises(ConfigError, match="opens its thinking itself"):
         RewardPenalties.of(config, TAGS, "user x", list)
+    with pytest.raises(ConfigError, match="opens its thinking itself"):
+        RewardPenalties.of(config, TAGS, "user x </think>", list)
     RewardPenalties.of(RewardPenaltiesConfig(penalize_empty_final_answer=True), TAGS, "user x", list)
 
 

@@ -162,6 +162,18 @@ def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_s
     assert metrics["epsilon_filtering/dropped_share"] == pytest.approx(1 / 3)
 
 
+def test_failed_rollouts_count_neither_as_shaped_nor_as_trivial_nor_as_filtered() -> None:
+    scaling = {"enabled": True, "source_min": 0.0, "source_max": 2.0, "target_min": 0.0, "target_max": 1.0}
+    nearly_none = {"enabled": True, "limit_start": 0.01, "limit_end": 0.01}
+    config = grpo(reward_scaling=scaling, overlong_filtering=True, epsilon_filtering=nearly_none)
+    lost = group("a", [2, 2, 0, 0])
+    lost.rollouts[2:] = [replace(r, failure="judge_unavailable", truncated=True) for r in lost.rollouts[2:]]
+    batch, metrics = finish([lost, group("b", [1, 1, 1, 1])], config)
+    assert metrics["reward/shaped_mean"] == pytest.approx((2 * 1.0 + 4 * 0.5) / 6)
+    assert metrics["epsilon_filtering/dropped_share"] == 0.5  # solved, as far as it was graded
+    assert metrics["overlong_filtered_share"] == 0.0 and batch.sample_mask.tolist() == [0] * 4 + [1] * 4
+
+
 def test_low_effort_rollouts_are_rewarded_by_the_length_of_their_last_message() -> None:
     config = grpo(normalize_rewards=False, low_effort={"enabled": True, "weight": 1.0, "upper_bound_tokens": 8})
     asked = group("a", [1, 1, 1, 1], metadata={"low_effort": True, "turn_texts": ["x"]})
@@ -309,6 +321,7 @@ def test_which_logprobs_a_config_needs() -> None:
     assert not needs_prev_logprobs(grpo(), ON_POLICY)
     assert needs_prev_logprobs(grpo(), LossFnConfig())
     assert needs_prev_logprobs(grpo(seq_logprob_error_threshold=2.0), ON_POLICY)
+    assert needs_prev_logprobs(grpo(adv_estimator={"name": "opd"}), ON_POLICY)
     assert not needs_reference_logprobs(LossFnConfig())
     assert needs_reference_logprobs(LossFnConfig(reference_policy_kl_penalty=1e-4))
 

@@ -145,6 +145,20 @@ def test_dead_workers_alone_are_a_lost_worker_and_a_run_may_be_resumed() -> None
         for index in range(4):
             watch.saw(watch.began(row(index)), row(index), lost)
     assert caught.value.exit_code == 3
+    mixed = judged("environment_lost", "verify_failed")
+    watch = FailureWatch(4, 2, 100)
+    with pytest.raises(EngineError) as another:
+        for index in range(4):
+            watch.saw(watch.began(row(index)), row(index), mixed)
+    assert not isinstance(another.value, WorkerLostError)  # starting it again would not mend it
+
+
+def test_the_shares_of_failures_are_of_the_rollouts_since_they_were_last_told() -> None:
+    watch = FailureWatch(4, 2, 100)
+    half = judged("verify_failed", None)
+    for index, (came, shares) in enumerate([(FINE, {}), (half, {"failures/math/verify_failed": 0.5}), (FINE, {})]):
+        watch.saw(watch.began(row(index)), row(index), came)
+        assert watch.metrics() == shares
 
 
 def test_a_judge_that_answers_none_of_the_prompts_begun_together_ends_a_run() -> None:

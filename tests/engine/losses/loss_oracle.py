@@ -63,8 +63,29 @@ class Oracle:
                 [half_jensen(p, m) + half_jensen(g, m) for (p, g), m in zip(pairs, mixtures, strict=True)]
             ),
         }
+        actor, kl = self._terms(lp, lp)
+        found |= {"actor_loss": self._reduce(actor), "loss": self.loss(lp)}
         if self.beta:
-            found["kl_penalty"] = self._reduce(self._terms(lp, lp)[1])
+            found["kl_penalty"] = self._reduce(kl)
+        ratios = [self._ratio(lp, lp, n, t, ts) for n, ts in self.sequences for t in ts]
+        if not self.config.disable_ppo_ratio:
+            for name, values in zip(("probs_ratio", "probs_ratio_clamped"), zip(*ratios, strict=True), strict=True):
+                found |= {name: mean(list(values)), f"{name}_min": min(values), f"{name}_max": max(values)}
+            found["clip_fraction"] = mean([float(r != clipped) for r, clipped in ratios])
+        return {**found, **self._correction(prev)}
+
+    def _correction(self, prev: np.ndarray) -> dict[str, float]:
+        """Means of the weights, and of how many are outside their bounds: over tokens, or over sequences."""
+        c, found = self.config, {}
+        weights = [[self._weight(prev, self.gen, n, t, ts) for t in ts] for n, ts in self.sequences]
+        each = [[row[0]] for row in weights] if c.sequence_level_importance_ratios else weights
+        name = "sequence_importance_ratio" if c.sequence_level_importance_ratios else "sampling_importance_ratio"
+        found[name] = sum(w for row in each for w, _ in row) / sum(map(len, each))
+        if c.truncated_importance_sampling_type is not None:
+            by_sequence = c.sequence_level_importance_ratios or c.truncated_importance_sampling_type == "seq-mask-tis"
+            judged = [[row[0]] for row in weights] if by_sequence else weights
+            name = "sequence_is_oob_ratio" if by_sequence else "is_oob_ratio"
+            found[name] = sum(outside for row in judged for _, outside in row) / sum(map(len, judged))
         return found
 
     @property
@@ -83,16 +104,7 @@ class Oracle:
 
     def _actor(self, lp: np.ndarray, held: np.ndarray, n: int, t: int, ts: list[int]) -> float:
         c, a, prev, gen = self.config, self.adv[n, t], self._prev(held), self.gen
-        if c.force_on_policy_ratio:
-            r = clipped = math.exp(lp[n, t] - held[n, t])
-        elif c.disable_ppo_ratio:
-            r = clipped = lp[n, t]
-        else:
-            if c.sequence_level_importance_ratios:
-                r = math.exp(sum(lp[n, s] - prev[n, s] for s in ts) / len(ts))
-            else:
-                r = math.exp(lp[n, t] - prev[n, t])
-            clipped = min(max(r, 1 - c.ratio_clip_min), 1 + c.ratio_clip_max)
+        r, clipped = self._ratio(lp, held, n, t, ts)
         if c.use_cispo:
             held_ratio = math.exp(held[n, t] - prev[n, t])
             term = -a * min(max(held_ratio, 1 - c.ratio_clip_min), 1 + c.ratio_clip_max) * lp[n, t]
@@ -100,20 +112,35 @@ class Oracle:
             term = max(-a * r, -a * clipped)
         if c.ratio_clip_c is not None and a < 0:
             term = min(term, -a * c.ratio_clip_c)
-        return term * self._weight(prev, gen, n, t, ts) if c.use_importance_sampling_correction else term
+        return term * self._weight(prev, gen, n, t, ts)[0] if c.use_importance_sampling_correction else term
 
-    def _weight(self, prev: np.ndarray, gen: np.ndarray, n: int, t: int, ts: list[int]) -> float:
+    def _ratio(self, lp: np.ndarray, held: np.ndarray, n: int, t: int, ts: list[int]) -> tuple[float, float]:
+        """What carries the gradient, before and after the clip."""
+        c, prev = self.config, self._prev(held)
+        if c.force_on_policy_ratio:
+            return (math.exp(lp[n, t] - held[n, t]),) * 2
+        if c.disable_ppo_ratio:
+            return lp[n, t], lp[n, t]
+        if c.sequence_level_importance_ratios:
+            r = math.exp(sum(lp[n, s] - prev[n, s] for s in ts) / len(ts))
+        else:
+            r = math.exp(lp[n, t] - prev[n, t])
+        return r, min(max(r, 1 - c.ratio_clip_min), 1 + c.ratio_clip_max)
+
+    def _weight(self, prev: np.ndarray, gen: np.ndarray, n: int, t: int, ts: list[int]) -> tuple[float, bool]:
+        """The behaviour correction, and whether it was outside its bounds."""
         c, whole = self.config, [float(prev[n, s] - gen[n, s]) for s in ts]
         w = math.exp(sum(whole)) if c.sequence_level_importance_ratios else math.exp(prev[n, t] - gen[n, t])
         high, low = c.truncated_importance_sampling_ratio, c.truncated_importance_sampling_ratio_min
         if c.truncated_importance_sampling_type is None:
-            return w
+            return w, False
         assert high is not None
         if c.truncated_importance_sampling_type == "tis":
-            return min(max(w, low or 0.0), high)
+            bounded = min(max(w, low or 0.0), high)
+            return bounded, bounded != w
         assert low is not None
         judged = w if c.truncated_importance_sampling_type == "icepop" else math.exp(sum(whole) / len(whole))
-        return w if low <= judged <= high else 0.0
+        return (w, False) if low <= judged <= high else (0.0, True)
 
     def _weighted_kl(self, lp: np.ndarray, held: np.ndarray, n: int, t: int) -> float:
         c = self.config

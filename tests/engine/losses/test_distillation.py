@@ -129,9 +129,23 @@ def test_the_loss_is_the_mean_over_all_trained_tokens_of_the_global_batch():
     assert found["teacher_divergence"] == pytest.approx(wanted, rel=1e-6)
     drift = (batch.generation_logprobs - lp.detach())[mask].abs().exp().mean().item()
     assert found["token_mult_prob_error"] == pytest.approx(drift, rel=1e-5)
+    ratio = (lp.detach() - batch.generation_logprobs)[mask].double()
+    assert found["gen_kl_error"] == pytest.approx((ratio.expm1() - ratio).mean().item(), rel=1e-4)
+    assert found["policy_kl_error"] == pytest.approx(((-ratio).expm1() + ratio).mean().item(), rel=1e-4)
     loss.backward()
     torch.testing.assert_close(divergence.grad, mask.float() / mask.sum())
     assert lp.grad is None
+
+
+def test_the_mass_of_the_heaviest_tokens_is_the_mean_over_trained_tokens():
+    batch, lp = random_batch()
+    mask = loss_mask(batch.token_mask, batch.sample_mask).bool()
+    shares = torch.rand(*lp.shape, 3, generator=torch.Generator().manual_seed(0)) / 3
+    batch.teacher_topk_logprobs = torch.where(mask[..., None], shares.log(), 0.0)
+    normalizers = count_normalizers(batch)
+    _, sums = DistillationLoss(TeacherKl())(lp, batch, normalizers, None, torch.zeros_like(lp))
+    found = finalize_metrics(sums, normalizers)["teacher_topk_mass"]
+    assert found == pytest.approx(shares[mask].sum(-1).mean().item(), rel=1e-5)
 
 
 def test_a_policy_that_computes_no_divergence_is_refused():

@@ -43,6 +43,11 @@ def test_weights_that_are_not_finite_become_zero_and_tis_keeps_them_there() -> N
         assert truncate(bad, 0.0, "tis", 5.0, 0.5) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_token_without_a_finite_ratio_does_not_drop_its_sequence(bad: float) -> None:
+    assert truncate(0.1, bad, "seq-mask-tis", 1.06, 0.9) == pytest.approx([math.exp(0.1), 0.0])
+
+
 def test_the_three_truncations() -> None:
     low, high = math.log(0.4), math.log(6.0)
     assert truncate(low, high, "tis", 5.0, None) == pytest.approx([0.4, 5.0])

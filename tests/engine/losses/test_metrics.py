@@ -57,6 +57,23 @@ def test_the_updates_of_a_step_report_what_one_update_on_all_of_it_would() -> No
     assert found["loss"] == pytest.approx(sum(part["loss"] for part in parts) / 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "mean"), [("nll", 1.75), ("sequence_importance_ratio", 1.9), ("accuracy", 1.9), ("loss", 1.5), ("lr", 1.5)]
+)
+def test_a_mean_of_updates_is_weighed_with_what_it_is_a_mean_over(name: str, mean: float) -> None:
+    updates = [
+        {"num_valid_tokens": 10.0, "num_valid_samples": 2.0, name: 1.0},
+        {"num_valid_tokens": 30.0, "num_valid_samples": 18.0, name: 2.0},
+    ]
+    assert combine_updates(updates) == {"num_valid_tokens": 40.0, "num_valid_samples": 20.0, name: pytest.approx(mean)}
+
+
+def test_sums_are_divided_by_what_they_are_sums_over() -> None:
+    names = ("entropy", "sequence_is_oob_ratio", "rewards_margin", "loss", "num_valid_samples", "probs_ratio_max")
+    metrics = finalize_metrics({name: torch.tensor(12.0) for name in names}, LossNormalizers(24.0, 8.0))
+    assert [metrics[name] for name in names] == [0.5, 1.5, 3.0, 12.0, 12.0, 12.0]
+
+
 def test_an_update_that_trained_nothing_does_not_hide_the_others() -> None:
     nothing = {"num_valid_tokens": 0.0, "approx_entropy": 0.0, "grad_norm": math.nan, "loss": 0.0}
     something = {"num_valid_tokens": 8.0, "approx_entropy": 2.0, "grad_norm": 1.0, "loss": 1.0, "probs_ratio_max": 3.0}

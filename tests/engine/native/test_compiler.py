@@ -114,6 +114,17 @@ def test_the_compiler_is_the_one_that_CC_names_with_its_arguments(
     assert all(line.startswith("gcc -DUNUSED=a b ") for line in noted.read_text().splitlines())
 
 
+def test_a_compiler_of_another_name_is_taken_where_gcc_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler.find_compiler() is None
+    other = script(tmp_path / "cc", "exit 1")
+    assert compiler.find_compiler() == [other]
+    first = script(tmp_path / "gcc", "exit 1")
+    assert compiler.find_compiler() == [first]
+
+
 @pytest.mark.parametrize("given", ["", "  "])
 def test_an_empty_CC_names_none(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", given)
@@ -124,6 +135,7 @@ def test_an_empty_CC_names_none(given: str, monkeypatch: pytest.MonkeyPatch) -> 
     ("text", "found"),
     [
         ("echo 'kernel.c:1:10: fatal error: math.h: No such file' >&2; echo 'terminated.' >&2; exit 1", "math.h"),
+        ("echo 'In file kernel.c:' >&2; echo 'cannot find -lm' >&2; exit 1", "cannot find -lm"),
         ("exit 3", "exit status 3"),
         ("echo >&2; exit 3", "exit status 3"),
         ("case $1 in --version) ;; *) exec sleep 60;; esac", "no answer within 0.3 s"),
@@ -152,6 +164,16 @@ def test_a_compiler_that_is_not_there_is_no_crash(
     assert said.endswith("hint: unset CC   # gcc is taken then" if shutil.which("gcc") else f"hint: {compiler.INSTALL}")
 
 
+def test_where_no_gcc_would_be_taken_the_hint_is_how_to_install_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert compiler.library() is None
+    (said,) = warnings(caplog)
+    assert said.endswith(f"hint: {compiler.INSTALL}")
+
+
 def test_a_second_process_compiles_nothing(counted: tuple[str, Path], folder: Path) -> None:
     program, noted = counted
     first = compiler.build([program, "gcc"], folder)
@@ -172,6 +194,34 @@ def test_a_changed_source_compiles_anew(name: str, sources: Path, folder: Path) 
 
 def test_another_compiler_or_other_arguments_compile_anew(folder: Path) -> None:
     assert compiler.build([GCC], folder) != compiler.build([GCC, "-O1"], folder)
+
+
+def test_another_version_of_the_compiler_compiles_anew(tmp_path: Path, folder: Path) -> None:
+    version = tmp_path / "version"
+    program = script(tmp_path / "versioned", f'case $1 in --version) cat {version};; *) exec {GCC} "$@";; esac')
+    built = set()
+    for told in ("13.1", "13.2", "13.1"):
+        version.write_text(told)
+        built.add(compiler.build([program], folder))
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        (compiler, "_processor", lambda: "flags: avx9"),
+        (compiler, "_FLAGS", (*compiler._FLAGS, "-DUNUSED")),
+        (platform, "libc_ver", lambda: ("glibc", "1.0")),
+    ],
+    ids=["processor", "flags", "C library"],
+)
+def test_a_folder_shared_by_unlike_machines_has_a_library_of_each(
+    owner: object, name: str, other: object, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compiler.build([GCC], folder)
+    monkeypatch.setattr(owner, name, other)
+    assert compiler.build([GCC], folder) != first
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_processes_that_compile_at_once_do_not_meet(sources: Path, folder: Path) -> None:
@@ -244,6 +294,18 @@ def test_a_folder_of_another_user_is_not_read(
     assert answer(compiler.load([GCC], folder)) == 42
     (said,) = warnings(caplog)
     assert "belongs to another user" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_users_own_folder_may_lie_in_one_of_roots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler.build([GCC], folder)
+    os.chown(folder, 65534, 65534)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    assert folder.parent.stat().st_uid == 0
+    assert compiler.build([GCC], folder).is_file()
+    os.chown(folder.parent, 65533, 65533)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        compiler.build([GCC], folder)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")

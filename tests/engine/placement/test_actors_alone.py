@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, VllmModelConfig
-from nemotron_steps.engine.placement import environment_actor
+from nemotron_steps.engine.placement import environment_actor, judge_actor, policy_group
 from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, PlacedEnvironment
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, copy_for
 from nemotron_steps.engine.placement.policy_worker import PolicyWorker, arrays_of, batch_of
@@ -215,12 +216,49 @@ def test_a_rank_answers_with_what_teachers_add_and_tells_what_the_disk_refuses(t
 
 
 @pytest.mark.parametrize(
+    ("adapted", "forgets", "loads_modules", "whole", "kind"),
+    [
+        (False, False, False, True, "all"),
+        (True, False, False, False, "adapters"),
+        (True, False, True, True, "adapters"),
+        (True, False, True, False, "all"),
+        (True, True, False, True, "all"),
+    ],
+)
+def test_adapters_travel_alone_to_receivers_that_keep_the_rest_and_can_load_them(
+    adapted: bool, forgets: bool, loads_modules: bool, whole: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_group, "AdapterTransfer", lambda *given, **more: ("adapters", given, more))
+    monkeypatch.setattr(policy_group, "WeightTransfer", lambda *given, **more: ("all", given, more))
+    policy: Any = object.__new__(policy_group.RayPolicy)
+    policy._adapted, policy.workers, policy.address = adapted, ["rank"], ("host", 5)
+    asked: list[str] = []
+    policy.everywhere = lambda method: asked.append(method) or whole
+    found = policy.transfer_to(["generator"], 3, forgets=forgets, loads_modules=loads_modules)
+    assert found == (kind, (["rank"], ["generator"], ("host", 5)), {"processes": 3})
+    assert asked == ["adapts_whole_modules"] * (adapted and loads_modules and not forgets)
+
+
+def test_all_copies_of_a_judge_are_ready_within_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0.0, 10.0)
+    left: list[float] = []
+    workers = [SimpleNamespace(call=lambda *asked: asked) for _ in range(3)]
+    monkeypatch.setattr(judge_actor, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(judge_actor, "start_workers", lambda kind, names, options: workers)
+    monkeypatch.setattr(judge_actor, "_wait_until_ready", lambda call, worker, role, config, s: left.append(s))
+    config = VllmModelConfig(model="m", readiness_timeout_s=100)
+    assert judge_actor.start_judge("judge_model", config, [{}] * 3, seed=0).workers == tuple(workers)
+    assert left == [90.0, 80.0, 70.0]
+
+
+@pytest.mark.parametrize(
     ("cluster", "width", "judge_nodes", "generators", "bundles"),
     [
         ({"num_nodes": 1, "gpus_per_node": 4}, 1, 0, 4, [1.0] * 4),
         ({"num_nodes": 1, "gpus_per_node": 5}, 2, 0, 2, [2.0] * 2),
         ({"num_nodes": 3, "gpus_per_node": 4}, 2, 1, 4, [2.0] * 4 + [1.0] * 4),
         ({"num_nodes": 1, "gpus_per_node": 0, "policy_workers": 3}, 1, 0, 3, None),
+        ({"num_nodes": 1, "gpus_per_node": 0}, 1, 0, 1, None),
     ],
 )
 def test_generators_have_the_gpus_that_are_not_kept_for_judges(
@@ -231,7 +269,13 @@ def test_generators_have_the_gpus_that_are_not_kept_for_judges(
     local = {"judge_model": VllmModelConfig(model="m")} if judge_nodes else {}
     plan = device_plan(config, generation, judge_nodes, local)
     assert (plan.generators, plan.width, plan.policy, plan.gpus) == (generators, width, 0, bundles is not None)
-    assert plan.bundles == ([{}] * 3 if bundles is None else [{"GPU": size} for size in bundles])
+    assert plan.bundles == ([{}] * generators if bundles is None else [{"GPU": size} for size in bundles])
+
+
+def test_judges_without_nodes_of_their_own_have_no_devices_of_their_own() -> None:
+    config = ClusterConfig.model_validate({"backend": "ray", "num_nodes": 1, "gpus_per_node": 2})
+    plan = device_plan(config, GenerationConfig(), 0, {"judge_model": VllmModelConfig(model="m")})
+    assert (plan.judge_devices, plan.bundles, sum(plan.judges.values())) == ((), [{"GPU": 1.0}] * 2, 1)
 
 
 def test_without_a_gpu_for_a_generator_the_nodes_to_ask_for_are_said() -> None:

@@ -101,6 +101,43 @@ def test_what_shares_a_gpu_asks_for_no_more_than_all_of_it_and_what_has_it_alone
         assert asked_of_ray(plan(gpus=4, separate=2, tensor=2), judges)[1] == [(2, 2.0, ())]
 
 
+def places_of_judges(found):
+    """(bundle, GPUs, GPUs by name) of each copy."""
+    cluster = SimpleNamespace(options=lambda bundle, gpus=0.0, named=(): (bundle, gpus, tuple(named)))
+    width = found.width
+    own = [[f"{number}.{at}" for at in range(width)] for number in range(found.generators)]
+    return on_ray.judge_options(found, cluster, [SimpleNamespace(gpus=tuple(gpus)) for gpus in own])
+
+
+def test_copies_of_judges_are_dealt_out_to_the_generators_devices_or_have_their_own():
+    beside = places_of_judges(plan(1, gpus=4, separate=2, judge={"replicas": 3}))
+    share = pytest.approx(0.2 / 3)
+    assert beside == [(2, share, ()), (3, share, ()), (2, share, ())]
+    named = places_of_judges(plan(1, gpus=8, separate=4, tensor=2, judge={"replicas": 5}))
+    assert named == [(4 + place % 2, 0.0, (gpu,)) for place, gpu in enumerate(("0.0", "1.0", "0.1", "1.1", "0.0"))]
+    alone = plan(2, gpus=8, nodes=2, judge_nodes=1, judge={"replicas": 3})
+    assert places_of_judges(alone) == [(8 + copy, 1.0, ()) for copy in range(6)] and len(alone.bundles) == 14
+    assert places_of_judges(plan(1, workers=2, separate=2, judge={"replicas": 2})) == [(2, 0.0, ()), (3, 0.0, ())]
+
+
+def test_threads_of_a_machine_are_shared_by_the_workers_unless_the_user_says(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads = [cluster_module._variables(workers)["OMP_NUM_THREADS"] for workers in (0, 1, 3, 17)]
+    assert threads == ["16", "16", "5", "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    found = cluster_module._variables(3)
+    assert (found["OMP_NUM_THREADS"], found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("2", "eth7", "lo")
+
+
+def test_workers_find_what_the_user_has_put_first_on_the_path(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine:/also::/mine")
+    monkeypatch.setattr(sys, "path", [f"{sys.prefix}/lib", "/also", "/ours", ""])
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    assert cluster_module._import_path() == "/mine:/also:/ours:/here"
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

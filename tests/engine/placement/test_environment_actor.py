@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from nemotron_steps.engine.placement import environment_actor
-from nemotron_steps.engine.placement.environment_actor import PlacedEnvironmentSet
+from nemotron_steps.engine.placement.environment_actor import (
+    MAX_RESTARTS,
+    EnvironmentWorker,
+    PlacedEnvironment,
+    PlacedEnvironmentSet,
+)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig
+from nemotron_steps.errors import WorkerLostError
 
 
 @pytest.fixture
@@ -29,7 +36,7 @@ def asked(monkeypatch):
 
 
 def actor_of(asked, name):
-    return SimpleNamespace(name=name, call=lambda *call: asked.append((name, *call)))
+    return SimpleNamespace(name=name, call=lambda *call: asked.append((name, *call)), lost=WorkerLostError)
 
 
 def test_an_actor_that_replaces_another_is_told_all_that_the_first_was(asked):
@@ -57,3 +64,103 @@ def test_whoever_learns_of_a_death_late_is_sent_to_the_actor_that_took_over(aske
         assert environments.worker.name == "second" and environments.restarts == 1
 
     asyncio.run(run())
+
+
+def test_an_actor_may_die_again_and_a_run_that_has_not_started_starts_none(asked):
+    async def run():
+        first = actor_of(asked, "first")
+        names = iter(["second", "third"])
+        environments = PlacedEnvironmentSet({}, {}, first, lambda: actor_of(asked, next(names)))
+        environments.get("mcqa")
+        for restarts, name in enumerate(("second", "third"), start=1):
+            assert await environments.replaced(environments.worker)
+            assert (environments.worker.name, environments.restarts) == (name, restarts)
+
+    asyncio.run(run())
+    assert {method for _, method, *_ in asked} == {"add"}
+
+
+@pytest.mark.parametrize(("died", "replaced"), [(MAX_RESTARTS - 1, True), (MAX_RESTARTS, False)])
+def test_an_actor_is_replaced_so_many_times_and_no_more(asked, died, replaced):
+    async def run():
+        environments = PlacedEnvironmentSet({}, {}, actor_of(asked, "first"), lambda: actor_of(asked, "next"))
+        environments.restarts = died
+        if replaced:
+            assert await environments.replaced(environments.worker)
+        else:
+            with pytest.raises(WorkerLostError, match=f"it has died {MAX_RESTARTS + 1} times"):
+                await environments.replaced(environments.worker)
+        assert environments.restarts == MAX_RESTARTS
+
+    asyncio.run(run())
+
+
+class Closing(Environment):
+    """Notes that it is closed, and where."""
+
+    name = "closing"
+    runs_agent = True
+    judges_groups = True
+    reward_range = (-1.0, 2.0)
+    closed = 0
+
+    async def start(self):
+        type(self).closed -= 1
+
+    async def close(self):
+        type(self).closed += 1
+
+    async def verify(self, row, response, session):
+        raise AssertionError
+
+
+def test_environments_of_one_name_are_told_apart_and_those_that_run_agents_are_closed_here(asked, monkeypatch):
+    options = {"one": {"environment": "mcqa"}, "two": {"environment": "mcqa", "max_steps": 2}}
+    environments = PlacedEnvironmentSet(options, {}, actor_of(asked, "first"), lambda: None)
+    assert environments.get("one") is environments.get("one") is not environments.get("two")
+    assert len({label for _, _, label, *_ in asked}) == len(asked) == 2
+    environments._environments["closing"] = Closing(EnvironmentConfig(), {})
+    monkeypatch.setattr(Closing, "closed", 0)
+    asyncio.run(environments.close())
+    assert Closing.closed == 1 and asked[-1] == ("first", "close")
+
+    async def lost(reference, worker):
+        raise WorkerLostError("gone")
+
+    monkeypatch.setattr(environment_actor, "answer", lost)
+    asyncio.run(environments.close())  # nothing of it is left to close
+    assert Closing.closed == 2
+
+
+def test_a_placed_environment_is_what_its_twin_is(asked):
+    placed = PlacedEnvironment(Closing(EnvironmentConfig(), {}), SimpleNamespace(restarts=0), "c")
+    assert (placed.name, placed.runs_agent, placed.judges_groups, placed.reward_range) == (
+        "closing",
+        True,
+        True,
+        (-1.0, 2.0),
+    )
+
+
+def test_a_worker_starts_and_closes_all_of_its_environments_and_tells_judges_behind_http_alone_the_step(monkeypatch):
+    monkeypatch.setattr(Closing, "closed", 0)
+    told = []
+
+    class Http(environment_actor.HttpJudge):
+        def __init__(self):
+            pass
+
+        def start_step(self, step):
+            told.append(step)
+
+    async def run():
+        worker = EnvironmentWorker({"judge_model": SimpleNamespace(start_step=told.append), "genrm_model": Http()})
+        for label in ("a", "b"):
+            await worker.add(label, Closing, EnvironmentConfig())
+        await worker.start()
+        assert Closing.closed == -2
+        await worker.close()
+        await worker.start_step("7")
+
+    asyncio.run(run())
+    assert Closing.closed == 0 and told == ["7"]

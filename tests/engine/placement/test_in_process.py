@@ -6,10 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
+from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig
 from nemotron_steps.engine.backends.judges import build_judges
 from nemotron_steps.engine.placement import in_process
 from nemotron_steps.engine.placement.parts import Wanted, WantedTeachers
+from nemotron_steps.engine.placement.sampling import SamplingWanted, place_sampling
+from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+from nemotron_steps.environments.judged.judges import HttpJudge
 from tests.engine.grpo.grpo_runs import config_of, start
+
+
+class Http(HttpJudge):
+    """A judge behind HTTP that is nowhere."""
+
+    def __init__(self, closed):
+        self.closed = closed
+
+    def close(self):
+        self.closed.append("judge")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -51,7 +66,7 @@ def test_every_part_is_built_as_the_run_wants_it_and_has_its_place(checkpoint, t
     teachers = noted("build_teachers", object())
     closed = []
     generator = noted("build_generator", SimpleNamespace(close=lambda: closed.append("generator")))
-    noted("build_judges", {})
+    judges = noted("build_judges", {"judge_model": Http(closed), "genrm_model": object.__new__(GeneratorJudge)})
     config = config_of(checkpoint, 2, grpo__async_grpo__enabled=True)
     wanted = Wanted(
         checkpoint=tmp_path / "policy",
@@ -83,5 +98,33 @@ def test_every_part_is_built_as_the_run_wants_it_and_has_its_place(checkpoint, t
     assert told["build_teachers"] == ((policy, wanted.teachers.checkpoints), {"topk": 3, "offload": True})
     assert (parts.policy, parts.generator, parts.teachers) == (policy, generator, teachers)
     assert parts.sampler.generator is generator and parts.where == {"backend": "process"}
+    assert parts.judges == list(judges.values()) and closed == []
     parts.resources.close()
-    assert closed == ["generator"]
+    assert closed == ["judge", "generator"]
+
+
+def test_what_samples_without_a_policy_is_built_as_it_is_wanted_and_closed(tmp_path, monkeypatch):
+    told, closed = {}, []
+    generator = SimpleNamespace(close=lambda: closed.append("generator"))
+    http = Http(closed)
+
+    def generators(*arguments, **options):
+        told["generator"] = (arguments, options)
+        return generator
+
+    def judges(*arguments, **options):
+        told["judges"] = (arguments, options)
+        return {"judge_model": http}
+
+    monkeypatch.setattr("nemotron_steps.engine.backends.generator.build_generator", generators)
+    monkeypatch.setattr("nemotron_steps.engine.backends.judges.build_judges", judges)
+    chat, env, generation = object(), EnvConfig(), GenerationConfig()
+    roles = frozenset({"judge_model"})
+    wanted = SamplingWanted(tmp_path, chat, generation, env, roles, "mcqa", 99, "float32", seed=5)
+    parts = place_sampling(ClusterConfig(), wanted)
+    assert told["generator"] == ((tmp_path, generation, chat), {"max_total_length": 99, "precision": "float32"})
+    assert told["judges"] == ((env.nemo_gym, roles), {"defer_to": parts.sampler, "seed": 5})
+    assert parts.sampler.generator is generator and parts.where == {"backend": "process"}
+    assert parts.environments.route({}, "f:1").name == "mcqa" and closed == []
+    parts.resources.close()
+    assert closed == ["judge", "generator"]

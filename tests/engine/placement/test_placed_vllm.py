@@ -52,9 +52,9 @@ def test_a_tensor_parallel_engine_follows_the_policy_and_names_its_dead_worker(c
     def kill_one(run):
         assert run.generator.transports == ["shared_memory"] * 2
         actor = psutil.Process(run.generator.workers[0].pid)
-        workers = [child for child in actor.children() if "Worker_TP" in " ".join(child.cmdline())]
-        seen.extend(sorted(workers, key=lambda worker: worker.cmdline()))
-        assert len(seen) == 2
+        below = {child: " ".join(child.cmdline()) for child in actor.children(recursive=True)}
+        seen.extend(sorted((child for child, title in below.items() if "Worker_TP" in title), key=below.__getitem__))
+        assert len(seen) == 2, (actor, below)
         run.generator.submit(GenerationRequest("lost", [5, 6, 7], SamplingParams(max_new_tokens=40), 2))
         os.kill(seen[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerLostError, match="tensor-parallel worker 1") as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from nemotron_steps.engine.placement import generator_group, prefix_memory
 from nemotron_steps.engine.placement.generator_group import AFFINITY_MARGIN, RayGenerator
 from nemotron_steps.engine.placement.prefix_memory import BLOCK, PrefixMemory
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from nemotron_steps.errors import EngineError
 
 ENGINES = 8
 SYSTEM = list(range(1000, 1000 + 3 * BLOCK))
@@ -145,3 +147,59 @@ def test_of_conversations_alike_up_to_their_last_block_the_least_noted_is_forgot
     for token in (5, 6, 5, 7):
         memory.note([*range(BLOCK), token], token)
     assert [memory.find([*range(BLOCK), token]) for token in (5, 6, 7)] == [5, None, 7]
+
+
+def test_a_request_is_cancelled_where_it_is_and_one_that_has_not_left_yet_is_only_dropped(generator, monkeypatch):
+    told = []
+    engine = generator._engines[0]
+    engine.worker = SimpleNamespace(
+        call=lambda *asked: told.append(asked), beside=lambda *asked: told.append(asked) or "collecting"
+    )
+    ray = SimpleNamespace(wait=lambda references, **_: ([], references))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    first = GenerationRequest("sent", [1, 2], SamplingParams(4), 1)
+    generator.submit(first)
+    for _ in range(2):
+        assert generator.step() == []
+    assert told == [("submit", [first]), ("collect", generator_group.COLLECT_SECONDS)]
+    engine.pending = 0  # so that the next goes there as well
+    submit(generator, "waiting", [1, 2])
+    generator.cancel("waiting")
+    generator.cancel("sent")
+    assert told[2:] == [("cancel", "sent")] and engine.outbox == []
+
+
+@pytest.mark.parametrize(("length", "fits"), [(0, False), (1, True), (4, True), (5, False)])
+def test_a_prompt_leaves_room_for_a_token(length, fits, generator):
+    generator._max_total_length = 5
+    if fits:
+        submit(generator, "r", [7] * length)
+    else:
+        with pytest.raises(EngineError, match="no room for a token"):
+            submit(generator, "r", [7] * length)
+    assert generator.pending() == fits
+
+
+@pytest.mark.parametrize(
+    ("backend", "colocated", "forgets", "loads_modules"),
+    [("vllm", True, True, True), ("vllm", False, False, True), ("embedded", True, False, False)],
+)
+def test_each_policy_has_a_transfer_of_its_own_that_knows_what_the_generators_keep(
+    backend, colocated, forgets, loads_modules, generator
+):
+    opened = []
+
+    class Policy:
+        def transfer_to(self, receivers, processes, **kept):
+            opened.append((self, processes, kept))
+            return SimpleNamespace(update=lambda version: 10 * version, transports=[])
+
+    generator._config = SimpleNamespace(backend=backend, colocated=SimpleNamespace(enabled=colocated))
+    first, second = Policy(), Policy()
+    reports = [
+        generator.update_weights(generator_group.PlacedWeights(p), n) for n, p in enumerate((first, first, second))
+    ]
+    assert [(report.version, report.bytes) for report in reports] == [(0, 0), (1, 10), (2, 20)]
+    assert generator.weight_version == 2
+    kept = {"forgets": forgets, "loads_modules": loads_modules}
+    assert opened == [(first, 1, kept), (second, 1, kept)]

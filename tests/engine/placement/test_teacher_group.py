@@ -10,7 +10,8 @@ import torch
 
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.layout.teachers import TeacherSizes
-from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig, OpdConfig
+from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig, OpdConfig, TeacherResourceConfig
+from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.placement.cluster import RayCluster
@@ -107,6 +108,26 @@ def test_overrides_of_a_teacher_decide_its_devices(read_again):
     plan = DevicePlan.of(config, {})
     assert plan.teachers == {"math": 16, "code": 2, "whole": 8}
     assert plan.policy == 32 - 26
+
+
+def test_a_teachers_own_layout_precision_and_rows_at_a_time_go_before_the_policys():
+    layout = {
+        "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 3,
+        "context_parallel_size": 5,
+        "expert_model_parallel_size": 7,
+        "sequence_parallel": True,
+    }
+    budgets = {name: {"enabled": False, "logprob_mb_tokens": 99} for name in ("sequence_packing", "dynamic_batching")}
+    policy = PolicyConfig.model_validate({"precision": "float32", "logprob_batch_size": 4, **budgets})
+    own = {**layout, "precision": "bfloat16", "micro_batch_size": 3}
+    found = teacher_config(policy, TeacherResourceConfig.model_validate(own))
+    assert {name: getattr(found.megatron_cfg, name) for name in layout} == layout
+    assert (found.precision, found.logprob_batch_size) == ("bfloat16", 3)
+    assert found.sequence_packing.logprob_mb_tokens is found.dynamic_batching.logprob_mb_tokens is None
+    same = teacher_config(policy, TeacherResourceConfig())
+    assert (same.precision, same.logprob_batch_size) == ("float32", 4)
+    assert same.sequence_packing.logprob_mb_tokens == same.dynamic_batching.logprob_mb_tokens == 99
 
 
 def test_an_override_is_the_same_once_the_config_was_written_and_read_again():

@@ -7,7 +7,7 @@ import torch
 
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.errors import ArtifactError, EngineError, NonFiniteLossError, UnsupportedError
+from nemotron_steps.errors import ArtifactError, ConfigError, EngineError, NonFiniteLossError, UnsupportedError
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
@@ -98,6 +98,20 @@ def test_padding_to_a_multiple_changes_nothing(qwen3_folder, batch):
     assert widths and all(width % 64 == 0 for width in widths) and batch.input_ids.shape[1] % 64
 
 
+def test_a_micro_batch_that_only_keeps_ranks_in_step_counts_nothing(qwen3_folder, batch, monkeypatch):
+    plain, in_step = (DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss()) for _ in range(2))
+    of_own_rows = DTensorPolicy._micro_batches
+
+    def with_idle(policy, *given, **options):
+        yield from of_own_rows(policy, *given, **options)
+        if policy is in_step:  # as where another rank has one more
+            yield [0, 1], True
+
+    monkeypatch.setattr(DTensorPolicy, "_micro_batches", with_idle)
+    torch.testing.assert_close(in_step.logprobs(batch), plain.logprobs(batch), atol=0, rtol=0)
+    assert in_step.train_step(batch) == pytest.approx(plain.train_step(batch), rel=1e-5, abs=1e-7)
+
+
 def test_nan_stops_before_the_update(qwen3_folder, batch):
     policy = DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss())
     before = {name: tensor.clone() for name, tensor in policy.weights()}
@@ -115,6 +129,33 @@ def test_dropout_is_refused(tmp_path):
     write_checkpoint("qwen3", tmp_path, attention_dropout=0.1)
     with pytest.raises(UnsupportedError, match="dropout"):
         DTensorPolicy(fsdp_config(), tmp_path, rl_loss())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "match"),
+    [
+        ("gpt2", {"summary_first_dropout": 0.0}, "dropout"),  # attn_pdrop, embd_pdrop and resid_pdrop are 0.1
+        ("mixtral", {"num_local_experts": 2, "router_jitter_noise": 0.1}, "dropout"),
+        ("opt", {"dropout": 0.0, "ffn_dim": 96, "word_embed_proj_dim": 64}, "a decoder with `model.layers`"),
+    ],
+)
+def test_a_model_that_it_cannot_train_is_refused(model_type, changes, match, tmp_path):
+    write_family(tmp_path, model_type, **changes)
+    with pytest.raises(UnsupportedError, match=match):
+        DTensorPolicy(fsdp_config(), tmp_path, rl_loss())
+
+
+def test_a_layout_that_the_ranks_do_not_fill_is_refused_with_one_that_they_do(qwen3_folder):
+    config = policy_config(dtensor_cfg={"enabled": True, "tensor_parallel_size": 3})
+    with pytest.raises(ConfigError, match="not a multiple of the tensor-parallel size") as caught:
+        DTensorPolicy(config, qwen3_folder, rl_loss())
+    assert caught.value.hints == ("policy.dtensor_cfg.tensor_parallel_size=1",)
+
+
+def test_without_adapters_there_are_none_to_save(qwen3_folder, tmp_path):
+    with pytest.raises(EngineError, match="no adapters are trained"):
+        DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss()).save_adapter(tmp_path / "adapter", str(qwen3_folder), "")
+    assert not (tmp_path / "adapter").exists()
 
 
 def write_family(folder, model_type, **changes):

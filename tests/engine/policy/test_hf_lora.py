@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nemotron_steps.config.schema.peft import LoraConfig
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+from nemotron_steps.engine.policy.hf_lora import HfAdapters
+from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapter_folder import merge_adapter
 from nemotron_steps.models.huggingface import load_hf_weights
@@ -52,6 +56,24 @@ def test_a_merged_checkpoint_computes_what_they_do_and_generators_follow(name, t
     torch.testing.assert_close(hf_token_logprobs(model, batch).detach(), policy.logprobs(batch), atol=2e-5, rtol=0)
 
 
+def test_frozen_weights_and_halves_of_adapters_make_the_changed_weights_where_they_arrive(qwen3_folder, batch):
+    policy = DTensorPolicy(
+        lora_config(match_all_linear=False, target_modules=["v_proj", "o_proj"]), qwen3_folder, rl_loss()
+    )
+    policy.train_step(batch)
+    weights, started = policy.weights(), load_hf_weights(qwen3_folder)
+    arriving = FrozenWeights()
+    arriving.expect(WeightPlan.of(weights.adapters()))
+    frozen = {name: tensor.clone() for name, tensor in arriving.through(weights.frozen())}
+    assert set(frozen) == set(started) and all(torch.equal(frozen[name], started[name]) for name in frozen)
+    changed, expected = dict(arriving.through(weights.adapters())), dict(weights.changed())
+    assert set(changed) == set(expected) and len(changed) == 6
+    for name, tensor in changed.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0)
+        assert not torch.equal(tensor, started[name])
+    assert not weights.whole_modules  # v_proj is a third of what vLLM has of it
+
+
 def test_resuming_equals_an_unbroken_run_bit_for_bit(qwen3_folder, tmp_path):
     config = lora_config("bfloat16", dropout=0.1)
     batches = [grouped_batch(seed=number) for number in range(3)]
@@ -85,3 +107,51 @@ def test_linears_are_chosen_by_name_and_a_wrong_one_is_named(qwen3_folder):
 def test_settings_without_a_meaning_are_refused(dtensor, key):
     with pytest.raises(ValueError, match=key):
         policy_config(dtensor_cfg={"enabled": True, **dtensor}, megatron_cfg={})
+
+
+class OneLinear(torch.nn.Module):
+    """What adapters need of a transformers model."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.q_proj = torch.nn.Linear(width, 6, bias=False)
+
+
+def adapted_linear(width=16, seed=0, **lora):
+    hf = OneLinear(width)
+    adapters = HfAdapters(hf, LoraConfig(enabled=True, dim=4, alpha=12, **lora), seed=seed)
+    torch.nn.init.ones_(hf.model.q_proj.lora_B.weight)
+    return hf.model.q_proj, adapters
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_dropout_is_of_an_adapters_input_or_output_and_of_training_alone(position):
+    torch.manual_seed(0)
+    linear, adapters = adapted_linear(dropout=0.5, dropout_position=position)
+    states = torch.eye(16)  # so that an input is dropped whole, and an output number by number
+    plain = states @ linear.weight.T
+    added = 3.0 * states @ linear.lora_A.weight.T @ linear.lora_B.weight.T
+    with torch.no_grad():
+        torch.testing.assert_close(linear(states), plain + added)
+    ratio = (linear(states) - plain) / added
+    kept = ratio > 1
+    torch.testing.assert_close(ratio, 2.0 * kept, atol=1e-4, rtol=0)
+    whole = (kept.all(1) | ~kept.any(1)).all()
+    assert bool(whole) is (position == "pre") and 0.2 < kept.float().mean() < 0.8
+    with pytest.raises(ZeroDivisionError), adapters.off():
+        assert torch.equal(linear(states), plain)
+        raise ZeroDivisionError
+    with torch.no_grad():
+        torch.testing.assert_close(linear(states), plain + added)
+
+
+def test_an_a_is_drawn_from_the_seed_as_it_is_asked_for():
+    drawn = {
+        (seed, how): adapted_linear(400, seed=seed, lora_A_init=how)[0].lora_A.weight.detach()
+        for seed, how in ((0, "uniform"), (1, "uniform"), (0, "xavier"))
+    }
+    assert torch.equal(drawn[0, "uniform"], adapted_linear(400)[0].lora_A.weight)
+    assert not torch.equal(drawn[0, "uniform"], drawn[1, "uniform"])
+    assert float(drawn[0, "uniform"].abs().max()) == pytest.approx(400**-0.5, rel=0.01)  # Kaiming's bound
+    assert float(drawn[0, "xavier"].std()) == pytest.approx((2 / 404) ** 0.5, rel=0.1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.lora import LowRank
+from nemotron_steps.engine.policy.lora import LowRank, attach_adapters, without_adapters
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapter_folder import merge_adapter
+from nemotron_steps.models.adapters import adapter_pairs
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
 from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
@@ -106,6 +108,51 @@ def test_dropout_is_of_training_alone(qwen3_folder, batch):
     assert len(losses) == 2
 
 
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_dropout_is_of_an_adapters_input_or_output(position, qwen3_folder):
+    config = lora_config(dropout=0.5, dropout_position=position, target_modules=["linear_proj"])
+    policy = MegatronPolicy(config, qwen3_folder, rl_loss())
+    adapters = [module for module in policy.model.modules() if isinstance(module, LowRank)]
+    adapter = adapters[1]
+    adapter.linear_out.weight.data.fill_(1.0)
+    states, nothing = torch.eye(64)[:, None], torch.zeros(64, 1, 64)
+    with torch.no_grad():
+        added = adapter.added_to(nothing, states)  # without a gradient, nothing is dropped
+    torch.testing.assert_close(added, 2.0 * adapter.linear_out(adapter.linear_in(states)).detach())
+    ratio = adapter.added_to(nothing, states) / added
+    kept = ratio > 1
+    torch.testing.assert_close(ratio, 2.0 * kept, atol=1e-4, rtol=0)
+    whole = (kept.all(2) | ~kept.any(2)).all()  # an input has one number that is not 0
+    assert bool(whole) is (position == "pre") and 0.2 < kept.float().mean() < 0.8
+    with pytest.raises(ZeroDivisionError), without_adapters(policy.model):
+        assert not any(each.added_to(nothing, states).any() for each in adapters)
+        raise ZeroDivisionError
+    assert all(each.active for each in adapters)
+
+
+def test_every_a_is_drawn_from_the_seed_and_its_own_name(qwen3_folder):
+    def drawn(seed=0, **peft):
+        policy = MegatronPolicy(lora_config(target_modules=["linear_proj"], **peft), qwen3_folder, rl_loss(), seed=seed)
+        return [m.linear_in.weight.detach().clone() for m in policy.model.modules() if isinstance(m, LowRank)]
+
+    first = drawn(dim=16)
+    assert all(torch.equal(a, b) for a, b in zip(first, drawn(dim=16), strict=True))
+    for others in (drawn(1, dim=16), first[1:]):
+        assert not any(torch.equal(a, b) for a, b in zip(first, others, strict=False))
+    assert float(torch.cat(first).abs().max()) == pytest.approx(64**-0.5, rel=0.01)  # Kaiming's bound
+    xavier = torch.cat(drawn(dim=16, lora_A_init_method="xavier"))
+    assert float(xavier.std()) == pytest.approx((2 / (64 + 16)) ** 0.5, rel=0.05)
+
+
+def test_a_stage_without_an_adapter_is_refused(qwen3_folder):
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    peft = lora_config().megatron_cfg.peft
+    pairs = adapter_pairs(replace(policy.architecture, num_layers=4), peft, key="peft")
+    of_another_stage = [pair for pair in pairs if pair.base.layer == 3]
+    with pytest.raises(ConfigError, match="nothing to train"):
+        attach_adapters(policy.model, of_another_stage, peft, seed=0)
+
+
 def _normalizers(batch):
     from nemotron_steps.engine.losses.reduction import count_normalizers
 
@@ -129,6 +176,13 @@ def test_layers_are_chosen_by_name_and_pattern(qwen3_folder, tmp_path):
     assert found == {f"decoder.layers.{n}.self_attention.linear_proj.adapter" for n in range(3)}
     with pytest.raises(ConfigError, match="no linear layer 'q_proj'"):
         adapted(target_modules=["q_proj"])
+
+
+@pytest.mark.parametrize(("name", "whole"), [("qwen3", True), ("qwen2_tied", False)])
+def test_modules_whose_biases_have_no_adapter_are_not_whole(name, whole, tmp_path):
+    write_checkpoint(name, tmp_path)
+    policy = MegatronPolicy(lora_config(target_modules=["linear_qkv"]), tmp_path, rl_loss())
+    assert policy.weights().whole_modules is whole
 
 
 def test_experts_have_no_adapters_and_the_hint_says_what_may(tmp_path):

@@ -1,12 +1,17 @@
-"""Freed memory stays with the process: in a process of its own, since allocators have a past."""
+"""Freed memory stays with the process, as far as its user lets it; and what the collector need not look at."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import platform
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from nemotron_steps.engine.policy import malloc_tuning
 
 PROGRAM = """
 import resource, sys
@@ -29,8 +34,68 @@ print(sum(faults() for _ in range(3)))
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library frees as it likes")
 def test_what_is_freed_is_there_again():
+    """In a process of its own, since allocators have a past."""
     faults = {
         how: int(subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, check=True).stdout)
         for how in ("kept", "given_back")
     }
     assert faults["kept"] < faults["given_back"] / 10
+
+
+class Cycle:
+    """An object that only the collector frees."""
+
+    freed = 0
+
+    def __init__(self):
+        self.own = self
+
+    def __del__(self):
+        Cycle.freed += 1
+
+
+def test_objects_that_are_still_used_are_left_out_of_collections_and_others_freed_first(monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(atexit, "unregister", lambda _: at_exit.clear())
+    Cycle.freed = 0
+    try:
+        for number in (1, 2):  # of two runs in one process, the second freezes anew
+            Cycle()
+            malloc_tuning.freeze_objects()
+            assert Cycle.freed == number and gc.get_freeze_count() > 1000
+        kept = Cycle()
+        malloc_tuning.freeze_objects()
+        del kept
+        malloc_tuning.freeze_objects()
+        assert Cycle.freed == 3
+        assert at_exit == [gc.unfreeze]
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("said", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_gpus_memory_is_shared_by_phases_unless_the_user_says_how_it_is_kept(said, monkeypatch):
+    told, given_back = [], []
+    monkeypatch.setattr(malloc_tuning._Phases, "share", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", told.append)
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    if said is not None:
+        monkeypatch.setenv(said, "max_split_size_mb:64")
+    malloc_tuning.release_gpu_memory()
+    assert given_back == [1]
+    malloc_tuning.share_gpu_memory()
+    malloc_tuning.release_gpu_memory()
+    assert told == (["expandable_segments:True"] if said is None else [])
+    assert given_back == ([1] if said is None else [1, 1])
+
+
+def test_without_a_gpu_no_allocator_is_told_anything(monkeypatch):
+    monkeypatch.setattr(malloc_tuning._Phases, "share", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", lambda _: pytest.fail("there is none"))
+    malloc_tuning.share_gpu_memory()
+    assert not malloc_tuning._Phases.share

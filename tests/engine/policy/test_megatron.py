@@ -252,6 +252,29 @@ def test_a_checkpoint_of_another_shape_is_refused(qwen3_folder, tmp_path):
         policy.load_checkpoint(str(tmp_path / "nothing"))
 
 
+@pytest.mark.parametrize(
+    ("said", "instead"),
+    [('"num_hidden_layers": 3', '"num_hidden_layers": 4'), ('"tie_word_embeddings": true', '"_": 0')],
+    ids=["a layer", "an output layer"],
+)
+def test_a_model_that_lacks_weights_is_refused(said, instead, tmp_path):
+    write_checkpoint("qwen3_tied", tmp_path / "tied")
+    MegatronPolicy(policy_config(), tmp_path / "tied", rl_loss()).save_model(tmp_path / "model")
+    config = tmp_path / "model" / "hf" / "config.json"
+    text = config.read_text()
+    assert said in text
+    config.write_text(text.replace(said, instead))
+    with pytest.raises(ArtifactError):
+        MegatronPolicy(policy_config(), tmp_path / "model", rl_loss())
+
+
+def test_positions_reach_as_far_as_the_longest_row_so_far(qwen3_folder, batch):
+    expected = MegatronPolicy(policy_config(), qwen3_folder, rl_loss()).logprobs(batch)
+    policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    policy.logprobs(grouped_batch(1, prompts=((2, 2), (3, 2)), width=6))
+    assert torch.equal(policy.logprobs(batch), expected)
+
+
 def test_weights_are_views_of_the_live_model(qwen3_folder):
     policy = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
     (buffer,) = policy.buffers

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nemotron_steps.config.schema.policy import MegatronConfig
+from nemotron_steps.engine.policy.parallel_dims import ParallelDims
+from nemotron_steps.models.architecture import Architecture
 from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.ranks import BALANCED, DTENSOR, LAYOUTS, RATE, RESHARDED, TRUNCATED, run_ranks, two_steps
 from tests.engine.policy.test_snapshots import content
@@ -97,6 +100,13 @@ def test_dtensor_checkpoints_continue_in_any_layout_and_in_megatron(model, found
         _assert_same_metrics(found[f"{model}: {before} → {after}"], expected[f"{model} third step"])
     opened = torch.tensor(found[f"{model}: dtensor as megatron"])
     torch.testing.assert_close(opened, torch.tensor(found[f"{model}: {tensor}"]["after"]), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("tensor", "cut"), [(1, False), (2, True)])
+def test_tokens_are_cut_only_where_there_are_tensor_ranks_to_cut_them_for(tensor, cut, folders):
+    config = MegatronConfig(tensor_model_parallel_size=tensor, sequence_parallel=True)
+    dims = ParallelDims.from_config(config, Architecture.from_folder(folders["qwen3"]))
+    assert dims == ParallelDims(tensor=tensor, sequence_parallel=cut)
 
 
 def test_nan_on_one_rank_stops_all(found):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.teachers import FrozenTeachers
+from nemotron_steps.engine.policy.teachers import FrozenTeachers, frozen_teacher
 from nemotron_steps.errors import ConfigError, EngineError
 from tests.engine.losses.test_distillation import KINDS, plain
 from tests.engine.policy.batches import policy_config, rl_loss
 from tests.engine.policy.distilling_ranks import LAYOUTS, VOCAB, distilled, names_of, run_two, write_models
 from tests.models.checkpoints import write_checkpoint
+from tests.models.hybrid_twins import write_hybrid
 
 K = 5
 
@@ -128,6 +131,30 @@ def test_a_policy_learns_what_its_teachers_say_and_they_do_not_move(folders, bat
 def test_teachers_have_none_of_the_policys_adapters(folders):
     adapted = teachers_of(folders, megatron_cfg={"peft": {"enabled": True}})
     assert all(not teacher.model.adapters for teacher in adapted._models.values())
+
+
+@pytest.mark.parametrize("training", [{"mtp_num_layers": 1}, {"moe_router_bias_update_rate": 0.1}], ids=str)
+def test_a_teacher_has_nothing_that_only_training_needs(training, tmp_path):
+    if "mtp_num_layers" in training:
+        write_hybrid("mtp", tmp_path, vocab_size=VOCAB)
+    else:
+        write_checkpoint("qwen3_moe", tmp_path, vocab_size=VOCAB)
+    teacher = frozen_teacher(policy_config(megatron_cfg=training), "a", tmp_path, VOCAB)
+    assert teacher.model.mtp is None
+    biases = [router.expert_bias for router in teacher.model.routers()]
+    assert biases and all((bias is None) is ("mtp_num_layers" not in training) for bias in biases)
+
+
+def test_teachers_choose_their_own_experts_and_have_at_most_all_tokens(folders, batch):
+    policy = MegatronPolicy(policy_config(), folders["policy"], rl_loss())
+    teachers = FrozenTeachers(policy, {name: folders[name] for name in ("a", "b")}, VOCAB + 9, offload=True)
+    routes = torch.zeros(*batch.input_ids.shape, 2, 2, dtype=torch.int16)
+    scored = teachers.score(replace(batch, routed_experts=routes), ["b"] * len(batch))  # nothing is the first one's
+    assert scored.routed_experts is routes and scored.teacher_states is scored.teacher_number is None
+    trained = (batch.token_mask > 0) & (batch.sample_mask > 0)[:, None]
+    assert scored.teacher_topk_logprobs.shape[2] == VOCAB
+    mass = scored.teacher_topk_logprobs[trained].exp().sum(-1)
+    torch.testing.assert_close(mass, torch.ones_like(mass))
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(folders, tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import fields, is_dataclass, replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_u
 from nemotron_steps.engine.policy.token_layout import build_layout
 from nemotron_steps.errors import ConfigError
 from tests.engine.policy.batches import grouped_batch
+from tests.engine.policy.routes import some_routes
 
 groups = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=5)
 
@@ -64,6 +68,84 @@ def _cells(grid, first):
         return [[first + row * grid.width + column for column in range(grid.width)] for row in range(grid.rows)]
     cells = grid.pad.view(grid.rows, grid.width) + first
     return [cells[row][grid.valid[row]].tolist() for row in range(grid.rows)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts=groups, seed=st.integers(0, 10_000), depths=st.integers(1, 3), changed=st.integers(0, 99))
+def test_what_reads_ahead_reads_its_own_sequence_where_prompts_end_otherwise_too(prompts, seed, depths, changed):
+    total = sum(count for _, count in prompts)
+    batch = grouped_batch(seed, prompts=(*prompts, (3, max(4 - total, 1))), width=16)
+    row = changed % len(batch)
+    batch.input_ids[row, int(batch.token_mask[row].argmax()) - 1] += 1  # the last token of one row's prompt
+    layout = build_layout(batch, range(len(batch)), ahead=depths, divisible_by=4)
+    visible, width = _visible(layout), layout.shape[1]
+    for depth, ahead in enumerate(layout.ahead, start=1):
+        cells = torch.nonzero((batch.token_mask[:, :width] > 0).flatten()).flatten().tolist()
+        assert sorted(ahead.cells.tolist()) == [cell for cell in cells if cell % width > depth]
+        read = zip(ahead.source.tolist(), ahead.targets.tolist(), ahead.cells.tolist(), strict=True)
+        for source, target, cell in read:
+            row, column = divmod(cell, width)
+            ids = batch.input_ids[row].tolist()
+            assert target == ids[column]
+            assert [int(layout.token_ids[token]) for token in visible[source]] == ids[: column - depth]
+            assert [int(ahead.token_ids[token]) for token in visible[source]] == ids[depth:column]
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts=groups, seed=st.integers(0, 10_000), share=st.booleans(), idle=st.booleans())
+def test_each_token_counts_as_often_as_sequences_have_it(prompts, seed, share, idle):
+    """Also those of sequences that others carry, whose answers are one token."""
+    total = sum(count for _, count in prompts)
+    batch = grouped_batch(seed, prompts=(*prompts, (3, max(4 - total, 1))), width=12)
+    layout = build_layout(batch, range(len(batch)), share_prompts=share, divisible_by=4)
+    layout.idle = idle
+    expected, found = Counter(), Counter()
+    for ids, length in zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True):
+        expected.update(enumerate(ids[: length - 1]))  # nothing is predicted from the last one
+    places = zip(layout.positions.tolist(), layout.token_ids.tolist(), strict=True)
+    for place, count in zip(places, layout.to(torch.device("cpu")).occurrences.tolist(), strict=True):
+        found[place] += count
+    assert +found == ({} if idle else expected)
+    assert not layout.occurrences[len(layout.token_ids) - layout.padding :].any()
+
+
+def parts_of(value, name=""):
+    """(path, value) of everything in nested dataclasses, without what is computed when it is asked for."""
+    if not is_dataclass(value):
+        yield name, value
+        return
+    for each in fields(value):
+        if each.name != "runs" and not each.name.startswith("_"):
+            yield from parts_of(getattr(value, each.name), f"{name}.{each.name}")
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_on_another_device_a_layout_is_whole(idle):
+    """meta stands for a GPU: what is moved has no numbers there."""
+    batch = grouped_batch()
+    batch.routed_experts = some_routes(batch, 2, 2, 8)
+    layout = build_layout(batch, range(len(batch)), ahead=2, divisible_by=64)
+    layout = replace(layout, idle=idle, carried=((1, 3),))
+    moved = dict(parts_of(layout.to(torch.device("meta"))))
+    moved |= dict(parts_of(moved.pop(".ahead")[1], ".second"))
+    here = dict(parts_of(layout))
+    here |= dict(parts_of(here.pop(".ahead")[1], ".second"))
+    assert set(moved) == set(here) and len(here) > 30
+    for name, value in here.items():
+        if not isinstance(value, torch.Tensor):
+            assert moved[name] == value, name
+            continue
+        assert (moved[name].shape, moved[name].dtype) == (value.shape, value.dtype), name
+        on_cpu = name in (".spans.first_suffix", ".spans.lengths")
+        assert moved[name].device.type == ("cpu" if on_cpu else "meta"), name
+
+
+def test_a_row_of_one_trained_token_is_carried_by_another_wherever_that_is():
+    batch = grouped_batch(prompts=((5, 4),), width=12)
+    batch.lengths[:] = torch.tensor([6, 9, 8, 6])
+    layout = build_layout(batch, range(4))
+    assert (layout.whole_tokens, len(layout.token_ids)) == (5, 5 + 3 + 2)
+    assert layout.occurrences.tolist() == [4.0] * 5 + [1.0] * 5
 
 
 def test_a_shared_prompt_is_computed_once():
@@ -127,6 +209,34 @@ def test_rollouts_of_one_prompt_share_a_micro_batch():
         with pytest.raises(ConfigError, match="does not fit") as caught:
             plan_micro_batches(batch, range(12), too_small, 1, train=True)
         assert caught.value.where == f"policy.{mode}.train_mb_tokens"
+
+
+@pytest.mark.parametrize("mode", ["sequence_packing", "dynamic_batching"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_inference_has_a_budget_of_its_own(mode, padded):
+    batch = grouped_batch(prompts=((30, 1),) * 4, width=34)
+    batch.lengths[:] = 32
+    budget = {"enabled": True, "train_mb_tokens": 64, "logprob_mb_tokens": 32, "sequence_length_round": 1}
+    config = PolicyConfig.model_validate({mode: budget})
+    sizes = {
+        train: [len(part) for part in plan_micro_batches(batch, range(4), config, 1, train=train, padded=padded)[0]]
+        for train in (True, False)
+    }
+    assert sizes == {True: [2, 2], False: [1, 1, 1, 1]}
+    config = PolicyConfig.model_validate({mode: {**budget, "logprob_mb_tokens": 31}})
+    with pytest.raises(ConfigError) as caught:
+        plan_micro_batches(batch, range(4), config, 1, train=False, padded=padded)
+    assert caught.value.where == f"policy.{mode}.logprob_mb_tokens"
+    assert caught.value.hints == (f"policy.{mode}.logprob_mb_tokens=32",)
+
+
+def test_a_pair_that_does_not_fit_is_called_one():
+    batch = grouped_batch(prompts=((30, 2), (30, 2)), width=34)
+    config = PolicyConfig.model_validate({"sequence_packing": {"enabled": True, "train_mb_tokens": 40}})
+    for unit, what in ((1, "a sequence of"), (2, "a pair of")):
+        batch.lengths[:] = 41 if unit == 1 else 34
+        with pytest.raises(ConfigError, match=what):
+            plan_micro_batches(batch, range(4), config, 1, train=True, unit=unit)
 
 
 @pytest.mark.parametrize("mode", ["sequence_packing", "dynamic_batching"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts import timeouts
+from nemotron_steps.engine.rollouts import failures, timeouts
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.failures import REPORTED
@@ -20,6 +20,7 @@ from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.tracker import Tracker
+from tests.engine.engine_samples import rollout
 from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call
 from tests.models.stock_chats import stock_chat
 
@@ -263,6 +264,22 @@ def test_the_generators_own_failure_and_a_dead_judge_end_the_run():
                 PromptRow(0, ROW, "row"), group_id="g", num_generations=2, environment=Talk(random.Random(0), 1)
             )
         )
+
+
+def test_failures_are_bounded_for_each_environment_and_class_apart(monkeypatch):
+    monkeypatch.setattr(failures, "REPORTED", 1)
+    records: list[Any] = []
+    reports, prompt = failures.FailureReports(Tracker("test", None, records.append)), PromptRow(0, {}, "f:1")
+    for environment in ("maths", "code"):
+        for name in ("lost", "broken"):
+            for number in range(2):
+                members = [
+                    rollout(index=i, failure=name, environment=environment, metadata={"message": message} if i else {})
+                    for i, message in enumerate(("", "first", "second"))
+                ]
+                reports.report(prompt, str(number), members)
+    told = [(e["environment"], e["failure"], e["group"], e["rollouts"], e["message"]) for e in events(records)]
+    assert told == [(a, b, "0", 3, "first") for a in ("maths", "code") for b in ("lost", "broken")]
 
 
 def test_many_failures_alike_are_not_all_written_down():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from types import SimpleNamespace
@@ -12,12 +13,15 @@ import torch
 
 from nemotron_steps.config.schema.rl import LowEffortConfig
 from nemotron_steps.engine.rollouts.agreement import Agreement, measure_agreement, preference
-from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
+from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort, low_effort_rewards, with_instruction
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty
+from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty, rate_prompts
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
+from nemotron_steps.environments.judged.judges import JudgeLostError
+from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
 from tests.engine.engine_samples import group, rollout
 
 
@@ -165,26 +169,82 @@ def test_the_request_stands_at_the_end_of_the_last_user_message() -> None:
 
 
 def test_rows_of_a_file_longer_than_a_size_are_found_by_their_bytes(tmp_path: Any) -> None:
-    from nemotron_steps.engine.rollouts.data import read_rows
-
     lines = ['{"a": 1}\n', '{"a": "xx"}\n', '{"a": 1}\n']
     (tmp_path / "a.jsonl").write_text("".join(lines))
     rows = read_rows(tmp_path / "a.jsonl")
     assert rows.places_over(8) == [0, 1, 2] and rows.places_over(9) == [1] and rows.places_over(12) == []
+    checked: list[PromptRow] = []
+    (tmp_path / "b.jsonl").write_text("\n".join(["", *lines]))
+    assert list(PromptRows(tmp_path / "b.jsonl", checked.append)) == checked and len(checked) == 3
+
+
+class Collecting:
+    """Grades every prompt with its place, some sooner than others; notes how many are under way."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds, self.under_way, self.most, self.cancelled = seconds, 0, 0, 0
+        self.asked: list[tuple[str, int]] = []
+
+    async def collect_group(self, prompt: PromptRow, *, group_id: str, num_generations: int) -> RolloutGroup:
+        self.asked.append((group_id, num_generations))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(self.seconds.get(prompt.index, 0.0))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.under_way -= 1
+        return group(group_id, [float(prompt.index)])
+
+
+def rated(collecting: Collecting, at_once: int, fails_at: int | None = None) -> list[tuple[int, int, float]]:
+    found: list[tuple[int, int, float]] = []
+
+    def told(number: int, prompt: PromptRow, graded: RolloutGroup) -> None:
+        if prompt.index == fails_at:
+            raise LookupError("enough")
+        found.append((number, prompt.index, graded.rollouts[0].reward))
+
+    async def rate() -> None:
+        prompts = [PromptRow(index, {}, f"f:{index + 1}") for index in range(5)]
+        begun = lambda prompt: 10 * prompt.index  # noqa: E731
+        collector: Any = collecting
+        await rate_prompts(collector, prompts, samples=4, at_once=at_once, began=begun, rated=told)
+
+    try:
+        asyncio.run(rate())
+    except LookupError:
+        found.append((-1, -1, 0.0))
+    return found
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_so_many_prompts_are_rated_at_once_and_each_is_told_with_what_it_began_as(at_once: int) -> None:
+    collecting = Collecting({})
+    assert rated(collecting, at_once) == [(10 * index, index, float(index)) for index in range(5)]
+    assert collecting.most == at_once
+    assert collecting.asked == [(f"difficulty/{index}", 4) for index in range(5)]
+
+
+def test_a_rating_that_is_ended_leaves_nothing_under_way() -> None:
+    collecting = Collecting(dict.fromkeys(range(1, 5), 60.0))
+    assert rated(collecting, 5, fails_at=0) == [(-1, -1, 0.0)]
+    assert collecting.under_way == 0 and collecting.cancelled == 4
 
 
 def test_a_judges_answer_is_bounded_by_its_context() -> None:
-    import asyncio
-
-    from nemotron_steps.engine.rollouts.judges import GeneratorJudge
-    from nemotron_steps.errors import JudgeUnavailableError
-
     asked: list[Any] = []
 
     class Sampler:
         async def sample(self, prompt: list[int], params: Any, label: str) -> Any:
             asked.append((prompt, params, label))
             return SimpleNamespace(token_ids=[len(prompt)])
+
+    class Lost:
+        async def sample(self, *asked: Any) -> Any:
+            raise WorkerLostError("silent")
 
     chat = SimpleNamespace(render=lambda m: [1] * int(m[0]["content"]), eos_token_id=2, decode=lambda ids: str(ids[0]))
     judge = GeneratorJudge(Sampler(), chat, max_total_length=10, seed=5)  # type: ignore[arg-type]
@@ -203,4 +263,7 @@ def test_a_judges_answer_is_bounded_by_its_context() -> None:
     again = [ask(3), ask(3)]
     judge.start_step("1")
     ask(3)
+    broken = GeneratorJudge(Lost(), chat, max_total_length=10, seed=5)  # type: ignore[arg-type]
+    with pytest.raises(JudgeLostError, match="silent"):
+        asyncio.run(broken.complete([{"content": "3"}], temperature=0.5, top_p=0.9, max_tokens=4))
     assert again == ["3", "3"] and asked[-3][2] != asked[-2][2] and asked[-3][2] == asked[-1][2] != asked[0][2]

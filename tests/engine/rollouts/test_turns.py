@@ -22,7 +22,10 @@ END = 0
 
 def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completion:
     """Tokens are letters, and an end."""
-    tokens = [*map(ord, text), END]
+    return sampled([*map(ord, text), END], reason)
+
+
+def sampled(tokens: list[int], reason: FinishReason = FinishReason.STOP) -> Completion:
     return Completion("r", 0, tokens, [-0.5] * len(tokens), reason, [7] * len(tokens), None)
 
 
@@ -68,7 +71,7 @@ def run(policy: Policy, environment: Asking, first: Completion, *, turns: int = 
         begun: Any = asyncio.get_running_loop().create_future()
         begun.set_result(first)
         made = Turns(policy, CHAT, TurnFormat(), turns)  # type: ignore[arg-type]
-        params = SamplingParams(20)
+        params = SamplingParams(20, stop_token_ids=(9,))
         return await made.run({}, environment, Session(), [1, 2], params, begun, "m", length)  # type: ignore[arg-type]
 
     return asyncio.run(rollout())
@@ -90,6 +93,12 @@ def test_a_conversation_goes_on_until_nothing_is_asked_and_keeps_what_was_said()
 def test_a_rollout_takes_as_many_turns_as_it_may(turns: int, max_steps: int | None, said: int) -> None:
     environment = Asking(*["Q"] * 9, max_steps=max_steps)
     assert len(run(Policy(*["x"] * 9), environment, completion("x"), turns=turns).texts) == said
+
+
+@pytest.mark.parametrize(("last", "ended"), [(END, True), (9, True), (ord("x"), False)])
+def test_what_is_said_next_knows_whether_the_turn_before_ended_in_a_stop_token(last: int, ended: bool) -> None:
+    found = run(Policy("end"), Asking("Q", None), sampled([ord("a"), last]))
+    assert found.token_ids[4:6] == [ord("Q"), ended]
 
 
 def test_a_turn_that_was_cut_is_the_last() -> None:

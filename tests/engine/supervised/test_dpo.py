@@ -222,6 +222,12 @@ def test_every_turn_of_an_answer_is_trained_and_none_of_the_prompts(chat: ChatFo
     pair = encode_pair(chat, {"prompt": [asked, said, asked], "chosen": answer, "rejected": answer[2]}, "row")
     assert trained_text(chat, pair.chosen) == "noneneeded"
     assert trained_text(chat, pair.rejected) == "needed"
+    row = {
+        "context": "Which tool? ",
+        "chosen": answer,
+        "rejected": answer[2],
+    }  # an answer of more turns than the prompt
+    assert trained_text(chat, encode_pair(chat, row, "row").chosen) == "noneneeded"
 
 
 def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, tmp_path: Path) -> None:

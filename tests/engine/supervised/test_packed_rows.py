@@ -158,4 +158,6 @@ def test_a_chat_that_the_policy_cannot_read_is_named(tmp_path: Path) -> None:
     longest = max(len(chat.token_ids) for chat in chats(5))
     with pytest.raises(DataError, match="a packed chat is longer than") as caught:
         opened(file, max_length=longest - 1)
-    assert caught.value.hints[0] == f"policy.max_total_sequence_length={longest}"
+    policy, packing = caught.value.hints
+    assert policy == f"policy.max_total_sequence_length={longest}"
+    assert packing.startswith(f"packing.pack_size={longest - 1} ")

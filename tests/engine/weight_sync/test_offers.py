@@ -36,6 +36,7 @@ def test_a_bucket_is_filled_in_order_by_the_weights_that_were_agreed_on():
     wrong = {
         "another name": [("x", GIVEN[0][1])],
         "another shape": [("a", torch.arange(4.0))],
+        "as many elements otherwise": [("a", torch.arange(3.0).view(1, 3))],
         "another type": [("a", torch.arange(3))],
         "too few": GIVEN[:2],
     }
@@ -75,6 +76,9 @@ def log(monkeypatch):
 
     def settle(calls):
         log.append("settled")
+        for _, answer in calls:
+            if isinstance(answer, Exception):
+                raise answer
         return [answer for _, answer in calls]
 
     monkeypatch.setattr(module, "settle", settle)
@@ -86,7 +90,7 @@ def workers(log, kind, count, answers, **where):
 
 
 def test_a_segment_is_written_before_anyone_reads_it_and_loses_its_name_once_all_have_it(log):
-    ranks = workers(log, "r", 2, {"open_sender": "offer"})
+    ranks = [Noted("r0", log, {"open_sender": "offer"}), Noted("r1", log, {"open_sender": None})]
     generators = workers(log, "g", 2, {"update_weights": 5})
     opened = WeightTransfer(ranks, generators, ("host", 1), part="frozen")
     channel = log[0][2]
@@ -103,6 +107,14 @@ def test_a_segment_is_written_before_anyone_reads_it_and_loses_its_name_once_all
         ("r0", "send_weights", channel), ("r1", "send_weights", channel), "settled",
         ("g0", "update_weights", channel, 7), ("g1", "update_weights", channel, 7), "settled",
     ]  # fmt: skip
+
+
+def test_a_segment_loses_its_name_where_a_receiver_cannot_open_it_too(log):
+    ranks = workers(log, "r", 2, {"open_sender": "offer"})
+    generators = workers(log, "g", 2, {"open_receiver": EngineError("no memory")})
+    with pytest.raises(EngineError, match="no memory"):
+        WeightTransfer(ranks, generators, ("host", 1))
+    assert log[-2:] == [("r0", "hide_segment", log[0][2]), "settled"]
 
 
 def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(log):

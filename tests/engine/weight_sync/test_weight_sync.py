@@ -132,6 +132,8 @@ def test_the_way_follows_device_and_machine():
     ranks = [worker("r0", "n0", "GPU-a"), worker("r1", "n0", "GPU-b")]
     generators = [worker("g0", "n0", "GPU-b"), worker("g1", "n0", "GPU-c"), worker("g2", "n0", "GPU-a")]
     assert transports(ranks, generators) == [("cuda_ipc", 1), ("nccl", 0), ("cuda_ipc", 0)]
+    ranks = [worker("r0", "n0", "GPU-a"), worker("r1", "n0", "GPU-b"), worker("r2", "n0", "GPU-b")]
+    assert transports(ranks, generators) == [("cuda_ipc", 1), ("nccl", 0), ("cuda_ipc", 0)]
 
 
 def test_every_process_of_a_tensor_parallel_generator_receives_on_its_own_gpu():

@@ -191,6 +191,38 @@ def test_stop_string_ends_a_completion_at_the_token_that_completes_it() -> None:
     assert never["a", 0].token_ids == free.token_ids
 
 
+def pieces(token_ids: Sequence[int]) -> str:
+    """Tokens are the bytes of a text of two-byte letters; a part of one shows as U+FFFD."""
+    return bytes(b for t in token_ids for b in ([0xC3] if t % 2 else [0xA4])).decode(errors="replace")
+
+
+def words(token_ids: Sequence[int]) -> str:
+    """Some tokens are a space, which is dropped where it comes first."""
+    return "".join("x" if t % 3 else " " for t in token_ids).lstrip()
+
+
+@pytest.mark.parametrize(("decode", "stop"), [(pieces, "ä"), (letters, ""), (words, " ")])
+def test_a_stop_string_is_found_however_many_tokens_it_takes_and_whatever_shows_of_them(decode: Any, stop: str) -> None:
+    _, generator = make(decode=decode)
+    prompt = prompt_of(2, 9)
+    free = run(generator, GenerationRequest("a", prompt, SamplingParams(30, temperature=0.0)))["a", 0].token_ids
+    stop = stop or decode(free)[3:18]
+    first = next(n for n in range(1, 31) if stop in decode(free[:n]))
+    params = SamplingParams(30, temperature=0.0, stop_strings=("#", stop))
+    assert run(generator, GenerationRequest("a", prompt, params))["a", 0].token_ids == free[:first]
+
+
+def test_what_is_sampled_is_counted_while_it_is_and_not_when_it_is_over() -> None:
+    _, generator = make(rows=2)
+    generator.submit(GenerationRequest("a", prompt_of(1, 8), SamplingParams(6, seed=1), 3))
+    counts = [generator.sampled_tokens]
+    while generator.pending():
+        generator.step()
+        counts.append(generator.sampled_tokens)
+    assert counts == sorted(set(counts))
+    assert generator.step() == [] and generator.sampled_tokens == counts[-1]
+
+
 def test_context_length_truncates() -> None:
     _, generator = make(length=32)
     done = run(
@@ -335,10 +367,15 @@ def test_bad_requests_are_refused_and_leave_nothing_pending() -> None:
         ([1], SamplingParams(4, top_p=0.0), 1),
         ([1], SamplingParams(4, stop_strings=("x",)), 1),
         ([1], SamplingParams(4, top_k=-1), 1),
+        ([1], SamplingParams(4, top_p=1.1), 1),
     ):
         with pytest.raises(EngineError):
             generator.submit(GenerationRequest("a", prompt, params, n))
     assert generator.pending() == 0
+    with pytest.raises(EngineError, match="stop string is empty"):
+        make(decode=letters)[1].submit(GenerationRequest("a", [1], SamplingParams(4, stop_strings=("x", ""))))
+    generator.submit(GenerationRequest("b", [1], SamplingParams(2, stop_token_ids=(-1, 97))))  # tokens of another model
+    assert len(drain(generator)) == 1
     generator.submit(GenerationRequest("a", [1], good))
     with pytest.raises(EngineError, match="pending"):
         generator.submit(GenerationRequest("a", [1], good))

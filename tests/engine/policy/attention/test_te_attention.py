@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 from nemotron_steps.engine.policy.attention import te_attention
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
+from nemotron_steps.engine.policy.token_layout import Spans
 from tests.engine.policy.attention import attention_on_gpu
 
 
@@ -76,6 +78,39 @@ def test_a_version_whose_arguments_have_other_names_is_left_alone(mask_argument,
         patched.setattr(te_attention, "load", lambda: stand_in(mask_argument))
         assert te_attention._works(torch.device("cpu"), torch.float32, 4, 16, 2) is works
     assert ("calls its arguments otherwise" in caplog.text) is not works
+
+
+def test_queries_and_keys_have_their_own_runs_and_gradients_the_statistics_as_they_came(monkeypatch):
+    told = {}
+
+    def noted(
+        max_seqlen_q, max_seqlen_kv, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, q, k, v,
+        attn_mask_type, o=None, d_o=None, aux_ctx_tensors=(),
+    ):  # fmt: skip
+        told.update(locals())
+        return (q, k, v) if aux_ctx_tensors else (q, (torch.arange(12.0).view(6, 2, 1), "rng"))
+
+    library = te_attention.Library(noted, noted, "backend", {torch.float32: None})
+    monkeypatch.setattr(te_attention, "load", lambda: library)
+    rows, columns = Spans(torch.tensor([0, 2, 6]), 70), Spans(torch.tensor([0, 1, 3]), 300)
+    query, key, value, grad = (torch.randn(length, 2, 4) for length in (6, 3, 3, 6))
+    out, lse, rng = te_attention.forward(query, key, value, rows, columns, causal=False)
+    assert torch.equal(lse, torch.arange(12.0).view(6, 2).t()) and rng == "rng"
+    for causal in (True, False):
+        found = te_attention.backward(grad, query, key, value, out, lse, rows, columns, rng, causal=causal)
+        assert all(torch.equal(mine, given) for mine, given in zip(found, (query, key, value), strict=True))
+        assert (told["max_seqlen_q"], told["max_seqlen_kv"]) == (128, 512)
+        for name, spans in (("q", rows), ("kv", columns)):
+            assert told[f"cu_seqlens_{name}"] is told[f"cu_seqlens_{name}_padded"] is spans.cu_seqlens
+        assert told["attn_mask_type"] == ("padding_causal" if causal else "padding")
+        assert torch.equal(told["o"], query) and torch.equal(told["d_o"], grad)
+        statistics, drawn = told["aux_ctx_tensors"]
+        assert torch.equal(statistics, torch.arange(12.0).view(6, 2, 1)) and drawn == "rng"
+
+
+def test_where_it_is_not_installed_nothing_is_said(monkeypatch, caplog, unloaded):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert te_attention.load() is None and not caplog.records
 
 
 def broken_package(folder: Path, error: str) -> Path:

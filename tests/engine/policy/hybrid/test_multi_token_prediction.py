@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from nemotron_steps.engine.losses.dpo import DpoLoss
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 from tests.engine.policy.batches import (
@@ -198,6 +201,27 @@ def test_trained_blocks_are_weights_of_checkpoints_and_exports(folders, batch, t
     for other in (resumed, again, policy_of(tmp_path / "carried")):
         assert_equal(dict(other.shards.hf_tensors()), live)
     assert resumed.train_step(grouped_batch(1)) == policy.train_step(grouped_batch(1))
+
+
+def test_a_checkpoint_without_the_block_that_is_to_be_trained_is_refused(folders, tmp_path):
+    policy_of(folders[1], mtp_num_layers=0).save_model(tmp_path)
+    (tmp_path / "hf" / "carried.safetensors").unlink()
+    with pytest.raises(ArtifactError, match="no block of multi-token prediction") as caught:
+        policy_of(tmp_path)
+    assert caught.value.hints == ("policy.megatron_cfg.mtp_num_layers=0",)
+
+
+def test_a_depth_that_predicts_nothing_has_no_loss_and_no_metric(batch):
+    batch = dataclasses.replace(batch, token_mask=torch.zeros_like(batch.token_mask))
+    batch.token_mask[0, 1:3] = 1  # the token after the next one is predicted once, the one after that never
+    config = policy_config(megatron_cfg={"mtp_num_layers": 2, "mtp_loss_scaling_factor": SCALE}).megatron_cfg
+    loss = PredictionLoss(batch, config, torch.device("cpu"))
+    cells = torch.tensor([2, 7])  # the second is not trained
+    layout = SimpleNamespace(ahead=[SimpleNamespace(cells=cells), SimpleNamespace(cells=cells[1:])])
+    said = torch.tensor([-3.0, -torch.inf]), torch.tensor([1.0, 1.0])
+    added = loss([said, tuple(each[1:] for each in said)], layout, batch)
+    assert float(added) == pytest.approx(SCALE / 2 * 3.0)
+    assert loss.metrics(SimpleNamespace(data_size=1)) == {"mtp_1_loss": 3.0, "mtp_1_acceptance_rate": 100.0}
 
 
 def assert_equal(found, expected):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nemotron_steps.engine.policy.kernels import cpu_norm_swiglu
 from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
 
 
@@ -15,6 +16,11 @@ def reference(hidden, norm, up, down, eps):
 
 
 def test_value_and_every_gradient():
+    assert_near_float64(hidden=24, ffn=40)
+
+
+def test_without_a_compiler_it_does_the_same_by_torch(monkeypatch):
+    monkeypatch.setattr(cpu_norm_swiglu, "library", lambda: None)
     assert_near_float64(hidden=24, ffn=40)
 
 

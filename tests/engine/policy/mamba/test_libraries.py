@@ -87,6 +87,12 @@ def test_a_library_norms_gated_groups(name, installed):
     libraries.try_norm(libraries.NORMS[name](), gated_norm._plain, CPU, torch.float32, 12, 3)
 
 
+def test_a_result_that_is_no_number_does_not_pass():
+    broken = lambda *given: gated_norm._plain(*given) * torch.nan  # noqa: E731
+    with pytest.raises(RuntimeError, match="away from the plain one"):
+        libraries.try_norm(broken, gated_norm._plain, CPU, torch.float32, 12, 3)
+
+
 def test_the_triton_part_needs_no_cuda_extension(tmp_path, monkeypatch):
     """mamba_ssm built without it cannot be imported as a package."""
     for folder in ("", "ops", "ops/triton"):
@@ -200,6 +206,15 @@ def test_a_trial_leaves_the_pass_that_asks_alone():
 def test_on_cpu_and_in_float32_there_is_none():
     assert libraries.scan_for(torch.zeros(1, 2, 3), torch.zeros(1, 1, 4), scan_module._scan_level) is None
     assert libraries.conv_for(torch.zeros(1, 2).bfloat16(), 4, conv_module._plain) is None
+    assert libraries.norm_for(torch.zeros(1, 2).bfloat16(), 1, gated_norm._plain) is None
+
+
+def test_in_float32_there_is_none_on_a_gpu_either(monkeypatch):
+    monkeypatch.setattr(libraries, "first_that_works", lambda *_: pytest.fail("rounds to TensorFloat-32"))
+    states = SimpleNamespace(is_cuda=True, device=CPU, dtype=torch.float32, shape=torch.Size((5, 3, 7)))
+    assert libraries.scan_for(states, states, scan_module._scan_level) is None
+    assert libraries.conv_for(states, 4, conv_module._plain) is None
+    assert libraries.norm_for(states, 1, gated_norm._plain) is None
 
 
 def test_without_memory_for_a_trial_the_plain_code_is_taken_once_and_the_library_tried_again(monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.policy.moe.router import Router, counting
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
 from tests.models.checkpoints import write_checkpoint
 
@@ -108,8 +110,9 @@ def test_rows_are_padded_to_their_multiple_and_no_expert_is_loaded_with_padding(
     layouts = [work.layout(number) for number in range(work.count)]
     assert all(len(layout.token_ids) % rounding == 0 for layout in layouts)
     assert any(layout.padding for layout in layouts) == (rounding > 1)
-    for layout in layouts:
-        policy.model(layout)
+    with counting(policy.model.routers()):
+        for layout in layouts:
+            policy.model(layout)
     router = policy.model.routers()[0]
     assert int(router.load.sum()) == int((batch.lengths - 1).sum()) * router.top_k  # last tokens predict nothing
 
@@ -168,3 +171,27 @@ def test_loads_are_counted_while_training_and_anew_for_every_step(folder, batch)
         assert all(not router.load.any() for router in policy.model.routers())
         policy.train_step(batch)
         assert all(router.expert_bias.any() for router in policy.model.routers())
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Of each rebalancing: how often the experts of one router were taken."""
+    counted = []
+    rebalance = Router.rebalance
+    monkeypatch.setattr(
+        Router, "rebalance", lambda router, *at: (counted.append(router.load.clone()), rebalance(router, *at))
+    )
+    return counted
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
+def test_every_kept_row_loads_the_experts_once_whatever_its_advantage(again, folder, batch, loads):
+    """Groups whose rewards tie have no gradient, and load the experts like the others."""
+    policy = moe_policy(folder, moe_router_bias_update_rate=0.01, activation_checkpointing=again)
+    for advantages in (batch.advantages, torch.zeros_like(batch.advantages)):
+        policy.train_step(dataclasses.replace(batch, advantages=advantages))
+    kept = batch.sample_mask > 0
+    tokens = int((batch.lengths - 1)[kept].sum())  # last tokens predict nothing
+    assert kept.any()
+    assert {int(load.sum()) for load in loads} == {tokens * policy.architecture.experts_per_token}
+    assert all(router.expert_bias.any() for router in policy.model.routers())

@@ -9,6 +9,7 @@ from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.policy.flat_model import transformer_config
 from nemotron_steps.engine.policy.moe.experts import _ToChoices, inverse, permute
 from nemotron_steps.engine.policy.moe.mixture import FlatMoe
+from nemotron_steps.engine.policy.moe.router import counting
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import on_available_device
@@ -97,7 +98,8 @@ def test_experts_equal_transformers_with_every_gradient(changes):
     direction = torch.randn(TOKENS, HIDDEN)
     inputs = [states.clone().requires_grad_() for _ in range(2)]
     expected = theirs(inputs[0][None])[0]
-    found = ours(inputs[1][:, None], torch.ones(TOKENS))[:, 0]
+    with counting([ours.router]):
+        found = ours(inputs[1][:, None], torch.ones(TOKENS))[:, 0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     (expected * direction).sum().backward()
     (found * direction).sum().backward()

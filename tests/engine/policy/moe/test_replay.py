@@ -11,6 +11,7 @@ import torch
 from nemotron_steps.engine.batches.batching import select_rows
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.policy.moe.router import counting
 from nemotron_steps.errors import EngineError
 from tests.engine.policy.batches import policy_config, rl_loss
 from tests.engine.policy.moe.test_mixture import EXPERTS, HIDDEN, TOKENS, theirs_and_ours
@@ -106,7 +107,8 @@ def test_replayed_experts_are_weighed_by_the_routers_own_scores_and_loaded():
     replayed = torch.stack([torch.randperm(EXPERTS)[:3] for _ in range(TOKENS)])
     replayed[::2] = own[::2].flip(-1)  # the same experts in another order are no mismatch
     replayed[::5] = -1
-    weights, chosen = router(states, torch.ones(TOKENS), replayed.to(torch.int16))
+    with counting([router]):
+        weights, chosen = router(states, torch.ones(TOKENS), replayed.to(torch.int16))
     assert torch.equal(chosen, torch.where(replayed < 0, own, replayed))
     scores = (states @ router.weight.T).sigmoid().gather(1, chosen)
     torch.testing.assert_close(weights, 2.5 * scores / scores.sum(-1, keepdim=True))

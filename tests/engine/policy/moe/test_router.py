@@ -11,7 +11,7 @@ import torch
 
 from nemotron_steps.engine.policy.moe import replay
 from nemotron_steps.engine.policy.moe.replay import check_routed_experts, replay_metrics
-from nemotron_steps.engine.policy.moe.router import Router
+from nemotron_steps.engine.policy.moe.router import Router, counting
 from nemotron_steps.errors import EngineError
 
 EXPERTS, HIDDEN, TOKENS = 6, 5, 40
@@ -72,15 +72,25 @@ def test_experts_and_weights_are_those_of_the_rules(shape: dict[str, Any]) -> No
         assert dict(zip(experts, weight, strict=True)) == pytest.approx(by_hand(made, state, **shape), rel=1e-4)
 
 
-def test_the_load_counts_how_often_tokens_occur_where_there_is_a_gradient_and_a_bias() -> None:
+def test_scores_that_are_all_0_weigh_nothing() -> None:
+    made = router(router_score="sigmoid")
+    made.weight.data.fill_(-100.0)
+    weights, _ = made(torch.full((3, HIDDEN), 9.0), torch.ones(3))
+    assert torch.equal(weights, torch.zeros(3, 2))
+
+
+def test_the_load_counts_how_often_tokens_occur_where_passes_count_and_there_is_a_bias() -> None:
     made, plain = router(router_bias=True), router()
     states = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(3))
     often = torch.arange(float(TOKENS))
-    with torch.no_grad():
-        made(states, often)
+    made(states, often)
     assert not made.load.any()
-    _, chosen = made(states, often)
-    plain(states, often)
+    with counting([made, plain]), torch.no_grad():
+        _, chosen = made(states, often)
+        plain(states, often)
+        with counting([made], on=False):  # a layer computed again
+            made(states, often)
+    made(states, often)
     expected = [sum(n for n, row in enumerate(chosen.tolist()) if expert in row) for expert in range(EXPERTS)]
     assert made.load.tolist() == expected and not plain.load.any()
 
@@ -101,19 +111,18 @@ def test_balancing_moves_idle_experts_up_and_busy_ones_down_by_the_rate(monkeypa
 def test_replayed_experts_are_taken_and_weighed_by_the_router_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     made = router()
     states = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(4))
-    with torch.no_grad():
-        _, own = made(states, torch.ones(4))
+    _, own = made(states, torch.ones(4))
     replayed = own.flip(-1).clone()  # in another order: the same experts
     replayed[1] = torch.tensor([e for e in range(EXPERTS) if e not in own[1].tolist()][:2])
     replayed[2] = -1
-    weights, chosen = made(states, torch.tensor([1.0, 2.0, 3.0, 4.0]), replayed.int())
+    with counting([made]):
+        weights, chosen = made(states, torch.tensor([1.0, 2.0, 3.0, 4.0]), replayed.int())
     expected = torch.where(replayed < 0, own, replayed)
     assert torch.equal(chosen, expected)
     scores = (states @ made.weight.T).softmax(-1).gather(1, chosen)
     torch.testing.assert_close(weights, scores / scores.sum(-1, keepdim=True))
     assert made.replays.tolist() == [10.0, 7.0, 2.0]
-    with torch.no_grad():
-        made(states, torch.ones(4), replayed.int())
+    made(states, torch.ones(4), replayed.int())
     assert made.replays.tolist() == [10.0, 7.0, 2.0]
     monkeypatch.setattr(replay, "dist", SimpleNamespace(get_world_size=lambda group: 1))
     groups: Any = SimpleNamespace(stage_ranks=None, pipeline=None)

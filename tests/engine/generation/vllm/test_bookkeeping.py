@@ -1,0 +1,277 @@
+"""What is kept beside a vLLM engine: versions, sleep, cancellation, offers, lost workers. No engine, no vLLM."""
+
+from __future__ import annotations
+
+import queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemotron_steps.config.schema.policy import VllmConfig
+from nemotron_steps.engine.generation.vllm import transfer
+from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
+from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _sampled_logprobs, _Sequence, _versions
+from nemotron_steps.engine.generation.vllm.offer_codec import from_plain, to_plain
+from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, _LocalSender, hand_over, lost_worker
+from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights
+from nemotron_steps.engine.types import FinishReason
+from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.streams import StreamOffer
+from nemotron_steps.errors import EngineError
+
+WEIGHTS = [("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))]
+
+
+class Engine:
+    """Notes what it is asked for; `lengths` are of the samples it runs."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.lengths: dict[str, int] = {}
+        self.outputs: list[Any] = []
+        self.engine_core = SimpleNamespace(outputs_queue=queue.Queue())
+
+    def sleep(self, level: int) -> None:
+        self.told.append(f"sleep {level}")
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.told.append(f"wake {tags}")
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> None:
+        self.told.append(f"reset {reset_running_requests}")
+
+    def abort_request(self, keys: list[str]) -> None:
+        self.told.append(f"abort {keys}")
+
+    def step(self) -> list[Any]:
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+    @property
+    def output_processor(self) -> Any:
+        def state(key: str, tokens: int) -> Any:
+            return SimpleNamespace(external_req_id=key, detokenizer=SimpleNamespace(num_output_tokens=lambda: tokens))
+
+        return SimpleNamespace(request_states={key: state(key, tokens) for key, tokens in self.lengths.items()})
+
+
+def made(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[VllmGenerator, Engine, list[Any]]:
+    """A generator over an engine that only notes; and what weights it was handed."""
+    generator, engine, handed = object.__new__(VllmGenerator), Engine(), []
+    state: dict[str, Any] = {
+        "weight_version": 3, "_returned_tokens": 0, "_finished": [], "_asleep": set(), "_frozen_of": None,
+        "_recompute": False, "_in_flight": True, "_max_total_length": 99, "_sequences": {}, "_mixtures": (),
+        "_engine": engine, "_own_process": False, "_sleeps": False, "_to_workers": None,
+    }  # fmt: skip
+    vars(generator).update(state | changes)
+
+    def noted(engine: Any, weights: Any) -> int:
+        handed.append((type(weights).__name__, [name for name, _ in weights]))
+        return 7
+
+    monkeypatch.setattr("nemotron_steps.engine.generation.vllm.generator.hand_over", noted)
+    return generator, engine, handed
+
+
+def running(generator: VllmGenerator, engine: Engine, **lengths: int) -> None:
+    """Samples under way, by `request_index`."""
+    for name, length in lengths.items():
+        request, index = name.split("_")
+        key = f"{request}#{index}"
+        generator._sequences[key] = _Sequence(request, int(index), [(0, generator.weight_version)])
+        if length:
+            engine.lengths[key] = length
+
+
+def output(key: str, tokens: int) -> Any:
+    sample = SimpleNamespace(
+        token_ids=range(tokens), logprobs=SimpleNamespace(logprobs=[-0.5] * tokens), finish_reason="stop"
+    )
+    return SimpleNamespace(request_id=key, outputs=[sample], prompt_token_ids=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "versions"),
+    [
+        ([(0, 1)], 3, [1, 1, 1]),
+        ([(0, 1), (2, 2), (9, 3)], 4, [1, 1, 2, 2]),
+        ([(0, 1), (4, 2), (5, 3)], 4, [1] * 4),
+        ([(0, 1), (0, 2), (1, 3)], 2, [2, 3]),
+        ([(0, 1)], 0, []),
+    ],
+)
+def test_each_token_is_of_the_version_that_held_when_it_was_sampled(
+    changes: list[tuple[int, int]], tokens: int, versions: list[int]
+) -> None:
+    assert _versions(changes, tokens) == versions
+
+
+def test_an_update_marks_every_sample_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, engine, handed = made(monkeypatch)
+    running(generator, engine, a_0=2, a_1=0, b_0=5)
+    assert generator.sampled_tokens == 7
+    assert generator.update_weights(WEIGHTS, 4).bytes == 7 and handed == [("list", ["a", "b"])]
+    assert [s.versions for s in generator._sequences.values()] == [[(0, 3), (2, 4)], [(0, 3), (0, 4)], [(0, 3), (5, 4)]]
+    engine.outputs, engine.lengths = [output("a#0", 3), output("a#1", 2), output("gone", 9)], {}
+    done = generator.step()
+    assert [(c.request_id, c.index, c.weight_versions) for c in done] == [("a", 0, [3, 3, 4]), ("a", 1, [4, 4])]
+    assert {c.finish_reason for c in done} == {FinishReason.STOP} and generator.sampled_tokens == 5
+    assert engine.told == ["reset False"] and generator.weight_version == 4 and generator.pending() == 1
+
+
+def test_samples_that_were_over_at_an_update_are_pending_until_they_are_taken_or_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator, engine, _ = made(monkeypatch, _own_process=True, _recompute=True)
+    running(generator, engine, a_0=1, a_1=1, b_0=1)
+    engine.outputs = [output("a#0", 1), output("b#0", 1)]
+    taken = [generator._completed(engine.step())]
+    generator._finished = taken[0]
+    assert generator.pending() == 3
+    generator.cancel("a")
+    assert generator.pending() == 1 and engine.told == ["abort ['a#1']"]
+    generator.update_weights(WEIGHTS, 4)
+    assert engine.told[1:] == ["reset True"]
+    assert [c.request_id for c in generator.step()] == ["b"] and generator.step() == [] and generator.pending() == 0
+
+
+def test_weights_under_running_samples_are_refused_unless_they_may_come_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator, engine, handed = made(monkeypatch, _in_flight=False)
+    generator.update_weights(WEIGHTS, 4)
+    running(generator, engine, a_0=1)
+    with pytest.raises(EngineError, match="running sequences"):
+        generator.update_weights(WEIGHTS, 5)
+    assert (generator.weight_version, len(handed)) == (4, 1)
+
+
+def test_it_sleeps_when_nothing_is_asked_for_and_wakes_for_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, engine, _ = made(monkeypatch)
+    generator.finish_generation()  # it shares no device
+    generator._sleeps = True
+    running(generator, engine, a_0=1)
+    generator.finish_generation()
+    assert engine.told == []
+    generator.cancel("a")
+    for _ in range(2):
+        generator.finish_generation()
+    assert engine.told == ["abort ['a#0']", "sleep 2"] and generator._asleep == {"weights", "kv_cache"}
+    generator.update_weights(WEIGHTS, 4)
+    assert engine.told[2:] == ["wake ['weights']", "reset False"] and generator._asleep == {"kv_cache"}
+
+
+@pytest.mark.parametrize(("sleeps", "whole_modules"), [(False, True), (True, True), (False, False)])
+def test_adapters_alone_travel_to_an_engine_that_keeps_the_rest_and_loads_whole_modules(
+    sleeps: bool, whole_modules: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weights(name: str) -> Any:
+        return lambda: iter([(name, torch.zeros(2))])
+
+    def adapted(source: object) -> AdaptedWeights:
+        return AdaptedWeights(
+            source, weights("whole"), weights("changed"), weights("frozen"), weights("adapters"), whole_modules
+        )
+
+    generator, _, handed = made(monkeypatch, _sleeps=sleeps)
+    policy = object()
+    moved = [generator.update_weights(adapted(source), 4).bytes for source in (policy, policy, object())]
+    names = [names for _, names in handed]
+    if sleeps or not whole_modules:
+        assert names == [["whole"]] * 3 and moved == [7, 7, 7]
+    else:
+        assert names == [["whole"], ["changed"], ["whole"]] and moved == [7, 8, 7]
+        assert handed[1][0] == ChangedWeights.__name__
+
+
+def test_as_many_logprobs_as_tokens_are_expected() -> None:
+    assert _sampled_logprobs([1, 2], SimpleNamespace(logprobs=(-1.0, -2.0))) == [-1.0, -2.0]
+    with pytest.raises(EngineError, match="another number of logprobs"):
+        _sampled_logprobs([1, 2], SimpleNamespace(logprobs=(-1.0,)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_that_are_handed_over_are_not_held(fails: bool) -> None:
+    told = []
+
+    def rpc(method: str, kwargs: Any = None) -> None:
+        told.append(method)
+        if method == "update_weights":
+            if fails:
+                raise MemoryError("worker")
+            assert [name for name, _ in transfer.take(kwargs["update_info"]["ticket"])] == ["a", "b"]
+
+    engine = SimpleNamespace(collective_rpc=rpc)
+    if fails:
+        with pytest.raises(MemoryError):
+            hand_over(engine, WEIGHTS)
+    else:
+        assert hand_over(engine, WEIGHTS) == 3 * 4 + 4 * 2
+        assert told == ["start_weight_update", "update_weights", "finish_weight_update"]
+    assert transfer._handed_over == {}
+
+
+def test_offers_are_the_same_after_their_way_as_plain_data() -> None:
+    plan = WeightPlan.of(WEIGHTS, 256)
+    handle = (torch.UntypedStorage, torch.float32, b"x", (1, 2), None)
+    offers = [
+        ReceivingOffer(STREAM, StreamOffer(plan, "rank 0", staged), ("host", 5), f"generator {n}", place)
+        for n, (staged, place) in enumerate([(handle, None), (None, (1, 3))])
+    ]
+    given = OfferedWeights("c", (*offers, ReceivingOffer(SHARED_MEMORY, (plan, "/dev/shm/x"))))
+    plain = to_plain(given)
+    assert plain["channel"] == "c" and [from_plain(plain, rank) for rank in range(3)] == list(given.offers)
+
+
+@pytest.mark.parametrize(
+    ("codes", "error", "found"),
+    [
+        ((None, None), RuntimeError("x"), None),
+        ((None, None), TimeoutError("no answer"), "no answer"),
+        ((-15, 1), RuntimeError("x"), "it ended with exit code 1"),
+        ((0, -9), RuntimeError("x"), "it ended with exit code -9"),
+        ((None, -15), RuntimeError("x"), "it ended with exit code -15"),
+    ],
+)
+def test_the_worker_that_died_by_itself_is_named(
+    codes: tuple[int | None, ...], error: Exception, found: str | None
+) -> None:
+    workers = [SimpleNamespace(proc=SimpleNamespace(exitcode=code, pid=40 + n)) for n, code in enumerate(codes)]
+    lost = lost_worker(SimpleNamespace(model_executor=SimpleNamespace(workers=workers)), error)
+    assert (lost and lost.found) == found
+    if lost is not None and "exit" in str(found):
+        assert lost.what.startswith("tensor-parallel worker 1") and str(lost.where).startswith("process 41")
+
+
+def test_the_first_transfer_may_take_longer_than_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(transfer, "call", lambda engine, function, seconds: waited.append(seconds))
+    offered = OfferedWeights("c", (ReceivingOffer(SHARED_MEMORY, (WeightPlan.of(WEIGHTS), "/dev/shm/x")),))
+    workers = WorkersTransfer(None, 1, own_process=True)
+    workers.take_up(offered)
+    assert [workers.load(offered) for _ in range(2)] == [20, 20]
+    assert waited == [transfer.FIRST_SECONDS] * 2 + [transfer.LATER_SECONDS]
+
+
+def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
+    def send(weights: Any) -> None:
+        raise LookupError("the sender")
+
+    sender: Any = object.__new__(_LocalSender)
+    sender._segment, sender._stream = None, SimpleNamespace(send=send)
+    with pytest.raises(LookupError, match="sender"), sender.sending(iter([])):
+        pass
+    with pytest.raises(LookupError, match="sender"), sender.sending(iter([])):
+        import time
+
+        time.sleep(0.05)
+        raise ValueError("the receiver")
+
+
+def test_a_model_is_in_other_processes_where_there_are_several_devices_or_that_is_asked_for() -> None:
+    asked = [(2, False), (2, None), (1, True), (1, False), (1, None)]
+    found = [runs_elsewhere(VllmConfig(tensor_parallel_size=width, async_engine=own)) for width, own in asked]
+    assert found == [True, True, True, False, torch.cuda.is_available()]

@@ -1,0 +1,333 @@
+"""Both loops over parts that take no time: what they ask of each part, in which order, and what they tell of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.grpo.async_loop import train_async
+from nemotron_steps.engine.grpo.loop import GrpoRun, train
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
+from nemotron_steps.engine.signals import SignalMonitor
+from nemotron_steps.engine.types import RolloutGroup, WeightSyncReport
+from nemotron_steps.errors import RetryableError
+from tests.engine.engine_samples import rollout
+
+Graded = Callable[[int, int], Sequence[float | str]]
+"""(row, how often it was asked for) → the reward of each rollout, or why it has none."""
+BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+
+
+def by_step(row: int, attempt: int) -> Sequence[float | str]:
+    """Rewards whose mean is the step, two prompts each."""
+    return (row // 2 - 0.5, row // 2 + 0.5)
+
+
+class Parts:
+    """Policy, generator, sampler, collector, judge and reporter in one; notes what they are asked and told."""
+
+    def __init__(self, graded: Graded) -> None:
+        self.graded = graded
+        self.calls: list[str] = []
+        self.collected: list[dict[str, Any]] = []
+        self.batches: list[Any] = []
+        self.asked: Counter[int] = Counter()
+        self.metrics_of: list[dict[str, Any]] = []
+        self.told: list[dict[str, Any]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.weight_version = self.generated_tokens = self.max_total_length = 0
+        self.environments = ("maths",)
+        self.training_s = self.later_s = 0.0
+        """How long a step trains, and rows after the first step's are sampled."""
+
+    # -- generator, sampler, collector
+    def update_weights(self, weights: Any, version: int) -> WeightSyncReport:
+        self.calls.append(f"weights {version}")
+        self.weight_version = version
+        return WeightSyncReport(version, 0.0, 8)
+
+    def finish_generation(self) -> None:
+        self.calls.append("finish")
+
+    def environment_of(self, prompt: PromptRow) -> Any:
+        return SimpleNamespace(name=self.environments[prompt.index % len(self.environments)])
+
+    def prompt_text(self, rollout: Any) -> str:
+        return ""
+
+    async def collect(self, prompts: Sequence[PromptRow], **asked: Any) -> list[RolloutGroup]:
+        await asyncio.sleep(self.later_s if prompts[0].index >= 2 else 0)
+        self.calls.append("sample")
+        self.collected.append({"prompts": [prompt.index for prompt in prompts], **asked})
+        groups = []
+        for prompt, group_id in zip(prompts, asked["group_ids"], strict=True):
+            self.asked[prompt.index] += 1
+            rollouts = [
+                rollout(
+                    group_id,
+                    index,
+                    reward=math.nan if isinstance(found, str) else found,
+                    failure=found if isinstance(found, str) else None,
+                    version=self.weight_version,
+                )
+                for index, found in enumerate(self.graded(prompt.index, self.asked[prompt.index]))
+            ]
+            groups.append(RolloutGroup(group_id, prompt.index, rollouts, self.weight_version))
+        return groups
+
+    # -- policy
+    def logprobs(self, batch: Any) -> Any:
+        return batch.generation_logprobs.clone()
+
+    def train_step(self, batch: Any) -> dict[str, float]:
+        time.sleep(self.training_s)
+        self.calls.append("train")
+        self.batches.append(batch)
+        return {"loss": 0.0}
+
+    def weights(self) -> Any:
+        return ()
+
+    def save_checkpoint(self, path: str) -> None:
+        Path(path, "weights").touch()
+
+    def load_checkpoint(self, path: str) -> None:
+        assert Path(path, "weights").is_file()
+
+    # -- judge, reporter
+    def start_step(self, step: str) -> None:
+        self.calls.append(f"judge {step}")
+
+    def metrics(self, step: int, values: Any) -> None:
+        self.metrics_of.append(dict(values))
+
+    def groups(self, step: int, groups: Any) -> None:
+        self.told += [{"step": step, **group} for group in groups]
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events.append((name, fields))
+
+    def sample(self, sample: Any) -> None: ...
+
+    def signal(self, name: str, **numbers: Any) -> None: ...
+
+    def progress(self, description: str, completed: float, total: float | None = None) -> None: ...
+
+
+def instant(
+    folder: Path,
+    steps: int,
+    graded: Graded = by_step,
+    *,
+    asynchronous: bool = False,
+    validation: int = 0,
+    checkpointing: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
+    **grpo: Any,
+) -> tuple[GrpoRun, Any]:
+    """A run of two prompts of two rollouts a step, in the order of the file, and its parts."""
+    config = RlConfig.model_validate(
+        {
+            "grpo": {
+                "num_prompts_per_step": 2,
+                "num_generations_per_prompt": 2,
+                "max_num_steps": steps,
+                "async_grpo": {"enabled": asynchronous, "in_flight_weight_updates": False},
+                **grpo,
+            },
+            "loss_fn": {"use_importance_sampling_correction": asynchronous},
+            "policy": {"train_global_batch_size": 4, **(policy or {})},
+            "checkpointing": {"save_period": 100, **(checkpointing or {})},
+        }
+    )
+    rows = [PromptRow(index, {}, f"f:{index + 1}") for index in range(2 * steps + 10)]
+    parts: Any = Parts(graded)
+    run = GrpoRun(
+        config=config,
+        policy=parts,
+        generator=parts,
+        sampler=parts,
+        collector=parts,
+        judges=[parts, parts],
+        prompts=PromptStream(rows, batch_size=2, max_epochs=1, seed=0, shuffle=False),
+        validation=rows[:validation],
+        checkpoints=CheckpointManager(folder, config.checkpointing),
+        reporter=parts,
+        signals=SignalMonitor(),
+    )
+    return run, parts
+
+
+def trained(run: GrpoRun) -> dict[str, Any]:
+    return (train_async if run.config.grpo.async_grpo.enabled else train)(run)
+
+
+def test_a_step_samples_gives_the_memory_back_trains_and_then_samples_under_the_new_weights(tmp_path: Path) -> None:
+    run, parts = instant(tmp_path, 2)
+    train(run)
+    step = ["judge {0}", "judge {0}", "sample", "finish", "train", "weights {1}"]
+    assert parts.calls == ["weights 0", *(call.format(s, s + 1) for s in range(2) for call in step)]
+    assert [metrics["weight_sync/bytes"] for metrics in parts.metrics_of] == [8.0, 8.0]
+
+
+@BOTH
+def test_the_summary_of_a_resumed_run_is_of_all_its_steps_and_a_run_that_is_over_trains_no_further(
+    asynchronous: bool, tmp_path: Path
+) -> None:
+    trained(instant(tmp_path, 6, asynchronous=asynchronous)[0])
+    for _ in range(2):  # the last six steps, and then none
+        run, parts = instant(tmp_path, 12, asynchronous=asynchronous)
+        assert trained(run) == {"steps": 12, "reward_first": 2.0, "reward_last": 9.0}
+        assert run.signals.state_dict()["history"]["reward/mean"][1] == [float(step) for step in range(12)]
+    assert "train" not in parts.calls and parts.told == []
+
+
+@BOTH
+def test_the_first_policy_is_validated_once_and_not_where_a_run_goes_on(asynchronous: bool, tmp_path: Path) -> None:
+    validated = {"val_at_start": True, "val_period": 2, "max_val_samples": 3, "asynchronous": asynchronous}
+    events: list[Any] = []
+    for steps in (2, 4):
+        run, parts = instant(tmp_path, steps, validation=5, **validated)
+        trained(run)
+        events += [fields for name, fields in parts.events if name == "validation"]
+        asked = [each for each in parts.collected if each["group_ids"][0].startswith("validation/")]
+        assert {(tuple(each["prompts"]), each["num_generations"]) for each in asked} == {((0, 1, 2), 2)}
+        assert ["validation/reward" in metrics for metrics in parts.metrics_of] == [False, True]
+        assert parts.metrics_of[-1]["validation/reward"] == pytest.approx(1 / 3)
+    assert [event["step"] for event in events] == [0, 2, 4]
+
+
+def silent_at_first(row: int, attempt: int) -> Sequence[float | str]:
+    """The first prompt is graded at the second attempt, the second one at none."""
+    if row == 1 or (row == 0 and attempt == 1):
+        return ("judge_unavailable", "judge_unavailable")
+    return (0.0, 1.0)
+
+
+def test_attempts_at_a_prompt_have_names_of_their_own_and_count_among_the_failures_of_their_step(
+    tmp_path: Path,
+) -> None:
+    run, parts = instant(tmp_path, 1, silent_at_first)
+    train(run)
+    ids = [group_id for each in parts.collected for group_id in each["group_ids"]]
+    assert len(set(ids)) == len(ids) == 5 and [each["prompts"] for each in parts.collected] == [[0, 1], [0, 1], [1]]
+    # One attempt at the first and two at the second beside what is trained, of which half has no verdict.
+    assert parts.metrics_of[0]["failures/judge_unavailable"] == pytest.approx((2 + 4 + 2) / (6 + 4))
+    assert parts.told == [
+        {"step": 1, "prompt": 0, "attempt": 1, "outcome": "trained"},
+        {"step": 1, "prompt": 1, "attempt": 2, "outcome": "ungraded"},
+    ]
+
+
+def test_prompts_of_which_none_was_graded_are_replaced_and_counted(tmp_path: Path) -> None:
+    def graded(row: int, attempt: int) -> Sequence[float | str]:
+        return ("prompt_too_long", "prompt_too_long") if row < 2 else (0.0, 1.0)
+
+    run, parts = instant(tmp_path, 1, graded)
+    train(run)
+    assert [each["prompts"] for each in parts.collected] == [[0, 1], [2, 3]]
+    ids = [group_id for each in parts.collected for group_id in each["group_ids"]]
+    assert len(set(ids)) == 4
+    assert parts.metrics_of[0]["failures/prompt_too_long"] == 0.5
+    assert [group["prompt"] for group in parts.told] == [2, 3]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_asynchronously_what_nobody_can_grade_is_left_out_and_only_what_may_be_graded_is_tried_again(
+    dynamic: bool, tmp_path: Path
+) -> None:
+    def graded(row: int, attempt: int) -> Sequence[float | str]:
+        return ("prompt_too_long", "prompt_too_long") if row == 2 else silent_at_first(row + 1, attempt)
+
+    run, parts = instant(tmp_path, 2, graded, asynchronous=True, use_dynamic_sampling=dynamic)
+    trained(run)
+    outcomes = {(group["prompt"], group["outcome"], group["attempt"]) for group in parts.told}
+    assert {(2, "ungraded", 0), (0, "dropped", 2)} <= outcomes
+    assert [group["prompt"] for group in parts.told if group["outcome"] == "trained"] == [1, 3, 4, 5]
+    assert parts.metrics_of[-1]["async/discarded_ungraded"] == 1.0
+    if dynamic:
+        assert sum(metrics["dynamic_sampling/ungraded_groups"] for metrics in parts.metrics_of) == 3
+
+
+@pytest.mark.parametrize(
+    ("ends", "last"), [({"fraction_end": 0.0}, ["", ""]), ({"environments_end": ["maths"]}, ["brief", ""])]
+)
+def test_low_effort_is_asked_for_as_the_schedule_of_each_environment_says(
+    ends: dict[str, Any], last: list[str], tmp_path: Path
+) -> None:
+    low = {"enabled": True, "fraction": 1.0, "environments": ["maths", "code"], "instruction": "brief"}
+    run, parts = instant(tmp_path, 3, low_effort={**low, **ends})
+    parts.environments = ("maths", "code")
+    train(run)
+    assert [each["suffixes"] for each in parts.collected[::2]] == [["brief", "brief"], last]
+
+
+def test_a_run_whose_last_step_is_saved_is_over_and_not_out_of_time(tmp_path: Path) -> None:
+    late = {"checkpoint_must_save_by": "00:00"}
+    run, _ = instant(tmp_path, 2, checkpointing=late)
+    with pytest.raises(RetryableError):
+        train(run)
+    run, _ = instant(tmp_path, 2, checkpointing=late)
+    assert train(run)["steps"] == 2
+
+
+def test_checkpoints_may_be_ranked_by_a_validation_that_comes_at_the_end_alone(tmp_path: Path) -> None:
+    ranked = {"metric_name": "validation/reward", "save_period": 1}
+    run, _ = instant(tmp_path, 2, checkpointing=ranked, validation=1, val_at_end=True)
+    assert train(run)["steps"] == 2 and run.checkpoints.all()[-1].step == 2
+    state = json.loads((tmp_path / "step_00000002" / "state.json").read_text())
+    assert state["rewards"] == [0.0, 1.0] and state["metrics"]["validation/reward"] == 0.0
+
+
+def test_a_step_is_prepared_as_its_policy_and_its_place_in_the_run_ask_for(tmp_path: Path) -> None:
+    shaping = {"enabled": True, "overlong_buffer_length": 2, "overlong_buffer_penalty": 1.0}
+    epsilon = {"enabled": True, "limit_start": 1.0, "limit_end": 0.5}
+    policy = {"make_sequence_length_divisible_by": 16, "generation": {"max_new_tokens": 5}}
+    run, parts = instant(tmp_path, 3, policy=policy, reward_shaping=shaping, epsilon_filtering=epsilon)
+    train(run)
+    assert [tuple(batch.input_ids.shape) for batch in parts.batches] == [(4, 16)] * 3  # of 6 tokens each
+    limits = [metrics["epsilon_filtering/limit"] for metrics in parts.metrics_of]
+    assert limits == pytest.approx([1.0, 0.75, 0.5])
+    # Answers of 4 tokens, of which 3 cost nothing.
+    shaped = [metrics["reward/mean"] - metrics["reward/shaped_mean"] for metrics in parts.metrics_of]
+    assert shaped == pytest.approx([0.5] * 3)
+
+
+def test_what_fails_beside_a_training_step_is_raised_once_that_step_is_over(tmp_path: Path) -> None:
+    """Its policy is closed next."""
+
+    def graded(row: int, attempt: int) -> Sequence[float | str]:
+        if row >= 2:
+            raise MemoryError("generator")
+        return (0.0, 1.0)
+
+    run, parts = instant(tmp_path, 3, graded, asynchronous=True)
+    parts.training_s, parts.later_s = 0.2, 0.02
+    with asyncio.Runner() as runner:
+        with pytest.raises(MemoryError, match="generator"):
+            train_async(run, runner)
+        assert "train" in parts.calls
+
+
+@pytest.mark.parametrize(("period", "steps"), [(2, [2, 3]), (3, [3]), (100, [3])])
+def test_a_run_whose_prompts_are_used_up_keeps_its_last_step_too(period: int, steps: list[int], tmp_path: Path) -> None:
+    def graded(row: int, attempt: int) -> Sequence[float | str]:
+        return (0.0, 1.0) if row else ("judge_unavailable", "judge_unavailable")
+
+    run, parts = instant(tmp_path, 4, graded, asynchronous=True, checkpointing={"save_period": period})
+    rows = [PromptRow(index, {}, f"f:{index + 1}") for index in range(8)]
+    run.prompts = PromptStream(rows, batch_size=2, max_epochs=1, seed=0, shuffle=False)
+    assert trained(run)["steps"] == 3
+    assert "prompts_used_up" in dict(parts.events)
+    assert [kept.step for kept in run.checkpoints.all()] == steps

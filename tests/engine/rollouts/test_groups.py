@@ -1,0 +1,266 @@
+"""Several groups at a time through one collector: each has what was asked for it, and none disturbs another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
+from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.types import FinishReason, SamplingParams
+from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Session, Verdict
+from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.environments.judged.judges import JudgeLostError
+from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call
+from tests.models.stock_chats import stock_chat
+
+FAMILY = "qwen3"
+
+
+class ByRow(Talk):
+    """As many turns as the row says; members from its `hangs` on wait for a tool for ever, if that is not None."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(0), turns=1)
+        self.seeded: dict[int, int] = {}
+        self.released = self.waiting = 0
+
+    async def seed(self, row) -> Session:
+        number = self.seeded.get(row["number"], 0)
+        self.seeded[row["number"]] = number + 1
+        hangs = row.get("hangs") is not None and number >= row["hangs"]
+        return Session(tools=[TOOL], state={"hangs": hangs, "left": row.get("questions", 0)})
+
+    async def call_tool(self, session, name, arguments) -> str:
+        if session.state["hangs"]:
+            self.waiting += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.waiting -= 1
+        return "done"
+
+    async def follow_up(self, row, response, session) -> str | None:
+        session.state["left"] -= 1
+        return "and then?" if session.state["left"] >= 0 else None
+
+    async def verify(self, row, response, session) -> Verdict:
+        if row.get("judge") == "lost":
+            raise JudgeLostError("the judge is dead")
+        return Verdict(0.5)
+
+    async def release(self, session) -> None:
+        self.released += 1
+
+
+def collector_of() -> tuple[RolloutCollector, ScriptedGenerator]:
+    chat = stock_chat(FAMILY)
+
+    def speak(request, index):
+        return (a_call(FAMILY, index) if request.request_id.endswith("/0") else "yes"), True, FinishReason.STOP
+
+    generator = ScriptedGenerator(chat, speak)
+    params = SamplingParams(max_new_tokens=99, stop_token_ids=(chat.eos_token_id,))
+    sampler = AsyncSampler(generator)
+    return RolloutCollector(
+        sampler, chat, EnvironmentSet({}, {}), params, max_total_length=4000, max_turns=9
+    ), generator
+
+
+def prompts(*rows: dict[str, Any]) -> list[PromptRow]:
+    asked = {"responses_create_params": {"input": "add"}}
+    return [PromptRow(n, {**asked, "number": n, **row}, f"f:{n + 1}") for n, row in enumerate(rows)]
+
+
+async def in_time(collecting: Any) -> Any:
+    async with asyncio.timeout(20):
+        return await collecting
+
+
+def said(generator: ScriptedGenerator) -> dict[str, str]:
+    """First prompts by the name of their group, as text."""
+    decode = generator.chat.tokenizer.decode
+    return {r.request_id[:-2]: decode(r.prompt_ids) for r in generator.requests if r.request_id.count("/") == 1}
+
+
+def test_each_prompt_has_its_own_suffix_and_all_are_sampled_as_was_asked() -> None:
+    collector, generator = collector_of()
+    hot = replace(collector.params, temperature=0.25)
+    groups = asyncio.run(
+        collector.collect(
+            prompts({}, {}, {"questions": 1}),
+            group_ids=["a", "b", "c"],
+            num_generations=2,
+            environment=ByRow(),
+            suffixes=["Be brief.", "", "Be kind."],
+            params=hot,
+        )
+    )
+    asked = said(generator)
+    assert ["Be brief." in asked["a"], "Be" in asked["b"], "Be kind." in asked["c"]] == [True, False, True]
+    assert {request.params.temperature for request in generator.requests} == {0.25}
+    for answered in (r for group in groups for r in group.rollouts):
+        start, end = answered.turns[-1]
+        assert (answered.metadata["answer"], answered.metadata["answer_tokens"]) == ("yes", end - start)
+    assert [[r.metadata["low_effort"] for r in group.rollouts] for group in groups] == [
+        [True] * 2,
+        [False] * 2,
+        [True] * 2,
+    ]
+
+
+def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
+    collector, _ = collector_of()
+    environment = ByRow()
+
+    async def collect() -> list[Any]:
+        cuts = [asyncio.Event(), asyncio.Event()]
+        asyncio.get_running_loop().call_later(0.4, cuts[1].set)
+        groups = await in_time(
+            collector.collect(
+                prompts({}, {"hangs": 2}), group_ids=["a", "b"], num_generations=4, environment=environment, cuts=cuts
+            )
+        )
+        await asyncio.sleep(0)
+        assert environment.waiting == 0
+        return groups
+
+    assert [[r.index for r in group.rollouts] for group in asyncio.run(collect())] == [[0, 1, 2, 3], [0, 1]]
+
+
+def test_what_a_cut_leaves_is_not_sampled_any_further() -> None:
+    collector, generator = collector_of()
+    held: list[Any] = []
+
+    class Holding(ScriptedGenerator):
+        def step(self) -> list[Any]:
+            later = [request for request in self._queue if request.request_id == "a/2/1"]
+            self._queue = [request for request in self._queue if request not in later]
+            done = super().step()
+            self._queue += later
+            held.extend(later)
+            return done
+
+    collector._sampler.generator = holding = Holding(generator.chat, generator._speak)
+
+    async def collect() -> None:
+        cut = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.4, cut.set)
+        group = await in_time(
+            collector.collect_group(prompts({})[0], group_id="a", num_generations=3, environment=ByRow(), cut=cut)
+        )
+        assert [r.index for r in group.rollouts] == [0, 1]
+        assert held and holding.pending() == 0 and not collector._sampler.busy
+
+    asyncio.run(collect())
+
+
+def test_where_one_group_cannot_be_had_the_others_are_given_up() -> None:
+    collector, generator = collector_of()
+    environment = ByRow()
+
+    async def collect() -> None:
+        rows = prompts({"judge": "lost"}, {"hangs": 0})
+        with pytest.raises(JudgeLostError):
+            await in_time(collector.collect(rows, group_ids=["a", "b"], num_generations=2, environment=environment))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert environment.waiting == 0 and environment.released == 4 and generator.pending() == 0
+
+    asyncio.run(collect())
+
+
+def test_a_group_that_is_done_leaves_one_whose_name_begins_alike_alone() -> None:
+    collector, _ = collector_of()
+    groups = asyncio.run(
+        in_time(
+            collector.collect(
+                prompts({}, {"questions": 5}), group_ids=["1", "10"], num_generations=2, environment=ByRow()
+            )
+        )
+    )
+    assert [{len(r.turns) for r in group.rollouts} for group in groups] == [{2}, {7}]
+
+
+def test_rows_that_ask_for_other_templates_are_rendered_by_their_own() -> None:
+    collector, generator = collector_of()
+    quiet = {"chat_template_kwargs": {"enable_thinking": False}}
+    collecting = collector.collect(
+        prompts(quiet, {}, {"chat_template_kwargs": {"enable_thinking": True}}, quiet),
+        group_ids=list("abcd"),
+        num_generations=1,
+        environment=ByRow(),
+    )
+    asyncio.run(collecting)
+    asked = said(generator)
+    assert ["</think>" in asked[name] for name in "abcd"] == [True, False, False, True]
+
+
+class Agents(Environment):
+    """Agents that say which weights sampled them; those beyond `fast` never come back."""
+
+    name = "agents"
+    runs_agent = True
+
+    def __init__(self, versions: list[int], fast: int = 9) -> None:
+        super().__init__(EnvironmentConfig(), {})
+        self.versions, self.fast, self.waiting = versions, fast, 0
+        self.asked: list[dict[str, Any]] = []
+
+    async def run_agent(self, row, sampling) -> AgentRun:
+        number = len(self.asked)
+        self.asked.append(sampling)
+        if number >= self.fast:
+            self.waiting += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.waiting -= 1
+        item = {"type": "message", "content": "yes", "prompt_token_ids": [5, 6], "generation_token_ids": [7, 8]}
+        item |= {"generation_log_probs": [-0.1] * 2, "generation_weight_versions": [self.versions[number]] * 2}
+        return AgentRun([item], Verdict(1.0))
+
+    async def verify(self, row, response, session) -> Verdict:
+        raise AssertionError
+
+
+def test_a_group_of_agents_is_as_old_as_its_oldest_token_and_sampled_as_was_asked() -> None:
+    collector, _ = collector_of()
+    for versions in ([5, 3, 4], [2]):
+        environment = Agents(versions)
+        collecting = collector.collect_group(
+            prompts({})[0],
+            group_id="a",
+            num_generations=len(versions),
+            environment=environment,
+            params=replace(collector.params, temperature=0.25, top_p=0.5),
+        )
+        assert asyncio.run(collecting).weight_version == min(versions)
+        assert environment.asked == [{"temperature": 0.25, "top_p": 0.5, "max_output_tokens": 99}] * len(versions)
+
+
+@pytest.mark.parametrize("fast", [1, 2])
+def test_agents_that_are_cut_are_given_up(fast: int) -> None:
+    collector, _ = collector_of()
+    environment = Agents([0] * 4, fast)
+
+    async def collect() -> None:
+        cut = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.3, cut.set)
+        collecting = collector.collect_group(
+            prompts({})[0], group_id="a", num_generations=4, environment=environment, cut=cut
+        )
+        if fast < 2:
+            with pytest.raises(StragglerError):
+                await in_time(collecting)
+        else:
+            assert [r.index for r in (await in_time(collecting)).rollouts] == [0, 1]
+        await asyncio.sleep(0)
+        assert environment.waiting == 0
+
+    asyncio.run(collect())

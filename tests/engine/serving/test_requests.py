@@ -1,0 +1,309 @@
+"""Requests of both APIs over a model that only notes them: what is sampled from, and what is answered. No server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.serving import sampling
+from nemotron_steps.engine.serving.api_errors import ApiError
+from nemotron_steps.engine.serving.chat_api import MAX_CHOICES, chat_completion, tokenize
+from nemotron_steps.engine.serving.endpoint import Endpoint
+from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat
+from nemotron_steps.engine.serving.responses_api import create_response
+from nemotron_steps.engine.serving.sampling import SamplerBridge
+from nemotron_steps.engine.serving.served_model import ServedModel
+from nemotron_steps.engine.types import SamplingParams
+from nemotron_steps.environments.http_server import EventStream, Request
+from tests.engine.serving.test_served_model import CALL, Bridge
+
+QUESTION = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+FLAT = {"type": "function", "name": "f"}
+
+
+class Chat:
+    """Letters are tokens; a message is rendered as one 2, one that goes on as 3, or as 4 where a turn had no end."""
+
+    tokenizer = range(200)
+    eos_token_id = 1
+
+    def __init__(self) -> None:
+        self.rendered: list[Any] = []
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(chr(token) for token in tokens)
+
+    decode_token = staticmethod(chr)
+    count_tokens = staticmethod(len)
+
+    def render(self, messages: Any, tools: Any) -> list[int]:
+        self.rendered.append(messages)
+        return [2] * len(messages)
+
+    def render_continuation(self, messages: Any, tools: Any, turn_ended: bool) -> list[int]:
+        self.rendered.append(messages)
+        return [3 if turn_ended else 4] * len(messages)
+
+
+def served(text: str = "abc") -> tuple[ServedModel, Any, Chat]:
+    bridge, chat = Bridge(), Chat()
+    bridge.tokens = [ord(letter) for letter in text]
+    model = ServedModel(
+        bridge,  # type: ignore[arg-type]
+        chat,  # type: ignore[arg-type]
+        name="policy",
+        max_total_length=99,
+        turn_format=TurnFormat("qwen3", "hermes"),
+        defaults=SamplingParams(8),
+    )
+    return model, bridge, chat
+
+
+def ask(model: ServedModel, *messages: dict[str, Any], label: str | None = None, **fields: Any) -> Any:
+    """The body of the answer; of a stream its events."""
+
+    async def run() -> Any:
+        answer = await chat_completion(model, {"messages": list(messages) or [QUESTION], **fields}, label)
+        if not isinstance(answer, EventStream):
+            return answer.body
+        return [event if event == "[DONE]" else json.loads(event) async for event in answer.events]
+
+    return asyncio.run(run())
+
+
+def respond(model: ServedModel, items: Any = "x", label: str | None = None, **fields: Any) -> Any:
+    return asyncio.run(create_response(model, {"input": items, **fields}, label)).body
+
+
+def prompt(model: ServedModel, *messages: dict[str, Any]) -> list[int]:
+    return tokenize(model, {"messages": list(messages)}).body["tokens"]
+
+
+def test_a_conversation_that_was_streamed_is_known_as_one_that_was_not() -> None:
+    answer = {"role": "assistant", "content": "abc"}
+    for stream in (False, True):
+        model, bridge, _ = served()
+        ask(model, QUESTION, stream=stream)
+        assert prompt(model, QUESTION, answer, QUESTION) == [2, *bridge.tokens, 4]
+
+
+def test_of_several_recorded_turns_the_last_is_gone_on_from() -> None:
+    def turn(before: list[int], said: list[int], **kind: Any) -> dict[str, Any]:
+        return {"role": "assistant", "content": "a", "prompt_token_ids": before, "generation_token_ids": said, **kind}
+
+    turns = [QUESTION, turn([5], [6]), QUESTION, turn([5, 6, 3], [7, 1]), QUESTION, QUESTION]
+    model, _, chat = served()
+    assert prompt(model, *turns) == [5, 6, 3, 7, 1, 3, 3]
+    answer = respond(model, turns, instructions="be kind")  # they are in the recorded tokens
+    assert answer["output"][-1]["prompt_token_ids"] == [5, 6, 3, 7, 1, 3, 3]
+    assert chat.rendered == [[QUESTION] * 2] * 2
+
+
+def test_calls_after_the_first_are_left_out_where_none_may_be_beside_it() -> None:
+    model, _, _ = served(CALL + CALL)
+    for parallel, count in ((True, 2), (False, 1)):
+        fields = {"tools": [TOOL], "parallel_tool_calls": parallel}
+        (choice,) = ask(model, **fields)["choices"]
+        calls = choice["message"]["tool_calls"]
+        assert len(calls) == len({call["id"] for call in calls}) == count
+        events = ask(model, stream=True, **fields)
+        (delta,) = [e["choices"][0]["delta"] for e in events[:-1] if "tool_calls" in e["choices"][0]["delta"]]
+        assert [call["index"] for call in delta["tool_calls"]] == list(range(count))
+
+
+def test_one_stop_string_may_stand_by_itself_and_penalties_of_any_zero_are_none() -> None:
+    model, bridge, _ = served()
+    for stop in ("xy", ["xy"]):
+        ask(model, stop=stop, presence_penalty=0.0, frequency_penalty=0.0)
+        assert bridge.asked[-1][0].stop_strings == ("xy",)
+
+
+def test_each_choice_has_its_own_tokens_and_weights_and_there_may_be_so_many() -> None:
+    model, bridge, _ = served()
+    answer = ask(model, n=MAX_CHOICES, return_token_ids=True, logprobs=True)
+    assert len(answer["choices"]) == MAX_CHOICES and answer["usage"]["completion_tokens"] == 3 * MAX_CHOICES
+    first = answer["choices"][0]
+    assert (first["token_ids"], first["weight_versions"]) == (bridge.tokens, [])
+    assert [entry["bytes"] for entry in first["logprobs"]["content"]] == [[97], [98], [99]]
+    with pytest.raises(ApiError) as caught:
+        ask(model, n=MAX_CHOICES + 1)
+    assert caught.value.body["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_stream_tells_of_its_tokens_where_that_is_asked_for(asked: bool) -> None:
+    model, _, _ = served()
+    events = ask(model, stream=True, stream_options={"include_usage": asked})
+    assert ["usage" in event for event in events[:-1]].count(True) == asked
+    assert {event["object"] for event in events[:-1]} == {"chat.completion.chunk"}
+
+
+def test_what_breaks_in_a_stream_is_its_last_event_but_one() -> None:
+    model, bridge, _ = served()
+
+    async def samples(*asked: Any) -> Any:
+        raise ApiError(500, "generation broke")
+        yield
+
+    bridge.samples = samples
+    *_, error, end = ask(model, stream=True)
+    assert error["error"]["message"] == "generation broke" and end == "[DONE]"
+
+
+def test_the_template_sees_reasoning_names_and_calls_and_a_developer_as_the_system() -> None:
+    model, _, chat = served()
+    made = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+    prompt(
+        model,
+        {"role": "developer", "content": "d"},
+        {"role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": made},
+        {"role": "tool", "content": [{"type": "text", "text": "t"}], "tool_call_id": "c", "name": "f"},
+    )
+    made[0]["function"] = {"name": "f", "arguments": {"a": 1}}
+    assert chat.rendered == [
+        [
+            {"role": "system", "content": "d"},
+            {"role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": made},
+            {"role": "tool", "content": "t", "tool_call_id": "c", "name": "f"},
+        ]
+    ]
+
+
+def test_a_response_is_sampled_as_it_asks_and_counts_its_reasoning() -> None:
+    model, bridge, _ = served("<think>why</think>c")
+    answer = respond(model, label="mine", temperature=0.5, top_p=0.25, top_k=7, seed=3, max_output_tokens=50)
+    params, n, request = bridge.asked[0]
+    assert (params.temperature, params.top_p, params.top_k, params.seed, params.max_new_tokens) == (0.5, 0.25, 7, 3, 50)
+    assert (n, request) == (1, "mine")
+    assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
+    assert (answer["temperature"], answer["top_p"], answer["max_output_tokens"]) == (0.5, 0.25, 50)
+
+
+@pytest.mark.parametrize(("field", "guess"), [("temprature", "did you mean temperature"), ("zzz", "does not support")])
+def test_a_field_that_nobody_reads_is_refused_with_one_that_is_like_it(field: str, guess: str) -> None:
+    for asking in (ask, respond):
+        with pytest.raises(ApiError, match=guess) as caught:
+            asking(served()[0], **{field: 1})
+        assert caught.value.body["error"]["code"] == "unsupported_parameter"
+
+
+def routed(method: str, path: str, body: Any = None, *, ready: bool = True, label: str | None = None) -> Any:
+    """(status, body) of an endpoint's answer, and what its generator was asked."""
+    model, bridge, _ = served()
+    bridge.ready, bridge.weight_version = ready, 7
+    endpoint = object.__new__(Endpoint)
+    endpoint._model = model
+    headers = {} if label is None else {"x-request-id": label}
+    raw = b"" if body is None else json.dumps(body).encode()
+    reply: Any = asyncio.run(endpoint._answer(Request(method, path, headers, raw)))
+    return (reply.status, reply.body), bridge.asked
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_paths_may_end_in_a_slash_and_tokens_are_counted_at_two(end: str) -> None:
+    for path in ("/tokenize", "/v1/tokenize"):
+        (status, body), _ = routed("POST", path + end, {"messages": [QUESTION]}, ready=False)
+        assert (status, body["tokens"]) == (200, [2])
+    assert routed("GET", f"/health{end}")[0] == (200, {"status": "ok", "weight_version": 7})
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/responses", "/v1/chat/completions"])
+def test_nothing_is_promised_before_there_is_something_that_samples(path: str) -> None:
+    method, body = ("GET", None) if path in ("/health", "/v1/models") else ("POST", {"input": "x"})
+    (status, answer), asked = routed(method, path, body, ready=False)
+    assert (status, answer["error"]["code"], asked) == (503, "not_ready", [])
+
+
+def test_the_clients_name_of_a_request_names_the_stream_of_its_samples() -> None:
+    for path, body in (("/v1/responses", {"input": "x"}), ("/v1/chat/completions", {"messages": [QUESTION]})):
+        _, asked = routed("POST", path, {**body, "seed": 1}, label="mine")
+        assert asked[0][2] == "mine"
+
+
+def test_of_turns_that_cannot_be_told_apart_the_newest_is_taken() -> None:
+    known = KnownConversations(max_tokens=9)
+    said, answer = [said_in_chat(QUESTION)], [said_in_chat({"role": "assistant", "content": "a"})]
+    for token in (5, 6, 7):
+        known.remember(said, answer, (), [2], [token, 1])
+    found = known.find([*said, *answer, *said], ())
+    assert found is not None and found[0].token_ids() == [2, 7, 1] and len(known._by_use) == 3  # exactly as many
+    known.remember(said, answer, (), [2], [8])
+    assert known._tokens == 8 and len(known._by_use) == 3
+
+
+def test_marks_of_every_item_of_an_answer_tell_it_from_others() -> None:
+    known, said = KnownConversations(), [said_in_chat(QUESTION)]
+    for number in (1, 2):
+        calls = [{"id": f"{number}", "function": {"name": "f", "arguments": ""}}]
+        parts = [said_in_chat({"role": "assistant", "content": "", "reasoning_content": f"r{number}"})]
+        parts.append(said_in_chat({"role": "assistant", "content": "", "tool_calls": calls}))
+        known.remember(said, parts, (), [2], [number])
+    told = [said_in_chat({"role": "assistant", "content": "", "reasoning_content": "r1"})]
+    told.append(said_in_chat({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}))
+    found = known.find([*said, *told, *said], ())
+    assert found is not None and found[0].token_ids() == [2, 1]
+
+
+def test_a_request_that_the_run_drops_is_answered() -> None:
+    async def first(bridge: SamplerBridge) -> Any:
+        return await anext(bridge.samples([2], SamplingParams(1), 1, "r"))
+
+    async def dropped() -> None:
+        loop = asyncio.get_running_loop()
+
+        def submit(*asked: Any) -> list[Any]:
+            future = loop.create_future()
+            future.cancel()
+            return [future]
+
+        bridge = SamplerBridge(SimpleNamespace(loop=loop, submit=submit, cancel_request=lambda name: None))  # type: ignore[arg-type]
+        with pytest.raises(ApiError) as caught:
+            async with asyncio.timeout(5):
+                await first(bridge)
+        assert (caught.value.status, caught.value.body["error"]["code"]) == (503, "dropped")
+        assert not bridge._running  # its name is free again
+
+    asyncio.run(dropped())
+
+
+def test_a_request_that_outlives_the_run_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_POLL_SECONDS", 0.01)
+    closed = iter([False, False, *[True] * 9])
+    loop = SimpleNamespace(is_closed=lambda: next(closed), call_soon_threadsafe=lambda function: None)
+
+    async def wait() -> None:
+        bridge = SamplerBridge(SimpleNamespace(loop=loop))  # type: ignore[arg-type]
+        async with asyncio.timeout(5):
+            await anext(bridge.samples([2], SamplingParams(1), 1, "r"))
+
+    with pytest.raises(ApiError, match="the run ended") as caught:
+        asyncio.run(wait())
+    assert caught.value.status == 503
+
+
+def test_samples_that_nobody_takes_any_more_are_dropped() -> None:
+    cancelled: list[str] = []
+
+    async def leave() -> None:
+        loop = asyncio.get_running_loop()
+
+        def submit(*asked: Any) -> list[Any]:
+            futures = [loop.create_future() for _ in range(2)]
+            futures[0].set_result("sample")
+            return futures
+
+        sampler: Any = SimpleNamespace(loop=loop, submit=submit, cancel_request=cancelled.append)
+        samples = SamplerBridge(sampler).samples([2], SamplingParams(1), 2, "r")
+        async with asyncio.timeout(5):
+            assert await anext(samples) == "sample"
+            await samples.aclose()
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    assert cancelled == ["r"]

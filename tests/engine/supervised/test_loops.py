@@ -1,0 +1,134 @@
+"""What both supervised loops ask of a policy, of checkpoints and of validation, step by step: nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.engine.supervised.dpo import optimize_preferences
+from nemotron_steps.engine.supervised.sft import finetune
+from nemotron_steps.engine.types import TrainBatch
+from tests.engine.supervised.test_dpo import random_pairs
+
+EXAMPLES = random_pairs(16)
+UNSEEN = random_pairs(5, 1)
+
+
+class ScriptedPolicy:
+    """Says something of every token, and learns nothing."""
+
+    def __init__(self) -> None:
+        self.trained: list[TrainBatch] = []
+
+    def logprobs(self, batch: TrainBatch) -> torch.Tensor:
+        return -(batch.input_ids % 7 + 1).float()
+
+    def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
+        return -(batch.input_ids % 5 + 1).float()
+
+    def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        self.trained.append(batch)
+        return {"loss": float(len(self.trained)), "accuracy": 0.5}
+
+
+class Noted:
+    """Checkpoints and a reporter that note what they are told; every other step is to be saved."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.metrics_of: list[dict[str, float]] = []
+        self.progressed: list[tuple[float, float | None]] = []
+
+    def latest(self) -> None: ...
+
+    def steps_begin(self) -> None: ...
+
+    def check(self) -> None:
+        self.calls.append("check")
+
+    def due(self, step: int, last: bool) -> bool:
+        return step % 2 == 0
+
+    def save(self, step: int, policy: Any, state: dict[str, Any], *, reported: Sequence[str] = ()) -> None:
+        self.calls.append(("save", step, state["metrics"]["loss"], sorted(reported)))
+
+    def refuse_overtime(self, step: int, total: int, reporter: Any) -> None:
+        self.calls.append(("overtime", step, total))
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        self.metrics_of.append(dict(values))
+
+    def progress(self, description: str, completed: float, total: float | None = None) -> None:
+        self.progressed.append((completed, total))
+
+
+def run(loop: str, validation: Sequence[Any] = UNSEEN, **settings: Any) -> tuple[dict[str, Any], Noted, ScriptedPolicy]:
+    settings = {"max_num_steps": 99, "max_num_epochs": 1, **settings}
+    values = {loop: settings, "policy": {"train_global_batch_size": 4, "make_sequence_length_divisible_by": 16}}
+    policy, noted = ScriptedPolicy(), Noted()
+    told: Any = (noted, noted)
+    if loop == "sft":
+        chats, unseen = ([pair.chosen for pair in pairs] for pairs in (EXAMPLES, validation))
+        summary = finetune(policy, chats, unseen, SftConfig.model_validate(values), *told)  # type: ignore[arg-type]
+    else:
+        config = DpoConfig.model_validate(values)
+        summary = optimize_preferences(policy, EXAMPLES, validation, config, *told)  # type: ignore[arg-type]
+    return summary, noted, policy
+
+
+REPORTED = {
+    "sft": ["validation_loss"],
+    "dpo": ["validation/accuracy", "validation/loss", "validation/rewards_margin"],
+}
+
+
+@pytest.mark.parametrize("loop", REPORTED)
+def test_a_failed_save_is_asked_for_after_each_step_and_time_after_each_save_but_the_last(loop: str) -> None:
+    summary, noted, _ = run(loop)
+    assert noted.calls == [
+        *("check", "check", ("save", 2, 2.0, []), ("overtime", 2, 4)),
+        *("check", "check", ("save", 4, 4.0, [])),
+    ]
+    assert (summary["steps"], summary["train_loss"]) == (4, 4.0)  # an epoch, of 99 steps that were asked for
+    assert noted.progressed == [(step, 4) for step in range(1, 5)]
+
+
+@pytest.mark.parametrize("loop", REPORTED)
+def test_metrics_of_a_validation_to_come_may_rank_checkpoints(loop: str) -> None:
+    _, noted, _ = run(loop, val_period=3)
+    assert [call[3] for call in noted.calls if call[0] == "save"] == [REPORTED[loop]] * 2
+    assert [set(REPORTED[loop]) <= set(metrics) for metrics in noted.metrics_of] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("loop", REPORTED)
+def test_without_validation_rows_nothing_is_validated_however_often(loop: str) -> None:
+    summary, noted, _ = run(loop, [], val_period=1)
+    assert [call[3] for call in noted.calls if call[0] == "save"] == [[], []]
+    assert not any("validation" in name for each in (summary, *noted.metrics_of) for name in each)
+
+
+@pytest.mark.parametrize("loop", REPORTED)
+def test_a_step_has_the_tokens_of_its_whole_batch_rounded_in_width(loop: str) -> None:
+    _, noted, policy = run(loop, max_num_steps=3)
+    assert len(policy.trained) == 3
+    for batch, metrics in zip(policy.trained, noted.metrics_of, strict=True):
+        assert batch.input_ids.shape[1] % 16 == 0 and len(batch) == {"sft": 4, "dpo": 8}[loop]
+        seconds = metrics["timing/train_s"] + metrics.get("timing/reference_logprobs_s", 0.0)
+        assert metrics["train_tokens_per_s"] * seconds == pytest.approx(int(batch.lengths.sum()))
+
+
+@pytest.mark.parametrize(("val_batches", "rows"), [(1, 4), (2, 5), (9, 5)])
+def test_chats_are_validated_token_by_token_in_so_many_batches_at_most(val_batches: int, rows: int) -> None:
+    summary, _, _ = run("sft", val_batches=val_batches)
+    said = [
+        token % 7 + 1
+        for pair in UNSEEN[:rows]
+        for token, trained in zip(pair.chosen.token_ids, pair.chosen.token_mask, strict=True)
+        if trained
+    ]
+    assert summary["validation_loss_before"] == summary["validation_loss"] == pytest.approx(sum(said) / len(said))

@@ -1,0 +1,111 @@
+"""Segments of shared memory: where they lie, and that nothing of them is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemotron_steps.engine.weight_sync import shared_memory
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
+
+GIVEN = [("a", torch.arange(3.0)), ("b", torch.ones(64))]
+PLAN = WeightPlan.of(GIVEN)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Memory, and a disk beside it; neither has more room than `full` leaves."""
+    found = {name: tmp_path / name for name in ("memory", "disk")}
+    for folder in found.values():
+        folder.mkdir()
+    monkeypatch.setattr(shared_memory, "_FOLDER", found["memory"])
+    monkeypatch.setattr(tempfile, "tempdir", str(found["disk"]))
+    return found
+
+
+def fill(monkeypatch: pytest.MonkeyPatch, *full: Path) -> None:
+    allocate = os.posix_fallocate
+
+    def limited(descriptor: int, start: int, size: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent in full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+
+
+def carries(writer: SegmentWriter, plan: WeightPlan = PLAN) -> bool:
+    reader = SegmentReader(plan, writer.path)
+    writer.unlink()
+    writer.write(iter(GIVEN))
+    return all(torch.equal(tensor, sent) for (_, tensor), (_, sent) in zip(reader.weights(), GIVEN, strict=True))
+
+
+def test_a_segment_is_in_memory_while_there_is_room(folders: dict[str, Path]) -> None:
+    writer = SegmentWriter(PLAN)
+    assert Path(writer.path).parent == folders["memory"] and carries(writer)
+
+
+@pytest.mark.parametrize("without", ["room", "folder"])
+def test_without_room_in_memory_it_is_on_disk(
+    without: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if without == "room":
+        fill(monkeypatch, folders["memory"])
+    else:
+        folders["memory"].rmdir()
+    writer = SegmentWriter(PLAN)
+    assert Path(writer.path).parent == folders["disk"]
+    assert without == "folder" or not list(folders["memory"].iterdir())
+    assert carries(writer) and not list(folders["disk"].iterdir())
+
+
+def test_without_room_anywhere_it_says_so_and_leaves_no_file(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(monkeypatch, *folders.values())
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space left"):
+        SegmentWriter(PLAN)
+    assert not any(list(folder.iterdir()) for folder in folders.values())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_segment_that_is_gone_holds_no_file_open(folders: dict[str, Path]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    writer = SegmentWriter(PLAN)
+    writer.unlink()
+    del writer
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_another_writer_took_for_one_left_behind_is_made_again(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, taken = tempfile.mkstemp, []
+
+    def raced(**where: object) -> tuple[int, str]:
+        descriptor, path = make(**where)  # type: ignore[call-overload]
+        if not taken:
+            taken.append(path)
+            os.unlink(path)
+        return descriptor, path
+
+    monkeypatch.setattr(tempfile, "mkstemp", raced)
+    writer = SegmentWriter(PLAN)
+    assert taken and os.path.exists(writer.path) and carries(writer)
+
+
+def test_a_plan_of_nothing_has_a_segment_too(folders: dict[str, Path]) -> None:
+    nothing = WeightPlan.of([])
+    writer = SegmentWriter(nothing)
+    reader = SegmentReader(nothing, writer.path)
+    writer.write(iter([]))
+    assert list(reader.weights()) == []
+    writer.unlink()

@@ -1,0 +1,91 @@
+"""What is said of workers, and ports that are bound for them. No Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.engine.workers import rendezvous, workers
+from nemotron_steps.engine.workers.workers import Worker, places
+from nemotron_steps.errors import EngineError
+
+
+def test_a_lost_worker_is_told_with_the_last_lines_of_what_it_said(tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    log.with_suffix(".out").write_text(":actor_name:x\nsaid first\n\n")
+    log.write_text("".join(f":job_id:1\nline {n}\n" for n in range(20)))
+    worker = Worker("rank 0", None, 7, "here", log=str(log), devices=("GPU-1", "GPU-2"))
+    error = worker.lost("it died")
+    assert str(error.found).splitlines() == [
+        "it died; its last log lines:",
+        *(f"    line {n}" for n in range(20 - workers._LOG_LINES, 20)),
+    ]
+    assert error.where == f"process 7 on here, log {log}"
+    log.write_text("only\n")
+    assert str(worker.lost("it died").found).endswith("\n    said first\n    only")
+    bare = Worker("rank 1", None, 8, "there", log="")
+    assert (bare.lost("it died").found, bare.lost("x").where) == ("it died", "process 8 on there")
+    assert (worker.device, bare.device) == ("GPU-1", None)
+    assert places([worker, bare]) == {"rank 0": "process 7 on here, GPU-1, GPU-2", "rank 1": "process 8 on there"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("The actor died.\n  exit detail: OOM Some common causes include: (1) x", "exit detail: OOM"),
+        (
+            "The actor died because of an error in its creation task, y\n  File z\nImportError: no ray ",
+            "ImportError: no ray",
+        ),
+        ("plain\nmore", "plain"),
+    ],
+)
+def test_of_what_ray_says_the_line_that_says_why_is_kept(text: str, said: str) -> None:
+    assert workers._said(RuntimeError(text)) == said
+
+
+def test_a_traceback_of_a_worker_ends_where_it_failed_and_has_no_colours() -> None:
+    text = "\n".join(f"\x1b[36mline {n}\x1b[39m" for n in range(20))
+    assert workers._remote_traceback(RuntimeError(text)).splitlines() == [f"    line {n}" for n in range(12, 20)]
+
+
+def test_a_port_is_asked_for_again_and_what_could_not_be_bound_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    slept: list[float] = []
+
+    def opened(family: int, kind: int) -> Any:
+        found = SimpleNamespace(family=family, closed=False, close=lambda: setattr(found, "closed", True), bind=bind)
+        made.append(found)
+        return found
+
+    def bind(address: tuple[str, int]) -> None:
+        assert address[1] == 0
+        if len(made) < free_at:
+            raise OSError("in use")
+
+    monkeypatch.setattr(rendezvous, "socket", SimpleNamespace(**{**vars(socket), "socket": opened}))
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(sleep=slept.append))
+    free_at = 3
+    assert rendezvous.bind_port("::1") is made[2]
+    assert [s.closed for s in made] == [True, True, False] and {s.family for s in made} == {socket.AF_INET6}
+    made.clear()
+    free_at = rendezvous.ATTEMPTS + 1
+    with pytest.raises(EngineError, match="no port") as caught:
+        rendezvous.bind_port("127.0.0.1")
+    assert [s.closed for s in made] == [True] * rendezvous.ATTEMPTS and {s.family for s in made} == {socket.AF_INET}
+    assert caught.value.found == "in use" and slept[2:] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
+
+
+def test_the_file_of_standard_error_is_known_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os.path, "islink", lambda path: True)
+    for target, found in ((tmp_path / "log", str(tmp_path / "log")), (tmp_path / "gone", "")):
+        (tmp_path / "log").touch()
+        monkeypatch.setattr(os, "readlink", lambda path, target=target: str(target))
+        assert workers._stderr_path() == found
