@@ -144,3 +144,26 @@ def test_a_field_with_a_wrong_item_is_not_one_that_another_file_may_have(row: An
     with pytest.raises(DataError) as caught:
         Calls(None).check_row(row, "f:3")
     assert (type(caught.value), caught.value.where) == (refused, "f:3 field calls[1]")
+
+
+def test_what_an_unavailable_judge_said_and_would_have_done_comes_along() -> None:
+    error = JudgeUnavailableError("the judge is gone", found="no answer", hints=("curl it", "wait"))
+    details = judge(Given(error))[0].details
+    assert details == {"message": "the judge is gone", "found": "no answer", "hint": "curl it"}
+    assert judge(Given(JudgeUnavailableError("gone")))[0].details["hint"] is None
+
+
+def test_of_a_long_traceback_the_end_is_kept() -> None:
+    trace = judge(Given(KeyError("x" * 9000 + "end")))[0].details["traceback"]
+    assert len(trace) == 4000 and trace.rstrip().endswith("end'")
+
+
+def test_a_rollout_gets_tools_of_its_own() -> None:
+    tools = [{"type": "function", "name": "f"}]
+    row: Any = {"responses_create_params": {"input": "Say.", "tools": tools}}
+    session = asyncio.run(Given(None).seed(row))
+    session.tools[0]["name"] = "g"
+    session.tools.append({})
+    assert tools == [{"type": "function", "name": "f"}]
+    without: Any = {"responses_create_params": {"input": "Say.", "tools": None}}
+    assert asyncio.run(Given(None).seed(without)).tools == []

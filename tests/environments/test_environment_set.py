@@ -93,3 +93,11 @@ def test_every_environment_created_is_started_and_closed() -> None:
 
     asyncio.run(run())
     assert done == ["start mcqa", "start calendar", "close mcqa", "close calendar"]
+
+
+def test_settings_are_the_same_in_any_order() -> None:
+    settings = {"grading_mode": "lenient_boxed", "max_steps": 3}
+    backwards = dict(reversed(settings.items()))
+    options = {"one": {"environment": "mcqa", **settings}, "two": {"environment": "mcqa", **backwards}}
+    environments = EnvironmentSet(options, {})
+    assert environments.get("one") is environments.get("two")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -65,6 +65,69 @@ def test_a_worker_that_takes_too_long_is_killed_and_the_next_call_answered(reque
 
     assert with_pool(use, timeout_s=3.0) == 2
     assert gone_within(20, os.getpid())
+
+
+class Process:
+    """A worker that answers when it may, noted in `running`."""
+
+    running: ClassVar[list[Process]] = []
+    most = 0
+
+    def __init__(self) -> None:
+        self.stdin = self.stdout = self
+        self.returncode: int | None = None
+        self.may = asyncio.Event()
+        self.running.append(self)
+        Process.most = max(Process.most, len(self.running))
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def readline(self) -> bytes:
+        await self.may.wait()
+        return b"1\n"
+
+    def kill(self) -> None:
+        self.returncode = -signal.SIGKILL
+        self.running.remove(self)
+
+    async def wait(self) -> None: ...
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> type[Process]:
+    """Workers that are told when to answer, without a process."""
+
+    async def start(self: WorkerPool) -> Process:
+        return Process()
+
+    monkeypatch.setattr(WorkerPool, "_start", start)
+    monkeypatch.setattr(Process, "running", [])
+    monkeypatch.setattr(Process, "most", 0)
+    return Process
+
+
+def test_no_more_workers_than_asked_for_are_started_and_each_is_used_again(told: type[Process]) -> None:
+    async def use(pool: WorkerPool) -> None:
+        calls = [asyncio.ensure_future(pool.call(n)) for n in range(5)]
+        while not all(call.done() for call in calls):
+            for process in told.running:
+                process.may.set()
+            await asyncio.sleep(0)
+        assert [call.result() for call in calls] == [1] * 5 and len(told.running) == 2
+
+    with_pool(use, size=2)
+    assert told.most == 2 and told.running == []
+
+
+def test_a_call_that_nobody_waits_for_any_more_ends_its_worker(told: type[Process]) -> None:
+    async def use(pool: WorkerPool) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pool.call(1), 0.01)
+        assert told.running == []
+
+    with_pool(use)
 
 
 def test_a_worker_that_takes_too_much_memory_counts_as_too_long() -> None:

@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.environments import recorded
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.base import (
+    Environment,
+    EnvironmentConfig,
+    Response,
+    Row,
+    RowError,
+    Session,
+    Verdict,
+)
 from nemotron_steps.environments.recorded import Regraded, RowsByPrompt, prompt_key, regrade
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import DataError, UnsupportedError
@@ -148,3 +156,58 @@ def test_a_rollout_gets_back_the_fields_of_the_row_that_it_begins_with() -> None
     with pytest.raises(DataError, match="no prompt"):
         prompt_key({}, "f:1")
     assert prompt_key(rollout("a", "b"), "") == prompt_key(rows[0][0], "") != prompt_key(rows[1][0], "")
+
+
+def test_sessions_are_released_where_judging_raises() -> None:
+    class Raises(Grader):
+        async def verify_group(self, *_: Any) -> list[Verdict]:
+            raise KeyError("x")
+
+    environment = Raises(groups=True)
+    with pytest.raises(KeyError):
+        graded(environment, [rollout(), rollout()])
+    assert environment.done == ["start", "release", "release", "close"]
+
+
+def test_who_stops_listening_ends_what_is_still_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "_AT_ONCE", 2)
+
+    class Slow(Grader):
+        async def verify_group(self, row: Row, responses: Any, sessions: Any) -> list[Verdict]:
+            if self.seen:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.done.append("ended")
+            return await super().verify_group(row, responses, sessions)
+
+    environment = Slow()
+
+    async def run() -> None:
+        rollouts = regrade(environment, [(rollout(), f"f:{n}") for n in range(4)])
+        await anext(rollouts)
+        await rollouts.aclose()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert environment.done[-1] == "close" and environment.done.count("release") == 1 + environment.done.count("ended")
+
+
+def test_rows_are_checked_with_what_the_environment_is_configured_with() -> None:
+    class Bare(Grader):
+        def check_resources(self, row: Row) -> None:
+            raise RowError("key", "one that is there", "another")
+
+    with pytest.raises(DataError) as caught:
+        graded(Bare(), [rollout()])
+    assert caught.value.where == "f:0 field key"
+
+
+def test_a_recorded_rollout_has_the_session_of_one_whose_tools_were_called_elsewhere() -> None:
+    class Replays(Grader):
+        async def seed(self, row: Row) -> Session:
+            raise AssertionError("nothing is called here")
+
+        async def seed_recorded(self, row: Row) -> Session:
+            return Session()
+
+    assert graded(Replays(), [rollout()])[0].verdict.reward == 1.0

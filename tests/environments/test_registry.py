@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nemotron_steps.environments import agents, registry
 from nemotron_steps.environments.base import Environment
-from nemotron_steps.errors import ConfigError, DataError, UnknownNameError
+from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.containers import ContainerSandbox
 
@@ -36,6 +37,9 @@ def test_every_built_in_name_is_its_class(name: str) -> None:
             "single_step_tool_use_with_argument_comparison",
         ),
         ("terminal_pivot_simple_agent", "terminus_judge"),
+        ("remote_agent_v2", "remote_agent"),  # not remote, which is shorter
+        ("mcqa_resources_server", "mcqa"),
+        ("my_mcqa_agent", "mcqa"),
     ],
 )
 def test_agents_are_routed_to_environments(agent: str, environment: str) -> None:
@@ -105,3 +109,22 @@ def test_the_layer_is_light() -> None:
         "assert not any(m.startswith(('nemotron_steps.engine','nemotron_steps.manifest')) for m in sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_plug_ins_are_refused_where_two_have_one_name_or_one_is_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(name: str, value: str) -> Any:
+        return SimpleNamespace(name=name, value=value, dist=SimpleNamespace(name=value.partition(":")[0]))
+
+    entries = [entry("two", "one_package:A"), entry("two", "another:A"), entry("odd", "builtins:dict")]
+    entries += [entry("gone", "no_such_module:A"), entry("same", "builtins:int"), entry("same", "builtins:int")]
+    monkeypatch.setattr(registry, "_plugins", lambda path: tuple(entries))
+    with pytest.raises(ConfigError, match="several installed packages") as caught:
+        registry.environment_class("two")
+    assert caught.value.hints == ("pip uninstall another", "pip uninstall one_package")
+    for name in ("odd", "same"):  # installed twice, it is one
+        with pytest.raises(ConfigError, match="is not an Environment class"):
+            registry.environment_class(name)
+    with pytest.raises(UnsupportedError, match="cannot be loaded") as caught:
+        registry.environment_class("gone")
+    assert caught.value.hints == ("pip uninstall no_such_module",)
+    assert set(registry.names()) - set(registry.BUILT_IN) == {"two", "odd", "gone", "same"}

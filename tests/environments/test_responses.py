@@ -102,6 +102,7 @@ def test_a_rollout_is_read_from_its_items_in_their_order() -> None:
         {"role": "user", "content": "more"},
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "r3"}]},
         {"type": "message", "content": [{"type": "output_text", "text": "end"}]},
+        {"type": "message", "role": "user", "content": "asked for more, and cut off"},
     ]
     found = Response.from_output(items, truncated=True, num_answer_tokens=2, num_reasoning_tokens=3)
     assert (found.text, found.reasoning) == ("end", "r1\nr2\nr3")

@@ -202,6 +202,9 @@ def test_unusable_rows_are_refused(tests: dict[str, Any]) -> None:
         ("nan", "NaN", False, False),
         ("", "", False, True),
         ("a\n\nb", "a\nb", False, False),
+        ("a\nb\nmore", "a\nb", False, False),
+        ("a", "a\nb", False, False),
+        ("", "a", False, False),
         ("[1, 2.0]", "[1.0, 2]", True, True),
         ('{"b": 1, "a": 2}', '{"a": 2, "b": 1}', True, True),
         ("[1, 2]", "[2, 1]", True, False),
@@ -268,3 +271,21 @@ def test_a_sandbox_has_time_and_memory_for_all_of_its_tests() -> None:
     assert json.loads(called["stdin"])["script"] == "call.py" and "FUNCTION = 'f'\n" in called["files"]["call.py"]
     nothing = asyncio.run(environment.verify(row(["1"], ["1"]), Response("no program"), Session()))
     assert (nothing.reward, nothing.components["code_found"], len(asked)) == (0.0, 0.0, 3)
+
+
+def test_the_tests_passed_are_counted_over_all_sandboxes() -> None:
+    environment: Any = create("code_gen")
+
+    class Last:
+        """The very last test ends with another answer."""
+
+        async def run(self, **given: Any) -> SandboxResult:
+            tests = json.loads(given["stdin"])["tests"]
+            lines = [ended(0, "no" if test == str(code_gen.CHUNK + 1) else test) for test in tests]
+            return SandboxResult(Outcome.EXITED, 0, "\n".join(lines), "", 0.0)
+
+    environment.sandbox = Last()
+    inputs = [str(n) for n in range(code_gen.CHUNK + 2)]
+    verdict = asyncio.run(environment.verify(row(inputs, inputs), Response("```python\nx\n```"), Session()))
+    assert verdict.reward == 0.0
+    assert verdict.components["tests_passed"] == (code_gen.CHUNK + 1) / (code_gen.CHUNK + 2)

@@ -127,8 +127,8 @@ def test_edits_count_only_inside_solution_tags_unless_relaxed() -> None:
 class Container:
     """A container whose programs end as told: outcome, exit code and output, by a word of the command."""
 
-    def __init__(self, ends: dict[str, tuple[Outcome, int, str]]) -> None:
-        self.ends = ends
+    def __init__(self, ends: dict[str, tuple[Outcome, int, str]], *, on_stderr: bool = False) -> None:
+        self.ends, self.on_stderr = ends, on_stderr
 
     async def __aenter__(self) -> Container:
         return self
@@ -140,7 +140,8 @@ class Container:
     async def run(self, argv: list[str], *, cwd: str) -> SandboxResult:
         for word, (outcome, code, output) in self.ends.items():
             if word in " ".join(argv):
-                return SandboxResult(outcome, code if outcome is Outcome.EXITED else None, output, "", 0.0)
+                out, err = ("", output) if self.on_stderr else (output, "")
+                return SandboxResult(outcome, code if outcome is Outcome.EXITED else None, out, err, 0.0)
         return SandboxResult(Outcome.EXITED, 0, "", "", 0.0)
 
 
@@ -191,13 +192,27 @@ def test_full_partial_and_none(passed: set[str], reward: float) -> None:
     assert rule.resolution(passed, {"a", "b"}, {"k"}) == reward
 
 
-@pytest.mark.parametrize("bad", [row("guess"), row(test_script=""), row("repro-gen", patch=""), row(FAIL_TO_PASS="[")])
+@pytest.mark.parametrize(
+    "bad",
+    [row("guess"), row(test_script=""), row("repro-gen", patch=""), row(FAIL_TO_PASS="[")],
+)
 def test_unusable_rows_are_refused(bad: dict[str, Any]) -> None:
     environment = create("swerl_gen")
     environment.check_row(row(), "f:1")
     environment.check_row(row("repro-gen"), "f:1")
     with pytest.raises(DataError):
         environment.check_row(bad, "f:1")
+
+
+@pytest.mark.parametrize("key", ["FAIL_TO_PASS", "PASS_TO_PASS"])
+def test_tests_that_are_no_list_are_refused_by_their_field(key: str) -> None:
+    with pytest.raises(DataError) as caught:
+        create("swerl_gen").check_row(row(**{key: "["}), "f:1")
+    assert caught.value.where == f"f:1 field instance.{key}"
+    bad = row()
+    bad["metadata"]["relevant_file_contents"] = "[1]"
+    with pytest.raises(DataError, match="relevant_file_contents"):
+        create("swerl_gen").check_row(bad, "f:1")
 
 
 def test_everything_is_done_in_the_repository_and_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,3 +271,33 @@ def test_too_many_edits_are_none() -> None:
     for count, there in ((rule.MAX_EDITS, True), (rule.MAX_EDITS + 1, False)):
         body = "\n".join(edit("pkg/b.py", f"x = {n}", "y") for n in range(count))
         assert (rule.edits_in(body) is not None) is there
+
+
+@pytest.mark.parametrize("on_stderr", [False, True])
+@pytest.mark.parametrize(
+    ("passed", "reward"),
+    [("new other old", 1.0), ("new old", 0.2), ("other old", 0.2), ("old", 0.0), ("new other", 0.0)],
+)
+def test_some_of_the_issues_tests_earn_a_part_where_nothing_else_breaks(
+    passed: str, reward: float, on_stderr: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = create("swerl_gen")
+    output = "".join(f"PASSED t::{name}\n" for name in passed.split())
+    told = Container({"pytest": (Outcome.EXITED, 1, output)}, on_stderr=on_stderr)
+    monkeypatch.setattr(environment, "_container", lambda row: told)
+    answer = Response(f"<solution>{edit('pkg/b.py', 'x = 1', 'x = 2')}</solution>")
+    asked = row(FAIL_TO_PASS=["t::new", "t::other"])
+    assert asyncio.run(environment.verify(asked, answer, Session())).reward == reward
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_repositorys_name_is_left_out_of_a_patch_where_the_row_says_so(
+    removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = create("swerl_gen", {"relaxed_formatting": True})
+    monkeypatch.setattr(environment, "_container", lambda row: Container({}))
+    asked = row()
+    asked["metadata"]["remove_repo_name"] = removed
+    bare = Response(edit("pkg/b.py", "x = 1", "x = 2"))  # no tags: it is relaxed
+    patch = asyncio.run(environment.verify(asked, bare, Session())).details["patch"]
+    assert patch.startswith("--- a/b.py\n+++ b/b.py\n" if removed else "--- a/pkg/b.py\n")

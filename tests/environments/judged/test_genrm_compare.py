@@ -333,3 +333,56 @@ def test_a_missing_judge_and_unknown_keys_are_refused(scripted: Any) -> None:
         create("genrm_compare", {}, {})
     with pytest.raises(ConfigError, match="num_judge:"):
         build(scripted(constant), num_judge=2)
+
+
+def test_the_range_of_rewards_is_what_scores_ties_terms_and_bonuses_can_come_to(scripted: Any) -> None:
+    assert build(scripted(constant)).reward_range == (-1.5, 7.5)
+    terms = ("reasoning_length", "answer_length", "style")
+    for number, term in enumerate(terms, start=1):
+        weight = {f"group_{term}_penalty_coeff": float(number)}
+        assert build(scripted(constant), **weight).reward_range == (-1.5 - number, 7.5 + number)
+    for bonus in ("reasoning_bonus", "answer_bonus"):
+        assert build(scripted(constant), **{bonus: 0.5}).reward_range == (-1.5, 8.0)
+
+
+def test_a_principle_is_shown_only_where_principles_are_used(scripted: Any, row: dict[str, Any]) -> None:
+    judge = scripted(constant)
+    judge_group(build(judge), {**row, "principle": "Shorter wins."}, [Response("7"), Response("11")])
+    assert "Shorter wins." not in str(judge.calls)
+
+
+def test_the_defaults_stand_for_what_nobody_judged(scripted: Any, row: dict[str, Any]) -> None:
+    silent = scripted(lambda _: "no idea")
+    environment = build(silent, default_score=2.0, default_ranking=1.0, comparison_strategy="all_pairs")
+    assert judge_group(environment, row, [Response("7")])[0].reward == 2.0
+    assert [v.reward for v in judge_group(environment, row, [Response("7"), Response("11")])] == [4.5, -0.5]
+
+
+def test_ties_are_counted(scripted: Any, row: dict[str, Any]) -> None:
+    replies = iter([verdict_text(3, 3, 1), verdict_text(5, 1, 1), verdict_text(2, 4, 6), verdict_text(1, 5, 6)])
+    group = [Response(text) for text in ("seven", "eleven", "five", "two")]
+    verdicts = judge_group(build(scripted(lambda _: next(replies))), row, group)
+    assert {v.components["tiebreak_rate"] for v in verdicts} == {0.25}
+    assert {v.components["judge_score_mean"] for v in verdicts} == {3.0}
+
+
+def test_a_note_says_as_which_of_the_two_the_judge_was_shown_the_answer(scripted: Any, row: dict[str, Any]) -> None:
+    def naming(messages: Sequence[dict[str, str]]) -> str:
+        first, second = shown_answers(messages)
+        return f"<think>1 is {first}, 2 is {second}.</think>{verdict_text(4, 2, 2)}"
+
+    answers = ["seven", "eleven", "five"]
+    for text, verdict in zip(
+        answers, judge_group(build(scripted(naming)), row, [*map(Response, answers)]), strict=True
+    ):
+        notes = verdict.details["judge"]
+        assert len(notes) == 2
+        for note in notes:
+            assert f"{note['compared'][len('as answer ')]} is {text}" in note["reasoning"]
+
+
+def test_lengths_are_of_the_text_without_white_space_around_it(scripted: Any, row: dict[str, Any]) -> None:
+    weights = {"group_reasoning_length_penalty_coeff": 1.0, "group_answer_length_penalty_coeff": 1.0}
+    group = [Response("seven" + " " * 9, reasoning="\n" * 9 + "so"), Response("eight", reasoning="so")]
+    for verdict in judge_group(build(scripted(constant), **weights), row, group):
+        assert verdict.components["reasoning_length_term"] == verdict.components["answer_length_term"] == 0.0

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.environments.base import Response, Session, Verdict
-from nemotron_steps.environments.judged import rubrics
+from nemotron_steps.environments.judged import rubrics, terminus_judge
 from nemotron_steps.environments.judged.genrm_messages import ATTACK_ANSWERS
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text import lc_niah
@@ -289,6 +289,7 @@ class TestLcNiah:
             ("Final Answer: [a]", 2 / 3),
             ("Final Answer: [c]", 0.0),
             ("Final Answer: []", 0.0),
+            ("Final Answer: [a, a, b, c]", 0.8),
             ("Final Answer: [a, b]\nDone.", 0.0),
             ("", 0.0),
         ],
@@ -317,6 +318,60 @@ class TestLcNiah:
         assert lc_niah.final_nodes("Final Answer: [a] and [b]") == {"a] and [b"}
         assert lc_niah.final_nodes("] Final Answer: [a") is None
 
+    @pytest.mark.parametrize(
+        ("answer", "score"), [("Final Answer: []", 1.0), ("Final Answer: [a]", 0.0), ("none", 0.0)]
+    )
+    def test_where_there_is_no_node_an_empty_list_is_right(self, answer: str, score: float) -> None:
+        assert grade("lc_niah", {**self.row, "expected_answer": "[]"}, answer, None).reward == score
+
     def test_an_expected_answer_must_be_a_list(self) -> None:
         with pytest.raises(DataError):
             grade("lc_niah", {**self.row, "expected_answer": "a"}, "", None)
+
+
+class TestTerminus2:
+    row: ClassVar[Any] = {
+        "expected_answer": json.dumps({"analysis": "a", "plan": "b", "commands": [{"keystrokes": "ls\n"}]}),
+        "metadata": {"harness": "terminus_2"},
+    }
+
+    @pytest.mark.parametrize(
+        ("change", "gate"),
+        [
+            ({}, "none"),
+            ({"task_complete": False}, "none"),
+            ({"commands": [{"keystrokes": "ls\n", "duration": 0.5}]}, "none"),
+            ({"task_complete": True}, "task_complete"),
+            ({"is_task_complete": False}, "schema"),
+            ({"commands": [{"keystrokes": "ls\n", "is_blocking": True}]}, "schema"),
+            ({"commands": [{"duration": 1}]}, "schema"),
+            ({"plan": 3}, "schema"),
+        ],
+    )
+    def test_gates(self, scripted: Any, change: dict[str, Any], gate: str) -> None:
+        answer = json.dumps({**json.loads(self.row["expected_answer"]), **change})
+        assert grade("terminus_judge", self.row, answer, replies(scripted)).details["gate"] == gate
+
+    def test_two_steps_without_keystrokes_are_the_same_and_one_of_them_is_asked_about(self, scripted: Any) -> None:
+        def with_commands(*keys: str) -> str:
+            commands = [{"keystrokes": each} for each in keys]
+            return json.dumps({**json.loads(self.row["expected_answer"]), "commands": commands})
+
+        waits = {**self.row, "expected_answer": with_commands()}
+        assert grade("terminus_judge", waits, with_commands(""), replies(scripted)).reward == 1.0
+        judge = replies(scripted, NE, NE)
+        assert grade("terminus_judge", waits, with_commands("ls"), judge).reward == 0.0
+        assert grade("terminus_judge", self.row, with_commands(), judge).details["gate"] == "judge"
+
+    def test_asked_again_the_two_are_exchanged(self, scripted: Any) -> None:
+        judge = replies(scripted, EQ, EQ)
+        answer = self.row["expected_answer"].replace("ls", "dir")
+        assert grade("terminus_judge", self.row, answer, judge, check_twice_swap=True).reward == 1.0
+        first, second = (call[1]["content"].split("<candidate>") for call in judge.calls)
+        assert ["dir" in part for part in (*first, *second)] == [False, True, True, False]
+
+    def test_a_step_of_the_most_characters_is_read(self, scripted: Any) -> None:
+        answer = self.row["expected_answer"]
+        longest = answer + " " * (terminus_judge.MAX_LENGTH - len(answer))
+        assert grade("terminus_judge", self.row, longest, replies(scripted)).reward == 1.0
+        assert grade("terminus_judge", self.row, longest + " ", replies(scripted)).details["gate"] == "too_long"

@@ -105,7 +105,7 @@ def test_a_cut_shows_no_word_in_part() -> None:
         "judge",
         {"judge": "text"},
         {"judge": [1, "x", None, [], {}]},
-        {"judge": [{"verdict": 3, "x" * 50: "a"}]},
+        {"judge": [{"verdict": 3, "x" * 40: "a"}]},
     ],
 )
 def test_what_another_process_sends_for_notes_may_be_anything(details: Any) -> None:

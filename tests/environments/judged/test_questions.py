@@ -11,7 +11,7 @@ from nemotron_steps.environments.base import Response, Session, Verdict
 from nemotron_steps.environments.judged import jailbreak_detection, judging, rubrics
 from nemotron_steps.environments.judged.equivalence_llm_judge import EquivalenceLlmJudge
 from nemotron_steps.environments.judged.genrm_messages import comparison_messages
-from nemotron_steps.environments.judged.judges import QuestionLabels
+from nemotron_steps.environments.judged.judges import HttpJudge, QuestionLabels
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text.extraction import last_captures
 from nemotron_steps.errors import DataError
@@ -288,3 +288,42 @@ def test_a_comparison_shows_the_first_answer_first(layout: Any) -> None:
         )
     with pytest.raises(ValueError, match="unknown layout"):
         comparison_messages(turns, "a", "b", None, "other")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 3])
+def test_a_seeded_judge_is_sent_its_seed_and_the_name_of_the_question(seed: int | None) -> None:
+    sent: list[tuple[dict[str, Any], dict[str, str]]] = []
+
+    class Client:
+        async def post(self, path: str, body: dict[str, Any], *, headers: dict[str, str]) -> Any:
+            sent.append((body, headers))
+            return {"choices": [{"message": {"content": "yes"}}]}, None
+
+    judge: Any = HttpJudge("http://127.0.0.1:9/v1", "judge", seed=seed)
+    judge._client = Client()
+    judge.start_step("7")
+    asked = [{"role": "user", "content": "q"}]
+    for _ in range(2):
+        asyncio.run(judge.complete(asked, temperature=1.0, top_p=1.0, max_tokens=9))
+    names = [headers.get("X-Request-Id") for _, headers in sent]
+    if seed is None:
+        assert names == [None, None] and "seed" not in sent[0][0]
+    else:
+        labels = QuestionLabels()
+        labels.start_step("7")
+        assert names == [labels.next(asked), labels.next(asked)] and sent[0][0]["seed"] == seed
+
+
+def test_a_judge_without_instructions_gets_no_system_message() -> None:
+    script = Script("[[YES]]")
+    read, sampling = judging.last_label(["[[YES]]"]), judging.JudgeSampling()
+    assert asyncio.run(judging.ask(script, "", "q", read, sampling, 0)) == "[[YES]]"
+    assert script.asked == [[{"role": "user", "content": "q"}]]
+
+
+def test_what_a_judge_only_thinks_about_is_no_verdict() -> None:
+    """Thinking that was cut off has none either: the judge is asked again."""
+    script = Script("<think>[[YES]] or [[NO]]?", "<think>surely [[NO]]</think>hm", "<think>not [[NO]]</think>[[YES]]")
+    read, sampling = judging.last_label(["[[YES]]", "[[NO]]"]), judging.JudgeSampling()
+    assert asyncio.run(judging.ask(script, "", "q", read, sampling, 2)) == "[[YES]]"
+    assert script.replies == []

@@ -60,4 +60,33 @@ def of_tokens(completions, completion_ids, **kwargs):
     return [float(len(ids)) for ids in completion_ids]
 
 
+def plain_score(solution_str, ground_truth):
+    return solution_str == ground_truth
+
+
+class Array:
+    """What an array library gives."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def tolist(self):
+        return self.values
+
+
+def an_array(completions):
+    return Array([1.0] * len(completions))
+
+
+def one_number(completions):
+    return 2
+
+
+def an_option(completions, trainer_state=None):
+    return [1.0] * len(completions)
+
+
 LIMIT = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import Session, Verdict
-from nemotron_steps.environments.own.reward_function import load
+from nemotron_steps.environments.own.reward_function import call, load
 from nemotron_steps.environments.registry import create, settings_of
 from nemotron_steps.environments.responses import Response
 from nemotron_steps.errors import ConfigError
@@ -116,6 +117,8 @@ def test_a_function_that_fails_comes_with_the_command_that_calls_it_alone() -> N
     alone = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
     assert "RuntimeError: no such key: gold" in alone.stderr
     assert json.loads(words[3])[1:] == ["1 + 1?", ["2"], {"answer": "2", "key": "it's", "long": "..."}]
+    verdicts = graded(["raises"], ["1", "2", "3"], row)
+    assert json.loads(shlex.split(verdicts[2].details["hint"], comments=True)[3])[2] == ["1", "2"]
 
 
 def test_a_function_that_hangs_is_cut_off() -> None:
@@ -158,3 +161,52 @@ def test_a_file_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
         graded([{"function": f"{FILE}:matches", "sha256": "0" * 64}], ["2"])
     with pytest.raises(ConfigError, match="not the one that the run was planned with"):
         graded([{"function": "json:dumps", "sha256": "0" * 64}], ["2"])
+
+
+def test_verls_signature_takes_a_column_for_the_ground_truth_and_gives_a_number() -> None:
+    given = [f"{FILE}:plain_score", "q", ["2", "3"]]
+    assert call(*given, {"ground_truth": "2"}) == [1.0, 0.0]  # type: ignore[arg-type]
+    assert call(*given, {"ground_truth": "3", "reward_model": {"ground_truth": "2"}}) == [1.0, 0.0]  # type: ignore[arg-type]
+    assert call(*given, {}) == [0.0, 0.0]  # type: ignore[arg-type]
+
+
+def test_rewards_may_be_an_array_or_the_number_of_the_one_answer() -> None:
+    assert call(f"{FILE}:an_array", "q", ["2", "3"], {}) == [1.0, 1.0]
+    assert call(f"{FILE}:one_number", "q", ["2"], {}) == [2.0]
+    with pytest.raises(TypeError, match="gave 1 rewards for 2"):
+        call(f"{FILE}:one_number", "q", ["2", "3"], {})
+
+
+def test_what_only_a_trainer_has_may_be_left_out_where_it_has_a_default() -> None:
+    environment = create("reward_function", {"functions": [{"function": f"{FILE}:an_option"}]})
+    asyncio.run(environment.start())
+
+
+def test_columns_are_the_rows_fields_but_its_prompt_and_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment: Any = create("reward_function", {"functions": [{"function": f"{FILE}:length"}]})
+    asked: list[Any] = []
+
+    async def called(function: str, *arguments: Any) -> list[float]:
+        asked.append(arguments)
+        return [3.0]
+
+    monkeypatch.setattr(environment, "_called", called)
+    row = {**CHAT, "agent_ref": {"name": "a"}, "more": [1]}
+    verdict = asyncio.run(environment.verify(row, Response.from_text("x"), Session()))
+    assert verdict.reward == 3.0  # a weight of one where none is given
+    asyncio.run(environment.verify({**row, "prompt": "told"}, Response.from_text("x"), Session()))
+    columns = {"answer": "2", "more": [1]}
+    assert asked == [(CHAT["responses_create_params"]["input"], ["x"], columns), ("told", ["x"], columns)]
+
+
+def test_a_file_of_the_same_size_that_changed_is_read_again_and_its_folder_is_on_the_path_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python's own cache tells files apart by whole seconds
+    file = tmp_path / "scores.py"
+    for number in (1, 2):
+        file.write_text(f"def one(**columns): return {number}\n")
+        os.utime(file, ns=(number, number))
+        assert load(f"{file}:one")() == number
+    assert sys.path.count(str(tmp_path)) == 1

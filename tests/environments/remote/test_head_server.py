@@ -214,5 +214,32 @@ def test_a_remote_environment_has_one_way_to_its_server(settings: dict[str, Any]
     assert hint in caught.value.hints
 
 
+@pytest.mark.parametrize(
+    ("host", "port", "url"),
+    [
+        ("0.0.0.0", 1, "http://[::1]:1"),
+        ("::", 65535, "http://[::1]:65535"),
+        ("fe80::1", 8, "http://[fe80::1]:8"),
+        ("node-7.cluster", 80, "http://node-7.cluster:80"),
+        ("node", 0, None),
+        ("node", True, None),
+        ("node", "80", None),
+        (None, 80, None),
+        ("", 80, None),
+    ],
+)
+def test_an_address_is_a_host_and_a_port_and_everywhere_is_where_the_head_server_is(
+    host: Any, port: Any, url: str | None
+) -> None:
+    found = HeadServer(HeadServerConfig(host="::1"), ready_timeout_s=1.0)
+    servers = {"ledger": {"host": host, "port": port}, "second": {"host": "other", "port": 5}}
+    vars(found)["known"] = {"sums": {"resources_servers": servers}}
+    if url is None:
+        with pytest.raises(ConfigError, match="does not say where"):
+            found.resources_server("sums")
+    else:
+        assert found.resources_server("sums") == url
+
+
 def test_the_head_server_is_where_nemo_gym_has_it_by_default() -> None:
     assert HeadServerConfig().url == "http://127.0.0.1:11000"

@@ -194,3 +194,51 @@ def test_requests_from_several_threads_share_one_loop(monkeypatch: pytest.Monkey
         found = list(pool.map(lambda _: client._line.thread(), range(4)))
     client.close()
     assert len(made) == 1 and set(map(id, found)) == {id(made[0])}
+
+
+@pytest.mark.parametrize(
+    ("status", "asked"),
+    [
+        *((again, 2) for again in (408, 409, 425, 429, 500, 502, 503, 504)),
+        *((final, 1) for final in (400, 404, 422, 501)),
+    ],
+)
+def test_only_what_another_attempt_may_change_is_asked_again(status: int, asked: int, pauses: list[float]) -> None:
+    seen: list[dict[str, str]] = []
+
+    async def refusing(request: Request) -> Reply:
+        seen.append(request.headers)
+        return Reply(status if len(seen) == 1 else 200, {})
+
+    with serving(refusing) as server:
+        client = JsonClient(server.url, retries=1, headers={"X-Mine": "1"})
+
+        async def ask() -> None:
+            await client.post("/", {}, cookies="a=b", headers={"X-Request-Id": "7"})
+
+        if asked == 2:
+            asyncio.run(ask())
+        else:
+            with pytest.raises(HttpStatusError) as caught:
+                asyncio.run(ask())
+            assert caught.value.status == status
+        client.close()
+    assert len(seen) == asked
+    for headers in seen:
+        told = ("accept", "x-mine", "x-request-id", "cookie", "content-type")
+        assert [headers[name] for name in told] == ["application/json", "1", "7", "a=b", "application/json"]
+
+
+def test_pauses_are_shortened_by_chance_down_to_their_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[tuple[float, float]] = []
+
+    def uniform(low: float, high: float) -> float:
+        bounds.append((low, high))
+        return 0.0
+
+    monkeypatch.setattr(json_http.random, "uniform", uniform)
+    client = JsonClient("http://127.0.0.1:9", retries=2)
+    with pytest.raises(ServerUnreachableError):
+        asyncio.run(client.get("/"))
+    client.close()
+    assert bounds == [(0.5, 1.0)] * 2

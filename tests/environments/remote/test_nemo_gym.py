@@ -276,6 +276,23 @@ def test_aggregate_metrics_describes_each_task_and_all_of_them() -> None:
     assert aggregate([]) == {"group_level_metrics": [], "agent_metrics": {}, "key_metrics": {}}
 
 
+def test_numbers_are_described_whoever_says_them_and_indices_are_none() -> None:
+    rewards = (0.0, 1.0, 0.25, 0.5)
+    answers = [
+        {"_ng_rollout_index": n, "reward": reward, "components": {"reward": 9.0, "length": n, "note": "x"}}
+        for n, reward in enumerate(rewards)
+    ]
+    answers[0]["response"] = {"usage": {"length": 7, "output_tokens": 3}}
+    found = aggregate(answers)
+    (group,) = found["group_level_metrics"]
+    assert group.pop("_ng_task_index") == 0 and group == found["agent_metrics"]
+    assert {name.partition("/")[2] for name in group} == {"reward", "length", "output_tokens"}
+    described = [group[f"{kind}/reward"] for kind in ("mean", "max", "min", "median")]
+    assert described == [0.4375, 1.0, 0.0, 0.375]
+    assert (group["max/length"], group["min/length"]) == (3.0, 0.0)
+    assert (group["mean/output_tokens"], group["std/output_tokens"]) == (3.0, 0.0)
+
+
 def test_verify_waits_for_the_whole_group_where_an_environment_judges_groups(scripted: Callable[..., Any]) -> None:
     judge = scripted(lambda m: verdict_text(5, 1, 1) if m[-2]["content"] == "good" else verdict_text(1, 5, 6))
     environment = create("genrm_compare", {}, {"genrm_model": judge})

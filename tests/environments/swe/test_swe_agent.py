@@ -108,6 +108,19 @@ def test_tests_that_do_not_end_or_take_all_memory_are_masked(settings: dict[str,
     assert verdict.reward is None and verdict.failure == failure
 
 
+def test_the_tests_have_their_time_and_that_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = swe_agent.Limits
+    asked = []
+
+    def noted(**given: Any) -> Any:
+        asked.append(given["wall_s"])
+        return limits(**given)
+
+    monkeypatch.setattr(swe_agent, "Limits", noted)
+    _, verdict = rollout(FIXED, tests_timeout_s=40.0, command_timeout_s=25.0, agent_timeout_s=90.0)
+    assert verdict.reward == 1.0 and asked == [90.0, 65.0]
+
+
 def test_an_agent_that_ends_its_working_copy_has_changed_nothing() -> None:
     answers, verdict = rollout([*FIXED, bash("kill -9 -1"), bash("echo hi")])
     assert answers[1:] == [GONE, GONE] and verdict.reward == 0.0
@@ -159,6 +172,8 @@ def test_a_recorded_rollout_is_no_zero_but_cannot_be_judged() -> None:
         ({"files": {"../x.py": ""}}, "files"),
         ({"files": {"/etc/x": ""}}, "files"),
         ({"test_files": {}}, "test_files"),
+        ({"test_files": {"../x.py": ""}}, "test_files"),
+        ({"test_files": {"x.py": None}}, "test_files"),
     ],
 )
 def test_an_unusable_row_is_refused_by_field(changed: dict[str, Any], field: str) -> None:

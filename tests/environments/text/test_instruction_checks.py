@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.text.instruction_checks import CHECKS, square_brackets
+from nemotron_steps.environments.text.instruction_checks import CHECKS, sentences, square_brackets
 
 # instruction id, its arguments, texts that just follow it, texts that just do not
 EDGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
@@ -49,7 +51,12 @@ EDGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         [],
         ["go", "go\n\n"],
     ),
-    ("detectable_content:number_placeholders", {"num_placeholders": 2}, ["[a][b]", "[]\n[b] x"], ["[a", "[a [b]"]),
+    (
+        "detectable_content:number_placeholders",
+        {"num_placeholders": 2},
+        ["[a][b]", "[]\n[b] x"],
+        ["[a", "[a [b]", "[a\n] [b]"],
+    ),
     ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["p. p. s", "P.P.S"], ["P.S. x"]),
     ("detectable_content:postscript", {"postscript_marker": "N.B. "}, ["x n.b. y"], ["nxb", "P.S."]),
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, [" - a\n\t* b", "-a\n-b\nc - d"], ["- a", "-\n-\n-"]),
@@ -72,7 +79,7 @@ EDGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         "copy:repeat_phrase",
         {"phrase": "a b c", "small_n": 2},
         ["a x c a y c", "a b c\na y c"],
-        ["a x c", "a x c a b c", "a b c a b c", "a x c a y z c", "a x c a y c a z c"],
+        ["a x c", "a x c a b c", "a b c a b c", "a x c a y z c", "a x c a y c a z c", "a x\n c a y c"],
     ),
     ("copy:copying_multiple", {"prompt_to_repeat": "a", "N": 2}, ["a******A "], ["a", "a******a******a", "a******b"]),
     ("new:copy_span_idx", {"prompt_to_repeat": "abcd", "n_start": 1, "n_end": 3}, ["bc", " BC"], ["abc", "bcd", "b"]),
@@ -114,3 +121,35 @@ def test_a_relation_nobody_defined_is_refused() -> None:
 @pytest.mark.parametrize(("text", "follows"), [("[a] [b]", True), ("[a] [b", False), ("[a] b]", False), ("a", False)])
 def test_square_brackets_are_on_both_sides_of_every_word(text: str, follows: bool) -> None:
     assert square_brackets(text) is follows
+
+
+@pytest.mark.parametrize(
+    "short",
+    [
+        *("Mr.", "Mrs.", "Ms.", "Dr.", "Prof.", "St.", "Sr.", "Jr.", "PROF."),
+        *("vs.", "etc.", "e.g.", "i.e.", "a.m.", "p.m.", "No.", "Fig."),
+    ],
+)
+def test_an_abbreviation_ends_no_sentence_but_the_last_of_its_line(short: str) -> None:
+    assert sentences(f"It is {short} so. Yes.") == [f"It is {short} so.", "Yes."]
+    assert sentences(f"It is {short}\nYes.") == [f"It is {short}", "Yes."]
+    assert len(sentences(f"It is x{short} so.")) == 2, "another word that ends like one"
+
+
+def test_the_language_is_what_langdetect_says_and_nothing_to_tell_it_from_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class UnknownError(Exception):
+        pass
+
+    def detect(text: str) -> str:
+        if not text.strip("1"):
+            raise UnknownError
+        return "de" if text.startswith("Hallo") else "en"
+
+    factory = SimpleNamespace(seed=None)
+    told = SimpleNamespace(DetectorFactory=factory, detect=detect, LangDetectException=UnknownError)
+    monkeypatch.setitem(sys.modules, "langdetect", told)  # it is not installed everywhere
+    check = CHECKS["language:response_language"]
+    assert [check(text, language="de") for text in ("Hallo Welt", "Hello", "111")] == [True, False, True]
+    assert factory.seed == 0

@@ -179,3 +179,22 @@ def test_the_fields_may_stand_under_verifier_metadata() -> None:
     broken = {**row, "verifier_metadata": {**fields, "kwargs": []}}
     with pytest.raises(DataError, match="kwargs"):
         environment.check_row(broken, "f:1")
+
+
+def graded(row: dict[str, Any], text: str, **config: Any) -> float | None:
+    environment = create("instruction_following", config)
+    environment.check_row(row, "f:1")
+    return asyncio.run(environment.verify(row, Response(text), Session())).reward
+
+
+def test_the_mode_is_the_rows_or_the_settings() -> None:
+    half = "Two, low WORDS here"
+    assert graded(row(*TWO), half, grading_mode="fraction") == 0.5
+    assert graded(row(*TWO, grading_mode="binary"), half, grading_mode="fraction") == 0.0
+    assert graded(row(*TWO, verifier_metadata={"grading_mode": "fraction"}, grading_mode="binary"), half) == 0.5
+
+
+def test_an_instruction_that_is_given_twice_counts_twice() -> None:
+    often = ["keywords:word_once"] * 2
+    twice = row(often, [{"keyword": "a"}, {"keyword": "b"}], grading_mode="fraction")
+    assert [graded(twice, text) for text in ("a b", "a", "b", "c")] == [1.0, 0.5, 0.5, 0.0]

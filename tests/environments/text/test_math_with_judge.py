@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import CannotJudgeError, Response, Session, Verdict
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, strip_delimiters
+from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, MAX_LENGTH, strip_delimiters
 from nemotron_steps.errors import ConfigError, DataError
 
 
@@ -93,7 +93,16 @@ def test_an_answer_cannot_write_the_verdict(scripted: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "stripped"),
-    [(r"\(x\)", "x"), ("$ x $", "x"), (r"\[x\]", "x"), (r"\boxed{x}", "x"), ("x", "x"), ("$", "$"), ("", "")],
+    [
+        (r"\(x\)", "x"),
+        ("$ x $", "x"),
+        ("$$x$$", "x"),
+        (r"\[x\]", "x"),
+        (r"\boxed{x}", "x"),
+        ("x", "x"),
+        ("$", "$"),
+        ("", ""),
+    ],
 )
 def test_delimiters_are_stripped(text: str, stripped: str) -> None:
     assert strip_delimiters(text) == stripped
@@ -113,3 +122,60 @@ def test_a_box_far_too_long_is_wrong_without_asking_anyone(scripted: Any) -> Non
     judge = scripted(lambda _: "[[A=B]]")
     (verdict,) = grade([("32", rf"\boxed{{{'1+' * 6_000}1}}")], judge)
     assert (verdict.reward, verdict.components["boxed"], judge.calls) == (0.0, 1.0, [])
+
+
+class Algebra:
+    """The library's helper processes: they answer this, or raise it."""
+
+    def __init__(self, says: Any) -> None:
+        self.says = says
+        self.asked: list[Any] = []
+
+    async def call(self, *arguments: Any) -> Any:
+        self.asked.append(arguments)
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+def told(says: Any, expected: str, box: str, judge: Any = None, **config: Any) -> tuple[Verdict, Algebra]:
+    judges = {JUDGE_ROLE: judge} if judge else {}
+    environment: Any = create("math_with_judge", {"should_use_judge": judge is not None, **config}, judges)
+    environment._algebra = Algebra(says)
+    response = Response(rf"\boxed{{{box}}}")
+    (verdict,) = asyncio.run(environment.verify_group(row(expected), [response], [Session()]))
+    return verdict, environment._algebra
+
+
+@pytest.mark.parametrize(
+    ("says", "failure"),
+    [(None, "expected_answer_unparseable"), (CannotJudgeError("verifier_timeout"), "verifier_timeout")],
+)
+def test_what_the_library_cannot_compare_is_the_judges_or_a_failure(scripted: Any, says: Any, failure: str) -> None:
+    verdict, _ = told(says, "a few", "7")
+    assert (verdict.reward, verdict.failure) == (None, failure)
+    for label, reward in (("[[A=B]]", 1.0), ("[[A!=B]]", 0.0)):
+        verdict, _ = told(says, "a few", "7", scripted(lambda _, label=label: label))
+        assert (verdict.reward, verdict.components) == (reward, {"boxed": 1.0, "judge_reward": reward})
+
+
+def test_the_judge_is_asked_under_the_settings(scripted: Any) -> None:
+    judge = scripted(lambda _: "hm")
+    sampling = {"temperature": 0.1, "top_p": 0.2, "max_output_tokens": 3}
+    verdict, _ = told(False, "8", "7", judge, judge_responses_create_params=sampling, judge_parse_retries=1)
+    assert verdict.failure == "judge_unparseable"
+    assert judge.sampling == [{"temperature": 0.1, "top_p": 0.2, "max_tokens": 3}] * 2
+
+
+@pytest.mark.parametrize(("expected", "longest"), [("7", MAX_LENGTH), ("7" * 3000, 4 * 3000)])
+def test_a_box_may_be_so_long_as_its_expected_answer_allows(expected: str, longest: int) -> None:
+    verdict, algebra = told(True, expected, "1" * longest)
+    assert verdict.reward == 1.0 and algebra.asked == [("1" * longest, expected)]
+    verdict, algebra = told(True, expected, "1" * (longest + 1))
+    assert verdict.reward == 0.0 and algebra.asked == []
+
+
+def test_as_many_comparisons_run_at_once_as_the_settings_say() -> None:
+    settings = {"should_use_judge": False, "library_verifier_max_concurrency": 3}
+    environment: Any = create("math_with_judge", settings)
+    assert environment._algebra._workers._slots._value == 3

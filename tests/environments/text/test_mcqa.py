@@ -7,6 +7,7 @@ import pytest
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.text import mcqa
 from nemotron_steps.errors import DataError
 
 ROW: dict[str, Any] = {
@@ -40,6 +41,8 @@ def grade(text: str, **row: Any) -> float | None:
         (r"\boxed{B: dark blue}", "strict_single_letter_boxed", 1.0),
         (r"\boxed{\text{B) dark blue}}", "strict_single_letter_boxed", 1.0),
         (r"\boxed{\mathrm{\text{ B }}}", "strict_single_letter_boxed", 1.0),
+        (r"\boxed{\textbf{B}}", "strict_single_letter_boxed", 1.0),
+        (r"\boxed{\mathbf{B}}", "strict_single_letter_boxed", 1.0),
         (r"\boxed{B dark blue}", "strict_single_letter_boxed", 0.0),
         (r"\boxed{Blue: B}", "strict_single_letter_boxed", 0.0),
         (r"\boxed{AB}", "strict_single_letter_boxed", 0.0),
@@ -51,6 +54,7 @@ def grade(text: str, **row: Any) -> float | None:
         ("Answer: b", "lenient_answer_colon", 1.0),
         ("ANSWER : Dark  Blue", "lenient_answer_colon", 1.0),
         ("Answer: A\nAnswer: B", "lenient_answer_colon", 1.0),
+        ("**Answer: B**", "lenient_answer_colon", 1.0),
         ("Answer: blue", "lenient_answer_colon", 0.0),
         (r"\boxed{B}", "lenient_answer_colon", 0.0),
     ],
@@ -103,6 +107,16 @@ def test_the_environments_mode_comes_before_the_rows() -> None:
     row = {**ROW, "grading_mode": "strict_single_letter_boxed"}
     texts = ["Answer: B", r"\boxed{B}"]
     assert [asyncio.run(environment.verify(row, Response(t), Session())).reward for t in texts] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("letter", "key"), [*zip("أبجد", "ABCD", strict=True), *zip("অবডঢ", "ABCD", strict=True)])
+def test_letters_of_other_scripts_stand_for_the_first_four(letter: str, key: str) -> None:
+    options = [{"a": "1"}, {"b": "2"}, {"C": "3"}, {"D": "4"}]  # of any case
+    row = {"options": options, "expected_answer": key, "template_metadata": {"output_regex": "-> (.)"}}
+    environment = create("mcqa")
+    environment.check_row({**ROW, **row}, "f:1")
+    assert mcqa._by_template(letter, mcqa.options_of(row)) == key
+    assert list(mcqa.options_of(row)) == list("ABCD")
 
 
 def test_options_without_text_are_none() -> None:

@@ -259,3 +259,16 @@ def test_an_answer_may_be_so_long_and_no_longer(environment: module.ReasoningGym
 )
 def test_what_a_scorer_may_see_depends_on_what_it_does_with_it(source: str, answer: str, safe: bool) -> None:
     assert module.is_safe_answer(source, answer) is safe
+
+
+def test_grading_leaves_the_row_as_it_is(environment: module.ReasoningGym) -> None:
+    (row,) = rows_of("arc_agi", 1)
+    before = json.dumps(row)
+    output = row["metadata"]["output"]
+    assert score(environment, row, f"<answer>{row['answer']}</answer>").reward == 1.0
+    assert json.dumps(row) == before and row["metadata"]["output"] is output and type(output) is list
+
+
+def test_of_a_long_answer_the_begin_is_kept_beside_the_verdict(environment: module.ReasoningGym) -> None:
+    (row,) = rows_of("letter_counting", 1)
+    assert len(score(environment, row, "x" * 99_999).details["extracted_answer"]) == module.MAX_LENGTH

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text import json_schema
+from nemotron_steps.environments.text import json_schema, structured_outputs
 from nemotron_steps.environments.text import structured_formats as formats
 from nemotron_steps.errors import DataError
 
@@ -144,6 +144,8 @@ def test_public_spellings_of_a_schema_are_understood() -> None:
         ("x", {"type": "integer"}, "x"),
         ("TRUE", {"type": "boolean"}, True),
         ("0", {"type": "boolean"}, False),
+        ("1", {"type": "boolean"}, True),
+        ("False", {"type": "boolean"}, False),
         ("2", {"type": "boolean"}, "2"),
         ("3", {"type": ["null", "integer"]}, 3),
         ("x", {"type": ["integer", "string"]}, "x"),
@@ -258,3 +260,54 @@ def test_unusable_rows_are_refused(bad: dict[str, Any], field: str) -> None:
     with pytest.raises(DataError) as caught:
         create("structured_outputs").check_row(bad, "f:9")
     assert caught.value.where == f"f:9 field {field}"
+
+
+@pytest.mark.parametrize("key", ["enum", "const", "default"])
+def test_data_within_a_schema_is_no_schema(key: str) -> None:
+    data: Any = {"type": "object", "properties": {"x": {}}, "additionalProperties": "true"}
+    assert json_schema.strictify({key: data}) == {key: data}
+    assert json_schema.strictify({"not": data})["not"]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "reward"),
+    [(GOOD, None, 1.0), ({"data": GOOD}, None, 0.0), ([GOOD], None, 0.0), ({"data": GOOD, "x": 1}, "data", 0.0)],
+)
+def test_a_calls_arguments_are_one_object_where_no_argument_is_named(arguments: Any, key: Any, reward: float) -> None:
+    environment = create("structured_outputs")
+    task = row(response_mode="tool_call", tool_name="submit", **({"tool_payload_key": key} if key else {}))
+    output = [call("submit", json.dumps(arguments))]
+    verdict = asyncio.run(environment.verify(task, Response.from_output(output), Session()))
+    assert verdict.reward == reward
+    listed = structured_outputs.problem_of("[1]", "json", "{}", None, True)
+    assert listed == (False, "the arguments are not a JSON object")
+
+
+def test_the_name_of_an_argument_means_nothing_where_a_text_is_asked_for() -> None:
+    environment = create("structured_outputs")
+    task = row(tool_payload_key="data")
+    assert asyncio.run(environment.verify(task, Response(json.dumps(GOOD)), Session())).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("length", "schema", "helped"),
+    [
+        (structured_outputs.INLINE_LENGTH, {}, False),
+        (structured_outputs.INLINE_LENGTH + 1, {}, True),
+        (4, {"pattern": "a"}, True),
+        (4, {"patternProperties": {"a": {}}}, True),
+    ],
+)
+def test_what_may_take_long_is_graded_in_a_helper_process(length: int, schema: Any, helped: bool) -> None:
+    asked = []
+
+    class Pool:
+        async def call(self, *arguments: Any) -> Any:
+            asked.append(arguments)
+            return structured_outputs.problem_of(*arguments)
+
+    environment: Any = create("structured_outputs")
+    environment._pool = Pool()
+    text = json.dumps("a" * (length - 2))
+    assert asyncio.run(environment.verify(row(schema=schema), Response(text), Session())).reward == 1.0
+    assert len(asked) == helped

@@ -49,15 +49,23 @@ def test_messages_and_calls_are_told_apart() -> None:
         ({"a": 1}, {"a": True}, 0.0),
         ({"a": 1.0}, {"a": 1.0000001}, 1.0),
         ({"a": 1.0}, {"a": 1.1}, 0.0),
+        ({"a": 1.0}, {"a": 1}, 0.0),
+        ({"a": 1}, {"a": 1.0}, 0.0),
+        ({"a": True}, {"a": 1}, 0.0),
         ({"a": 1}, {"a": 1, "b": 2}, 0.0),
         ({"a": [1, 2]}, {"a": [2, 1]}, 0.0),
         ({"a": [1, 2]}, {"a": [1]}, 0.0),
         ({"a": {"b": None}}, {"a": {"b": None}}, 1.0),
         ({"a": "word"}, {"a": "Word"}, 0.0),
         ({"a": "two words"}, {"a": "words two"}, 1.0),
+        ({"a": "two words"}, {"a": "TWO Others"}, 1.0),
+        ({"a": "two words"}, {"a": "two"}, 0.0),
+        ({"a": "two"}, {"a": "two words"}, 0.0),
         ({"a": "two words here"}, {"a": "other things here now"}, 1.0),
         ({"a": "two words"}, {"a": "nothing alike"}, 0.0),
         ({"goal": "x", "a": 1}, {"goal": "y", "a": 1}, 1.0),
+        ({"goal": "x", "a": 1}, {"a": 1}, 0.0),
+        ({"a": [{"goal": "x", "b": 1}]}, {"a": [{"goal": 2, "b": 1}]}, 1.0),
     ],
 )
 def test_arguments(want: dict[str, Any], have: dict[str, Any], reward: float) -> None:
@@ -68,6 +76,7 @@ def test_thresholds_of_the_variants() -> None:
     want, have = call("f", q="a b c d e"), [call("f", q="a b x y z")]
     assert rule.word_similarity("a b c d e", "a b x y z") == 0.2
     assert grade(want, have).reward == 1.0
+    assert grade(want, have, word_count_similarity_threshold=0.2).reward == 1.0
     assert grade(want, have, word_count_similarity_threshold=0.3).reward == 0.0
     assert grade(call("f", q="a b"), [call("f", q="c d")], word_count_similarity_threshold=0.0).reward == 1.0
 
@@ -76,7 +85,10 @@ def test_wrong_tool_and_broken_arguments() -> None:
     assert grade(call("f"), [call("g")]).details == {"category": "unexpected_tool"}
     broken = {"type": "function_call", "name": "f", "arguments": "{"}
     assert grade(call("f"), [broken]).details == {"category": "arguments_not_json"}
-    assert grade(call("f"), [call("f"), call("f")]).reward == 0.0
+    for mode in ("binary", "f1"):
+        twice = grade(call("f"), [call("f"), call("f")], parallel_tool_call_reward_mode=mode)
+        assert (twice.reward, twice.details) == (0.0, {"category": "number_of_calls_differs"})
+    assert grade({"type": "message"}, [MESSAGE, call("f")]).details == {"category": "unexpected_call"}
 
 
 def test_several_calls_match_in_any_order() -> None:
@@ -131,6 +143,7 @@ EDIT = {"command": "str_replace", "path": "/repo/src/foo.py", "old_str": "    re
         (call("bash", command="cd /a && make all tests"), call("bash", command="cd /a"), "similarity"),
         (call("finish"), call("submit"), "none"),
         (call("unheard_of"), call("unheard_of_too"), "tool"),
+        (call("unheard_of"), call("Unheard_Of"), "none"),
         (
             call("view", command="view", path="a/b", view_range=[1, 10]),
             call("view", path="a/b", view_range=[90, 95]),
@@ -214,3 +227,32 @@ def test_edits_are_as_alike_as_the_worse_of_place_and_change() -> None:
     assert [swe_pivot.category_of(name) for name in ("Str_Replace_Editor", "strReplaceEditor", "what")] == [
         "edit", "edit", None,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["path", "file", "file_path", "filename", "file_name"])
+def test_a_file_is_named_under_any_of_the_usual_keys(key: str) -> None:
+    assert not swe_pivot.same_target("read", {"path": "a/b/c.py"}, {key: "a/b/d.py"})
+    assert swe_pivot.same_target("read", {"path": "a/b/c.py"}, {key: " a/b/c.py "})
+
+
+@pytest.mark.parametrize("key", ["patch", "diff", "content", "file_text"])
+def test_what_is_written_is_under_any_of_the_usual_keys(key: str) -> None:
+    assert swe_pivot.similarity("edit", {"content": "abcd"}, {key: "abxx"}) == 0.5
+
+
+def test_of_several_calls_the_first_is_compared() -> None:
+    right, other = call("bash", command="ls src"), call("bash", command="pwd")
+    assert grade(right, [right, other], name="swe_pivot").reward == 1.0
+    assert grade(right, [other, right], name="swe_pivot").reward == 0.0
+
+
+@pytest.mark.parametrize(("written", "reward"), [("abcdefgh--", 1.0), ("abcdefg---", 0.0)])
+def test_arguments_that_are_four_fifths_alike_are_the_same(written: str, reward: float) -> None:
+    want = call("write_file", path="a/b.py", content="abcdefghij")
+    assert grade(want, [call("write_file", path="a/b.py", content=written)], name="swe_pivot").reward == reward
+
+
+def test_numbers_that_differ_by_less_than_the_threshold_are_the_same() -> None:
+    for value, reward in ((1.25, 1.0), (0.75, 1.0), (1.5, 0.0), (0.5, 0.0)):
+        found = grade(call("f", a=1.0), [call("f", a=value)], floating_point_comparison_threshold=0.5)
+        assert found.reward == reward

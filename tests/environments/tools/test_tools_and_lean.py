@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.base import Response, Session, ToolCall
 from nemotron_steps.environments.code import math_formal_lean as lean
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.tools.ns_tools import TOOL
 from nemotron_steps.errors import DataError, UnsupportedError
+from nemotron_steps.sandbox import Outcome, SandboxResult
 
 MATH = {"responses_create_params": {"input": "How many?"}, "question": "How many?", "expected_answer": "70"}
 
@@ -233,3 +235,134 @@ def test_sessions_are_optional_for_a_single_proof() -> None:
     environment = create("math_formal_lean")
     verdict = asyncio.run(environment.verify(ROW, Response("nothing"), Session()))
     assert verdict.reward == 0.0
+
+
+class Compiler:
+    """Accepts proofs with `rfl`; notes what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+
+    async def __call__(self, source: str) -> tuple[bool, str]:
+        self.given.append(source)
+        return "rfl" in source, "unsolved goals"
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch, **config: Any) -> tuple[Any, Compiler]:
+    environment, compiler = create("math_formal_lean", config), Compiler()
+    monkeypatch.setattr(environment, "_compile", compiler)
+    return environment, compiler
+
+
+@pytest.mark.parametrize(("last", "reward", "times"), [("rfl", 1.0, 3), ("ring", 0.0, 2), ("simp", 0.0, 3)])
+def test_the_last_proof_is_judged_and_none_is_compiled_twice(
+    last: str, reward: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, compiler = compiled(monkeypatch, max_corrections=2)
+
+    async def rollout() -> Any:
+        session = await environment.seed(ROW)
+        for turn in ("simp [x]", "ring", last):
+            await environment.follow_up(ROW, Response(block(f"  {turn}")), session)
+        return await environment.verify(ROW, Response(block(f"  {last}")), session)
+
+    verdict = asyncio.run(rollout())
+    assert (verdict.reward, verdict.components) == (reward, {"corrections": 2.0})
+    assert len(compiler.given) == times
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["sorry", "admit", "axiom", "constant", "native_decide", "unsafe", "implemented_by", "extern", "#eval", "run_cmd"],
+)
+def test_what_proves_nothing_is_refused_uncompiled(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment, compiler = compiled(monkeypatch)
+    refused = asyncio.run(environment.verify(ROW, Response(block(f"  {word} rfl")), Session()))
+    assert refused.reward == 0.0 and word in refused.details["compiler"] and compiler.given == []
+    for harmless in (f"  rfl -- {word}", f"  rfl {word}s"):
+        whole = word == "#eval" and not harmless.endswith(word)
+        assert asyncio.run(environment.verify(ROW, Response(block(harmless)), Session())).reward == float(not whole)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "output", "accepted"),
+    [(0, "", True), (1, "", False), (0, "warning: declaration uses 'sorry'", False)],
+)
+def test_lean_accepts_a_proof_without_holes_in_the_project(
+    exit_code: int, output: str, accepted: bool, tmp_path: Path
+) -> None:
+    environment: Any = create("math_formal_lean", {"lean_project": str(tmp_path), "lean_timeout_s": 3.0})
+    asked: list[Any] = []
+
+    class Sandbox:
+        async def run(self, command: list[str], **given: Any) -> SandboxResult:
+            asked.append((command[1:], given))
+            return SandboxResult(Outcome.EXITED, exit_code, "", output, 0.0)
+
+    environment.sandbox = Sandbox()
+    assert asyncio.run(environment._compile("theorem")) == (accepted, output)
+    ((command, given),) = asked
+    assert command == ["--dir", str(tmp_path), "env", "lean", "/scratch/Proof.lean"]
+    assert given["files"] == {"Proof.lean": "theorem"} and given["limits"].wall_s == 3.0
+
+
+def test_the_last_block_and_the_last_by_of_a_statement_count() -> None:
+    assert lean.extract_proof(f"{block('  simp')}\nor\n{block('  rfl')}") == "by\n  rfl"
+    row = {**ROW, "formal_statement": "theorem t (h : P := by simp) : Q := by\n"}
+    assert lean.assemble(row, "by rfl").endswith("theorem t (h : P := by simp) : Q := by rfl\n")
+
+
+class Notebook:
+    """A sandbox that notes the cells and ends as told."""
+
+    def __init__(self, *ends: SandboxResult) -> None:
+        self.ends, self.cells = list(ends), []
+        self.closed = False
+
+    async def run(self, *, files: dict[str, str], **_: Any) -> SandboxResult:
+        self.cells.append(json.loads(files["cells.json"]))
+        return self.ends.pop(0)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_cells_that_failed_are_not_replayed_and_what_they_print_to_stderr_is_shown() -> None:
+    environment: Any = create("ns_tools", {"should_use_judge": False})
+    ends = [("1", "", 0), ("", "boom", 1), ("", "killed", 137), ("x" * 10_001, "", 0)]
+    told = [SandboxResult(Outcome.EXITED, code, out, err, 0.0) for out, err, code in ends]
+    told.insert(3, SandboxResult(Outcome.MEMORY_LIMIT, None, "some", "", 0.0))
+    environment.sandbox = Notebook(*told)
+
+    async def run() -> list[str]:
+        session = await environment.seed(MATH)
+        return [await environment.call_tool(session, TOOL, {"code": each}) for each in "abcde"]
+
+    outputs = asyncio.run(run())
+    assert outputs[:4] == ["1", "boom", "killed", "some\nerror: stopped by memory limit"]
+    assert outputs[4] == "x" * 10_000 + "\n[output cut]"
+    assert [cell["before"] for cell in environment.sandbox.cells] == [[], *[["a"]] * 4]
+
+
+def test_a_rows_own_tools_are_offered_and_a_recording_is_counted_by_its_calls() -> None:
+    environment: Any = create("ns_tools", {"should_use_judge": False})
+    environment.sandbox = Notebook()
+    tools = [{"type": "function", "name": TOOL, "description": "mine"}]
+    own = {**MATH, "responses_create_params": {"input": "How many?", "tools": tools}}
+
+    async def run() -> Any:
+        assert (await environment.seed(own)).tools == tools
+        response = Response("no box", tool_calls=[ToolCall(TOOL, "{}"), ToolCall(TOOL, "{}")])
+        verdict = await environment.verify(MATH, response, await environment.seed_recorded(MATH))
+        closed: list[str] = []
+
+        class Algebra:
+            async def close(self) -> None:
+                closed.append("helpers")
+
+        environment._algebra = Algebra()
+        await environment.close()
+        assert environment.sandbox.closed and closed == ["helpers"]
+        return verdict
+
+    assert asyncio.run(run()).components["tool_calls"] == 2.0

@@ -166,7 +166,8 @@ def test_rollouts_do_not_share_databases_and_recorded_calls_are_replayed(environ
     assert grade(environment, [REPLY], [REPLY]).reward == 1.0
     assert grade(environment, [REPLY], [REPLY]).reward == 1.0
     recorded = Response("done", tool_calls=[ToolCall(REPLY["name"], REPLY["arguments"])])
-    assert asyncio.run(environment.verify(row(REPLY), recorded, Session())).reward == 1.0
+    verdict = asyncio.run(environment.verify(row(REPLY), recorded, Session()))
+    assert (verdict.reward, verdict.components) == (1.0, {"tool_calls": 1.0})
 
 
 def test_missing_databases_and_broken_rows_are_refused(environment: Environment, tmp_path: Path) -> None:

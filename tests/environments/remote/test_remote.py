@@ -1,0 +1,189 @@
+"""What a remote environment asks its server, and what it makes of the answers. The server is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.remote import remote
+from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
+from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
+
+URL = "http://127.0.0.1:9"
+ROW: dict[str, Any] = {"responses_create_params": {"input": "Count.", "temperature": 1.0}, "target": "5"}
+
+
+class Server:
+    """Answers in turn, each with or without a cookie, or raises; notes what it is asked."""
+
+    base_url = URL
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, Any, str | None]] = []
+        self.closed = False
+
+    async def post(self, path: str, body: Any, *, cookies: str | None = None) -> tuple[Any, str | None]:
+        self.asked.append((path, body, cookies))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, tuple) else (answer, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def served(*answers: Any, name: str = "remote", **settings: Any) -> tuple[Any, Server]:
+    environment: Any = create(name, {"url": URL, **settings})
+    server = Server(*answers)
+    environment._clients[URL] = server
+    return environment, server
+
+
+def test_a_session_keeps_the_newest_cookie_and_the_rows_tools_where_the_server_has_none() -> None:
+    async def rollout(environment: Any, row: Any) -> list[str]:
+        session = await environment.seed(row)
+        assert session.tools == tools
+        outputs = [await environment.call_tool(session, name, {"by": 1}) for name in ("add", "a/b", "add")]
+        await environment.verify(row, Response("5"), session)
+        return outputs
+
+    tools = [{"name": "mine"}]
+    row = {**ROW, "responses_create_params": {**ROW["responses_create_params"], "tools": tools}}
+    mixed = {"output": "x", "more": 1}
+    environment, server = served(({"tools": []}, "a=1"), ({"output": "2"}, None), (mixed, "a=2"), [3], {"reward": 1.0})
+    assert asyncio.run(rollout(environment, row)) == ["2", '{"output": "x", "more": 1}', "[3]"]
+    paths = ["/seed_session", "/add", "/a%2Fb", "/add", "/verify"]
+    assert [(path, cookies) for path, _, cookies in server.asked] == list(
+        zip(paths, [None, "a=1", "a=1", "a=2", "a=2"], strict=True)
+    )
+    tools = [{"name": "theirs"}]
+    environment, _ = served(({"tools": tools}, "a=1"), {}, {}, {}, {"reward": 1.0})
+    asyncio.run(rollout(environment, row))
+
+
+def test_the_server_is_told_of_the_policy_where_there_is_one() -> None:
+    environment, server = served({}, policy_base_url="http://p/v1", policy_model_name="m")
+    asyncio.run(environment.seed(ROW))
+    assert server.asked[0][1] == {**ROW, "policy_base_url": "http://p/v1", "policy_model_name": "m"}
+    environment, server = served({})
+    asyncio.run(environment.seed(ROW))
+    assert server.asked[0][1] == ROW
+
+
+def test_a_tool_that_is_refused_says_so_and_a_server_that_is_gone_ends_the_rollout() -> None:
+    environment, _ = served({}, HttpStatusError(404, "no such tool"), ServerUnreachableError("gone"))
+
+    async def run() -> str:
+        session = await environment.seed(ROW)
+        refused = await environment.call_tool(session, "x", {})
+        with pytest.raises(WorkerLostError):
+            await environment.call_tool(session, "x", {})
+        return refused
+
+    assert asyncio.run(run()) == "error: HTTP 404: no such tool"
+    for error in (HttpStatusError(500, "x"), ServerUnreachableError("gone")):
+        with pytest.raises(WorkerLostError):
+            asyncio.run(served(error)[0].seed(ROW))
+
+
+@pytest.mark.parametrize(
+    ("answer", "failures"),
+    [
+        ({"verdicts": [{"reward": 1.0}, {"reward": 2.0}]}, [None, "environment_refused"]),
+        ({"verdicts": [{"reward": 1.0}]}, ["environment_refused"] * 2),
+        ({"verdicts": [{"reward": 1.0}] * 3}, ["environment_refused"] * 2),
+        ({"verdicts": None}, ["environment_refused"] * 2),
+        ([], ["environment_refused"] * 2),
+        (HttpStatusError(400, "no"), ["environment_refused"] * 2),
+        (ServerUnreachableError("gone"), ["environment_unavailable"] * 2),
+    ],
+)
+def test_a_group_has_a_verdict_for_each_response(answer: Any, failures: list[str | None]) -> None:
+    environment, server = served(answer, judges_groups=True)
+    group = [Response("a"), Response("b")]
+    verdicts = asyncio.run(environment.verify_group(ROW, group, [Session(), Session()]))
+    assert [verdict.failure for verdict in verdicts] == failures
+    ((path, body, _),) = server.asked
+    texts = [each["output"][0]["content"][0]["text"] for each in body["responses"]]
+    assert (path, body["row"], texts) == ("/verify_group", ROW, ["a", "b"])
+
+
+@pytest.mark.parametrize(("reward", "met"), [(-1.0, True), (2.0, True), (-1.1, False), (2.1, False)])
+def test_the_ends_of_the_servers_range_belong_to_it(reward: float, met: bool) -> None:
+    environment, _ = served(reward_low=-1.0, reward_high=2.0)
+    verdict = environment._verdict({"reward": reward, "mask_sample": False, "instance_config": {"mask_sample": False}})
+    assert (verdict.reward == reward) is met and (verdict.failure is None) is met
+
+
+def test_a_failures_name_and_message_are_cut() -> None:
+    verdict = served()[0]._verdict({"reward": None, "failure": "f" * 200, "details": "d" * 900})
+    assert (verdict.failure, verdict.details) == ("f" * 100, {"message": "d" * 500})
+    named = served()[0]._verdict({"reward": None, "failure_reason": "why", "failure_kind": "kind"})
+    assert named.failure == "kind"
+
+
+def test_fields_that_the_server_needs_are_looked_for_however_deep() -> None:
+    environment, _ = served(row_fields=("target", "a.b"))
+    environment.check_row({**ROW, "a": {"b": 0}}, "f:1")
+    for broken in (ROW, {**ROW, "a": {"b": None}}, {"responses_create_params": {"input": "x"}, "a": {"b": 1}}):
+        with pytest.raises(DataError):
+            environment.check_row(broken, "f:1")
+
+
+def test_a_client_is_made_once_under_the_settings_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def client(url: str, **settings: Any) -> Server:
+        made.append((url, settings))
+        return Server({}, {})
+
+    monkeypatch.setattr(remote, "JsonClient", client)
+    environment: Any = create("remote", {"url": URL, "timeout_s": 3.0, "retries": 7, "max_concurrency": 5})
+    asyncio.run(environment.seed(ROW))
+    asyncio.run(environment.seed(ROW))
+    assert made == [(URL, {"timeout_s": 3.0, "retries": 7, "max_concurrency": 5})]
+    asyncio.run(environment.close())
+    assert [client.closed for client in environment._clients.values()] == [True]
+
+
+ITEM = {"type": "message", "role": "assistant", "content": "5"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "failure", "truncated"),
+    [
+        ({"response": {"output": [ITEM]}, "reward": 1.0}, 1.0, None, False),
+        ({"response": {"output": [ITEM], "incomplete_details": {"reason": "x"}}, "reward": 0.5}, 0.5, None, True),
+        ({"response": {"output": [ITEM]}, "reward": None}, None, "environment_refused", False),
+        ({"response": {"output": [ITEM, "x"]}, "reward": 1.0}, None, "environment_refused", False),
+        ({"response": {"output": "x"}, "reward": 1.0}, None, "environment_refused", False),
+        ({"response": None, "reward": 1.0}, None, "environment_refused", False),
+        ([], None, "environment_refused", False),
+        (HttpStatusError(500, "x"), None, "environment_refused", False),
+        (ServerUnreachableError("gone"), None, "environment_unavailable", False),
+    ],
+)
+def test_an_agents_rollout_is_what_its_server_says(
+    answer: Any, reward: float | None, failure: str | None, truncated: bool
+) -> None:
+    agent, server = served(answer, name="remote_agent", policy_base_url="http://p/v1")
+    run = asyncio.run(agent.run_agent(ROW, {"temperature": 0.5, "top_p": 0.9}))
+    assert (run.verdict.reward, run.verdict.failure, run.truncated) == (reward, failure, truncated)
+    assert run.output == (
+        [ITEM] if isinstance(answer, dict) and (answer["response"] or {}).get("output") == [ITEM] else []
+    )
+    ((path, body, _),) = server.asked
+    assert path == "/run" and body["policy_base_url"] == "http://p/v1"
+    assert body["responses_create_params"] == {"input": "Count.", "temperature": 0.5, "top_p": 0.9}
+
+
+def test_an_agent_without_an_endpoint_of_the_policy_is_no_agent() -> None:
+    agent, _ = served(name="remote_agent")
+    with pytest.raises(ConfigError, match="an endpoint to sample from"):
+        agent.check_row(ROW, "f:1")

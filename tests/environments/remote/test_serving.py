@@ -1,0 +1,266 @@
+"""An environment server's answers, one request at a time, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.http_server import Reply, Request
+from nemotron_steps.environments.remote import serving
+from nemotron_steps.environments.remote.serving import EnvironmentServer
+from nemotron_steps.environments.responses import message_item
+from nemotron_steps.errors import WorkerLostError
+
+ROW: dict[str, Any] = {"responses_create_params": {"input": "Say."}}
+
+
+class Pairs(Environment):
+    """The reward is the answer's place in its group, or alone its text; counts sessions that are open."""
+
+    name: ClassVar[str] = "pairs"
+
+    def __init__(self, *, groups: bool = False, fails: Exception | None = None) -> None:
+        super().__init__(EnvironmentConfig(), {})
+        self.judges_groups = groups  # type: ignore[misc]
+        self.reward_range = (0.0, 9.0)
+        self.fails = fails
+        self.open = 0
+        self.recorded = 0
+
+    async def seed(self, row: Row) -> Session:
+        self.open += 1
+        return Session(tools=[{"name": "add"}], state=0)
+
+    async def seed_recorded(self, row: Row) -> Session:
+        self.recorded += 1
+        return await self.seed(row)
+
+    async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+        session.state += 1
+        return f"{name} {session.state}"
+
+    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+        raise AssertionError("groups are judged")
+
+    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+        if self.fails is not None:
+            raise self.fails
+        if not self.judges_groups:
+            return [Verdict(float(session.state)) for session in sessions]
+        told = {"of": [response.text for response in responses], "asked": row["responses_create_params"]["input"]}
+        return [Verdict(float(place), details=told) for place in range(len(responses))]
+
+    async def release(self, session: Session) -> None:
+        self.open -= 1
+
+
+async def asked(
+    server: EnvironmentServer, path: str, body: Any = None, cookie: str = "", method: str = "POST"
+) -> Reply:
+    headers = {"cookie": f"session={cookie}"} if cookie else {}
+    data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+    return await server._answer(Request(method, path, headers, data))
+
+
+def cookie_of(reply: Reply) -> str:
+    return dict(reply.headers)["Set-Cookie"].partition(";")[0].removeprefix("session=")
+
+
+def answered(text: str, question: str = "Say.", **more: Any) -> dict[str, Any]:
+    return {"responses_create_params": {"input": question}, "response": {"output": [message_item(text)]}, **more}
+
+
+def test_a_session_is_judged_once_and_a_second_time_as_a_recording() -> None:
+    environment = Pairs()
+    server = EnvironmentServer(environment)
+
+    async def run() -> None:
+        cookie = cookie_of(await asked(server, "/seed_session", ROW))
+        reply = await asked(server, "/ad%64", {}, cookie)
+        assert (reply.body, cookie_of(reply)) == ({"output": "add 1"}, cookie)
+        for reward, recorded in ((1.0, 0), (0.0, 1)):
+            reply = await asked(server, "/verify", answered("x"), cookie)
+            assert (reply.body["reward"], environment.recorded, environment.open) == (reward, recorded, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("PUT", "/verify", {}, 405),
+        ("POST", "/verify", b"[1]", 400),
+        ("POST", "/verify", b"{", 400),
+        ("POST", "/verify", b"[" * 100_000, 400),
+        ("POST", "/verify", {}, 422),
+        ("POST", "/verify", ROW, 422),
+        ("POST", "/verify_group", {}, 422),
+        ("POST", "/aggregate_metrics", {"verify_responses": [1]}, 422),
+        ("POST", "/add", {}, 404),
+        ("GET", "/nothing", {}, 404),
+        *(("GET", path, {}, 200) for path in ("/", "/health", "/healthz", "/livez", "/readyz", "/server_instances")),
+    ],
+)
+def test_each_request_has_its_status(method: str, path: str, body: Any, status: int) -> None:
+    environment = Pairs()
+    reply = asyncio.run(asked(EnvironmentServer(environment), path, body, method=method))
+    assert (reply.status, environment.open) == (status, 0)
+
+
+@pytest.mark.parametrize(("error", "status"), [(WorkerLostError("it died"), 503), (KeyError("x"), 422)])
+@pytest.mark.parametrize("groups", [False, True])
+def test_sessions_are_released_where_judging_raises(error: Exception, status: int, groups: bool) -> None:
+    environment = Pairs(groups=groups, fails=error)
+    server = EnvironmentServer(environment, group_size=2)
+
+    async def run() -> list[int]:
+        replies = await asyncio.wait_for(
+            asyncio.gather(*(asked(server, "/verify", answered(text)) for text in "ab")), 10
+        )
+        return [reply.status for reply in replies]
+
+    assert asyncio.run(run()) == [status] * 2
+    assert environment.open == 0 and server._groups == {} and not server._judging
+
+
+def test_an_environment_that_judges_groups_needs_to_know_how_many_and_keeps_nothing_open() -> None:
+    environment = Pairs(groups=True)
+    server = EnvironmentServer(environment)
+    assert asyncio.run(asked(server, "/verify", answered("x"))).status == 400
+    both = {"row": ROW, "responses": [{"output": [message_item(text)]} for text in "ab"]}
+    verdicts = asyncio.run(asked(server, "/verify_group", both)).body["verdicts"]
+    assert [(v["reward"], v["details"]["of"]) for v in verdicts] == [(0.0, ["a", "b"]), (1.0, ["a", "b"])]
+    assert (environment.open, environment.recorded) == (0, 3)
+
+
+def test_prompts_without_a_number_are_told_apart_and_groups_follow_each_other() -> None:
+    environment = Pairs(groups=True)
+    server = EnvironmentServer(environment, group_size=2)
+
+    async def run() -> list[Any]:
+        turns = [("a", "x"), ("b", "y"), ("c", "x"), ("d", "x"), ("e", "y"), ("f", "x")]
+        waiting = [asked(server, "/verify", answered(text, question)) for text, question in turns]
+        return [reply.body["details"] for reply in await asyncio.wait_for(asyncio.gather(*waiting), 10)]
+
+    told = asyncio.run(run())
+    assert [("".join(each["of"]), each["asked"]) for each in told] == [
+        ("ac", "x"), ("be", "y"), ("ac", "x"), ("df", "x"), ("be", "y"), ("df", "x"),
+    ]  # fmt: skip
+    assert environment.open == 0
+
+
+def test_who_leaves_a_group_leaves_its_place_to_another() -> None:
+    environment = Pairs(groups=True)
+    server = EnvironmentServer(environment, group_size=3)
+
+    async def run() -> list[str]:
+        first, gone = (asyncio.ensure_future(asked(server, "/verify", answered(text))) for text in "ab")
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.sleep(0)
+        assert environment.open == 1
+        others = (asked(server, "/verify", answered(text)) for text in "cd")
+        replies = await asyncio.wait_for(asyncio.gather(first, *others), 10)
+        return [reply.body["details"]["of"] for reply in replies]
+
+    assert asyncio.run(run()) == [["a", "c", "d"]] * 3
+    assert environment.open == 0 and server._groups == {}
+
+
+def test_a_rollout_is_sampled_where_the_request_says_or_else_where_the_server_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked_for: list[Any] = []
+
+    class Client:
+        def __init__(self, url: str) -> None:
+            asked_for.append(url)
+
+        def close(self) -> None:
+            asked_for.append("closed")
+
+    async def run_rollout(environment: Any, row: Any, session: Session, client: Any, model: str, most: int) -> Any:
+        asked_for.append((model, most))
+        if "fails" in row:
+            raise WorkerLostError("the model is gone")
+        return {"output": [message_item("x")]}
+
+    monkeypatch.setattr(serving, "JsonClient", Client)
+    monkeypatch.setattr(serving, "run_rollout", run_rollout)
+    environment = Pairs()
+    server = EnvironmentServer(environment, model_url="http://told/v1")
+    own = {**ROW, "policy_base_url": "http://own/v1", "policy_model_name": "mine"}
+
+    async def run() -> list[int]:
+        return [(await asked(server, "/run", body)).status for body in (ROW, own, {**ROW, "fails": True})]
+
+    assert asyncio.run(run()) == [200, 200, 503] and environment.open == 0
+    assert asked_for == [
+        "http://told/v1", ("policy_model", serving.MAX_STEPS), "closed",
+        "http://own/v1", ("mine", serving.MAX_STEPS), "closed",
+        "http://told/v1", ("policy_model", serving.MAX_STEPS), "closed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("url", "port"), [("https://m/v1", 443), ("http://m/v1", 80), ("https://m:8/v1", 8)])
+def test_the_head_server_tells_the_address_that_was_asked_for_and_the_models_port(url: str, port: int) -> None:
+    server = EnvironmentServer(Pairs(), model_url=url)
+    here = int(server.url.rpartition(":")[2])
+    for host, told in ((f"node-7:{here}", "node-7"), ("[::1]:5", "::1"), (None, "127.0.0.1")):
+        headers = {} if host is None else {"host": host}
+        config = server._global_config(Request("GET", "/", headers, b""))
+        assert config["head_server"] == {"host": told, "port": here}
+    model = config["policy_model"]["responses_api_models"]["vllm_model"]
+    assert (model["host"], model["port"]) == ("m", port)
+
+
+def test_a_server_that_closes_breaks_off_what_is_judged_and_releases_its_sessions() -> None:
+    begun = asyncio.Event()
+    cancelled: list[bool] = []
+
+    class Slow(Pairs):
+        async def verify_group(self, *_: Any) -> list[Verdict]:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(True)
+            return []
+
+    environment = Slow(groups=True)
+    server = EnvironmentServer(environment, group_size=1)
+
+    async def run() -> None:
+        await asked(server, "/seed_session", ROW)
+        waiting = asyncio.ensure_future(asked(server, "/verify", answered("x")))
+        await asyncio.wait_for(begun.wait(), 10)
+        await server._close()
+        await asyncio.sleep(0)
+        assert cancelled
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    asyncio.run(run())
+    assert environment.open == 0
+
+
+def test_a_session_is_kept_as_long_as_its_tools_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = Pairs()
+    now = [0.0]
+    monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    server = EnvironmentServer(environment, session_ttl_s=10.0)
+
+    async def run() -> None:
+        cookie = cookie_of(await asked(server, "/seed_session", ROW))
+        for moment, left in ((8.0, 1), (16.0, 1), (24.0, 1), (35.0, 0)):
+            now[0] = moment
+            await asked(server, "/add", {}, cookie)
+            assert environment.open == left
+
+    asyncio.run(run())

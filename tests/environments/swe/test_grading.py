@@ -1,0 +1,228 @@
+"""What is done in the sandbox that grades: the order, the files, and what does not fit. The sandbox is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import CannotJudgeError, Response, Session
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.swe import results, swe_agent
+from nemotron_steps.environments.swe.grading import Graded, HiddenTests, run_tests
+from nemotron_steps.environments.swe.results import Canary
+from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy
+from nemotron_steps.sandbox.base import Outcome, SandboxResult
+from nemotron_steps.sandbox.session import SessionOverError
+from tests.environments.swe.tasks import task
+
+
+class Told:
+    """A session in which everything succeeds but commands with a word of `fails`; notes what it is asked."""
+
+    def __init__(self, output: str = "", *, fails: str = "nothing") -> None:
+        self.output, self.fails = output, fails
+        self.ran: list[str] = []
+        self.written: dict[str, str] = {}
+        self.open = False
+
+    async def __aenter__(self) -> Told:
+        self.open = True
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.open = False
+
+    async def write(self, files: Mapping[str, str]) -> None:
+        self.written |= files
+
+    async def run(self, argv: Sequence[str], *, cwd: str, wall_s: float, stdin: str = "") -> SandboxResult:
+        self.ran.append(" ".join([*argv, stdin]))
+        return SandboxResult(Outcome.EXITED, int(self.fails in self.ran[-1]), "abc\n", self.output, 0.0)
+
+
+FILES = {"a.py": "x = 1\n"}
+FAILED = "FAILED test_kit.py::Tkit::test_kit - AssertionError"
+
+
+@pytest.fixture
+def canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Canary, "new", classmethod(lambda cls: cls("kit")))
+
+
+def graded(session: Any, tests: HiddenTests, *, image: bool = False, changes: Changes | None = None) -> Graded:
+    def copy(session: Any) -> Any:
+        return ImageCopy(session, "/testbed", "HEAD", 99) if image else FilesCopy(session, FILES, 99)
+
+    return asyncio.run(run_tests(session, copy, changes or Changes({"a.py": "x = 2\n"}), tests, 9.0))
+
+
+def test_the_changes_are_laid_then_the_tests_then_they_are_run_with_the_one_that_must_fail(canary: None) -> None:
+    session = Told(f"PASSED tests/test_a.py::a\n{FAILED}\n")
+    tests = HiddenTests("run {tests}", {"tests/test_a.py": "t", "tests/data it.txt": "d", "a.py": "theirs"})
+    found = graded(session, tests)
+    root = "/scratch/repo"
+    assert set(session.written) == {
+        f"{root}/{p}" for p in ("a.py", "tests/test_a.py", "tests/data it.txt", "test_kit.py")
+    }
+    assert session.written[f"{root}/a.py"] == "theirs" and "assertEqual" in session.written[f"{root}/test_kit.py"]
+    assert session.ran == ["/bin/bash -c run tests/test_a.py test_kit.py "] and not session.open
+    assert (found.applied, found.honest, found.run.passed) == (True, True, {"tests/test_a.py::a"})
+    assert graded(Told("PASSED tests/test_a.py::a\n"), tests).honest is False
+
+
+def test_a_command_that_names_its_tests_itself_gets_none_that_must_fail() -> None:
+    session = Told("PASSED a\n")
+    found = graded(session, HiddenTests("make test", {"tests/test_a.py": "t"}))
+    assert session.ran == ["/bin/bash -c make test "] and len(session.written) == 2
+    assert found.honest and found.run.passed == {"a"}
+
+
+@pytest.mark.parametrize(("fails", "asked"), [("the fix", 2), ("the tests", 3)])
+def test_what_does_not_fit_the_check_out_is_not_tested(fails: str, asked: int) -> None:
+    session = Told(fails=fails)
+    found = graded(session, HiddenTests("run", {}, "the tests"), image=True, changes=Changes(patch="the fix"))
+    assert not found.applied and len(session.ran) == asked and session.written == {}
+    applied = graded(whole := Told(), HiddenTests("run", {}, "the tests"), image=True, changes=Changes(patch="the fix"))
+    assert applied.applied and len(whole.ran) == 4
+
+
+def verdicts(
+    monkeypatch: pytest.MonkeyPatch, ends: Sequence[Any], changes: Sequence[str], **settings: Any
+) -> list[Any]:
+    """Verdicts of rollouts with these changes; the runs of the tests end as told, one after the other."""
+    left = list(ends)
+
+    async def run(*_: Any) -> Graded:
+        ended = left.pop(0)
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    class Copy:
+        session = Told()
+
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        async def changes(self) -> Changes:
+            return Changes({"a.py": self.text}, left_out=("tests/a.py",))
+
+    monkeypatch.setattr(swe_agent, "run_tests", run)
+    environment: Any = create("swe_agent", settings)
+
+    async def body() -> list[Any]:
+        found = []
+        for text in changes:
+            session = await environment.seed(task())
+            session.state.copy = Copy(text)
+            found += await environment.judge_group(task(), [Response("")], [session])
+        return found
+
+    made = asyncio.run(body())
+    assert left == []
+    return made
+
+
+NAMES = [f"tests.test_calc.TestCalc.test_{name}" for name in ("add", "sub")]
+
+
+def of(*passed: str, **how: Any) -> Graded:
+    return Graded(results.TestRun(frozenset(passed), frozenset()), how.pop("outcome", Outcome.EXITED), **how)
+
+
+@pytest.mark.parametrize(
+    ("ended", "reward", "tampered", "not_passed"),
+    [
+        (of(*NAMES), 1.0, 0.0, []),
+        (of(*NAMES, "more"), 1.0, 0.0, []),
+        (of(NAMES[0]), 0.0, 0.0, NAMES[1:]),
+        (of(NAMES[1]), 0.0, 0.0, NAMES[:1]),
+        (of(*NAMES, honest=False), 0.0, 1.0, []),
+        (of(*NAMES, applied=False), 0.0, 0.0, []),
+        (of(applied=False, honest=False), 0.0, 0.0, NAMES),
+    ],
+)
+def test_all_wanted_tests_pass_where_nothing_was_tampered_with(
+    ended: Graded, reward: float, tampered: float, not_passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (verdict,) = verdicts(monkeypatch, [ended], ["1"])
+    assert (verdict.reward, verdict.components["tampered"]) == (reward, tampered)
+    assert verdict.details == {"left_out": ["tests/a.py"], "not_passed": not_passed}
+
+
+@pytest.mark.parametrize(
+    ("ended", "failure"),
+    [
+        (of(*NAMES, outcome=Outcome.TIMEOUT), "tests_timeout"),
+        (SessionOverError(Outcome.TIMEOUT), "tests_timeout"),
+        (SessionOverError(Outcome.MEMORY_LIMIT), "tests_out_of_memory"),
+    ],
+)
+def test_tests_that_used_up_what_they_have_are_masked_and_run_again(
+    ended: Any, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = verdicts(monkeypatch, [ended, of(*NAMES)], ["1", "1"])
+    assert (first.reward, first.failure, second.reward) == (None, failure, 1.0)
+
+
+def test_code_that_ends_the_sandbox_of_its_tests_has_tampered(monkeypatch: pytest.MonkeyPatch) -> None:
+    (verdict,) = verdicts(monkeypatch, [SessionOverError(Outcome.EXITED)], ["1"])
+    assert (verdict.reward, verdict.components["tampered"]) == (0.0, 1.0)
+
+
+def test_the_verdicts_that_were_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swe_agent, "REMEMBERED", 2)
+    ends = [of(*NAMES), of(), of(*NAMES), of(NAMES[0])]
+    # 1 and 2 are known; 1 is used again, so 3 is put in the place of 2.
+    found = verdicts(monkeypatch, ends, ["1", "2", "1", "3", "1", "2"])
+    assert [verdict.reward for verdict in found] == [1.0, 0.0, 1.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("key", ["image", "image_name", "docker_image"])
+def test_an_image_is_named_by_its_row_under_any_of_the_public_names_or_by_the_settings(key: str) -> None:
+    environment: Any = create("swe_agent", {"image": "x/{instance_id}:1"})
+    bare = task(files=None, test_files=None)
+    assert environment._image({**bare, key: "mine"}) == "mine"
+    assert environment._image(bare) == "x/calc-1:1"
+    assert environment._image({"instance_id": 7, "image": ""}) == "x/7:1"
+    assert create("swe_agent")._image(bare) == ""  # type: ignore[attr-defined]
+
+
+def test_a_working_copy_has_what_the_settings_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"memory_mib": 3, "disk_mib": 5, "processes": 7, "command_timeout_s": 11.0, "engine": "apptainer"}
+    environment: Any = create("swe_agent", settings)
+    made: list[Any] = []
+    for name in ("BubblewrapSession", "ApptainerSession", "ContainerSession"):
+        monkeypatch.setattr(swe_agent, name, lambda *given, **more: made.append((given, more)))
+    environment._session(task(), 13.5)
+    environment._session(task(files=None, image="i"), 13.5)
+    environment.config = environment.config.model_copy(update={"engine": "podman"})
+    environment._session(task(files=None, image="i"), 13.5)
+    for _, more in made:
+        limits = more["limits"]
+        assert (limits.wall_s, limits.cpu_s, limits.processes) == (13.5, 14, 7)
+        assert (limits.memory_bytes, limits.file_bytes, limits.scratch_bytes) == (3 << 20, 5 << 20, 5 << 20)
+    assert [more.get("command_s") for _, more in made] == [11.0, 11.0, None]
+    assert made[1][0][0] == "i" and made[2][0] == ("podman", "i") and made[2][1]["session_s"] == 13.5
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("bash", {"command": "ls"}, None),
+        ("bash", {"command": "a\0b"}, "error: the argument `command` has a null character"),
+        ("edit", {"path": "a", "old_str": "", "new_str": "\0"}, "error: the argument `new_str` has a null character"),
+        ("edit", {"path": "a", "old_str": ""}, "error: the argument `new_str` must be a string"),
+        ("view", {"path": "a", "view_range": 3}, None),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_its_answer(name: str, arguments: dict[str, Any], told: str | None) -> None:
+    assert swe_agent._problem(name, arguments) == told
+
+
+def test_an_agent_of_another_place_has_no_working_copy() -> None:
+    with pytest.raises(CannotJudgeError, match="no_working_copy"):
+        asyncio.run(create("swe_agent").verify(task(), Response(""), Session()))

@@ -1,0 +1,44 @@
+"""What becomes of a grader that does not give an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import CannotJudgeError
+from nemotron_steps.environments.grading_pool import GradingPool, answer_request
+from nemotron_steps.environments.line_worker import WorkerTimeoutError
+from nemotron_steps.environments.text.math_equality import compare
+from nemotron_steps.errors import WorkerLostError
+
+
+@pytest.mark.parametrize(
+    ("ends", "failure", "told"),
+    [
+        (WorkerTimeoutError("it took longer than 3 s"), "verifier_timeout", "longer than 3 s"),
+        (WorkerLostError("it died", found="exit code 7"), "verifier_crashed", "math_equality:compare: exit code 7"),
+        ({"error": "KeyError"}, "verifier_crashed", "math_equality:compare: KeyError"),
+    ],
+)
+def test_a_grader_that_does_not_end_or_dies_or_raises_is_a_failure_of_its_own(
+    ends: Any, failure: str, told: str
+) -> None:
+    class Worker:
+        async def call(self, request: Any) -> Any:
+            if isinstance(ends, Exception):
+                raise ends
+            return ends
+
+    pool: Any = GradingPool(compare)
+    pool._workers = Worker()
+    with pytest.raises(CannotJudgeError, match=told) as caught:
+        asyncio.run(pool.call("1", "2"))
+    assert caught.value.failure == failure
+
+
+def test_a_grader_is_called_by_its_name_and_what_it_raises_is_told() -> None:
+    called = {"grader": "builtins:divmod", "arguments": [7, 2]}
+    assert answer_request(called) == {"value": (3, 1)}
+    assert "ZeroDivisionError" in answer_request({**called, "arguments": [7, 0]})["error"]
