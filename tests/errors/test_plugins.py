@@ -58,6 +58,13 @@ def test_a_module_that_is_not_installed_is_not_one_that_fails(reference: str) ->
     assert not isinstance(caught.value, PluginImportError)
 
 
+def test_a_package_that_lacks_another_of_nearly_its_name_is_one_that_fails(written: Callable[..., Path]) -> None:
+    path = written("toy_plugin_more", "import toy_plugin_mor\n")
+    with pytest.raises(PluginImportError) as caught:
+        load_object("toy_plugin_more:A")
+    assert caught.value.line == f"{path}:1"
+
+
 WAITS_UNTIL_IT_IS_NAMED = """
 import sys, time
 until = time.monotonic() + 20
@@ -96,6 +103,9 @@ def test_a_module_that_does_not_take_long_is_not_named_and_nothing_waits_on(
     written("toy_plugin_own", "a = 1")
     load_object("toy_plugin_own:a")
     assert len(begun) == 2  # none for a module of ours
+    written("toy_plugin_owner", "a = 1")
+    load_object("toy_plugin_owner:a")
+    assert len(begun) == 3  # whose name only begins alike
     for timer in begun:
         timer.join(5)
         assert timer.daemon and not timer.is_alive()
