@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.manifest.index import Index, build_index, load_index
+from nemotron_steps.manifest.index import Index, PortRow, StepRow, build_index, load_index
 from nemotron_steps.manifest.packs import builtin_pack_root, find_packs
+from nemotron_steps.manifest.typegraph import TypeGraph
 from tests.manifest.packs_on_disk import step_text, write_files
 
 
@@ -162,3 +163,82 @@ def test_warm_load_imports_nothing_heavy_and_is_fast(tmp_path: Path, pack: Path)
         for _ in range(2)
     ]
     assert outputs[1].strip() == "True []"
+
+
+def row(step_id: str, pack: str, *, consumes: str = "", produces: str = "") -> StepRow:
+    def ports(names: str) -> tuple[PortRow, ...]:
+        return tuple(PortRow(name, name, True) for name in names.split())
+
+    return StepRow(step_id, "", step_id.rpartition("/")[0], "", (), ports(consumes), ports(produces), pack, "f", True)
+
+
+def test_a_row_is_found_by_its_id_and_by_its_packs_name_before_it() -> None:
+    rows = (row("a/x", "one", produces="a b"), row("two:a/x", "two", consumes="a b"), row("ab/y", "two"))
+    index = Index(rows, (), TypeGraph())
+    asked = ("a/x", "one:a/x", "two:a/x", "two:ab/y", "one:ab/y", "x")
+    assert [index.step(name) for name in asked] == [rows[0], rows[0], rows[1], rows[2], None, None]
+    assert [each.plain_id for each in rows] == ["a/x", "a/x", "ab/y"]
+    assert index.select(category="a") == rows[:1] and index.select(category="ab") == rows[2:]
+    assert index.select(produces="b") == rows[:1] and index.select(consumes="b") == rows[1:2]
+
+
+def test_every_place_and_path_has_a_cache_of_its_own(tmp_path: Path, pack: Path) -> None:
+    (tmp_path / "here").mkdir()
+    for cwd, path in ((tmp_path, ""), (tmp_path / "here", ""), (tmp_path, str(pack))):
+        for from_cache in (False, True):
+            index = load_index(environ={"STEPS_PATH": path}, cwd=cwd, cache_dir=tmp_path / "cache")
+            assert index.from_cache == from_cache
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_a_file_of_another_size_or_another_format_is_read_again(
+    tmp_path: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(tmp_path, pack)
+    file = pack / "one/step.toml"
+    status = file.stat()
+    file.write_text(step_text("other"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert not load(tmp_path, pack).from_cache
+    (cache,) = (tmp_path / "cache").iterdir()
+    whole = json.loads(cache.read_text())
+    for change in ({"format": whole["format"] - 1}, {"steps": None}):
+        changed = {key: value for key, value in {**whole, **change}.items() if value is not None}
+        cache.write_text(json.dumps(changed))
+        assert not load(tmp_path, pack).from_cache
+    assert load(tmp_path, pack).from_cache
+
+
+def test_rows_keep_what_is_optional_hidden_and_said_in_short(tmp_path: Path) -> None:
+    text = '[step]\nid = "x"\nsummary = "short"\n[[produces]]\ntype = "a"\nrequired = false\n'
+    pipeline = '[pipeline]\nname = "p"\n[[stages]]\nstep = "x"\n'
+    for name, mark in (("one", ""), ("two", "# two\n")):
+        files = {"types.toml": "[a]\n" if name == "one" else "[b]\n", "x.toml": mark + text, "p.toml": mark + pipeline}
+        write_files(
+            tmp_path / name / "manifests", {**files, "y.toml": text.replace('"x"', f'"y-{name}"\ndescription = "long"')}
+        )
+    for _ in range(2):
+        path = os.pathsep.join(str(tmp_path / name) for name in ("one", "two"))
+        index = load_index(environ={"STEPS_PATH": path}, cwd=tmp_path, cache_dir=tmp_path / "cache")
+        mine = [row for row in index.steps if row.pack in ("one", "two")]
+        assert [(row.id, row.description) for row in mine] == [
+            ("x", "short"),
+            ("two:x", "short"),
+            ("y-one", "long"),
+            ("y-two", "long"),
+        ]
+        assert [port.required for row in mine for port in row.produces] == [False] * 4
+        assert [row.name for row in index.pipelines if row.pack in ("one", "two")] == ["p", "two:p"]
+        assert {warning.hints for warning in index.warnings} == {
+            ("steps plan two:x   # is the hidden one",),
+            ("steps plan two:p   # is the hidden one",),
+        }
+
+
+def test_an_error_comes_back_from_the_cache_with_all_that_it_says(tmp_path: Path, pack: Path) -> None:
+    write_files(pack, {"bad/step.toml": '[step]\nid = 3\ndescripton = "x"\n'})
+    (pack / "bad" / "types.toml").symlink_to(tmp_path / "nowhere")
+    first, second = load(tmp_path, pack), load(tmp_path, pack)
+    assert second.from_cache and len(first.problems) == 3
+    assert [error.to_dict() for error in second.problems] == [error.to_dict() for error in first.problems]
+    assert any(error.found == "3" for error in second.problems)

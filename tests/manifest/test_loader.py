@@ -8,6 +8,7 @@ import pytest
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ManifestError
+from nemotron_steps.manifest import loader
 from nemotron_steps.manifest.loader import parse_pipeline, parse_step, parse_types, read_toml
 from nemotron_steps.manifest.models import Parameter
 from nemotron_steps.manifest.pipeline_models import StageCheck
@@ -255,3 +256,70 @@ def test_a_choice_is_neither_another_kind_of_value_nor_the_word_null() -> None:
         *(1, 0.5, None, "off")
     ]
     assert Parameter(name="a.b").allows(True)
+
+
+def test_a_file_as_large_as_a_manifest_may_be_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "step.toml"
+    path.write_text('[step]\nid = "a"\n')
+    monkeypatch.setattr(loader, "LONGEST_FILE", path.stat().st_size)
+    assert read_toml(path).data == {"step": {"id": "a"}}
+    monkeypatch.setattr(loader, "LONGEST_FILE", path.stat().st_size - 1)
+    with pytest.raises(ManifestError, match="no manifest's file") as caught:
+        read_toml(path)
+    assert caught.value.found == f"{path.stat().st_size} bytes"
+
+
+def test_tables_and_lists_of_tables_of_ones_own_are_welcome_and_values_at_the_top_are_not(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, '[step]\nid = "a"\n[own]\nx = 1\n[[more]]\ny = 1\n[[more]]\n') == []
+    found = mistakes(tmp_path, 'own = 1\nnone = []\nmixed = [1]\n[step]\nid = "a"\n')
+    assert [what.split("'")[1] for _, what, _ in found] == ["own", "none", "mixed"]
+
+
+def test_mistakes_of_several_kinds_are_told_together_and_each_once(tmp_path: Path) -> None:
+    text = 'own = 1\n[step]\nid = "a"\n[[errors]]\nname = "e"\nrecovery = "r"\noverride = "no value"\n'
+    assert [line for line, _, _ in mistakes(tmp_path, text)] == [1, 7]
+    union = '[step]\nid = "a"\n[[consumes]]\ntype = "t"\nbind = 3\n'
+    assert [(line, what) for line, what, _ in mistakes(tmp_path, union)] == [
+        (5, "'consumes[0].bind' has the wrong type")
+    ]
+    stages = '[pipeline]\nname = "p"\n[[stages]]\nstep = "a"\nconfg = "x"\n'
+    (tmp_path / "p.toml").write_text(stages)
+    _, problems = parse_pipeline(read_toml(tmp_path / "p.toml"))
+    assert [problem.what for problem in problems] == ["unknown key 'stages[0].confg'"]
+    (tmp_path / "p.toml").write_text('stages = []\n[pipeline]\nname = "p"\n')
+    _, problems = parse_pipeline(read_toml(tmp_path / "p.toml"))
+    assert [problem.what for problem in problems] == ["'stages' has the wrong type"]
+
+
+def test_a_key_is_compared_with_those_that_a_file_may_have(tmp_path: Path) -> None:
+    for key in ("pack", "file", "hidden", "extra", "source", "config_dir"):
+        ((_, what, _),) = mistakes(tmp_path, f'{key} = "x"\n[step]\nid = "a"\n')
+        assert what == f"unknown key '{key}' at the top of a step manifest"
+    ((_, _, hints),) = mistakes(tmp_path, 'sourc = "x"\n[step]\nid = "a"\n')
+    assert not any("'source'" in hint for hint in hints)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("consume", "consumes"),
+        ("produce", "produces"),
+        ("constrain", "constraints"),
+        ("stepping", None),
+        ("notes", None),
+    ],
+)
+def test_a_table_whose_name_is_nearly_one_is_remarked_on(key: str, meant: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "step.toml"
+    path.write_text(f'[step]\nid = "a"\n[[{key}]]\ntype = "t"\n')
+    step, _ = parse_step(read_toml(path))
+    assert step is not None
+    warnings = loader.unknown_tables(step)
+    assert [warning.hints for warning in warnings] == ([(f"did you mean [[{meant}]]?",)] if meant else [])
+
+
+def test_a_rule_over_the_whole_file_is_told_at_the_table_that_it_names(tmp_path: Path) -> None:
+    text = '[step]\nid = "a"\n[resources]\nnodes = 1\n[[consumes]]\ntype = "t"\n[[consumes]]\ntype = "t"\n'
+    assert [line for line, _, _ in mistakes(tmp_path, text)] == [5]
+    text = '[step]\nid = "a"\n[[consumes]]\ntype = "t"\n[[consumes]]\ntype = "u"\nmany = true\n'
+    assert [line for line, _, _ in mistakes(tmp_path, text)] == [5]

@@ -1,0 +1,184 @@
+"""What a step's manifest means: its ports under a config, names, choices, and where each key stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.manifest.loader import parse_step, parse_types, read_toml
+from nemotron_steps.manifest.models import Constraint, Consumes, Produces, StepManifest, StepTable
+
+STEP = """[step]
+id = "x/y"
+[[consumes]]
+type = "a"
+bind = "a.path"
+unless = { "judge.backend" = "http", "judge.off" = "yes" }
+[[consumes]]
+type = "b"
+many = true
+bind = "b"
+[[consumes]]
+type = "c"
+bind = { "c.train" = "train.jsonl" }
+[[produces]]
+type = "model"
+becomes = { "lora.on" = "adapter", "small" = "tiny" }
+"""
+
+
+def parsed(tmp_path: Path, text: str, **options: Any) -> StepManifest:
+    (tmp_path / "step.toml").write_text(text)
+    step, problems = parse_step(read_toml(tmp_path / "step.toml"), **options)
+    assert step is not None, problems
+    return step
+
+
+def mistake(tmp_path: Path, text: str) -> str:
+    (tmp_path / "step.toml").write_text(text)
+    step, problems = parse_step(read_toml(tmp_path / "step.toml"))
+    assert step is None
+    return "; ".join(f"{str(p.where).rpartition(':')[2]} {p.what}" for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("config", "idle"),
+    [
+        ({}, False),
+        ({"judge.backend": "embedded"}, False),
+        ({"judge.backend": "http"}, True),
+        ({"judge.off": "yes"}, True),
+        ({"judge.backend": "embedded", "judge.off": "yes"}, True),
+    ],
+)
+def test_an_input_is_idle_under_any_of_the_values_that_say_so(
+    config: dict[str, Any], idle: bool, tmp_path: Path
+) -> None:
+    step = parsed(tmp_path, STEP)
+    assert step.inputs["a"].idle(config) == idle and not step.inputs["b"].idle(config)
+    assert list(step.under(config).inputs) == (["b", "c"] if idle else ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({}, "model"),
+        ({"lora.on": True}, "adapter"),
+        ({"lora.on": False, "small": True}, "tiny"),
+        ({"lora.on": "yes"}, "model"),
+        ({"lora.on": 1}, "model"),
+        ({"lora.on": True, "small": True}, "adapter"),
+    ],
+)
+def test_an_output_is_of_another_type_where_a_key_is_true(config: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    step = parsed(tmp_path, STEP)
+    assert step.under(config).outputs["model"].type == kind
+    assert step.outputs["model"].type == "model"
+
+
+@pytest.mark.parametrize(
+    ("port", "varies"),
+    [
+        ('[[consumes]]\ntype = "a"\nunless = { k = "1" }\n', True),
+        ('[[produces]]\ntype = "a"\nbecomes = { k = "b" }\n', True),
+        ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "a"\n', False),
+    ],
+)
+def test_a_step_varies_where_its_config_decides_about_a_port(port: str, varies: bool, tmp_path: Path) -> None:
+    assert parsed(tmp_path, f'[step]\nid = "x"\n{port}').varies == varies
+
+
+def test_one_artifact_of_a_port_of_many_is_a_port_of_its_own(tmp_path: Path) -> None:
+    step = parsed(tmp_path, STEP)
+    port = step.inputs["b"].named("one")
+    assert (port.name, port.bind, port.many, port.bindings) == ("b.one", "b.one", False, {"b.one": ""})
+    named = step.with_ports((step.inputs["a"], port, step.inputs["b"].named("two"), step.inputs["c"]))
+    lines = [step.where_input(name) for name in ("a", "b", "c")]
+    assert [named.where_input(name) for name in ("a", "b.one", "b.two", "c")] == [
+        lines[0],
+        lines[1],
+        lines[1],
+        lines[2],
+    ]
+    assert [line.rpartition(":")[2] for line in lines] == ["3", "7", "11"]
+    assert step.where_input("c", "type") == f"{tmp_path / 'step.toml'}:12"
+    assert [port.required for port in step.consumes] == [True] * 3 and step.produces[0].required
+
+
+def test_a_step_without_a_file_stands_on_the_first_line() -> None:
+    assert StepManifest(step=StepTable(id="x"), file=Path("f")).where("step") == "f:1"
+    assert StepManifest(step=StepTable(id="x")).step.version == "1"
+
+
+def test_configs_are_files_sorted_by_name(tmp_path: Path) -> None:
+    for number in reversed(range(12)):
+        (tmp_path / f"c{number:02}.yaml").touch()
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "notes.yml").touch()
+    step = StepManifest(step=StepTable(id="x"), config_dir=tmp_path)
+    assert step.config_names == tuple(f"c{number:02}" for number in range(12))
+    assert StepManifest(step=StepTable(id="x"), config_dir=tmp_path / "nothing").config_names == ()
+    assert StepManifest(step=StepTable(id="x")).config_names == ()
+
+
+def test_a_hidden_step_goes_by_its_pack_too() -> None:
+    step = StepManifest(step=StepTable(id="a/b"), pack="p")
+    assert step.id == "a/b" and step.model_copy(update={"hidden": True}).id == "p:a/b"
+
+
+def test_bindings_are_a_key_for_the_folder_or_keys_for_files_in_it() -> None:
+    assert Consumes(type="t").bindings == {}
+    assert Consumes(type="t", bind="a.b").bindings == {"a.b": ""}
+    assert Consumes(type="t", bind={"a": "train.jsonl", "b": "val.jsonl?"}).bindings == {
+        "a": "train.jsonl",
+        "b": "val.jsonl?",
+    }
+
+
+def test_a_term_of_a_constraint_is_a_port_and_an_attribute_that_may_have_dots() -> None:
+    assert Constraint(same=("a.x.y", "b.x")).terms == (("a", "x.y"), ("b", "x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[produces]]\ntype = "t"\n[[produces]]\nname = "t"\ntype = "u"\n', "3 produces: two entries are named 't'"),
+        ('[[parameters]]\nname = "a"\n[[parameters]]\nname = "a"\n', "3 parameters: two entries are named 'a'"),
+        ('[[parameters]]\nname = "a.b c"\n', "is not a dotted config key"),
+        ('[[parameters]]\nname = "a b"\n', "is not a dotted config key"),
+        ('[[consumes]]\ntype = "t"\nmany = true\n', "many = true needs one config key"),
+        ('[[consumes]]\ntype = "t"\nmany = true\nbind = { a = "x" }\n', "many = true needs one config key"),
+        ('[[produces]]\ntype = "t"\ninherits = "t"\n', "inherits names no input port 't'"),
+        ('[[consumes]]\ntype = "t"\n[[constraints]]\nsame = ["t.a"]\n', "constraints"),
+        ('[[consumes]]\ntype = "t"\n[[constraints]]\nsame = ["t.a", "t"]\n', "'t' is not PORT.ATTRIBUTE"),
+        ('[[consumes]]\ntype = "t"\n[[constraints]]\nsame = ["t.a", "u.a"]\n', "'u.a' is not PORT.ATTRIBUTE"),
+        ('[[errors]]\nname = "e"\nrecovery = "r"\nmatch = ["fine", "("]\n', "match '(' is not a regular expression"),
+        ('[[errors]]\nname = "e"\nrecovery = "r"\noverride = ["a=1", "no value"]\n', "override 'no value' cannot"),
+        ('[[strategies]]\nwhen = "w"\nthen = "t"\noverride = ["a=1", "no value"]\n', "override 'no value' cannot"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    assert said in mistake(tmp_path, f'[step]\nid = "x"\n{text}')
+
+
+@pytest.mark.parametrize("key", ["entry", "config_schema", "preflight"])
+def test_what_is_imported_is_named_by_module_and_object(key: str, tmp_path: Path) -> None:
+    for wrong in ("pkg.module", "pkg/module:name", "pkg:na me", ":name", "pkg:"):
+        assert f"{key} must look like" in mistake(tmp_path, f'[step]\nid = "x"\n{key} = "{wrong}"\n')
+    assert getattr(parsed(tmp_path, f'[step]\nid = "x"\n{key} = "pkg.module:name"\n').step, key) == "pkg.module:name"
+
+
+def test_a_validator_is_named_by_module_and_function(tmp_path: Path) -> None:
+    (tmp_path / "types.toml").write_text('[a]\nvalidator = "pkg.module"\n[b]\nvalidator = "pkg.module:check"\n')
+    types, (problem,) = parse_types(read_toml(tmp_path / "types.toml"))
+    assert list(types) == ["b"] and "validator must look like" in problem.what
+
+
+def test_a_stage_of_many_may_inherit_and_agree_by_the_port_it_has_in_the_file(tmp_path: Path) -> None:
+    text = '[step]\nid = "x"\n[[consumes]]\ntype = "t"\nmany = true\nbind = "t"\n'
+    text += '[[produces]]\ntype = "t"\ninherits = "t"\n'
+    step = parsed(tmp_path, text + '[[constraints]]\nsame = ["t.a", "t.b"]\n')
+    assert list(step.with_ports((step.inputs["t"].named("one"),)).inputs) == ["t.one"]
+    assert step.outputs["t"] == Produces(type="t", inherits="t")

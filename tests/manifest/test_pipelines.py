@@ -1,0 +1,93 @@
+"""What a pipeline's file says: sources, names, checks, and what a config's name means for each stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.manifest.loader import parse_pipeline, read_toml
+from nemotron_steps.manifest.pipeline_models import PipelineManifest, StageCheck
+
+
+def read(tmp_path: Path, text: str) -> tuple[PipelineManifest | None, list[str]]:
+    (tmp_path / "p.toml").write_text(f'[pipeline]\nname = "p"\n{text}')
+    pipeline, problems = parse_pipeline(read_toml(tmp_path / "p.toml"), pack="mine")
+    return pipeline, [f"{str(problem.where).rpartition(':')[2]} {problem.what}" for problem in problems]
+
+
+def fine(tmp_path: Path, text: str) -> PipelineManifest:
+    pipeline, problems = read(tmp_path, text)
+    assert pipeline is not None, problems
+    return pipeline
+
+
+TWO = '[[stages]]\nstep = "a/one"\n[[stages]]\nstep = "a/two"\n'
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), [("make", "make"), ("rl/nemo_rl/rlhf", "rlhf"), ("mine:rl/rlhf", "rlhf"), ("mine:make", "make")]
+)
+def test_a_stage_is_named_after_its_step(step: str, name: str, tmp_path: Path) -> None:
+    assert fine(tmp_path, f'[[stages]]\nstep = "{step}"\n').stages[0].name == name
+    assert fine(tmp_path, f'[[stages]]\nstep = "{step}"\nname = "own"\n').stages[0].name == "own"
+
+
+def test_a_source_is_a_stage_a_stage_and_port_or_a_reference_and_a_port_of_many_has_a_table(tmp_path: Path) -> None:
+    inputs = 'a = "one"\nb = "one.out"\nc = { ref = "x:v1" }\nd = { stage = "one", port = "out" }\n'
+    many = 'e.first = "one"\ne.second = { ref = "y:v1" }\ne.ref = { ref = "z:v1" }\n'
+    stage = fine(tmp_path, f"{TWO}[stages.inputs]\n{inputs}{many}").stages[1]
+    assert {port: (source.stage, source.port, source.ref) for port, source in stage.inputs.items()} == {
+        "a": ("one", None, None),
+        "b": ("one", "out", None),
+        "c": (None, None, "x:v1"),
+        "d": ("one", "out", None),
+        "e.first": ("one", None, None),
+        "e.second": (None, None, "y:v1"),
+        "e.ref": (None, None, "z:v1"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[stages]]\nstep = "a"\ninputs = { x = { stage = "a", ref = "b" } }\n', "name either a stage"),
+        ('[[stages]]\nstep = "a"\ninputs = { x = "a" }\n', "reads stage 'a', which is not before it"),
+        ('[[stages]]\nstep = "a"\ninputs = "b"\n', "has the wrong type"),
+        ('[[stages]]\nstep = "a"\nfan_out = { "a b" = [1] }\n', "is not a dotted config key"),
+        ('[[stages]]\nstep = "a"\nfan_out = { a = [] }\n', "fan_out"),
+        ('[[stages]]\nstep = "a"\n[[stages.checks]]\nmetric = "m"\n', "has no bound"),
+        ('[configs.t]\none = "x"\n' + TWO, "configs.t: names no config for stage 'two'"),
+        ('[configs.t]\none = "x"\ntwo = "x"\nthree = "x"\n' + TWO, "configs.t: there is no stage 'three'"),
+        ('[configs.t]\none = "x"\ntwo = { step = "b" }\n' + TWO, "is missing"),
+        (TWO + '[pack]\nname = "mine"\n', "unknown key 'pack' in a pipeline"),
+        (TWO + "[hidden]\n", "unknown key 'hidden' in a pipeline"),
+    ],
+)
+def test_what_a_pipeline_cannot_say(text: str, said: str, tmp_path: Path) -> None:
+    pipeline, problems = read(tmp_path, text)
+    assert pipeline is None and any(said in problem for problem in problems), problems
+
+
+def test_a_config_name_may_mean_another_step_for_a_stage(tmp_path: Path) -> None:
+    configs = fine(tmp_path, TWO + '[configs.t]\none = "tiny"\ntwo = { step = "b/two", config = "large" }\n').configs
+    assert {stage: (each.step, each.config) for stage, each in configs["t"].items()} == {
+        "one": (None, "tiny"),
+        "two": ("b/two", "large"),
+    }
+
+
+def test_a_check_blocks_unless_it_says_otherwise_and_tells_its_bounds() -> None:
+    checks = [
+        StageCheck(metric="m", **bounds)
+        for bounds in ({"at_least": 0.5}, {"at_most": 1}, {"at_least": 0, "at_most": 1})
+    ]
+    assert [check.expected for check in checks] == ["at least 0.5", "at most 1", "at least 0 and at most 1"]
+    assert {check.severity for check in checks} == {"block"}
+
+
+def test_a_hidden_pipeline_goes_by_its_pack_and_keys_by_their_lines(tmp_path: Path) -> None:
+    pipeline = fine(tmp_path, TWO)
+    assert (pipeline.name, pipeline.model_copy(update={"hidden": True}).name) == ("p", "mine:p")
+    assert pipeline.where("stages", 1, "step") == f"{tmp_path / 'p.toml'}:6"
+    assert PipelineManifest.model_validate({"pipeline": {"name": "p"}, "stages": [{"step": "a"}]}).where("x") == ".:1"

@@ -1,0 +1,217 @@
+"""What packs make together: copies, hidden and broken ones, merged types, and what is told of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.errors import ManifestError, UnknownNameError
+from nemotron_steps.manifest.packs import Pack, PackSearch
+from nemotron_steps.manifest.registry import Registry, load_pipeline_file, load_registry
+from tests.manifest.packs_on_disk import read_packs, step_text, write_files
+
+TYPES = "[a]\n[b]\n"
+PIPELINE = '[pipeline]\nname = "{}"\n[[stages]]\nstep = "demo/x"\n'
+
+
+def packs(tmp_path: Path, **files: dict[str, str]) -> Registry:
+    """One pack for each keyword, in that order; `manifests/` is put before each name."""
+    roots = [
+        write_files(tmp_path / pack, {f"manifests/{name}.toml": text for name, text in each.items()})
+        for pack, each in files.items()
+    ]
+    return read_packs(*roots)
+
+
+def test_copies_are_one_step_wherever_they_lie_and_a_third_pack_hides_behind_both(tmp_path: Path) -> None:
+    text = step_text("demo/x")
+    registry = packs(tmp_path, one={"types": TYPES, "a": text, "copy": text}, two={"b": text})
+    assert list(registry.steps) == ["demo/x"] and not registry.hidden_steps
+    assert registry.warnings == () == registry.problems
+    registry = packs(
+        tmp_path / "again", one={"types": TYPES, "a": text}, two={"b": f"# 2\n{text}"}, three={"c": f"# 3\n{text}"}
+    )
+    assert list(registry.hidden_steps) == ["two:demo/x", "three:demo/x"] and len(registry.warnings) == 2
+    assert registry.hidden_by(registry.step("demo/x")) == ("two:demo/x", "three:demo/x")
+    assert registry.hidden_by(registry.step("two:demo/x")) == ()
+    assert registry.find_step("two:demo/y") is None and registry.find_step("four:demo/x") is None
+    with pytest.raises(UnknownNameError) as caught:
+        registry.step("three:demo/y")
+    assert "steps show three:demo/x" in caught.value.hints
+
+
+def test_steps_are_listed_by_id(tmp_path: Path) -> None:
+    registry = packs(tmp_path, one={"types": TYPES, "a": step_text("z"), "b": step_text("c"), "c": step_text("k")})
+    assert list(registry.steps) == ["c", "k", "z"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("grpo.max_num_steps", ("grpo.max_num_steps ", "grpo.max_num_steps=")),
+        ("./grpo.max", None),
+        (".hidden", None),
+        ("qqqqqqqq", None),
+        ("demo/xx", ("demo/xx", "demo/x")),
+    ],
+)
+def test_what_looks_like_a_key_was_meant_as_one(name: str, meant: tuple[str, str] | None, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        packs(tmp_path, one={"types": TYPES, "a": step_text("demo/x")}).step(name)
+    assert caught.value.meant == meant
+
+
+def test_a_broken_pipeline_is_told_by_the_name_of_its_file_and_one_without_a_table_is_one(tmp_path: Path) -> None:
+    stages = '[[stages]]\nstep = "demo/x"\n'
+    registry = packs(
+        tmp_path,
+        one={"types": TYPES, "a": step_text("demo/x"), "mine": f'{stages}[pipeline]\nnam = "p"\n', "bare": stages},
+    )
+    for name, said in (("mine", "pipeline.nam"), ("bare", "'pipeline' is missing"), ("one:mine", "pipeline.nam")):
+        with pytest.raises(ManifestError, match=said):
+            registry.pipeline(name)
+    with pytest.raises(UnknownNameError) as caught:
+        registry.pipeline("mien")
+    assert caught.value.expected == "one of none are installed, or a path to a .toml file"
+
+
+def test_a_pipeline_under_a_steps_name_goes_by_its_pack(tmp_path: Path) -> None:
+    files = {"types": TYPES, "a": step_text("demo/x"), "p": PIPELINE.format("demo/x"), "q": PIPELINE.format("q")}
+    registry = packs(tmp_path, one=files)
+    assert list(registry.pipelines) == ["q"] and registry.pipeline("one:demo/x").name == "one:demo/x"
+    assert registry.pipeline("q").name == "q" == registry.pipeline("one:q").name
+    with pytest.raises(UnknownNameError) as caught:
+        registry.pipeline("qq")
+    assert caught.value.meant == ("qq", "q") and caught.value.hints == ("steps plan q",)
+
+
+def test_what_breaks_a_step_is_told_by_its_id_however_it_is_quoted_and_hides_no_other(tmp_path: Path) -> None:
+    broken = "[step]\nid = 'demo/{}'\nunknown = 1\n"
+    registry = packs(
+        tmp_path,
+        one={"types": TYPES, "a": step_text("demo/x"), "b": broken.format("y"), "p": PIPELINE.format("demo/z")},
+        two={"c": broken.format("x"), "d": broken.format("z")},
+    )
+    for name in ("demo/y", "one:demo/y", "two:demo/x", "two:demo/z"):
+        with pytest.raises(ManifestError, match="unknown key"):
+            registry.step(name)
+    assert set(registry.broken) == {"demo/y", "one:demo/y", "two:demo/x", "two:demo/z"}
+
+
+def loose(tmp_path: Path, **files: str) -> Registry:
+    """A pack in the public layout, whose files may be anything."""
+    root = write_files(tmp_path / "loose", {name.replace("__", "/") + ".toml": text for name, text in files.items()})
+    return load_registry(PackSearch((Pack("loose", "test", root, None, strict=False),)))
+
+
+def test_in_the_public_layout_only_files_of_known_names_have_to_be_manifests(tmp_path: Path) -> None:
+    registry = loose(
+        tmp_path, types="[a\n", x__step="[other]\n", y__step="[step\n", notes="[not toml", more="[other]\n"
+    )
+    assert sorted((str(p.where).rpartition("loose/")[2], p.what.partition(":")[0]) for p in registry.problems) == [
+        ("types.toml:1", "not valid TOML"),
+        ("x/step.toml:1", "the file is no manifest"),
+        ("y/step.toml:1", "not valid TOML"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "whats"),
+    [
+        ({"step": "[step\n"}, ["not valid TOML"]),
+        ({"notes": "[other]\n"}, ["pack 'loose' holds no manifest"]),
+        ({"notes": "[not toml"}, ["pack 'loose' holds no manifest"]),
+        ({"types": "[a]\n"}, []),
+    ],
+)
+def test_a_pack_whose_manifests_are_broken_holds_some(files: dict[str, str], whats: list[str], tmp_path: Path) -> None:
+    assert [problem.what.partition(":")[0] for problem in loose(tmp_path, **files).problems] == whats
+
+
+def test_what_the_search_could_not_use_is_told_with_the_rest() -> None:
+    problem = ManifestError("it is not there")
+    assert load_registry(PackSearch((), (problem,))).problems == (problem,)
+
+
+@pytest.mark.parametrize("again", ["", "[z]\nis_a = ['a']\n"])
+def test_of_a_circle_what_the_latest_pack_said_first_goes(again: str, tmp_path: Path) -> None:
+    registry = packs(tmp_path, one={"types": "[z]\nis_a = ['a']\n[a]\n"}, two={"types": f"[a]\nis_a = ['z']\n{again}"})
+    assert registry.types.is_a("z", "a") and not registry.types.is_a("a", "z")
+    assert [problem.what for problem in registry.problems] == ["is_a goes in a circle: a → z → a"]
+    assert registry.type("z").is_a == ("a",)
+
+
+def test_a_circle_that_shows_once_another_is_cut_is_cut_too(tmp_path: Path) -> None:
+    one = "[a]\nis_a = ['b', 'd']\n[d]\nis_a = ['c']\n[c]\nis_a = ['a']\n[b]\n"
+    registry = packs(tmp_path, one={"types": one}, two={"types": "[b]\nis_a = ['c']\n"})
+    assert [problem.what.partition(": ")[2] for problem in registry.problems] == ["a → b → c → a", "a → d → c → a"]
+    assert not any(registry.types.is_a(x, y) and registry.types.is_a(y, x) for x in "abcd" for y in "abcd" if x != y)
+
+
+def test_an_earlier_packs_words_stand_and_a_later_one_fills_what_it_left_out(tmp_path: Path) -> None:
+    registry = packs(
+        tmp_path,
+        one={"types": "[a]\n[b]\ndescription = 'B'\nvalidator = 'one:b'\n[c]\nconvert_to = {}\nis_a = ['a']\n"},
+        two={
+            "types": "[a]\ndescription = 'A'\nvalidator = 'two:a'\n[b]\ndescription = 'other'\nvalidator = 'two:b'\n"
+            "[c]\nis_a = ['a', 'b']\n"
+        },
+    )
+    types = {name: registry.type(name) for name in "abc"}
+    assert [types[name].description for name in "abc"] == ["A", "B", ""]
+    assert registry.types.validators == {"a": "two:a", "b": "one:b"}
+    assert types["c"].is_a == ("a", "b") and types["c"].convert_to == {} and types["a"].convert_to is None
+
+
+def test_types_that_nobody_declares_are_told_for_every_port_and_hidden_step(tmp_path: Path) -> None:
+    becomes = '[[produces]]\ntype = "a"\nbecomes = { k = "adaptr" }\n'
+    files = {"types": f"{TYPES}[adapter]\n", "x": f'[step]\nid = "x"\n{becomes}'}
+    registry = packs(tmp_path, one=files, two={"y": f'[step]\nid = "x"\n[[consumes]]\ntype = "c"\n{becomes}'})
+    undeclared = [warning for warning in registry.warnings if "not declared" in warning.what]
+    assert [warning.what.split("'")[1] for warning in undeclared] == ["adaptr", "c", "adaptr"]
+    assert undeclared[0].hints == ("did you mean 'adapter'?",)
+
+
+@pytest.mark.parametrize(
+    ("ports", "why"),
+    [
+        ('[[consumes]]\ntype = "top"\n[[produces]]\ntype = "b"\n', None),
+        ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "low"\n', None),
+        ('[[consumes]]\ntype = "a"\n[[consumes]]\ntype = "b"\nrequired = false\n[[produces]]\ntype = "b"\n', None),
+        ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "a"\n[[produces]]\nname = "x"\ntype = "b"\n', None),
+        ('[[consumes]]\ntype = "a"\nrequired = false\n[[produces]]\ntype = "b"\n', "needs 0 inputs, not one"),
+        ('[[consumes]]\ntype = "under"\n[[produces]]\ntype = "b"\n', "takes 'under'"),
+        ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "high"\n', "produces no 'b'"),
+    ],
+)
+def test_a_converter_takes_what_the_type_is_and_makes_what_it_becomes(
+    ports: str, why: str | None, tmp_path: Path
+) -> None:
+    types = (
+        "[a]\nis_a = ['top']\nconvert_to = { b = 'conv' }\n[b]\nis_a = ['high']\n[top]\n[high]\n[low]\nis_a = ['b']\n"
+        "[under]\nis_a = ['a']\n"
+    )
+    registry = packs(tmp_path, one={"types": types, "conv": f'[step]\nid = "conv"\n{ports}'})
+    assert [warning.what.partition("'conv' ")[2] for warning in registry.warnings] == ([why] if why else [])
+    assert bool(registry.types.conversions("a")) == (why is None)
+
+
+def test_a_converter_may_be_a_hidden_step(tmp_path: Path) -> None:
+    registry = packs(
+        tmp_path,
+        one={"types": "[a]\nconvert_to = { b = 'two:conv' }\n[b]\n", "conv": step_text("conv", "b", "a")},
+        two={"conv": step_text("conv", "a", "b")},
+    )
+    assert [hop.step_id for hop in registry.types.path("a", "b") or ()] == ["two:conv"]
+
+
+def test_the_hints_of_the_first_mistake_of_a_pipeline_file_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[pipeline]\nname = "p"\ndescripton = "x"\n[[stages]]\nstep = "a"\nconfg = "x"\n')
+    with pytest.raises(ManifestError) as caught:
+        load_pipeline_file(path)
+    assert caught.value.what == "unknown key 'pipeline.descripton'"
+    corrected, meant, also = caught.value.hints
+    assert corrected.startswith("sed -i '3s/descripton/description/'") and meant == "did you mean 'description'?"
+    assert also.startswith(f"also at {path}:6: unknown key 'stages[0].confg'")
