@@ -13,7 +13,14 @@ from nemotron_steps.artifacts.validators import sniff_type
 from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
 from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
 from nemotron_steps.models import megatron_checkpoint
-from nemotron_steps.models.adapter_folder import AdapterBase, AdapterFolder, merge_adapter, save_adapter
+from nemotron_steps.models.adapter_folder import (
+    AdapterBase,
+    AdapterFolder,
+    fingerprint,
+    merge_adapter,
+    save_adapter,
+    target_modules,
+)
 from nemotron_steps.models.adapters import adapter_pairs, lora_modules
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
@@ -75,6 +82,7 @@ def test_the_folder_has_pefts_names_and_shapes(adapter):
     assert shapes["self_attn.q_proj.lora_A.weight"] == (4, 64) and shapes["self_attn.q_proj.lora_B.weight"] == (64, 4)
     assert shapes["self_attn.k_proj.lora_B.weight"] == (32, 4) and shapes["mlp.down_proj.lora_A.weight"] == (4, 96)
     assert sniff_type(adapter) == "adapter"
+    assert len({file.stat().st_mode for file in adapter.iterdir()}) == 1  # that of any new file
     found = validate_adapter(adapter)
     assert (found["rank"], found["alpha"], found["base"]) == (4, 8.0, "sha256:1")
     assert found["target_modules"] == sorted(
@@ -196,3 +204,47 @@ def test_a_hint_that_names_targets_takes_exclusions_back(base):
     with pytest.raises(ConfigError, match="in_proj cannot have adapters") as caught:
         lora_modules(linears, LoraConfig(enabled=True))
     assert "exclude_modules" not in caught.value.hints[0]
+
+
+def test_a_fingerprint_is_of_every_weights_name_and_first_row_in_any_precision():
+    weights = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor([[5.0]])}
+
+    def of(**changes):
+        return fingerprint({**weights, **changes}.items())
+
+    assert of() == fingerprint(reversed(weights.items())) and len(of()) == len("sha256:") + 32
+    assert of() == of(b=weights["b"].bfloat16()) == of(b=torch.tensor([[1.0, 2.0], [9.0, 9.0]]))
+    assert (
+        len({of(), of(b=torch.tensor([[1.0, 9.0], [3.0, 4.0]])), of(a=torch.tensor([[6.0]])), of(c=weights["a"])}) == 4
+    )
+
+
+@pytest.mark.parametrize(("rooted", "scale"), [(False, 2.0), (True, 4.0)])
+def test_a_rank_stabilised_adapter_is_scaled_by_its_ranks_root(rooted, scale, adapter):
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**settings, "use_rslora": rooted}))
+    assert AdapterFolder(adapter).scale == scale
+
+
+@pytest.mark.parametrize(
+    ("adapted", "named"),
+    [
+        ({"x.0.q.weight", "x.1.q.weight"}, ["q"]),
+        ({"x.0.q.weight"}, ["x.0.q"]),
+        ({"x.0.q.weight", "x.0.k.weight", "x.1.q.weight"}, ["q", "x.0.k"]),
+    ],
+)
+def test_modules_are_named_by_their_last_part_where_all_of_that_name_are_meant(adapted, named):
+    every = {f"x.{layer}.{name}.weight" for layer in range(2) for name in ("q", "k", "aq")} | {"q.weight.other"}
+    assert target_modules(adapted, every) == named
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("adapter_config.json", "[1]", "not a JSON object"), ("adapter_config.json", "{", "cannot be read"),
+    ("base.json", "{", "cannot be read"),
+])  # fmt: skip
+def test_a_file_of_an_adapter_that_is_no_json_object_is_named(name, content, said, adapter):
+    (adapter / name).write_text(content)
+    with pytest.raises(ArtifactError, match=said) as refused:
+        AdapterFolder(adapter)
+    assert refused.value.where == str(adapter / name)

@@ -152,5 +152,6 @@ def test_values_are_counts_and_numbers_within_their_bounds() -> None:
     assert values.number("e", 1.0) == 2.5 and values.number("b", 1.0) == 3.0 and values.number("a", 1.5) == 1.5
     assert values.number("h", 0.0) == -1.0
     for name, least in (("d", -math.inf), ("f", -math.inf), ("g", -math.inf), ("c", 0.0), ("h", 0.0)):
-        with pytest.raises(ArtifactError, match="out of range"):
+        with pytest.raises(ArtifactError, match="out of range") as refused:
             values.number(name, 1.0, least=least)
+        assert refused.value.expected == ("a number" if least == -math.inf else "a number above 0")

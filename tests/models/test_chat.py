@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,7 @@ def test_a_rows_own_variables_go_before_the_configs_and_leave_its_others() -> No
     question = [{"role": "user", "content": "a"}]
     assert chat.with_template_kwargs({"level": "low"}).render_text(question) == "low Monday"
     assert chat.render_text(question) == "high Monday"
+    assert chat.with_template_kwargs(None) is chat is chat.with_template_kwargs({})
 
 
 def test_a_turn_of_a_base_model_ends_where_the_template_ends_it() -> None:
@@ -118,6 +121,12 @@ def test_as_many_calls_as_results_where_the_template_asks_for_them() -> None:
     assert chat.tokenizer.decode(chat.render_continuation(results)) == "[tool]1<|im_end|>[tool]2<|im_end|>"
 
 
+def test_several_results_follow_one_call_where_the_template_allows_no_more() -> None:
+    results = [{"role": "tool", "content": "first"}, {"role": "tool", "content": "second"}]
+    text = CHATS["llama3"].tokenizer.decode(CHATS["llama3"].render_continuation(results, [TOOL]))
+    assert text.index("first") < text.index("second") and text.count("ipython") == 2
+
+
 def test_a_template_that_ends_turns_otherwise_before_a_message_is_refused() -> None:
     chat = of_template(
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
@@ -142,3 +151,42 @@ def test_messages_that_the_template_refuses_are_named_by_it() -> None:
 def test_a_template_without_an_end_of_turn_goes_on_after_the_turn() -> None:
     chat = of_template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     assert chat.tokenizer.decode(chat.render_continuation([{"role": "user", "content": "a"}])) == "user: a\n"
+
+
+@pytest.mark.parametrize("tool", [{**TOOL, "strict": True}, {"type": "function", "function": {"name": "add"}}])
+def test_a_tool_is_shown_to_the_template_under_its_function(tool: dict[str, Any]) -> None:
+    chat = of_template("{{ tools | tojson }}")
+    function = {key: value for key, value in tool.items() if key not in ("type", "strict")}
+    shown = {"type": "function", "function": tool.get("function", function)}
+    assert json.loads(chat.render_text([{"role": "user", "content": "a"}], [tool])) == [shown]
+    assert chat.render_text([{"role": "user", "content": "a"}]) == "null"
+
+
+def test_a_tokenizer_that_puts_a_token_before_every_text_puts_none_into_a_chat() -> None:
+    """The template writes what a chat begins with."""
+    from tokenizers.processors import TemplateProcessing
+
+    chat = stock_chat("qwen3")
+    first = "<|im_start|>"
+    tokens = [(first, chat.tokenizer.convert_tokens_to_ids(first))]
+    chat.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=tokens)
+    assert chat.tokenizer.decode(chat.tokenizer.encode("a")) == f"{first}a"
+    question = [{"role": "user", "content": "a"}]
+    assert chat.tokenizer.decode(chat.render(question)) == chat.render_text(question)
+    assert chat.tokenizer.decode(chat.render_continuation(question)).startswith(f"\n{first}user")
+    assert (chat.count_tokens("a"), chat.count_tokens("")) == (1, 0)
+
+
+def test_a_folder_without_a_tokenizer_or_a_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no tokenizer in the checkpoint"):
+        ChatFormat.from_folder(tmp_path)
+    chat = stock_chat("qwen3")
+    chat.tokenizer.chat_template = None
+    with pytest.raises(ArtifactError, match="no chat template"):
+        ChatFormat(chat.tokenizer)
+
+
+def test_text_of_sampled_tokens_is_without_special_ones_and_of_a_single_token_with_them() -> None:
+    chat = stock_chat("qwen3")
+    tokens = [*chat.tokenizer.encode("a"), chat.eos_token_id]
+    assert chat.decode(tokens) == "a" and chat.decode_token(chat.eos_token_id) == chat.tokenizer.eos_token

@@ -160,21 +160,42 @@ def test_conversion_and_sharding_invert(groups, per_group, width, tensor_paralle
         assert torch.equal(unshard(parameter, pieces), whole)
 
 
-def test_what_a_rank_does_not_hold_is_not_read_and_still_looked_for(checkpoint):
-    class Noting(WeightReader):
-        def __call__(self, name):
-            read.append(name)
-            return super().__call__(name)
+class Noting(WeightReader):
+    """Notes the names of what is read."""
 
-    architecture, read = Architecture.from_folder(checkpoint), []
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.read = []
+
+    def __call__(self, name):
+        self.read.append(name)
+        return super().__call__(name)
+
+
+def test_what_a_rank_does_not_hold_is_not_read_and_still_looked_for(checkpoint):
+    architecture, reader = Architecture.from_folder(checkpoint), Noting(checkpoint)
     last = list(parameters(architecture))[-1]
-    ((parameter, _),) = to_megatron(Noting(checkpoint), architecture, held={last.name})
-    assert parameter.name == last.name and read == list(last.hf_names)
+    ((parameter, _),) = to_megatron(reader, architecture, held={last.name})
+    assert parameter.name == last.name and reader.read == list(last.hf_names)
     weights = load_hf_weights(checkpoint)
-    other = next(name for p in parameters(architecture) if not p.optional for name in p.hf_names if name not in read)
+    others = (name for p in parameters(architecture) if not p.optional for name in p.hf_names)
+    other = next(name for name in others if name not in reader.read)
     del weights[other]
     with pytest.raises(ArtifactError, match=re.escape(other)):
         next(to_megatron(weights, architecture, held={last.name}))
+
+
+def test_of_experts_only_those_asked_for_are_read(tmp_path):
+    write_checkpoint("qwen3_moe", tmp_path / "moe")
+    architecture, weights = Architecture.from_folder(tmp_path / "moe"), load_hf_weights(tmp_path / "moe")
+    half = slice(architecture.num_experts // 2, architecture.num_experts)
+    parts = dict(to_megatron(weights, architecture, experts=half))
+    assert any(parameter.of_experts for parameter in parts)
+    for parameter, whole in to_megatron(weights, architecture):
+        assert torch.equal(parts[parameter], whole[half] if parameter.of_experts else whole)
+    read = Noting(tmp_path / "moe")
+    list(to_megatron(read, architecture, experts=half))
+    assert len([name for name in read.read if ".experts." in name]) == len([n for n in weights if ".experts." in n]) / 2
 
 
 def test_a_missing_or_misshapen_tensor_is_named(checkpoint):
@@ -183,8 +204,9 @@ def test_a_missing_or_misshapen_tensor_is_named(checkpoint):
     name = next(name for name in sorted(weights) if ".layers.1." in name and name.endswith("proj.weight"))
     with pytest.raises(ArtifactError, match=name):
         list(to_megatron({k: v for k, v in weights.items() if k != name}, architecture))
-    with pytest.raises(ArtifactError, match="another shape"):
+    with pytest.raises(ArtifactError, match="another shape") as caught:
         list(to_megatron({**weights, name: weights[name][:-1]}, architecture))
+    assert (caught.value.where, caught.value.hints) == (None, ())  # of tensors in memory
 
 
 @pytest.mark.parametrize(

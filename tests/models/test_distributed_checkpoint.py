@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.errors import ArtifactError
-from nemotron_steps.models.distributed_checkpoint import read_metadata, save_sharded
+from nemotron_steps.errors import ArtifactError, StorageError
+from nemotron_steps.models.distributed_checkpoint import (
+    load_sharded,
+    load_tensors,
+    read_metadata,
+    save_sharded,
+    stage_sharded,
+    stage_tensors,
+)
 from nemotron_steps.models.megatron_core import load_megatron_core
 
 
@@ -63,3 +70,52 @@ def test_an_index_gets_no_attribute_of_anything_but_an_enum(name: str, tmp_path:
     with pytest.raises(ArtifactError, match="metadata cannot be read") as caught:
         read_metadata(tmp_path)
     assert "not part of a checkpoint's metadata" in str(caught.value.found)
+
+
+def test_what_cannot_be_written_says_what_the_disk_said(tmp_path: Path) -> None:
+    load_megatron_core()
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    (tmp_path / "taken").write_text("")
+    state = {"a": ShardedTensor.from_rank_offsets("a", torch.zeros(8))}
+    with pytest.raises(StorageError, match="could not be written") as caught:
+        save_sharded(state, tmp_path / "taken")
+    assert caught.value.where == str(tmp_path / "taken") and caught.value.found in ("Not a directory", "File exists")
+
+
+@pytest.mark.parametrize(("copy", "written"), [(True, 1.0), (False, 2.0)])
+def test_tensors_staged_with_a_copy_are_written_as_they_were(copy: bool, written: float, tmp_path: Path) -> None:
+    tensor, loaded = torch.ones(4), torch.zeros(4)
+    staged = stage_tensors({"a": tensor}, copy=copy)
+    tensor.fill_(2.0)
+    staged.write(tmp_path / "plain")
+    load_tensors({"a": loaded}, tmp_path / "plain")
+    assert torch.equal(loaded, torch.full((4,), written))
+
+
+@pytest.mark.parametrize(("copy", "written"), [(True, 1.0), (False, 2.0)])
+def test_shards_staged_with_a_copy_are_written_as_they_were(copy: bool, written: float, tmp_path: Path) -> None:
+    load_megatron_core()
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    def sharded(tensor: torch.Tensor) -> dict[str, Any]:
+        return {"a": ShardedTensor.from_rank_offsets("a", tensor)}
+
+    tensor = torch.ones(4)
+    staged = stage_sharded({**sharded(tensor), "step": 3}, copy=copy)
+    tensor.fill_(2.0)
+    beside: list[bool] = []
+    staged.write(tmp_path / "sharded", lambda: beside.append((tmp_path / "sharded" / "metadata.json").exists()))
+    loaded = load_sharded(sharded(torch.zeros(4)), tmp_path / "sharded")
+    assert torch.equal(loaded["a"], torch.full((4,), written)) and loaded["step"] == 3
+    assert beside == [False]  # what belongs beside the tensors is there before what makes it a checkpoint
+
+
+def test_a_tensor_that_a_checkpoint_has_not_or_of_another_shape_is_refused(tmp_path: Path) -> None:
+    stage_tensors({"a": torch.ones(4)}).write(tmp_path)
+    for wrong in ({"b": torch.ones(4)}, {"a": torch.ones(5)}):
+        with pytest.raises(ArtifactError, match="cannot be loaded") as caught:
+            load_tensors(wrong, tmp_path)
+        assert caught.value.where == str(tmp_path)
+    with pytest.raises(ArtifactError, match="cannot be loaded"):
+        load_sharded({}, tmp_path / "nothing")

@@ -37,3 +37,14 @@ def test_weights_that_nobody_may_read_are_refused_as_those_that_are_broken(tmp_p
     with pytest.raises(ArtifactError, match="a weights file cannot be read") as refused:
         WeightReader(tmp_path)
     assert refused.value.hints[0].startswith(f"hf download MODEL --local-dir {tmp_path}")
+
+
+def test_a_folder_without_weights_says_what_is_in_it(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no safetensors weights") as refused:
+        WeightReader(tmp_path)
+    assert refused.value.found == "nothing"
+    for number in range(9):
+        (tmp_path / f"{number}.bin").write_text("")
+    with pytest.raises(ArtifactError) as refused:
+        WeightReader(tmp_path)
+    assert refused.value.found == ", ".join(f"{number}.bin" for number in range(8))

@@ -139,6 +139,9 @@ def test_a_twin_has_nothing_that_is_equal_by_being_constant():
         ({"num_key_value_heads": 3}, ArtifactError, "num_key_value_heads to a divisor of 32"),
         ({"layer_norm_epsilon": "small"}, ArtifactError, "layer_norm_epsilon is out of range"),
         ({"time_step_limit": [1]}, ArtifactError, "time_step_limit is malformed"),
+        ({"time_step_limit": [0, {"no": "number"}]}, ArtifactError, "time_step_limit is malformed"),
+        ({"time_step_limit": [0, "long"]}, ArtifactError, "time_step_limit is malformed"),
+        ({"time_step_limit": 3}, ArtifactError, "time_step_limit is malformed"),
         ({"time_step_limit": [1.0, 0.1]}, ArtifactError, "time_step_limit leaves no time step"),
         ({"hybrid_override_pattern": 52}, ArtifactError, "hybrid_override_pattern is malformed"),
         ({"layers_block_type": "mamba"}, ArtifactError, "layers_block_type is malformed"),
@@ -193,6 +196,7 @@ def test_depths_of_prediction_that_the_checkpoint_has_no_blocks_for_are_refused(
     facts, sizes = Architecture.from_folder(tmp_path).facts, LayoutSizes(**asked)
     (found,) = model_misfits(sizes, facts)
     assert found.key == f"policy.megatron_cfg.{key}"
+    assert ("no block" in found.what) == (name == "latent")
     full = mend.format("mtp_use_repeated_layer")
     assert mends(sizes, facts)[0] == " ".join(f"policy.megatron_cfg.{each}" for each in full.split())
     assert not any(

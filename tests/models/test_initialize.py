@@ -9,9 +9,10 @@ from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.sizes import getter
 from nemotron_steps.config.schema.sft import FromScratchConfig, SftConfig
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
-from nemotron_steps.models.initialize import initialize_checkpoint
+from nemotron_steps.models.initialize import copy_tokenizer, initialize_checkpoint
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron, convert_megatron_to_hf
 from tests.models.checkpoints import write_tokenizer
 
@@ -47,6 +48,7 @@ def test_a_new_hybrid_is_whole_and_drawn_from_its_seed(tokenizer, tmp_path):
     one, again, two = (load_hf_weights(tmp_path / name) for name in ("one", "again", "two"))
     assert all(torch.equal(tensor, again[name]) for name, tensor in one.items()) and set(one) == set(again)
     name = "backbone.layers.1.mixer.experts.3.up_proj.weight"
+    assert one["mtp.layers.0.eh_proj.weight"].shape == (32, 64)
     assert one[name].shape == (24, 16) and not torch.equal(one[name], two[name])
     assert not list(tmp_path.glob("*.partial"))
     assert validate("checkpoint_hf", tmp_path / "one")["num_experts"] == 4
@@ -81,3 +83,17 @@ def test_the_facts_of_a_config_are_those_of_the_model_it_makes(shape, tokenizer,
     initialize_checkpoint(config.from_scratch, tokenizer, tmp_path / "model", 0)
     planned, made = ModelFacts.from_scratch(getter(config)), Architecture.from_folder(tmp_path / "model").facts
     assert planned == made
+
+
+def test_every_file_of_a_tokenizer_is_copied_and_no_other(tmp_path):
+    files = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+             "generation_config.json"}  # fmt: skip
+    (tmp_path / "source").mkdir()
+    for name in (*files, "config.json", "model.safetensors"):
+        (tmp_path / "source" / name).write_text(name)
+    copy_tokenizer(tmp_path / "source", tmp_path / "new" / "target")
+    assert {path.name: path.read_text() for path in (tmp_path / "new/target").iterdir()} == {n: n for n in files}
+    (tmp_path / "source/tokenizer.json").unlink()
+    with pytest.raises(ArtifactError, match=r"no tokenizer\.json") as caught:
+        copy_tokenizer(tmp_path / "source", tmp_path / "other")
+    assert caught.value.where == str(tmp_path / "source") and not (tmp_path / "other").exists()
