@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nemotron_steps.resolver.foreign_data import _look
+from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.resolver.foreign_data import _look, holds_no_rows, refusal, unknown_prompts
 
 ROW = {"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "math_with_judge_simple_agent"}}
 
@@ -18,9 +21,135 @@ ROW = {"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "ma
         (json.dumps(ROW), "JSON Lines in a file whose name does not end in .jsonl"),
         (json.dumps({**ROW, "long": "x" * 300}), "JSON Lines in a file whose name does not end in .jsonl"),
         (json.dumps(ROW, indent=2), "a file of another kind (.json)"),
+        ('{"a": "' + "x" * 120 + '\n"}', "a file of another kind (.json)"),
+        (" \n\t\n", "an empty file"),
+        ("  [1]", "a JSON list"),
+        ("PAR1", "a Parquet file"),
     ],
-    ids=["a row", "a row too long to be read whole", "an object over several lines"],
+    ids=[
+        "a row",
+        "a row too long to be read whole",
+        "an object over several lines",
+        "a line cut in two",
+        "blank lines",
+        "a list",
+        "a table by its first bytes",
+    ],
 )
 def test_lines_that_begin_like_objects_are_rows_where_they_end_like_them(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text + "\n")
     assert _look(tmp_path / "x.json")[0] == said
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "command"),
+    [
+        ("ROWS.CSV", "a CSV file", "csv.DictReader(sys.stdin)]"),
+        ("ROWS.TSV", "a TSV file", "delimiter="),
+        ("rows.PARQUET", "a Parquet file", "pip install pyarrow"),
+        ("rows.jsonl.gz", "a compressed file (.gz)", "gzip -dc "),
+        ("rows.jsonl.zst", "a compressed file (.zst)", "zstd -dc "),
+        ("rows.jsonl.bz2", "a compressed file (.bz2)", "bzip2 -dc "),
+        ("rows.jsonl.xz", "a compressed file (.xz)", "xz -dc "),
+        ("rows", "a file of another kind (no suffix)", None),
+    ],
+)
+def test_a_file_is_told_by_its_name(name: str, said: str, command: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "my data" / name
+    path.parent.mkdir()
+    path.write_text("x")
+    found, convert = _look(path)
+    assert found == said and (convert is None) == (command is None)
+    if convert is not None and command is not None:
+        assert command in convert and f"'{path}'" in convert and f"{name.split('.')[0]}.jsonl" in convert
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], "an empty folder"),
+        (["a.jsonl", "deep/b.jsonl"], "a folder of empty files"),
+        (["a.jsonl", "b.txt"], "a folder of a.jsonl, b.txt"),
+        (["dataset_info.json"], "a folder of dataset_info.json"),
+        (["dataset_info.json", "x.arrow"], "a data set that `datasets` saved"),
+        (["dataset_dict.json", "dataset_info.json", "x.arrow"], "a data set that `datasets` saved, with splits"),
+        (["README.md", "deep/x.parquet"], "a folder of Parquet files"),
+        (["a", "b", "c", "d", "e"], "a folder of a, b, c, d, e"),
+        (["a", "b", "c", "d", "e", "f", "g"], "a folder of a, b, c, d, e and 2 more"),
+    ],
+)
+def test_a_folder_is_told_by_its_files(names: list[str], said: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert _look(tmp_path)[0] == said
+
+
+def test_a_file_of_a_hidden_name_is_converted_to_one_that_is_seen(tmp_path: Path) -> None:
+    (tmp_path / ".csv").write_text("a\n1\n")
+    (tmp_path / ".csv.gz").write_text("x")
+    assert str(_look(tmp_path / ".csv")[1]).endswith("> rows.jsonl") if (tmp_path / ".csv").suffix else True
+    assert str(_look(tmp_path / ".csv.gz")[1]).endswith("> rows.jsonl")
+
+
+def test_a_compressed_file_is_unpacked_by_the_command(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    subprocess.run(["gzip", "rows.jsonl"], cwd=tmp_path, check=True)
+    convert = _look(tmp_path / "rows.jsonl.gz")[1]
+    subprocess.run(["bash", "-c", str(convert)], cwd=tmp_path, check=True)
+    assert (tmp_path / "rows.jsonl").read_text() == '{"a": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "empty"),
+    [({}, True), ({"a.jsonl": ""}, True), ({"a.jsonl": "", "deep/b.jsonl": "x"}, False), ({"a.txt": "x"}, True)],
+)
+def test_rows_are_there_where_one_of_the_files_holds_some(files: dict[str, str], empty: bool, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        assert holds_no_rows(tmp_path / name) == (text == "")
+    assert holds_no_rows(tmp_path) == empty
+
+
+def test_a_refusal_shows_a_row_of_the_type_and_one_step_that_makes_it_of_others(tmp_path: Path) -> None:
+    registry = load_registry()
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    found = refusal(tmp_path / "x.csv", "x.csv", "sft_chats", registry)
+    assert found.what == "'x.csv' is a CSV file, not sft_chats" and '{"messages": [' in str(found.expected)
+    assert len(found.hints) == 2 and found.hints[1].endswith("=x.jsonl   # makes sft_chats of such rows")
+    (tmp_path / "x.md").write_text("notes")
+    other = refusal(tmp_path / "x.md", "x.md", "training_jsonl", registry)
+    assert other.expected == "JSON Lines: a file or folder of *.jsonl"
+    assert other.hints == ("steps types   # what training_jsonl is",)
+
+
+def test_a_subtype_has_rows_like_its_nearest_parent_with_some(tmp_path: Path) -> None:
+    from nemotron_steps.manifest.registry import Registry
+    from tests.resolver.worlds import types_of
+
+    (tmp_path / "x.md").write_text("notes")
+    registry = Registry({}, {}, types_of(mine="sft_chats", sft_chats="rows", rows=""))
+    assert '{"messages": [' in str(refusal(tmp_path / "x.md", "x.md", "mine", registry).expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "fields"),
+    [
+        (
+            {"label": 2, "text": "1 + 1?", "more": ["x"], "third": "z"},
+            ["text", "more"],
+            "fields label, more, text, third",
+        ),
+        ({"empty": "", "none": [], "my text": "x", "-a": "x"}, [], "fields -a, empty, my text, none"),
+        ({}, [], "fields none"),
+    ],
+)
+def test_columns_that_may_be_prompts_are_offered(row: dict[str, Any], columns: list[str], fields: str) -> None:
+    found = unknown_prompts("my rows.jsonl", row)
+    assert found.found == fields
+    if columns:
+        assert [hint.partition("prompt_column=")[2].split()[0] for hint in found.hints] == columns
+        assert "--input dataset='my rows.jsonl' " in found.hints[0]
+    else:
+        assert found.hints == ("steps types   # what rl_prompts and prompt_data are",)

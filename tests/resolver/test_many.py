@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.errors import PlanError
+from nemotron_steps.resolver.many import with_sources_of_config
 from nemotron_steps.resolver.plan import SuppliedInput
-from tests.resolver.worlds import World, pipeline, types_of, wiring, world_of
+from tests.resolver.worlds import World, pipeline, problems, types_of, wiring, world_of
 
 DISTIL = """
 [[consumes]]
@@ -55,6 +56,47 @@ def test_what_the_request_names_takes_the_place_of_what_the_config_does(world: W
     world.configs["distil", None] = {"inputs": {"policy": "p", "teachers": {"one": "b"}}}
     plan = world.plan("distil", inputs={"teachers.mine": "a"})
     assert wiring(plan) == {"distil": {"policy": "p", "teachers.mine": "a"}}
+
+
+@pytest.mark.parametrize("source", ["a", {"ref": "a"}, {"step": "train"}])
+def test_a_source_without_a_name_is_none_for_a_port_that_takes_many(source: object, world: World) -> None:
+    unnamed = [("E305", "'teachers' of distil takes several artifacts, each under a name")]
+    world.configs["distil", None] = {"inputs": {"policy": "p", "teachers": source}}
+    assert problems(world, "distil") == unnamed
+    world.configs["distil", None] = {"inputs": {"policy": "p"}}
+    assert problems(world, "distil", inputs={"teachers": "a"}) == unnamed
+    stages = ({"name": "train", "step": "train"}, {"name": "d", "step": "distil", "inputs": {"teachers": "train"}})
+    with pytest.raises(PlanError) as caught:
+        world.plan_pipeline(pipeline(*stages))
+    (problem,) = caught.value.problems
+    assert (problem.expected, problem.found) == ("inputs.teachers.NAME", "no name")
+
+
+def test_a_step_before_in_a_list_gives_a_port_that_takes_many_no_name(world: World) -> None:
+    found = problems(world, "train", "distil")
+    assert found == [("E303", "nothing feeds 'teachers' of distil")]
+    plan = world.plan("train", "distil", inputs={"teachers.mine": "a"})
+    assert wiring(plan)["distil"] == {"policy": "train.model", "teachers.mine": "a"}
+
+
+def test_an_artifact_that_is_wired_and_given_under_one_name_is_the_given_one(world: World) -> None:
+    wired = {"policy": {"ref": "p"}, "teachers.x": "train", "teachers.y": {"ref": "b"}}
+    stages = ({"name": "train", "step": "train"}, {"name": "d", "step": "distil", "inputs": wired})
+    plan = world.plan_pipeline(pipeline(*stages), {"d.teachers.x": "a", "teachers.z": "a"})
+    assert wiring(plan)["d"] == {"policy": "p", "teachers.x": "a", "teachers.y": "convert/up.mega", "teachers.z": "a"}
+
+
+def test_a_port_that_takes_one_has_no_names(world: World) -> None:
+    given = {"policy": "p", "teachers.a": "a", "policy.x": "a"}
+    assert problems(world, "distil", inputs=given) == [("E305", "no step of the plan is called 'policy'")]
+
+
+def test_planning_leaves_the_sources_of_a_config_as_they_are(world: World) -> None:
+    sources = {"policy": "p", "teachers": {"one": "a"}}
+    world.configs["distil", None] = {"inputs": sources}
+    manifest, named = with_sources_of_config(world.registry.step("distil"), sources)
+    assert sources == {"policy": "p", "teachers": {"one": "a"}} and named == {"policy": "p", "teachers.one": "a"}
+    assert list(manifest.inputs) == ["policy", "teachers.one"]
 
 
 def test_a_constraint_on_a_port_that_takes_many_is_one_on_each(world: World) -> None:

@@ -1,0 +1,180 @@
+"""One stage as several: what the instances are called, what they read, and what is theirs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nemotron_steps.errors import RequestError
+from nemotron_steps.manifest.pipeline_models import StageSource
+from nemotron_steps.resolver.fan_out import Axis, fanned_out
+from nemotron_steps.resolver.plan import Instance
+from nemotron_steps.resolver.request import Goal, Request
+
+
+def goal(name: str, *overrides: str, **wired: str) -> Goal:
+    """`port="stage.out"`: wired to an earlier stage; a colon makes it a reference. `_` stands for the dot of a port."""
+    sources = {
+        port.replace("__", "."): StageSource(ref=source) if ":" in source else StageSource.model_validate(source)
+        for port, source in wired.items()
+    }
+    where = {"": f"p.toml:{name}", **{port: f"p.toml:{name}.{port}" for port in sources}}
+    return Goal(f"steps/{name}", None, overrides, name, sources, where)
+
+
+def axis(*values: str, keys: tuple[tuple[str, str], ...] = (("train", "seed"),)) -> Axis:
+    return Axis(keys, values)
+
+
+def made(goals: tuple[Goal, ...], *axes: Axis, inputs: Mapping[str, str] | None = None) -> dict[str, Goal]:
+    request = fanned_out(Request(goals, "p", inputs or {}, chained=False, name="p"), axes)
+    assert (request.command, request.chained, request.name) == ("p", False, "p")
+    return {str(goal.name): goal for goal in request.goals}
+
+
+def read(goal: Goal) -> dict[str, Any]:
+    return {port: source.ref or (source.stage, source.port) for port, source in goal.wired.items()}
+
+
+def test_each_instance_has_its_value_after_the_stages_own_overrides() -> None:
+    found = made((goal("make"), goal("train", "lr=1", rows="make.rows")), axis("1", "2"))
+    assert {name: each.overrides for name, each in found.items()} == {
+        "make": (),
+        "train-1": ("lr=1", "seed=1"),
+        "train-2": ("lr=1", "seed=2"),
+    }
+    assert found["train-2"].instance == Instance("train", {"train.seed": "2"}) and found["make"].instance is None
+    assert read(found["train-2"]) == {"rows": ("make", "rows")}
+    assert found["train-2"].where == {"": "p.toml:train", "rows": "p.toml:train.rows"}
+    assert found["train-2"].step_id == "steps/train"
+
+
+def test_what_reads_an_instance_is_fanned_out_with_it_and_a_port_of_many_takes_all() -> None:
+    stages = (
+        goal("train"),
+        goal("eval", model="train.model"),
+        goal("compare", models__t="train", models__e="eval.out"),
+    )
+    found = made(stages, axis("1", "2"))
+    assert list(found) == ["train-1", "train-2", "eval-1", "eval-2", "compare"]
+    assert read(found["eval-2"]) == {"model": ("train-2", "model")}
+    assert found["eval-2"].overrides == ()
+    assert found["eval-2"].instance == Instance("eval", {"train.seed": "2"})
+    assert read(found["compare"]) == {
+        "models.t-1": ("train-1", None),
+        "models.t-2": ("train-2", None),
+        "models.e-1": ("eval-1", "out"),
+        "models.e-2": ("eval-2", "out"),
+    }
+    where = found["compare"].where
+    assert (where["models.t-2"], where["models.e-1"]) == ("p.toml:compare.models.t", "p.toml:compare.models.e")
+    assert found["compare"].instance is None
+
+
+def test_several_axes_are_every_combination_and_a_shared_one_goes_together() -> None:
+    lr = axis("0.1", "0.2", keys=(("train", "lr"), ("tune", "lr")))
+    found = made((goal("train"), goal("tune", model="train")), axis("1", "2"), lr)
+    names = ["1-0_1", "1-0_2", "2-0_1", "2-0_2"]
+    assert list(found) == [f"{stage}-{name}" for stage in ("train", "tune") for name in names]
+    assert found["train-2-0_1"].overrides == ("seed=2", "lr=0.1")
+    assert found["tune-2-0_1"].overrides == ("lr=0.1",)
+    assert read(found["tune-2-0_1"]) == {"model": ("train-2-0_1", None)}
+    assert found["tune-2-0_1"].instance == Instance("tune", {"train.seed": "2", "train.lr": "0_1"})
+
+
+def test_a_stage_that_shares_one_axis_takes_all_of_the_other_at_a_port_of_many() -> None:
+    lr = axis("3", "4", keys=(("train", "lr"), ("compare", "lr")))
+    found = made((goal("train"), goal("compare", models__t="train")), axis("1", "2"), lr)
+    assert list(found)[4:] == ["compare-3", "compare-4"]
+    assert found["compare-4"].where["models.t-2"] == "p.toml:compare.models.t"
+    assert read(found["compare-4"]) == {"models.t-1": ("train-1-4", None), "models.t-2": ("train-2-4", None)}
+
+
+def test_a_stage_that_reads_two_fanned_out_ones_is_every_combination() -> None:
+    other = axis("a", "b", keys=(("judge", "kind"),))
+    stages = (goal("train"), goal("judge"), goal("both", policy="train", judge="judge"))
+    found = made(stages, axis("1", "2"), other)
+    assert list(found)[4:] == ["both-1-a", "both-1-b", "both-2-a", "both-2-b"]
+    assert read(found["both-2-a"]) == {"policy": ("train-2", None), "judge": ("judge-a", None)}
+
+
+def test_an_input_fanned_out_over_takes_the_place_of_what_it_was_wired_to() -> None:
+    inputs = axis("'a b:v1'", "./c.jsonl", keys=(("train", "inputs.rows"),))
+    found = made((goal("make"), goal("train", rows="make", base="x:v1")), inputs)
+    assert {name: read(each) for name, each in found.items() if name != "make"} == {
+        "train-a_b_v1": {"base": "x:v1", "rows": "a b:v1"},
+        "train-c": {"base": "x:v1", "rows": "./c.jsonl"},
+    }
+    assert found["train-c"].overrides == ()
+
+
+def test_an_input_fanned_out_over_does_not_fan_out_over_what_it_replaces() -> None:
+    inputs = axis("a:v1", "b:v1", keys=(("eval", "inputs.model"),))
+    found = made((goal("train"), goal("eval", model="train")), axis("1", "2"), inputs)
+    assert list(found) == ["train-1", "train-2", "eval-a_v1", "eval-b_v1"]
+    assert read(found["eval-a_v1"]) == {"model": "a:v1"}
+
+
+def test_an_input_fanned_out_over_is_that_of_its_stage_alone() -> None:
+    inputs = axis("a:v1", "b:v1", keys=(("eval", "inputs.model"), ("judge", "inputs.policy")))
+    stages = (goal("train"), goal("eval"), goal("judge"), goal("tune", model="train.out", policy="train"))
+    found = made(stages, axis("1", "2"), inputs)
+    assert read(found["eval-b_v1"]) == {"model": "b:v1"} and read(found["judge-b_v1"]) == {"policy": "b:v1"}
+    assert read(found["tune-2"]) == {"model": ("train-2", "out"), "policy": ("train-2", None)}
+
+
+def test_what_reads_a_stage_of_two_axes_is_fanned_out_over_both() -> None:
+    found = made((goal("train"), goal("eval", model="train")), axis("1", "2"), axis("3", "4", keys=(("train", "lr"),)))
+    assert list(found)[4:] == ["eval-1-3", "eval-1-4", "eval-2-3", "eval-2-4"]
+    assert read(found["eval-2-3"]) == {"model": ("train-2-3", None)}
+
+
+def test_an_input_is_the_text_that_its_value_stands_for() -> None:
+    values = ("'a b'", '"c d"', "e\\,f", "'g", "h\\\\i")
+    found = made((goal("train"),), axis(*values, keys=(("train", "inputs.rows"),)))
+    assert [read(each)["rows"] for each in found.values()] == ["a b", "c d", "e,f", "'g", "h\\i"]
+
+
+def test_what_is_given_to_a_fanned_out_stage_is_for_each_instance_and_for_no_other() -> None:
+    stages = (goal("train"), goal("tune", model="x:v1"), goal("make"))
+    other = axis("3", "4", keys=(("tune", "seed"),))
+    given = {"train.rows": "r", "train.models.a": "m", "make.rows": "s", "rows": "t"}
+    request = fanned_out(Request(stages, "p", given), (axis("1", "2"), other))
+    assert request.inputs == {
+        "train-1.rows": "r",
+        "train-2.rows": "r",
+        "train-1.models.a": "m",
+        "train-2.models.a": "m",
+        "make.rows": "s",
+        "rows": "t",
+    }
+
+
+def test_an_instance_may_not_be_called_like_another_stage() -> None:
+    with pytest.raises(RequestError, match="two stages would be called 'train-1'"):
+        made((goal("train"), goal("train-1")), axis("1", "2"))
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        (("1", "2"), ("1", "2")),
+        (("0.1", "1e-6"), ("0_1", "1e_6")),
+        (("'a b'", '"c"', "\\'d"), ("a_b", "c", "d")),
+        (("'a", "b'"), ("a", "b")),
+        (("/data/rows.jsonl", "./more.v2.jsonl", "org/name/"), ("rows", "more_v2", "name")),
+        (("rows.jsonl",), ("rows_jsonl",)),
+        (("/", "--", ""), ("value_1", "value_2", "value_3")),
+        (("a/x", "b/x", "c/y"), ("x_1", "x_2", "y")),
+        (("x" * 40, "y" * 41), ("x" * 40, "y" * 40)),
+        (("_a_", "[1,2]"), ("a", "1_2")),
+    ],
+)
+def test_a_value_is_part_of_a_name(values: tuple[str, ...], labels: tuple[str, ...]) -> None:
+    assert axis(*values).labels == labels
+
+
+def test_an_axis_goes_by_the_first_of_its_keys() -> None:
+    assert axis("1", keys=(("train", "a.b"), ("tune", "a.b"))).name == "train.a.b"

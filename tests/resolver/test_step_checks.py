@@ -1,0 +1,233 @@
+"""Checks of one step's config against the artifacts at its ports and its profile, each by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.layout.memory.generation import GIB
+from nemotron_steps.config.layout.teachers import TEACHERS
+from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
+from nemotron_steps.resolver.attributes import check_attributes
+from nemotron_steps.resolver.checks import (
+    CHECKS,
+    CheckSubject,
+    chats_can_be_written,
+    layout_fits,
+    profile_size,
+    prompts_are_graded,
+    sorted_data_is_served_in_order,
+    teachers_fit,
+)
+from nemotron_steps.resolver.memory import gib, largest
+from nemotron_steps.resolver.request import StepConfig
+
+
+def subject(
+    *ports: Consumes,
+    config: dict[str, Any] | None = None,
+    profile: dict[str, Any] | None = None,
+    **artifacts: dict[str, Any],
+) -> CheckSubject:
+    manifest = StepManifest(step=StepTable(id="s"), consumes=ports)
+    return CheckSubject("key", manifest, StepConfig(config or {}), profile or {}, artifacts)
+
+
+def port(name: str, bind: Any = None) -> Consumes:
+    return Consumes(type="t", name=name, bind=bind)
+
+
+def test_a_truth_value_is_no_number() -> None:
+    step = subject(config={"a": {"b": 3, "c": True, "d": 3.0, "e": "3"}})
+    assert [step.integer(f"a.{key}") for key in "bcdef"] == [3, None, None, None, None]
+
+
+def test_teachers_are_those_of_the_config_and_before_them_those_that_inputs_bring() -> None:
+    parents = TEACHERS.split(".")
+    values: dict[str, Any] = {"math": "hub/a", "code": "hub/b"}
+    config: dict[str, Any] = values
+    for part in reversed(parents):
+        config = {part: config}
+    step = subject(port("mine", f"{TEACHERS}.math"), port("policy", "policy.checkpoint"), config=config)
+    assert step.teachers == {"math": "mine"} and step.get(TEACHERS) == {"math": "mine", "code": "hub/b"}
+    assert subject(port("mine", f"{TEACHERS}.math")).get(TEACHERS) == {"math": "mine"}
+    assert subject(config=config).get(TEACHERS) == values and subject().get(TEACHERS) is None
+    assert step.get(f"{TEACHERS}.math") == "hub/a"
+
+
+@pytest.mark.parametrize(
+    ("roles", "written", "missing"),
+    [
+        (("user", "tool"), ["user"], "tool"),
+        (("system", "user", "tool"), ["user"], "system and tool"),
+        (("user",), ["user", "tool"], None),
+        (("user",), [], "user"),
+        (("user",), None, None),
+        ((), ["user"], None),
+    ],
+)
+def test_messages_of_every_role_are_written(roles: tuple[str, ...], written: Any, missing: str | None) -> None:
+    model = {"model_type": "qwen3", **({} if written is None else {"chat_roles": written})}
+    ports = (port("start", "policy.checkpoint"), port("prompts"))
+    found = list(chats_can_be_written(subject(*ports, start=model, prompts={"roles": roles})))
+    assert bool(found) == bool(missing)
+    if missing:
+        assert f"has {missing} messages, which the chat template of 'start' does not write" in found[0].what
+        assert found[0].expected == ", ".join(roles)
+        assert found[0].found == (", ".join(written) or "no message of any role")
+
+
+UNGRADED = {"environments": []}
+BY_ROW = {"env": {"should_use_nemo_gym": True}}
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "told"),
+    [
+        ({"a": UNGRADED, "b": UNGRADED}, ["key.a"]),
+        ({"a": {"environments": ["mcqa"]}, "b": UNGRADED}, ["key.b"]),
+        ({"a": {}, "b": UNGRADED}, ["key.b"]),
+        ({"b": {}}, []),
+    ],
+)
+def test_the_first_prompts_that_nothing_grades_are_told(artifacts: dict[str, Any], told: list[str]) -> None:
+    found = list(prompts_are_graded(subject(port("a"), port("b"), config=BY_ROW, **artifacts)))
+    assert [problem.chain for problem in found] == [(chain,) for chain in told]
+
+
+@pytest.mark.parametrize("value", [False, None, "yes", 1])
+def test_prompts_are_graded_by_row_only_where_the_config_says_exactly_so(value: Any) -> None:
+    config = {"env": {"should_use_nemo_gym": value}}
+    assert list(prompts_are_graded(subject(port("a"), config=config, a=UNGRADED))) == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "profile", "told"),
+    [
+        ({"num_nodes": 2, "gpus_per_node": 8}, {"nodes": 2, "gpus_per_node": 8}, []),
+        ({"num_nodes": 3, "gpus_per_node": 9}, {"nodes": 2, "gpus_per_node": 8}, ["3", "9"]),
+        ({"num_nodes": 3}, {"nodes": True}, []),
+        ({"num_nodes": 3}, {"nodes": "2"}, []),
+        ({"num_nodes": True}, {"nodes": 0}, []),
+        ({"num_nodes": 1}, {"nodes": 0}, ["1"]),
+        ({}, {"nodes": 0}, []),
+    ],
+)
+def test_no_more_is_asked_for_than_a_profile_has(
+    cluster: dict[str, Any], profile: dict[str, Any], told: list[str]
+) -> None:
+    assert [problem.found for problem in profile_size(subject(config={"cluster": cluster}, profile=profile))] == told
+
+
+@pytest.mark.parametrize(("shuffle", "told"), [(True, ["key.b"]), (False, []), (None, []), ("yes", [])])
+def test_every_port_with_sorted_data_is_told_where_it_would_be_shuffled(shuffle: Any, told: list[str]) -> None:
+    step = subject(port("a"), port("b"), config={"data": {"shuffle": shuffle}}, b={"order": "length"})
+    assert [problem.chain for problem in sorted_data_is_served_in_order(step)] == [(chain,) for chain in told]
+
+
+def test_every_check_is_asked_of_every_plan() -> None:
+    ports = (port("policy", "policy.checkpoint"), port("prompts"))
+    step = subject(
+        *ports,
+        config={**BY_ROW, "data": {"shuffle": True}, "cluster": {"num_nodes": 2}},
+        profile={"nodes": 1},
+        policy={"model_type": "qwen3", "chat_roles": ["user"], "tokenizer": "sha256:1"},
+        prompts={**UNGRADED, "order": "length", "roles": ("tool",)},
+    )
+    assert teachers_fit in CHECKS and layout_fits in CHECKS
+    found = [problem.what for check in CHECKS for problem in check(step)]
+    for said in ("does not write", "nothing grades", "more than its profile", "would be shuffled", "chat template"):
+        assert any(said in what for what in found), said
+
+
+def constrained(*constraints: tuple[str, ...], **attributes: Any) -> StepManifest:
+    ports = [Consumes(type="t", name="a", attributes=attributes), *(Consumes(type="t", name=name) for name in "bc")]
+    rules = tuple(Constraint(same=same) for same in constraints)
+    return StepManifest(step=StepTable(id="s"), consumes=tuple(ports), constraints=rules)
+
+
+def test_each_attribute_of_a_port_is_required_where_it_is_known() -> None:
+    manifest = constrained(kind="x", size=[1, 2])
+    for known, told in (
+        ({}, []),
+        ({"kind": "x", "size": 2}, []),
+        ({"kind": "y", "size": 3}, ["y", "3"]),
+        ({"size": 3}, ["3"]),
+        ({"kind": None}, ["None"]),
+    ):
+        found = check_attributes(manifest, {"a": known})
+        assert [problem.found for problem in found] == told
+    (problem,) = check_attributes(manifest, {"a": {"size": 3}}, key="k", sources={"a": "make.out"})
+    assert (problem.chain, problem.expected) == (("make.out", "k.a"), "1 or 2")
+    assert check_attributes(manifest, {"a": {"size": 3}})[0].chain == ("s.a",)
+
+
+def test_each_term_of_each_constraint_agrees_with_the_first_that_is_known() -> None:
+    manifest = constrained(("a.x", "b.x", "c.x"), ("b.y", "c.y"))
+    known = {"c": {"x": 3, "y": 2}, "b": {"x": 2, "y": 1}, "a": {"x": 1}}
+    found = check_attributes(manifest, known, sources={"a": "one.out", "c": "three"})
+    assert [(problem.expected, problem.found) for problem in found] == [
+        ("b.x = 1 (as a.x)", "2"),
+        ("c.x = 1 (as a.x)", "3"),
+        ("c.y = 1 (as b.y)", "2"),
+    ]
+    assert found[0].chain == ("one.out and b", "s.a and s.b") and found[1].chain == ("one.out and three", "s.a and s.c")
+    assert found[2].what == "b.y and c.y must be the same in s" and found[0].hints == ()
+    assert check_attributes(manifest, {"b": {"x": 1}, "c": {"x": 1}}) == []
+
+
+def laid_out(folder: Path, cluster: dict[str, Any], profile: dict[str, Any] | None = None, **more: Any) -> CheckSubject:
+    for name in ("one_gpu", "one_node"):
+        (folder / f"{name}.yaml").touch()
+    policy = {"megatron_cfg": {"enabled": True, "tensor_model_parallel_size": more.pop("tensor", 1)}}
+    if "grpo" in more:
+        policy["train_global_batch_size"] = 3  # type: ignore[assignment]
+    values = {"policy": policy, "cluster": {"num_nodes": 1, "backend": "ray", **cluster}, **more}
+    manifest = StepManifest(step=StepTable(id="s"), consumes=(port("policy", "policy.checkpoint"),), config_dir=folder)
+    model = {"model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 16}
+    return CheckSubject("key", manifest, StepConfig(values), profile or {}, {"policy": model})
+
+
+BATCH = {"grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": 2}}
+FEWER, MORE, SMALLER = "policy.megatron_cfg.tensor_model_parallel_size={}", "cluster.num_nodes=2", "-c one_gpu"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tensor", "profile", "hints"),
+    [
+        ({"gpus_per_node": 1}, 2, None, (FEWER.format(1), MORE, SMALLER)),
+        ({"gpus_per_node": 8}, 16, None, (FEWER.format(8), MORE)),
+        ({"gpus_per_node": 8}, 16, {"nodes": 1}, (FEWER.format(8),)),
+        ({"gpus_per_node": 8}, 16, {"nodes": 2}, (FEWER.format(8), MORE)),
+        ({"gpus_per_node": 8}, 16, {"nodes": 0}, (FEWER.format(8), MORE)),
+        ({"gpus_per_node": 8}, 16, {"nodes": True}, (FEWER.format(8), MORE)),
+    ],
+)
+def test_a_layout_is_mended_within_the_profile_and_by_a_config_for_as_few_gpus(
+    cluster: dict[str, Any], tensor: int, profile: dict[str, Any] | None, hints: tuple[str, ...], tmp_path: Path
+) -> None:
+    (problem,) = layout_fits(laid_out(tmp_path, cluster, profile, tensor=tensor))
+    assert problem.hints == hints and problem.what.startswith("key: ")
+
+
+def test_a_batch_of_one_gpu_is_no_reason_for_another_config_and_no_fault_of_the_model(tmp_path: Path) -> None:
+    (problem,) = layout_fits(laid_out(tmp_path, {"gpus_per_node": 1}, **BATCH))
+    assert (problem.code, problem.hints) == ("E309", ("policy.train_global_batch_size=4",))
+    assert problem.what.startswith("key: ")
+
+
+def test_memory_is_predicted_for_what_trains_on_a_layout_that_fits(tmp_path: Path) -> None:
+    fits = laid_out(tmp_path, {"gpus_per_node": 1})
+    assert fits.memory is not None
+    assert laid_out(tmp_path, {"gpus_per_node": 1}, tensor=2).memory is None
+    for part in ("policy", "cluster"):
+        assert subject(config={part: fits.config.values[part]}).memory is None
+
+
+def test_what_takes_most_memory_is_told_first() -> None:
+    lines = {("policy", "weights"): GIB, ("judge", "cache"): 3 * GIB, ("policy", "optimizer"): 2 * GIB}
+    lines |= {("policy", f"small {number}"): number for number in range(3)}
+    assert largest(lines) == "judge's cache 3.0, policy's optimizer 2.0, policy's weights 1.0, policy's small 2 0.0"
+    assert largest(lines, most=1) == "judge's cache 3.0" and gib(1.25 * GIB) in ("1.2", "1.3")
