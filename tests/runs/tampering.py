@@ -52,7 +52,7 @@ def watched() -> Iterator[list[str]]:
 
 def outside(touched: list[str], place: Path, allowed: list[Path]) -> list[str]:
     """The paths below `place` that are not below one of the allowed folders, and the canaries beyond it."""
-    real = {os.path.realpath(path) for path in touched if path.startswith("/") or ".." in path}
+    real = {os.path.realpath(path) for path in set(touched) if path.startswith("/") or ".." in path}
     roots = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in allowed)
     below = f"{os.path.realpath(place)}{os.sep}"
     return sorted(p for p in real if (p.startswith(below) and not f"{p}/".startswith(roots)) or p == "/etc/passwd")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.records import sealed
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.cache import recall, verify_entries
-from tests.runs.runner_toy_plan import run
+from nemotron_steps.manifest.models import Consumes, StepManifest
+from nemotron_steps.resolver.plan import PlannedStep
+from nemotron_steps.runs import cache
+from nemotron_steps.runs.cache import cache_key, recall, verify_entries, with_cached
+from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 
 
 def entries(store: ArtifactStore) -> list[Path]:
@@ -81,9 +88,111 @@ def test_an_artifact_that_is_gone_is_made_again(store: ArtifactStore) -> None:
 def test_a_file_that_is_no_record_is_found_among_the_records(store: ArtifactStore) -> None:
     run(store)
     folder = entries(store)[0].parent
-    for name in ("notes.txt", "short.json"):
+    names = ["notes.txt", "short.json", entries(store)[0].stem]
+    for name in names:
         (folder / name).write_bytes(entries(store)[0].read_bytes())
-    assert sorted(found.ref for found in verify_entries(store)) == [
-        "artifacts/steps/notes.txt",
-        "artifacts/steps/short.json",
-    ]
+    assert sorted(found.ref for found in verify_entries(store)) == sorted(f"artifacts/steps/{name}" for name in names)
+
+
+@pytest.mark.parametrize(("gone", "broken"), [("rows", "model"), ("model", "rows")])
+def test_an_artifact_that_is_gone_hides_no_broken_record(store: ArtifactStore, gone: str, broken: str) -> None:
+    run(store)
+    digest = json.loads(entry_of(store, gone).read_bytes())["outputs"][gone]["digest"]
+    (store.backend.scratch / f"artifacts/objects/{digest}/artifact.json").unlink()
+    rewrite(entry_of(store, broken), run="../elsewhere")
+    assert [found.ref for found in verify_entries(store)] == [f"artifacts/steps/{entry_of(store, broken).name}"]
+
+
+@pytest.mark.parametrize("port", ["model", "report"])
+def test_every_output_of_a_record_is_held_against_what_was_made(store: ArtifactStore, port: str) -> None:
+    run(store)
+    path = entry_of(store, "model")
+    outputs = json.loads(path.read_bytes())["outputs"]
+    rewrite(path, outputs={**outputs, port: {**outputs[port], "digest": "0" * 64}})
+    assert recall(store, path.stem) is None
+
+
+def rows_of(store: ArtifactStore, tmp_path: Path) -> dict[str, Artifact]:
+    (tmp_path / "mine.jsonl").write_text('{"value": 3}\n')
+    return {"rows": store.open(store.reference(tmp_path / "mine.jsonl"))}
+
+
+def key_of(changes: dict[str, Any], inputs: dict[str, Artifact] | None = None, **fields: Any) -> str:
+    """The key of toy/train with some of its config changed."""
+    step: PlannedStep = make_plan(train=changes).steps[1]
+    return cache_key(replace(step, **fields), inputs or {})
+
+
+def test_a_key_depends_on_the_function_and_on_what_a_step_makes() -> None:
+    other = TRAIN.model_copy(update={"step": TRAIN.step.model_copy(update={"entry": f"{TRAIN.step.entry}_again"})})
+    adapter = {"model": "toy_adapter", "report": "eval_report"}
+    assert len({key_of({}), key_of({}, manifest=other), key_of({}, produces=adapter)}) == 3
+
+
+def test_no_credential_is_part_of_a_key_however_deep_it_is() -> None:
+    def key(secret: str, model: str = "m") -> str:
+        return key_of({"judge": {"server": {"api_key": secret, "model": model}}})
+
+    assert key("a-credential") == key("another-one") != key("another-one", "other")
+
+
+def test_a_path_that_an_input_takes_the_place_of_is_no_part_of_a_key(store: ArtifactStore, tmp_path: Path) -> None:
+    inputs = rows_of(store, tmp_path)
+    assert key_of({"data_path": "a.jsonl"}, inputs) == key_of({"data_path": "b.jsonl"}, inputs)
+    assert key_of({"data_path": "a.jsonl"}) != key_of({"data_path": "b.jsonl"})
+
+
+def test_a_file_below_the_users_folder_counts_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keys = set()
+    for text in ("one", "two", "one"):
+        (tmp_path / "mine.jsonl").write_text(text)
+        keys.add(key_of({"validation_path": "~/mine.jsonl"}))
+    assert len(keys) == 2
+
+
+def test_a_bound_key_may_lie_in_a_section_that_is_not_there() -> None:
+    port = Consumes(type="training_jsonl", name="rows", bind={"data.train.path": "train.jsonl"})
+    manifest = StepManifest(step=TRAIN.step, consumes=(port,), produces=TRAIN.produces)
+    keys = {key_of({"data": data}, manifest=manifest) for data in (None, {}, {"train": None}, {"train": {"path": "x"}})}
+    assert len(keys) == 4
+
+
+def test_a_model_that_is_not_here_is_not_fetched_to_see_what_is_cached(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(store)
+    asked: list[bool] = []
+
+    def download(name: str, *, local_files_only: bool, **_: Any) -> str:
+        asked.append(local_files_only)
+        raise LocalEntryNotFoundError("not here")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(cache, "cache_key", lambda *_: pytest.fail("a key without one of the inputs"))
+    port = Consumes(type="checkpoint_hf", name="rows")
+    plan = make_plan(rows="org/model")
+    manifest = StepManifest(step=TRAIN.step, consumes=(port,), produces=TRAIN.produces)
+    plan = replace(plan, steps=(replace(plan.steps[0], manifest=manifest),))
+    assert with_cached(plan, store).steps[0].cached is None
+    assert asked == [True]
+
+
+def test_a_plans_own_config_is_as_it_was_once_its_key_is_known(store: ArtifactStore, tmp_path: Path) -> None:
+    port = Consumes(type="training_jsonl", name="rows", bind={"data.path": "train.jsonl"})
+    manifest = StepManifest(step=TRAIN.step, consumes=(port,), produces=TRAIN.produces)
+    config = {"data": {"path": "mine.jsonl", "api_key": "a-credential"}, "steps": 3}
+    step = replace(make_plan().steps[1], manifest=manifest, config=config)
+    keys = {cache_key(step, inputs) for inputs in ({}, rows_of(store, tmp_path), {})}
+    assert len(keys) == 2 and config == {"data": {"path": "mine.jsonl", "api_key": "a-credential"}, "steps": 3}
+
+
+def test_the_order_in_which_a_config_is_written_makes_no_other_key() -> None:
+    assert key_of({"a": {"x": 1, "y": 2}, "b": 3}) == key_of({"b": 3, "a": {"y": 2, "x": 1}})
+
+
+def test_a_key_of_any_name_is_left_out_of_all_of_them() -> None:
+    values = {"teachers": {"x": {"layout": 1, "dtype": 2}, "y": {"layout": 3}, "z": None}, "layout": 4}
+    cache._pop_all(values, ["teachers", "*", "layout"])
+    cache._pop_all(values, ["absent", "*", "layout"])
+    assert values == {"teachers": {"x": {"dtype": 2}, "y": {}, "z": None}, "layout": 4}

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from nemotron_steps.artifacts.models import Artifact, FileRecord, Producer
+from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.index_page import render_index, write_index
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
@@ -87,6 +87,26 @@ def test_sizes_and_times_sort_by_what_they_are_and_not_by_what_they_read_as(tmp_
         *("n:v1", "t", "6", "", "9.5"),
         *("n:v1", "t", "1500001", "", "9.5"),
     ]
+
+
+def test_how_long_a_run_took_is_told_where_it_is_known(tmp_path):
+    took = {"killed": (10.0, 100.0), "done": (10.0, 100.0), "failed": (10.0, 9.0)}
+    runs = [RunInfo(status, "n", status, created=at, updated=until) for status, (at, until) in took.items()]
+    text = render_index("home", runs, [], tmp_path, tmp_path)
+    assert re.findall(r'<td data-by="(90.0|0.0)">(.*?)</td>', text) == [
+        ("0.0", ""),
+        ("90.0", "1 min 30 s"),
+        ("0.0", ""),
+    ]
+
+
+def test_what_is_not_there_is_named_and_not_linked(tmp_path):
+    edges = (Edge("rows", "e" * 64, "rows:v1"), Edge("policy", "f" * 64))
+    made = Artifact("t", "d", tmp_path / "gone", name="n", version=1, inputs=edges)
+    text = render_index("home", [RunInfo("r1", "toy", request={"targets": "toy"})], [made], tmp_path, tmp_path)
+    assert [link for link in Page(text).links if not link.startswith("#")] == []
+    assert f'<div class="note">rows ← rows:v1</div><div class="note">policy ← {"f" * 12}</div>' in text
+    assert "<code>toy</code>" in text
 
 
 def test_the_newest_come_first(tmp_path):

@@ -10,9 +10,12 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError
-from nemotron_steps.runs.inputs import bound_values, filled_config, open_input
+from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
+from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
+from nemotron_steps.runs.inputs import bound_values, check_inputs, filled_config, name_users_files, open_input
 from tests.artifacts.checkpoint_files import write_hf
 
 
@@ -96,7 +99,7 @@ def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: 
     either = filled(a="heldout.jsonl|train.jsonl", b="train.jsonl|heldout.jsonl", c="validation.jsonl|heldout.jsonl")
     assert either == {"a": str(folder / "train.jsonl"), "b": str(folder / "train.jsonl")}
     # The first key names the artifact; of the others an override stays.
-    assert filled("a=1", "+b=2", a="", b="train.jsonl") == {"a": str(folder)}
+    assert filled("a=1", "+b=2", a="", b="train.jsonl", c="notes") == {"a": str(folder), "c": str(folder / "notes")}
     with pytest.raises(ArtifactError, match="has no 'absent'") as caught:
         filled(a="absent")
     assert caught.value.found == "notes, train.jsonl"
@@ -106,6 +109,9 @@ def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: 
     without = store.open(store.reference(tmp_path / "others", type_name="training_jsonl"))
     with pytest.raises(DataError):
         bound_values(planned("training_jsonl", a="train.jsonl"), {"model": without})
+    with pytest.raises(DataError):
+        bound_values(planned("training_jsonl", a="test.jsonl|train.jsonl"), {"model": without})
+    assert bound_values(planned("training_jsonl", a="train.jsonl|test.jsonl"), {"model": without}) == {}
     first = bound_values(planned("training_jsonl", a="validation.jsonl|train.jsonl"), {"model": without})
     assert first == {"a": str(without.jsonl("validation"))}
 
@@ -115,3 +121,110 @@ def test_a_bound_key_is_filled_in_though_its_section_is_not_there(store: Artifac
     step = planned(**{"data.train.path": ""})
     assert filled_config(step, {"model": artifact}) == {"data": {"train": {"path": str(artifact.path)}}, "steps": 3}
     assert step.config == {"data": None, "steps": 3}
+
+
+def test_a_path_may_be_below_the_users_folder(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_hf(tmp_path / "m")
+    found = open_input(planned(), "model", source("~/m"), store)
+    assert found is not None and found.path == tmp_path / "m"
+
+
+def test_an_artifact_of_the_home_that_is_broken_or_of_no_such_version_is_told_as_that(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked of the hub"))
+    added = store.add(write_hf(tmp_path / "m"), name="org/model")
+    file = store.find(added.ref).path / "config.json"
+    file.chmod(0o644)
+    file.write_text("{}")
+    with pytest.raises(ArtifactError, match="corrupt"):
+        open_input(planned(), "model", source("org/model"), store)
+    with pytest.raises(ArtifactError, match="neither a path nor an artifact") as caught:
+        open_input(planned(), "model", source("org/model:v7"), store)
+    assert "steps artifacts list" in caught.value.hints
+
+
+def test_what_a_narrower_type_is_too_must_hold_of_a_path(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"x": 1}\n{"x": ')
+    types, given = TypeGraph([ArtifactType("my_rows", is_a=("training_jsonl",))]), source(str(tmp_path / "mine.jsonl"))
+    given.type = "my_rows"
+    with pytest.raises(DataError, match="truncated"):
+        open_input(planned("my_rows"), "model", given, store, types=types)
+    assert open_input(planned("my_rows"), "model", given, store) is not None
+
+
+def a_step(*ports: Consumes, constraints: tuple[Constraint, ...] = ()) -> Any:
+    manifest = StepManifest(step=StepTable(id="toy/train"), consumes=ports, constraints=constraints)
+    return SimpleNamespace(manifest=manifest, key="toy/train", step_id="toy/train")
+
+
+def made(type_name: str, **attributes: Any) -> Artifact:
+    return Artifact(type_name, "d", Path("/nowhere"), attributes, name=type_name, version=1)
+
+
+def test_a_port_that_nothing_feeds_hides_no_other() -> None:
+    ports = (Consumes(type="rows", name="more", required=False), Consumes(type="rows", name="rows"))
+    step, types = a_step(*ports), TypeGraph()
+    check_inputs(step, {"rows": made("rows")}, types)
+    with pytest.raises(ArtifactError, match="of the wrong type"):
+        check_inputs(step, {"rows": made("model")}, types)
+    with pytest.raises(ArtifactError, match="input 'rows' is missing") as caught:
+        check_inputs(step, {"more": made("rows")}, types)
+    assert (caught.value.where, caught.value.expected) == ("toy/train.rows", "an artifact of type rows")
+    narrower = TypeGraph([ArtifactType("prompts", is_a=("rows",))])
+    check_inputs(step, {"rows": made("prompts")}, narrower)
+
+
+def test_every_port_is_held_against_its_attributes_and_what_is_not_recorded_is_not_had() -> None:
+    ports = tuple(Consumes(type="rows", name=name, attributes={"tokenizer": "a"}) for name in ("one", "two"))
+    right = made("rows", tokenizer="a")
+    check_inputs(a_step(*ports), {"one": right, "two": right}, TypeGraph())
+    for wrong, found in ((made("rows", tokenizer="b"), "b"), (made("rows"), "not recorded")):
+        with pytest.raises(ArtifactError, match="input 'two' has the wrong tokenizer") as caught:
+            check_inputs(a_step(*ports), {"one": right, "two": wrong}, TypeGraph())
+        assert caught.value.found == found
+
+
+def test_inputs_that_must_agree_are_compared_as_far_as_they_say_something() -> None:
+    ports = tuple(Consumes(type="rows", name=name, required=False) for name in "abc")
+    same = Constraint(same=("a.tokenizer", "b.tokenizer", "c.tokenizer"))
+    step = a_step(*ports, constraints=(same,))
+    x, y, silent = made("rows", tokenizer="x"), made("rows", tokenizer="y"), made("rows")
+    for fine in ({"a": x, "b": silent, "c": x}, {"a": x, "c": x}, {"a": silent, "b": y}, {}):
+        check_inputs(step, fine, TypeGraph())
+    for wrong in ({"a": x, "b": x, "c": y}, {"a": silent, "b": x, "c": y}):
+        with pytest.raises(ArtifactError, match="must be the same") as caught:
+            check_inputs(step, wrong, TypeGraph())
+        assert (caught.value.expected or "").startswith("c.tokenizer = x") and caught.value.found == "c.tokenizer = y"
+
+
+def test_an_error_names_the_users_own_file_as_long_as_it_is_the_same(store: ArtifactStore, tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "one.jsonl").write_text('{"x": 2}\n')
+    used = store.open(store.reference(folder))
+    copies = [store.add(path, type_name="training_jsonl", name=path.stem) for path in (folder, tmp_path / "one.jsonl")]
+
+    def told() -> list[str | None]:
+        one, rows = copies[1].jsonl("train"), copies[0].path / "validation.jsonl"
+        hints = (f"rm {one}", "steps doctor")
+        error = DataError(f"{rows} is no good", where=f"{one}:1", found=f"in {rows}", hints=hints)
+        named = name_users_files(error, [used, *copies])
+        return [named.what, named.where, named.expected, named.found, *named.hints]
+
+    assert told() == [
+        f"{folder}/validation.jsonl is no good",
+        f"{tmp_path}/one.jsonl:1",
+        None,
+        f"in {folder}/validation.jsonl",
+        f"rm {tmp_path}/one.jsonl",
+        "steps doctor",
+    ]
+    (tmp_path / "one.jsonl").write_text('{"x": 3}\n')
+    changed = told()
+    assert changed[0] == f"{folder}/validation.jsonl is no good" and str(tmp_path / "one.jsonl") not in changed[1]

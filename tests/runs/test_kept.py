@@ -23,6 +23,10 @@ DONE, AT_WORK, PENDING = {"state": "ran"}, {"state": "interrupted", "cache_key":
         ({"a": AT_WORK}, (5,), "kept: a up to its checkpoint of step 5"),
         ({"a": AT_WORK, "b": PENDING}, (), "nothing was finished yet; a has no checkpoint yet and begins anew"),
         ({"a": PENDING}, (), "nothing was finished yet"),
+        *(
+            ({"a": {"state": state, "cache_key": "k"}, "b": PENDING}, (3,), "kept: a")
+            for state in ("ran", "cached", "reused")
+        ),
     ],
 )
 def test_finished_steps_and_the_newest_checkpoint_are_kept(tmp_path: Path, steps, checkpoints, said) -> None:

@@ -44,3 +44,12 @@ def test_curves_are_on_one_scale_that_goes_up_and_to_the_right() -> None:
     assert one[0][1] > two[0][1] > one[1][1], "an SVG counts from the top"
     dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', page)
     assert [tuple(map(float, dot)) for dot in dots] == [one[-1], two[-1]]
+
+
+def test_more_runs_than_colours_share_them_and_what_is_no_number_is_left_out() -> None:
+    runs = [run(f"r{at}", train={"loss": [(1.0, 1.0), (2.0, float("nan"))]}) for at in range(8)]
+    page = render_comparison(runs)
+    colours = re.findall(r'<li><span style="color:([^"]+)">', page)
+    assert len(colours) == 8 and len(set(colours)) == 6 and colours[6:] == colours[:2]
+    paths = re.findall(r'<path class="line" style="[^"]*" d="M([^"]*)"', page)
+    assert len(paths) == 8 and {path.split(",")[0] for path in paths} == {f"{44 + (300 - 44 - 10) / 2:.1f}"}

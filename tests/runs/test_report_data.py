@@ -43,3 +43,42 @@ def test_a_cached_step_has_the_summary_and_the_curves_of_the_run_that_made_it(st
     events = [{"kind": "step_cached", "step": "a", "made_by": made, "summary": {"rows": 3}}]
     (step,) = read_report(run_folder(store, "20260102-030405-toy-0005", events=events), store).steps
     assert (step.summary, step.curves, step.made_by) == ({"rows": 3}, {"loss": [(1.0, 0.5)]}, made)
+
+
+def test_a_step_that_ran_has_no_curves_of_another_run_and_a_cached_one_only_its_own(store: ArtifactStore) -> None:
+    made = "20260102-030405-toy-0006"
+    metrics = [{"step": step, "index": 1, "values": {"loss": at}} for at, step in enumerate("ab")]
+    samples = [{"step": step, "sample": {"response": step}} for step in "aab"]
+    run_folder(store, made, metrics=metrics, samples=samples)
+    events = [{"kind": "step_cached", "step": "a", "made_by": made, "summary": None}]
+    folder = run_folder(store, "20260102-030405-toy-0007", events=events)
+    (step,) = read_report(folder, store).steps
+    assert step.curves == {"loss": [(1.0, 0.0)]}
+    assert [sample["response"] for sample in step.samples] == ["a", "a"], "not alike because they are not numbered"
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**info, "steps": {"a": {"state": "ran"}}}))
+    (ran,) = read_report(folder, store).steps
+    assert (ran.curves, ran.samples) == ({}, [])
+
+
+def test_a_summary_is_gathered_from_all_that_a_step_reported(store: ArtifactStore) -> None:
+    events = [{"kind": "summary", "step": "a", "values": values} for values in ({"x": 1, "y": 2}, {"y": 3})]
+    (step,) = read_report(run_folder(store, "20260102-030405-toy-0008", events=events), store).steps
+    assert step.summary == {"x": 1, "y": 3}
+
+
+def test_an_output_that_is_gone_hides_no_other(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
+    there = store.add(tmp_path / "rows.jsonl", name="rows").ref
+    folder = run_folder(store, "20260102-030405-toy-0009")
+    info = json.loads((folder / "run.json").read_text())
+    outputs = {"lost": "lost:v1", "rows": there, "odd": "not a reference"}
+    (folder / "run.json").write_text(json.dumps({**info, "steps": {"a": {"state": "ran", "outputs": outputs}}}))
+    assert list(read_report(folder, store).artifacts) == [there]
+
+
+def test_a_plan_that_was_cut_off_is_an_empty_one(store: ArtifactStore) -> None:
+    folder = run_folder(store, "20260102-030405-toy-0010")
+    (folder / "plan.json").write_text('{"goals": ["a"], "ste')
+    report = read_report(folder, store)
+    assert (report.steps, report.goals, report.attempts) == ([], [], 1)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 from nemotron_steps.runs.report_data import StepReport
-from nemotron_steps.runs.report_metrics import step_metrics
+from nemotron_steps.runs.report_metrics import curves_of_environments, headlines, step_metrics
 
 
 def test_a_chart_says_what_its_curve_came_to_and_a_table_what_was_measured_once() -> None:
@@ -18,3 +18,34 @@ def test_where_the_time_went_is_told_where_there_is_more_than_one_phase() -> Non
     assert "where the time went" not in step_metrics(StepReport("a", {}, phases={"train": 1.0}))
     html = step_metrics(StepReport("a", {}, phases={"train": 1.0, "generate": 3.0}))
     assert re.findall(r'bar-name">(\w+)<', html[html.index("where the time went") :]) == ["generate", "train"]
+
+
+def test_twelve_metrics_are_all_shown_and_of_thirteen_the_headlines() -> None:
+    names = ["loss", *(f"x{at:02}" for at in range(12))]
+    assert headlines(names[:12]) == names[:12]
+    assert headlines(names) == ["loss"]
+
+
+def test_of_the_metrics_of_a_word_the_mean_comes_first_then_the_least_deep_then_the_shortest() -> None:
+    def first(*names: str) -> str:
+        return headlines(names)[0]
+
+    assert first("reward/a", "reward/b/mean") == "reward/b/mean"
+    assert first("reward/a/b", "reward/abcdef") == "reward/abcdef"
+    assert first("reward/ab", "reward/b") == "reward/b"
+    assert headlines(["ankle", "loss"])[0] == "loss", "two letters are a word and no part of one"
+    many = [*(f"other/{at}" for at in range(12)), "loss_reward", "policy_loss_of_both"]
+    assert headlines(many) == ["loss_reward", "policy_loss_of_both"], "each once, though it holds two of the words"
+
+
+def test_environments_are_compared_from_the_second_on_and_the_first_kind_there_is_is_shown() -> None:
+    curves = {"failure_rate/a": [(1.0, 0.5)], "response_length/a/mean": [(1.0, 9.0), (2.0, 8.0)]}
+    assert curves_of_environments(StepReport("rl", {}, curves=curves)) == {}
+    curves["failure_rate/b"] = [(1.0, 0.25)]
+    html = step_metrics(StepReport("rl", {}, curves=curves))
+    assert re.findall(r'class="(\w+)"( checked)?>', html[html.index("radiogroup") :])[:2] == [
+        ("length", " checked"),
+        ("failures", ""),
+    ]
+    cells = re.findall(r"<td class='value'>(.*?)</td>", html)
+    assert cells == ["", "", "8", "0.5", "", "", "", "0.25"]

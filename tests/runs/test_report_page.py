@@ -87,3 +87,83 @@ def test_an_artifact_has_the_size_of_all_of_its_files(tmp_path: Path) -> None:
     shown = " ".join(page[page.index("n:v1") :].split())
     assert shown.startswith("n:v1 a → model type toy_model")
     assert "size 1.5 MB 2 files made from rows ← r:v1 attributes rows 3 n:v2 a → lost gone" in shown
+
+
+def samples_of(page: str) -> list[str]:
+    """Headings and answers in the order of the page."""
+    return re.findall(r"<h4>(\w*)</h4>|<pre>(a\d)</pre>", page) and [
+        title or answer for title, answer in re.findall(r"<h4>(\w*)</h4>|<pre>(a\d)</pre>", page)
+    ]
+
+
+def test_few_samples_are_all_shown_and_of_more_those_at_the_ends() -> None:
+    samples = [{"response": f"a{at}", "reward": reward} for at, reward in enumerate((0.5, "none", 1.0, 0.0, 0.75))]
+    assert samples_of(page_of(StepReport("a", {}, samples=samples[:4]))) == ["", "a0", "a1", "a2", "a3"]
+    assert samples_of(page_of(StepReport("a", {}, samples=samples))) == [
+        *("best", "a2", "a4", "worst", "a3", "a0", "latest", "a4", "a3", "first", "a0", "a1")
+    ]
+
+
+def test_a_sample_shows_its_text_and_what_it_says_beside_it() -> None:
+    sample = {"text": "it is so", "environment": "maths", "tags": [], "note": "", "turns": {}, "left": None, "zero": 0}
+    page = page_of(StepReport("a", {}, samples=[sample]))
+    assert '<div class="response"><span>response</span><pre>it is so</pre></div>' in page
+    assert '<p class="note">environment <b>maths</b> · zero <b>0</b></p>' in page
+    turns = page_of(StepReport("a", {}, samples=[{"prompt": ["one", "two"], "response": ""}]))
+    assert "<pre>one\ntwo</pre>" in turns
+
+
+def test_a_change_of_something_negative_has_the_sign_of_its_direction() -> None:
+    assert changes_of(score={"before": -2.0, "after": -1.0}) == [("good", "+1 (+50 %)")]
+    assert changes_of(loss={"before": 1.0, "after": 1.0}) == [("same", "+0 (+0 %)")]
+
+
+def test_more_of_a_change_is_told_below_it_and_a_table_has_gaps() -> None:
+    summary = {
+        "reward": {"before": 0.25, "after": 0.5, "better": "higher", "held_out": 7},
+        "sizes": {"x": {"rows": 1}, "y": {"words": 2}},
+        "splits": {"train": 8, "validation": 2},
+        "names": ["a", "b"],
+    }
+    page = page_of(StepReport("a", {}, summary=summary))
+    assert '<span class="good">+0.25 (+100 %)</span><div class="note">held out 7</div>' in page
+    assert '<tr><td>x</td><td class="value">1</td><td class="value"></td></tr>' in page
+    assert "splits <b>train 8, validation 2</b> · names <b>a, b</b>" in page
+
+
+def test_the_fourth_attribute_folds_them_away(tmp_path: Path) -> None:
+    for count, folded in ((3, False), (4, True)):
+        artifact = Artifact("toy", "d" * 64, tmp_path, dict.fromkeys("abcd"[:count], 1), (), "n", 1)
+        page = page_of(StepReport("a", {}, outputs={"model": "n:v1"}), artifacts={"n:v1": artifact})
+        assert (f"<summary>{count} attributes</summary>" in page) is folded
+        assert '<span class="note">0 files</span>' in page
+
+
+def test_an_attempt_is_numbered_from_the_second_on_and_one_step_is_one() -> None:
+    one = StepReport("a", {}, state="ran")
+    assert "attempt" not in page_of(one, config="x: 1").partition("<main>")[0]
+    assert " · attempt 2 · " in page_of(one, attempts=2) and " · 1 step ran · " in page_of(one)
+
+
+def test_the_plan_says_where_inputs_are_from_and_times_only_what_ran() -> None:
+    inputs = {"rows": {"step": "make"}, "policy": {"ref": "m:v1"}}
+    steps = [
+        StepReport("make", {}, state="cached", seconds=5.0),
+        StepReport("train", {"inputs": inputs}, state="ran", seconds=10.0),
+        StepReport("score", {"inputs": {"x": {"step": "train"}}}, state="ran", seconds=30.0),
+        StepReport("later", {}, state="pending", seconds=3.0),
+    ]
+    page = page_of(*steps)
+    assert "<title>rows ← make</title>" in page and "policy ← None" not in page
+    assert re.findall(r'bar-name">(\w+)<.*?<em>(\d+ %)', page) == [("score", "75 %"), ("train", "25 %")]
+    assert re.findall(r'class="note"[^>]*>(pending[^<]*)<', page)[0] == "pending"
+
+
+def test_where_time_went_is_told_of_a_step_without_curves_and_the_last_error_has_its_steps_traceback() -> None:
+    step = StepReport("a", {}, phases={"train": 1.0, "generate": 3.0}, error={"what": "x"}, traceback="of the step")
+    error = {"code": "E999", "what": "it broke", "where": "here", "expected": "rows", "found": "none"}
+    page = page_of(step, error=error, traceback="of the run")
+    assert "where the time went" in page and "<pre>of the step</pre>" in page and "of the run" not in page
+    assert "<dt>where</dt><dd>here</dd><dt>expected</dt><dd>rows</dd><dt>found</dt><dd>none</dd>" in page
+    silent = StepReport("a", {}, error={"what": "x"})
+    assert "<pre>of the run</pre>" in page_of(silent, error=error, traceback="of the run")

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from html import unescape
 
-from nemotron_steps.runs.report_svg import Node, bars, curve, plan_graph
+from nemotron_steps.runs.report_svg import Node, bars, curve, moving_average, plan_graph, thinned
 
 
 def drawn(points: list[tuple[float, float]]) -> list[list[float]]:
@@ -68,3 +69,54 @@ def test_an_edge_goes_below_the_steps_that_it_passes() -> None:
     height = 54
     inside = [y for x, y in zip(across, down, strict=True) if left <= x <= left + 220]
     assert inside and all(y > top + height for y in inside)
+
+
+def test_a_curve_of_twenty_four_points_is_smoothed_and_a_shorter_one_is_not() -> None:
+    for count, smooth in ((23, False), (24, True)):
+        svg = curve([(float(at), float(at % 2)) for at in range(count)], "loss")
+        assert ('class="raw"' in svg) is smooth and svg.count('class="line"') == 1
+
+
+def test_a_moving_average_is_over_as_many_points_on_both_sides() -> None:
+    assert moving_average([(0.0, 0.0), (1.0, 3.0), (2.0, 9.0)]) == [(0.0, 0.0), (1.0, 4.0), (2.0, 9.0)]
+    steps = [(float(at), float(at >= 50)) for at in range(100)]
+    assert [x for x, y in moving_average(steps) if 0 < y < 1] == [45.0 + at for at in range(10)]
+
+
+def test_what_a_pointer_can_tell_apart_is_kept_whole_and_more_is_thinned_evenly() -> None:
+    points = [(float(at), 0.0) for at in range(801)]
+    assert thinned(points[:400]) is not None and list(thinned(points[:400])) == points[:400]
+    for count in (401, 801):
+        kept = [x for x, _ in thinned(points[:count])]
+        steps = {after - before for before, after in itertools.pairwise(kept)}
+        assert len(kept) == 400 and kept[-1] == count - 1 and steps <= {1.0, 2.0, 3.0}
+
+
+def test_a_single_point_stands_in_the_middle_of_its_axis_below_its_one_number() -> None:
+    (placed,) = drawn([(5.0, 2.0)])
+    assert placed[2] == 44 + (300 - 44 - 10) / 2
+    svg = curve([(5.0, 2.0)], "loss")
+    assert re.findall(r'text-anchor="middle">(\w+)<', svg) == ["5"] and 'text-anchor="start"' not in svg
+
+
+def test_a_text_that_just_fits_is_whole_and_of_a_longer_one_the_end_is_kept() -> None:
+    letters = int((220 - 36) / 7.4)
+    for text, shown in (("x" * letters, "x" * letters), ("y" + "x" * letters, "…" + "x" * (letters - 1))):
+        svg = plan_graph([Node("k", text, "n", "ran", ())]).partition('<div class="narrow">')[0]
+        assert re.findall(r'class="name"[^>]*>([^<]*)<', svg) == [shown]
+
+
+def test_a_step_stands_before_whoever_reads_from_it_through_any_of_its_inputs() -> None:
+    boxes, _ = wide([node("a"), node("b"), node("x", "a"), node("c", "x", "b")])
+    assert boxes["a"][0] < boxes["b"][0] == boxes["x"][0] < boxes["c"][0]
+
+
+def test_three_columns_are_as_many_as_fit_the_page() -> None:
+    chain = [node("a"), node("b", "a"), node("c", "b"), node("d", "c")]
+    assert 'class="wide"' in plan_graph(chain[:3]) and 'class="wide"' not in plan_graph(chain)
+
+
+def test_the_farther_an_edge_goes_upright_the_farther_out_it_runs() -> None:
+    svg = plan_graph([node("a"), node("b", "a"), node("c", "a")]).partition('<div class="narrow">')[2]
+    near, far = (float(x) for x in re.findall(r'class="edge"[^>]* d="M[\d.]+,[\d.]+ C([\d.]+),', svg))
+    assert 4 <= far < near < 56

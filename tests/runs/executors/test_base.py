@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -438,3 +439,30 @@ def test_keys_that_would_do_nothing_are_refused(
     write_profile(tmp_path, monkeypatch, f"[a]\n{keys}\n")
     with pytest.raises(ConfigError, match=message):
         load_environment().profile("a", base.profile_model)
+
+
+def test_a_launchs_own_variables_come_before_the_profiles_and_secrets_are_named_in_order(tmp_path: Path) -> None:
+    keys = {"MODE": "profile", "HF_TOKEN": "hf_qwertyuiop", "A": "1"}
+    environment = {"MODE": "launch", "API_KEY": "sk-qwertyuiop", "B": "2"}
+    launch = Launch("r1", tmp_path / "home/runs/r1", ("a",), Profile(env_vars=keys), tmp_path, environment)
+    assert launch.variables == {**keys, **environment} and launch.secret_variables == ["API_KEY", "HF_TOKEN"]
+    assert launch.home == tmp_path / "home"
+    assert launch.command(in_container=True) == ["steps", "run", "a"] and launch.command()[-2:] == ["run", "a"]
+
+
+def test_a_job_is_over_in_every_state_but_two() -> None:
+    assert {state for state in JobState if not state.over} == {JobState.PENDING, JobState.RUNNING}
+
+
+def test_a_detached_run_has_its_own_variables_before_the_submitters_and_adds_to_what_was_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import os; print(os.environ['MODE'], os.environ['OTHER'])"
+    monkeypatch.setattr(Launch, "command", lambda self: [sys.executable, "-I", "-S", "-c", program])
+    monkeypatch.setenv("MODE", "the submitter's")
+    monkeypatch.setenv("OTHER", "kept")
+    for mode in ("one", "two"):
+        launch = Launch("r1", tmp_path, (), Profile(env_vars={"MODE": mode}), tmp_path)
+        job = DetachedExecutor().submit(launch)
+        wait_until(lambda job=job: DetachedExecutor().status(job).state is JobState.LOST)
+    assert (tmp_path / "console.txt").read_text() == "one kept\ntwo kept\n"

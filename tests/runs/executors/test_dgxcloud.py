@@ -26,7 +26,7 @@ from nemotron_steps.runs.executors.dgxcloud import (
     job_script,
     workload_request,
 )
-from nemotron_steps.runs.executors.runai_api import _token
+from nemotron_steps.runs.executors.runai_api import Account, _token
 from nemotron_steps.runs.run_folder import RunFolder, get_run
 from tests.runs.executors.jobs import submit
 from tests.runs.executors.sdks import asked, needs_sdks
@@ -77,8 +77,48 @@ def test_a_profile_becomes_a_distributed_workload(tmp_path: Path) -> None:
     ]
     assert spec["command"] == f"/bin/bash {tmp_path}/home/runs/r1/dgxcloud.sh"
     assert (spec["restartPolicy"], spec["backoffLimit"], spec["nodePools"]) == ("Never", 0, ["h100"])
-    single = workload_request(a_launch(tmp_path))
+    assert spec["terminationGracePeriodSeconds"] == 120
+    assert (spec["imagePullSecrets"], spec["imagePullPolicy"]) == ([{"name": "ngc"}], "IfNotPresent")
+    single = workload_request(replace(a_launch(tmp_path), force_squash=True))
     assert "numWorkers" not in single["spec"] and "masterSpecSameAsWorker" not in single
+    assert (single["spec"]["compute"], single["spec"]["imagePullPolicy"]) == ({"largeShmRequest": True}, "Always")
+
+
+def test_a_workloads_own_spec_goes_first(tmp_path: Path) -> None:
+    own = {"imagePullPolicy": "Never", "terminationGracePeriodSeconds": 5}
+    assert own.items() <= workload_request(a_launch(tmp_path, custom_spec=own))["spec"].items()
+
+
+def test_one_of_several_volumes_holds_the_home(tmp_path: Path) -> None:
+    volumes = [{"path": str(path), "claimName": "data"} for path in ("/data", tmp_path, "/more")]
+    assert len(workload_request(a_launch(tmp_path, pvcs=volumes))["spec"]["storage"]["pvc"]) == 3
+
+
+def test_what_a_pod_prints_goes_on_behind_what_an_earlier_one_printed_and_the_profiles_lines_come_first(
+    tmp_path: Path,
+) -> None:
+    launch = a_launch(tmp_path, setup_lines=["echo of the profile"])
+    launch.folder.mkdir(parents=True)
+    (tmp_path / "steps").write_text("#!/bin/sh\necho of the run\n")
+    (tmp_path / "steps").chmod(0o755)
+    (launch.folder / "console-pod.txt").write_text("of an earlier pod\n")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOSTNAME": "pod"}
+    subprocess.run(["bash", "-c", job_script(launch)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    said = ["of an earlier pod", "of the profile", "of the run"]
+    assert (launch.folder / "console-pod.txt").read_text().splitlines() == said
+
+
+def test_a_workload_is_over_in_the_phases_in_which_nothing_more_happens() -> None:
+    by_state: dict[JobState, set[str]] = {}
+    for phase, state in STATES.items():
+        by_state.setdefault(state, set()).add(phase)
+    assert by_state == {
+        JobState.PENDING: {"Creating", "Initializing", "Pending", "Resuming"},
+        JobState.RUNNING: {"Running", "Updating", "Degraded", "Stopping", "Terminating", "Unknown"},
+        JobState.CANCELLED: {"Stopped", "Deleting"},
+        JobState.DONE: {"Completed"},
+        JobState.FAILED: {"Failed"},
+    }
 
 
 @needs_sdks
@@ -186,8 +226,10 @@ class RunAi(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, str, Any]] = []
         self.phase = "Running"
+        self.message = ""
         self.odd = b""
         """What it answers instead of the workload."""
+        self.odd_status = HTTPStatus.OK
         self.tokens = 0
         self.down = HTTPStatus.OK
         self.projects = [{"name": "alignment", "id": "7", "clusterId": "c1"}]
@@ -240,9 +282,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path in ("/workloads/trainings", "/workloads/distributed"):
             return 202, {"workloadId": "w-1", "name": body["name"], "actualPhase": "Creating"}
         if path == "/workloads/w-1":
-            return 200, self.server.odd or {"id": "w-1", "phase": self.server.phase, "phaseMessage": ""}
+            return self.server.odd_status, self.server.odd or {
+                "id": "w-1",
+                "phase": self.server.phase,
+                "phaseMessage": self.server.message,
+            }
         if path.endswith("/w-1/suspend"):
-            return 202, {"code": 202, "message": "accepted"}
+            return 202, b""
         return 404, {"code": 404, "message": "Not Found"}
 
 
@@ -297,6 +343,68 @@ def test_a_run_is_submitted_asked_about_and_cancelled(
 def test_an_answer_that_is_none_of_run_ais_is_refused(runai: RunAi, answer: bytes) -> None:
     runai.odd = answer
     with pytest.raises(RequestError, match="not Run:ai's API"):
+        DGXCloudExecutor().status(f"{runai.address}/api/v1/workloads/trainings/w-1")
+
+
+def test_a_phase_that_is_not_known_is_no_end_and_its_message_is_told_in_one_line(runai: RunAi) -> None:
+    runai.phase, runai.message = "Hibernating", "no room\nin any pool"
+    found = DGXCloudExecutor().status(f"{runai.address}/api/v1/workloads/trainings/w-1")
+    assert (found.state, found.detail) == (JobState.RUNNING, "hibernating, no room")
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/api/v1", "/api/v1/"])
+def test_the_address_may_be_written_with_the_apis_own_path(
+    runai: RunAi, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setenv("RUNAI_BASE_URL", f"{runai.address}{ending}")
+    assert Account.of_environment().base == f"{runai.address}/api/v1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "fields"),
+    [
+        ({"RUNAI_APP_ID": "app"}, {"clientId": "me", "clientSecret": SECRET}),
+        ({"RUNAI_APP_ID": "app", "RUNAI_APP_SECRET": "x"}, {"clientId": "me", "clientSecret": SECRET}),
+        (
+            {"RUNAI_APP_ID": "app", "RUNAI_APP_SECRET": "x", "RUNAI_CLIENT_ID": ""},
+            {"appId": "app", "appSecret": "x"},
+        ),
+    ],
+)
+def test_an_access_key_comes_before_an_applications(
+    runai: RunAi, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], fields: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    grant = dict(Account.of_environment().grant)
+    assert {name: value for name, value in grant.items() if name != "grantType"} == fields
+
+
+def test_half_of_an_applications_key_is_not_taken_for_one(runai: RunAi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNAI_CLIENT_ID", "")
+    monkeypatch.setenv("RUNAI_APP_ID", "app")
+    with pytest.raises(RequestError, match="RUNAI_CLIENT_ID is not set"):
+        Account.of_environment()
+
+
+def test_the_key_of_an_application_that_is_not_taken_is_named(runai: RunAi, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RUNAI_CLIENT_ID": "", "RUNAI_APP_ID": "app", "RUNAI_APP_SECRET": "wrong-but-long"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RequestError, match="does not take the access key") as caught:
+        Account.of_environment().read("/org-unit/projects")
+    assert caught.value.where == "RUNAI_APP_ID, RUNAI_APP_SECRET"
+
+
+def test_an_address_is_told_without_the_password_in_it() -> None:
+    account = Account("http://me:hunter22@127.0.0.1:9/api/v1", (("grantType", "client_credentials"),))
+    with pytest.raises(RetryableError) as caught:
+        account.read("/workloads/w-1")
+    assert caught.value.where == "http://127.0.0.1:9"
+
+
+def test_a_long_refusal_is_cut(runai: RunAi) -> None:
+    runai.odd, runai.odd_status = b"x" * 1000, HTTPStatus.CONFLICT
+    with pytest.raises(RequestError, match=r"refused: x{300} \(HTTP 409\)"):
         DGXCloudExecutor().status(f"{runai.address}/api/v1/workloads/trainings/w-1")
 
 
@@ -358,13 +466,16 @@ def test_a_project_on_several_clusters_wants_the_clusters_id(
     assert caught.value.hints == ('cluster_id = "c1"',)
     submit(store, profile_of(tmp_path, cluster_id="c2"))
     assert runai.asked[-1][2]["projectId"] == "8"
+    with pytest.raises(RequestError, match="no project 'alignment' for this access key on cluster c3") as caught:
+        submit(store, profile_of(tmp_path, cluster_id="c3"))
+    assert (caught.value.where, caught.value.expected, caught.value.found) == ("cluster_id", "c1, c2", "c3")
 
 
 def test_a_server_at_fault_or_gone_may_be_asked_again(store: ArtifactStore, tmp_path: Path, runai: RunAi) -> None:
     job = submit(store, profile_of(tmp_path)).job
-    runai.down = HTTPStatus.SERVICE_UNAVAILABLE
-    with pytest.raises(RetryableError, match="does not answer") as caught:
-        DGXCloudExecutor().status(job)
+    for runai.down in (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE):
+        with pytest.raises(RetryableError, match="does not answer") as caught:
+            DGXCloudExecutor().status(job)
     assert caught.value.found == "no quota left (HTTP 503)"
     runai.shutdown()
     runai.server_close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -88,7 +89,11 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("said", "state"),
     [
         ("created 0 false", JobState.PENDING),
+        ("initialized 0 false", JobState.PENDING),
         ("running 0 false", JobState.RUNNING),
+        ("paused 0 false", JobState.RUNNING),
+        ("stopped 0 false", JobState.DONE),
+        ("dead 1 false", JobState.FAILED),
         ("exited 0 false", JobState.DONE),
         ("exited 1 false", JobState.FAILED),
         ("exited 137 true", JobState.OUT_OF_MEMORY),
@@ -108,6 +113,44 @@ def test_a_container_is_started_with_its_variables_and_stopped(store: ArtifactSt
     asked = (engine.parent / "asked").read_text().splitlines()
     assert asked[0] == "run HF_TOKEN=hf_qwertyuiop"
     assert [line.split()[0] for line in asked].count("kill") == 1
+
+
+def test_a_container_that_is_over_is_not_stopped_and_one_that_failed_says_where_its_words_are(engine: Path) -> None:
+    engine.write_text("exited 1 false")
+    DockerExecutor().cancel("docker/steps-r1-0")
+    assert "kill" not in (engine.parent / "asked").read_text()
+    assert DockerExecutor().status("docker/steps-r1-0").detail == "exit code 1; see: docker logs steps-r1-0"
+    for said in ("exited 137 false", "exited 0 false"):
+        engine.write_text(said)
+        assert "logs" not in DockerExecutor().status("docker/steps-r1-0").detail
+
+
+def test_podman_is_told_its_limits_and_docker_is_not_and_each_has_an_init_and_shared_memory(tmp_path: Path) -> None:
+    docker, podman = (run_command(a_launch(tmp_path, engine=name), "steps-r1-0") for name in ("docker", "podman"))
+    assert "--ulimit" not in docker and len(values_of(podman, "--ulimit")) == 2
+    for command in (docker, podman):
+        assert values_of(command, "--shm-size") == ["16g"] and {"--init", "--detach"} <= set(command)
+    mounted = run_command(a_launch(tmp_path, mounts=["cache"]), "steps-r1-0")
+    assert values_of(mounted, "--volume")[0] == "cache"
+
+
+def test_an_engine_that_says_nothing_or_nothing_in_time_is_one_error(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = engine.parent / "docker"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(RequestError, match="docker refused: no reason given"):
+        DockerExecutor().status("docker/steps-r1-0")
+    program.write_text("#!/bin/sh\necho told on standard output\nexit 1\n")
+    with pytest.raises(RequestError, match="docker refused: told on standard output"):
+        DockerExecutor().status("docker/steps-r1-0")
+
+    def late(*_: Any, **options: Any) -> None:
+        raise subprocess.TimeoutExpired("docker", options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(RetryableError, match="docker did not answer within 60 s"):
+        DockerExecutor().status("docker/steps-r1-0")
 
 
 @pytest.mark.parametrize(
@@ -150,6 +193,7 @@ def test_a_job_is_not_lost_where_the_engine_refuses_to_answer(engine: Path) -> N
     assert DockerExecutor().status("docker/steps-r1-0").state is JobState.LOST
 
 
-def test_a_jobs_name_that_is_no_container_of_a_run_is_refused() -> None:
+@pytest.mark.parametrize("job", ["rm/-rf", "rm/steps-r1-0", "docker/postgres", "docker"])
+def test_a_jobs_name_that_is_no_container_of_a_run_is_refused(job: str) -> None:
     with pytest.raises(RequestError, match="no container of a run"):
-        DockerExecutor().status("rm/-rf")
+        DockerExecutor().status(job)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import RequestError, UnsupportedError
+from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
 from nemotron_steps.runs.executors import lepton
 from nemotron_steps.runs.executors.base import JobState, Launch
 from nemotron_steps.runs.executors.lepton import STATES, LeptonExecutor, LeptonProfile, job_request
@@ -57,6 +57,8 @@ def test_a_profile_becomes_a_job(tmp_path: Path) -> None:
     assert (shell, flag) == ("bash", "-c") and script.startswith("ulimit -n 65536\n")
     assert f"exec steps run --resume r1 --home {tmp_path}/home" in script and "ray start" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert (spec["shared_memory_size"], spec["image_pull_secrets"]) == (65536, ["ngc"])
+    assert a_request(tmp_path)["spec"]["intra_job_communication"] is False
     single = a_request(tmp_path)["spec"]["container"]["command"][2]
     assert "ray" not in single and single.startswith(f"[ ! -d {tmp_path} ] || cd {tmp_path}\n")
 
@@ -120,3 +122,92 @@ def test_a_job_is_lost_where_the_workspace_does_not_know_it_and_not_where_it_doe
         return
     with pytest.raises(RequestError, match=told):
         LeptonExecutor().status("steps-1")
+
+
+def test_one_of_several_mounts_holds_the_home(tmp_path: Path) -> None:
+    mounts = [{"path": "/", "mount_path": path, "from": "x"} for path in ("/data", str(tmp_path), "")]
+    assert len(a_request(tmp_path, mounts=mounts)["spec"]["mounts"]) == 3
+
+
+def test_a_job_is_over_in_the_states_in_which_nothing_more_happens() -> None:
+    by_state: dict[JobState, set[str]] = {}
+    for name, state in STATES.items():
+        by_state.setdefault(state, set()).add(name)
+    assert by_state == {
+        JobState.PENDING: {"Starting", "Queueing", "Awaiting", "PendingRetry", "Restarting"},
+        JobState.RUNNING: {"Running", "Stopping", "Terminating", "UNK"},
+        JobState.CANCELLED: {"Stopped", "Deleting", "Deleted", "Archived"},
+        JobState.DONE: {"Completed"},
+        JobState.FAILED: {"Failed"},
+    }
+
+
+@pytest.fixture
+def workspace(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A stand-in for Lepton's SDK with one node group; `state` is what its one job is in, `asked` what was asked."""
+
+    class Error(RuntimeError):
+        pass
+
+    told = SimpleNamespace(state="Running", asked=[], error=None, ServerError=Error)
+
+    def answered(name: str, answer: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if told.error is not None:
+                raise told.error
+            told.asked.append((name, arguments, options))
+            return answer()
+
+        return call
+
+    def job() -> Any:
+        state = None if told.state is None else SimpleNamespace(value=told.state)
+        return SimpleNamespace(status=SimpleNamespace(state=state), metadata=SimpleNamespace(id_="job-1"))
+
+    group = SimpleNamespace(metadata=SimpleNamespace(name="h100", id_="h100-7f"))
+    client = SimpleNamespace(
+        job=SimpleNamespace(create=answered("create", job), get=answered("get", job), update=answered("update", job)),
+        nodegroup=SimpleNamespace(list_all=answered("groups", lambda: [group])),
+    )
+    modules = {
+        "leptonai.api.v2.api_resource": {"ServerError": Error},
+        "leptonai.api.v2.client": {"APIClient": lambda: client},
+        "leptonai.api.v2.types.job": {"LeptonJob": SimpleNamespace(model_validate=lambda request: request)},
+    }
+    for name in ("leptonai", "leptonai.api", "leptonai.api.v2", "leptonai.api.v2.types", *modules):
+        module = ModuleType(name)
+        vars(module).update(modules.get(name, {}))
+        monkeypatch.setitem(sys.modules, name, module)
+    return told
+
+
+def test_a_job_is_made_in_its_node_group_asked_about_and_stopped_while_it_works(
+    store: ArtifactStore, tmp_path: Path, workspace: SimpleNamespace
+) -> None:
+    assert submit(store, profile_of(tmp_path, node_group="h100")).job == "job-1"
+    name, (request,), _ = workspace.asked[-1]
+    assert (name, request["spec"]["affinity"]) == ("create", {"allowed_dedicated_node_groups": ["h100-7f"]})
+    LeptonExecutor().cancel("job-1")
+    assert workspace.asked[-1] == ("update", ("job-1",), {"spec": {"spec": {"stopped": True}}})
+    for state, ours in (("Queueing", JobState.PENDING), (None, JobState.RUNNING), ("Hibernated", JobState.LOST)):
+        workspace.state = state
+        assert LeptonExecutor().status("job-1").state is ours
+    workspace.state = "Completed"
+    LeptonExecutor().cancel("job-1")
+    assert workspace.asked[-1][0] == "get", "what is over is not stopped again"
+
+
+def test_a_node_group_that_is_not_there_is_refused_and_silence_is_retryable(
+    store: ArtifactStore, tmp_path: Path, workspace: SimpleNamespace
+) -> None:
+    with pytest.raises(RequestError, match="no node group 'b200'") as caught:
+        submit(store, profile_of(tmp_path, node_group="b200"))
+    assert caught.value.expected == "h100" and get_run(store, "latest").status == "failed"
+    for error in (workspace.ServerError("HTTP 502"), ConnectionError("refused")):
+        workspace.error = error
+        with pytest.raises(RetryableError, match="Lepton does not answer") as silent:
+            LeptonExecutor().status("job-1")
+        assert silent.value.found == str(error)
+    workspace.error = ValueError("the workspace is another one")
+    with pytest.raises(RequestError, match="Lepton refused"):
+        LeptonExecutor().cancel("job-1")

@@ -51,6 +51,8 @@ def test_a_job_works_in_the_folder_it_was_submitted_from_after_the_profiles_line
     assert (variables["HF_HOME"], variables["STEPS_JOB"]) == ("/hf", "r1")
     assert int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
     assert request["submission_id"] != job_request(a_launch(tmp_path))["submission_id"]
+    # It takes no core from the actors that it starts, and Ray does not refuse what both of them set.
+    assert (request["entrypoint_num_cpus"], variables["RAY_OVERRIDE_JOB_RUNTIME_ENV"]) == (0, "1")
 
 
 def test_a_secret_is_not_handed_to_ray_which_would_show_it(tmp_path: Path) -> None:
@@ -70,6 +72,49 @@ def test_a_cluster_none_of_whose_nodes_takes_jobs_is_retryable_with_a_port_to_tr
     with pytest.raises(RetryableError, match="ready for a job") as caught:
         ray_jobs._submitted(NoAgent(), {})
     assert "--dashboard-agent-listen-port" in caught.value.hints[0]
+
+
+def test_a_cluster_that_has_just_been_started_is_waited_for_and_no_other_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[object] = [RuntimeError("500: No available agent to submit job"), "run-1", RuntimeError("no room")]
+
+    def submit_job(**request: object) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
+
+    slept: list[float] = []
+    monkeypatch.setattr(ray_jobs.time, "sleep", slept.append)
+    client = SimpleNamespace(submit_job=submit_job)
+    assert (ray_jobs._submitted(client, {}), slept) == ("run-1", [1])
+    with pytest.raises(RuntimeError, match="no room"):
+        ray_jobs._submitted(client, {})
+
+
+@pytest.mark.ray
+def test_what_this_package_raised_while_a_cluster_was_asked_stays_as_it_is() -> None:
+    def question() -> None:
+        raise error
+
+    for error in (RetryableError("no node was ready"), RequestError("no")):
+        with pytest.raises(type(error)) as caught:
+            ray_jobs._asked("http://head:8265", question)
+        assert caught.value is error
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("status", "stopped"), [("RUNNING", ["run-1"]), ("PENDING", ["run-1"]), ("STOPPED", [])])
+def test_only_a_job_that_is_not_over_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, status: str, stopped: list[str]
+) -> None:
+    info = SimpleNamespace(status=SimpleNamespace(value=status), message=None, driver_exit_code=None)
+    asked: list[str] = []
+    client = SimpleNamespace(get_job_info=lambda submission: info, stop_job=asked.append)
+    monkeypatch.setattr(ray_jobs, "_client", lambda address: client)
+    RayExecutor().cancel("http://head:8265/run-1")
+    assert asked == stopped
 
 
 @pytest.mark.ray

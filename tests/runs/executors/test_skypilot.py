@@ -54,6 +54,8 @@ def test_a_profile_becomes_a_task(tmp_path: Path) -> None:
     assert request["envs"] == {"MODE": "x", "STEPS_JOB": "r1"} and request["secrets"] == {"HF_TOKEN": "hf_qwertyuiop"}
     assert f"exec steps run --resume r1 --home {tmp_path}/home" in request["run"] and "ray start" in request["run"]
     assert subprocess.run(["bash", "-n"], input=request["run"], text=True).returncode == 0
+    few = a_request(tmp_path, accelerators="L4", use_spot=True)
+    assert few["resources"] == {"use_spot": True, "accelerators": "L4:1"} and few["setup"] is None
     single = a_request(tmp_path)["run"]
     assert "ray" not in single and single.startswith(f"[ ! -d {tmp_path} ] || cd {tmp_path}\n")
 
@@ -113,6 +115,8 @@ def sky(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def job_status(name: str, numbers: list[int]) -> Any:
         if told.error is not None:
             raise told.error
+        if told.state is None:
+            return {numbers[0]: None}
         return {numbers[0]: SimpleNamespace(value=told.state)}
 
     module, exceptions = ModuleType("sky"), ModuleType("sky.exceptions")
@@ -162,3 +166,35 @@ def test_a_job_is_lost_with_its_machines_and_not_where_nobody_may_ask(sky: Simpl
     sky.error = FetchingError("the cloud cannot be asked")
     with pytest.raises(RetryableError, match="does not answer"):
         SkyPilotExecutor().status("steps-1/1")
+
+
+def test_one_of_several_mounts_holds_the_home(tmp_path: Path) -> None:
+    mounts = {str(path): {"name": "runs"} for path in ("/data", tmp_path)}
+    assert list(a_request(tmp_path, file_mounts=mounts)["file_mounts"]) == ["/data", str(tmp_path)]
+
+
+def test_a_job_is_over_in_the_states_in_which_nothing_more_happens() -> None:
+    by_state: dict[JobState, set[str]] = {}
+    for name, state in STATES.items():
+        by_state.setdefault(state, set()).add(name)
+    assert by_state == {
+        JobState.PENDING: {"INIT", "PENDING", "SETTING_UP"},
+        JobState.RUNNING: {"RUNNING"},
+        JobState.DONE: {"SUCCEEDED"},
+        JobState.FAILED: {"FAILED", "FAILED_SETUP"},
+        JobState.LOST: {"FAILED_DRIVER"},
+        JobState.CANCELLED: {"CANCELLED"},
+    }
+
+
+def test_a_job_that_is_not_known_or_in_no_known_state_is_lost_and_not_stopped(sky: SimpleNamespace) -> None:
+    for sky.state in (None, "FROZEN"):
+        assert SkyPilotExecutor().status("steps-1/1").state is JobState.LOST
+        SkyPilotExecutor().cancel("steps-1/1")
+    assert sky.asked == []
+
+
+@pytest.mark.parametrize("job", ["my-cluster/1", "steps-1/x", "steps-1", "1"])
+def test_a_jobs_name_that_submission_would_not_give_is_refused(job: str) -> None:
+    with pytest.raises(RequestError, match="no job of SkyPilot's"):
+        SkyPilotExecutor().status(job)

@@ -1,0 +1,104 @@
+"""The batch script of a run: what is said where a profile says nothing, and values of any kind."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.runs.executors.slurm import SlurmProfile, batch_script
+from tests.runs.executors.test_slurm import a_launch
+
+
+def options_of(script: str) -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script, re.MULTILINE))
+
+
+def test_what_a_profile_does_not_say_is_not_asked_for(tmp_path: Path) -> None:
+    options = options_of(batch_script(a_launch(tmp_path, gpus_per_node=0)))
+    assert options.keys() == {
+        *("job-name", "output", "open-mode", "chdir", "nodes", "ntasks-per-node", "signal", "no-requeue")
+    }
+    # The cluster's own limit, which is not known, is warned of as a long one.
+    assert (options["signal"], options["job-name"], options["ntasks-per-node"]) == ("B:USR1@120", "steps-r1", "1")
+
+
+def test_a_profile_may_name_its_jobs_and_folders_may_have_spaces(tmp_path: Path) -> None:
+    launch = replace(a_launch(tmp_path, job_name="rlhf"), working_dir=tmp_path / "my work")
+    options = options_of(batch_script(launch))
+    assert (options["job-name"], options["chdir"]) == ("rlhf", f"'{tmp_path}/my work'")
+
+
+@pytest.mark.parametrize(
+    ("image", "ready"),
+    [
+        ("/i/nemo.sqsh", True),
+        ("nemo.sqsh", True),
+        ("nemo.squashfs", True),
+        ("nemo.sif", True),
+        ("./nemo.img", True),
+        ("/i/nemo", True),
+        ("nvcr.io/nvidia/nemo:25.09", False),
+        ("docker://nemo", False),
+    ],
+)
+def test_an_image_is_a_file_by_its_ending_or_its_path(tmp_path: Path, image: str, ready: bool) -> None:
+    assert SlurmProfile(executor="slurm", container_image=image).ready_image is ready
+    assert ("enroot import" in batch_script(a_launch(tmp_path, container_image=image))) is not ready
+
+
+def test_an_image_is_imported_from_where_it_says_once_and_whole(tmp_path: Path) -> None:
+    """Run with an importer that writes what it is asked for, and one that fails half-way."""
+    launch = a_launch(tmp_path, container_image="dockerd://nemo:1")
+    script = batch_script(launch)
+    lines = script[script.index("image=") : script.index("run= stop=")]
+    file = tmp_path / "containers" / "dockerd+nemo+1.sqsh"
+
+    def imported(importer: str) -> int:
+        words = ["bash", "-c", f"enroot() {{ {importer}; }}\nSLURM_JOB_ID=7\n{lines}"]
+        return subprocess.run(words).returncode
+
+    assert imported('echo half > "$3"; return 1') == 1 and not file.exists()
+    assert imported('echo "$4" >> "$3"') == 0
+    assert imported("exit 9") == 0, "it is there already"
+    assert file.read_text() == "half\ndockerd://nemo:1\n"
+
+
+def test_a_job_behind_ssh_runs_what_is_installed_there(tmp_path: Path) -> None:
+    keys = {"tunnel": "ssh", "host": "login", "remote_job_dir": "/far"}
+    script = batch_script(a_launch(tmp_path, **keys))
+    assert "\nsteps run --resume r1" in script and "srun" not in script
+    several = batch_script(a_launch(tmp_path, nodes=2, **keys))
+    assert "srun --overlap --nodes=1 --ntasks=1 steps run" in several and " ray start" in several
+
+
+def test_one_node_of_a_container_is_entered_with_srun(tmp_path: Path) -> None:
+    script = batch_script(a_launch(tmp_path, container_image="/i/nemo.sqsh"))
+    assert re.search(
+        r"^srun --overlap --nodes=1 --ntasks=1 --container-image.* steps run --resume", script, re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"container_image": "x", "mounts": ["/data"]}, "mount '/data' is not HOST:CONTAINER"),
+        ({"mounts": ["/data:/data"]}, "mounts: for a container"),
+        ({"tunnel": "ssh", "remote_job_dir": "/far"}, "tunnel needs host"),
+        ({"identity": "~/.ssh/id"}, "identity: for tunnel"),
+    ],
+)
+def test_keys_that_do_not_fit_each_other_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SlurmProfile.model_validate({"executor": "slurm", **keys})
+
+
+def test_a_key_file_may_be_below_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keys = {"executor": "slurm", "tunnel": "ssh", "host": "login", "remote_job_dir": "/far"}
+    assert SlurmProfile.model_validate({**keys, "identity": "~/id"}).identity_file == f"{tmp_path}/id"
+    assert SlurmProfile.model_validate(keys).identity_file == ""

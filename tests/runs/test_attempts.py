@@ -1,0 +1,274 @@
+"""What a run does again, goes on with or takes from another, and what it hands to a step."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.object_store import FsspecBackend
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import NonFiniteLossError, StepFailedError, StorageError
+from nemotron_steps.manifest.models import Produces, StepManifest
+from nemotron_steps.resolver.plan import Instance, Plan
+from nemotron_steps.runs import execute as execute_module
+from nemotron_steps.runs.context import StepContext
+from nemotron_steps.runs.execute import _artifact_name, execute
+from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
+from tests.runs import runner_toy_steps
+from tests.runs.runner_toy_plan import TRAIN, make_plan, run
+
+Records = list[dict[str, Any]]
+
+
+def states(result: Any) -> list[str]:
+    return [step.state for step in result.steps]
+
+
+def loaded(records: Records) -> list[int]:
+    """The step at which each training began."""
+    return [record["fields"]["step"] for record in records if record.get("name") == "loaded"]
+
+
+def test_a_submitted_run_starts_and_is_resumed_from_its_second_attempt_on(store: ArtifactStore) -> None:
+    RunFolder(store, "r1").create("toy", {})
+    records: Records = []
+    for _ in range(2):
+        run(store, records, resume="r1")
+    started = [record for record in records if record["kind"] == "run_started"]
+    assert [(record["resumed"], record["attempt"]) for record in started] == [(False, 1), (True, 2)]
+
+
+def test_a_run_that_goes_on_has_no_error_any_more(store: ArtifactStore) -> None:
+    with pytest.raises(NonFiniteLossError):
+        run(store, train={"fail": "nan"})
+    failed = get_run(store, "latest")
+    assert failed.error is not None
+    during: list[Any] = []
+    listener = lambda record: during.append(get_run(store, failed.id).error)  # noqa: E731
+    execute(make_plan(train={"fail": "nan"}), store, resume=failed.id, listeners=[listener])
+    assert set(during[:-1]) == {None}
+
+
+def test_force_begins_anew_where_a_checkpoint_was_left(store: ArtifactStore) -> None:
+    records: Records = []
+    with pytest.raises(StepFailedError):
+        run(store, records, train={"fail": "bug"})
+    records.clear()
+    with pytest.raises(StepFailedError):
+        run(store, records, train={"fail": "bug"}, force=True)
+    assert loaded(records) == [0]
+
+
+def test_force_takes_what_another_run_made_while_this_one_waited(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(store)
+
+    @contextmanager
+    def waited(*_: Any) -> Iterator[bool]:
+        yield True
+
+    monkeypatch.setattr(execute_module, "hold", waited)
+    assert states(run(store, force=True)) == ["cached", "reused"]
+
+
+def test_what_another_run_made_just_before_the_lock_was_had_is_not_made_again(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(store)
+    recall, asked = execute_module.recall, []
+
+    def late(store: ArtifactStore, key: str) -> Any:
+        asked.append(key)
+        return recall(store, key) if asked.count(key) > 1 else None
+
+    monkeypatch.setattr(execute_module, "recall", late)
+    assert states(run(store)) == ["reused", "reused"]
+
+
+@pytest.mark.parametrize("broken", ["broken_report", "forgets_the_model"])
+def test_a_step_whose_output_was_refused_is_asked_again_with_its_own_folder_as_it_left_it(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    train, bad = runner_toy_steps.train, getattr(runner_toy_steps, broken)
+
+    def wrong(context: StepContext[Any]) -> None:
+        (context.work / "checkpoint.json").write_text('{"step": 7, "sum": 0}')
+        bad(context)
+
+    monkeypatch.setattr(runner_toy_steps, "train", wrong)
+    with pytest.raises(StepFailedError):
+        run(store)
+    monkeypatch.setattr(runner_toy_steps, "train", train)
+    records: Records = []
+    assert states(run(store, records)) == ["cached", "ran"] and loaded(records) == [7]
+
+
+def test_an_output_that_need_not_be_may_be_left_empty(store: ArtifactStore) -> None:
+    produces = (Produces(type="toy_model", name="model", required=False), Produces(type="eval_report", name="report"))
+    plan = make_plan(entry="tests.runs.runner_toy_steps:forgets_the_model")
+    manifest = StepManifest(step=plan.steps[1].manifest.step, consumes=TRAIN.consumes, produces=produces)
+    train = replace(plan.steps[1], manifest=manifest)
+    result = execute(replace(plan, steps=(plan.steps[0], train)), store)
+    assert list(result.step("toy/train").outputs) == ["report"]
+
+
+def instances(*fails: str) -> Plan:
+    plan = make_plan()
+    make, train = plan.steps
+    trained = [
+        replace(train, key=f"train-{at}", instance=Instance("train", {"fail": kind}), config={"fail": kind})
+        for at, kind in enumerate(fails)
+    ]
+    return Plan(steps=(make, *trained), goals=tuple(step.key for step in trained), name="toys")
+
+
+@pytest.mark.parametrize(("fails", "told"), [(("nan", "bug", ""), "the loss is NaN"), (("bug", "nan", ""), "a bug in")])
+def test_of_instances_that_fail_the_first_is_told(store: ArtifactStore, fails: tuple[str, ...], told: str) -> None:
+    with pytest.raises(StepFailedError, match=told):
+        execute(instances(*fails), store)
+    assert [step["state"] for step in get_run(store, "latest").steps.values()] == ["ran", "failed", "failed", "ran"]
+
+
+def test_a_step_is_told_its_id_and_its_run_and_its_artifacts_are_called_by_its_id(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+    train = runner_toy_steps.train
+    monkeypatch.setattr(
+        runner_toy_steps, "train", lambda context: (told.append((context.step_id, context.run_id)), train(context))
+    )
+    result = execute(instances(""), store)
+    assert told == [("toy/train", result.id)]
+    assert result.step("train-0").outputs["model"].ref == "toy/train/model:v1"
+
+
+def test_an_artifact_of_a_pack_whose_folder_has_any_name_has_one_that_it_can_have() -> None:
+    assert _artifact_name("my pack (2):rl/dapo", "model") == "my-pack--2-/rl/dapo/model"
+
+
+def test_advice_is_marked_as_being_about_a_failure_or_not(store: ArtifactStore) -> None:
+    records: Records = []
+    run(store, records, train={"fail": "signal"})
+    with pytest.raises(NonFiniteLossError):
+        run(store, records, train={"fail": "nan"})
+    assert [(r["name"], r["failure"]) for r in records if r["kind"] == "hint"] == [("kl_spike", False), ("nan", True)]
+
+
+def test_a_steps_own_hints_come_before_its_manifests(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(context: StepContext[Any]) -> None:
+        raise NonFiniteLossError("the loss is NaN", hints=("look at row 7",))
+
+    monkeypatch.setattr(runner_toy_steps, "train", train)
+    with pytest.raises(NonFiniteLossError) as caught:
+        run(store)
+    assert caught.value.hints == ("look at row 7", "steps=3   # nan: lower the learning rate")
+
+
+def fails_outside(error: Exception) -> Callable[[dict[str, Any]], None]:
+    def listener(record: dict[str, Any]) -> None:
+        if record["kind"] == "run_started":
+            raise error
+
+    return listener
+
+
+def test_a_failure_outside_any_step_is_journalled_with_its_traceback(store: ArtifactStore) -> None:
+    with pytest.raises(RuntimeError, match="a listener's mistake"):
+        execute(make_plan(), store, listeners=[fails_outside(RuntimeError("a listener's mistake"))])
+    info = get_run(store, "latest")
+    finished = read_events(store, info.id)[-1]
+    assert info.error is not None and info.error["what"] == "RuntimeError: a listener's mistake"
+    assert "Traceback" in finished["traceback"] and finished["status"] == "failed" and finished["seconds"] < 60
+
+
+def test_a_disk_that_is_full_outside_any_step_is_one_clear_error(store: ArtifactStore) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(StorageError, match="the disk is full"):
+        execute(make_plan(), store, listeners=[fails_outside(full)])
+
+
+def test_no_secret_is_in_the_error_that_is_raised(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value-77")
+    with pytest.raises(StepFailedError) as caught:
+        run(store, entry="tests.runs.runner_toy_steps:leak")
+    assert caught.value.what.endswith("401 for token ***")
+
+
+def test_a_remote_home_has_what_ran_while_the_rest_still_works_and_no_more_is_brought_here_than_is_used(
+    tmp_path: Path,
+) -> None:
+    url = f"memory://attempts-{tmp_path.name}"
+    here, there = (ArtifactStore(FsspecBackend(url, tmp_path / name)) for name in ("here", "there"))
+    seen: list[dict[str, Any]] = []
+
+    def look(record: dict[str, Any]) -> None:
+        if (record["kind"], record["step"]) == ("step_started", "toy/train"):
+            file = ArtifactStore(FsspecBackend(url, tmp_path / "third")).backend.read(f"runs/{run_id}/run.json")
+            seen.append(json.loads(file or b"{}"))
+
+    run_id = "20260102-030405-toy-0001"
+    RunFolder(here, run_id).create("toy", {})
+    execute(make_plan(), here, resume=run_id, listeners=[look])
+    assert seen[0]["steps"]["toy/make"]["state"] == "ran"
+    assert states(run(there)) == ["cached", "cached"]
+    assert not list((tmp_path / "there").rglob("weights.json"))
+
+
+def test_an_output_of_another_version_of_a_step_says_so(store: ArtifactStore) -> None:
+    newer = TRAIN.model_copy(update={"step": TRAIN.step.model_copy(update={"version": "2"})})
+    plan = make_plan()
+    made = execute(replace(plan, steps=(plan.steps[0], replace(plan.steps[1], manifest=newer))), store)
+    producer = made.step("toy/train").outputs["report"].producer
+    assert producer is not None and (producer.step_version, producer.port) == ("2", "report")
+
+
+def test_what_is_cached_says_who_made_it_and_what_it_came_to(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(store)
+    records: Records = []
+    run(store, records)
+    made, trained = [record for record in records if record["kind"] == "step_cached"]
+    assert (made["reason"], made["made_by"], made["outputs"]) == ("cached", first.id, {"rows": "toy/make/rows:v1"})
+    assert trained["summary"] == {"sum": {"before": 0, "after": 285}, "steps": 10}
+    assert trained["cache_key"] == first.step("toy/train").cache_key
+    recall = execute_module.recall
+    monkeypatch.setattr(execute_module, "recall", lambda store, key: recall(store, key) if key in asked else add(key))
+    asked: set[str] = set()
+    add = asked.add
+    records.clear()
+    again = run(store, records)
+    assert [record["reason"] for record in records if record["kind"] == "step_cached"] == [
+        "reuses what the other run made"
+    ] * 2
+    finished = records[-1]
+    assert (finished["ran"], finished["cached"], again.nothing_ran) == (0, 2, True)
+    assert {step["cache_key"] for step in get_run(store, again.id).steps.values()} == asked
+
+
+def test_a_step_that_goes_on_from_its_checkpoint_says_so(store: ArtifactStore) -> None:
+    records: Records = []
+    with pytest.raises(StepFailedError):
+        run(store, records, train={"fail": "bug"})
+    run(store, records, train={"fail": "bug"})
+    started = [record for record in records if (record["kind"], record["step"]) == ("step_started", "toy/train")]
+    assert [record["resumed"] for record in started] == [False, True]
+
+
+def test_a_full_disk_stops_every_instance(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(context: StepContext[Any]) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(runner_toy_steps, "train", train)
+    with pytest.raises(StorageError):
+        execute(instances("", "bug"), store)
+    assert [step["state"] for step in get_run(store, "latest").steps.values()] == ["ran", "failed", "pending"]

@@ -1,0 +1,99 @@
+"""SIGINT and SIGTERM while a run works: the first is an interrupt, what was there before is there again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from nemotron_steps.runs import interrupts
+from nemotron_steps.runs.interrupts import interruptible, was_interrupted
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_first_signal_is_an_interrupt_that_says_which_and_the_handlers_are_put_back(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in NUMBERS]
+    with pytest.raises(KeyboardInterrupt), interruptible() as seen:
+        assert [signal.getsignal(each) for each in NUMBERS] != before
+        signal.raise_signal(number)
+    assert seen == {"signal": number.name}
+    assert [signal.getsignal(each) for each in NUMBERS] == before
+
+
+def test_in_a_notebook_a_later_ctrl_c_is_another_interrupt_and_one_at_once_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    interrupted = 0
+    with interruptible(ends_process=False):
+        for moment in (100.0, 100.4, 101.0, 101.4, 102.0):
+            now = moment
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                interrupted += 1
+    assert interrupted == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "ends_process"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)]
+)
+def test_a_later_signal_ends_the_process(
+    number: signal.Signals, ends_process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, killed = 100.0, []
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number, signal.getsignal(number))))
+    with interruptible(ends_process):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        now = 100.5
+        signal.raise_signal(number)
+        assert killed == []
+        now = 100.6
+        signal.raise_signal(number)
+    assert killed == [(os.getpid(), number, signal.SIG_DFL)]
+
+
+def test_beside_the_main_thread_no_signal_is_handled() -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        with interruptible() as told:
+            seen.append((dict(told), signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [({}, signal.getsignal(signal.SIGTERM))]
+
+
+def test_an_interrupt_is_found_behind_what_was_raised_from_it_or_after_it() -> None:
+    for link in ("__cause__", "__context__"):
+        error, between = RuntimeError("the loop was stopped"), ValueError("x")
+        setattr(error, link, between)
+        between.__context__ = KeyboardInterrupt()
+        assert was_interrupted(error)
+    circle = RuntimeError("of its own")
+    circle.__context__ = ValueError("x")
+    circle.__context__.__context__ = circle
+    assert not was_interrupted(circle)
+
+
+def test_asyncio_tells_of_everything_but_an_interrupt() -> None:
+    import logging
+
+    def told(message: str, error: BaseException | None = None) -> bool:
+        raised = None if error is None else (type(error), error, None)
+        record = logging.LogRecord("asyncio", logging.ERROR, __file__, 1, message, (), raised)
+        return bool(interrupts._tells_more_than_an_interrupt(record))
+
+    assert told("a task failed") and told("a task failed", ValueError("x"))
+    assert not told("a task failed", KeyboardInterrupt())
+    assert not told("Task was destroyed but it is pending!")

@@ -1,0 +1,403 @@
+"""A run that is handed to an executor and followed to its end: what it is told, and how its end is read."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.object_store import FsspecBackend
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.profiles import Profile
+from nemotron_steps.errors import (
+    DataError,
+    InterruptedRunError,
+    RequestError,
+    RetryableError,
+    StepFailedError,
+    UnsupportedError,
+)
+from nemotron_steps.runs import launch as launching
+from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
+from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run
+
+FAR = Profile(executor="far")
+Answer = JobState | BaseException | Callable[[], JobState]
+
+
+class Clock:
+    """Stands in for `time`: sleeping takes no time."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Queue:
+    """An executor that says of its job what it is told to, the last word for ever."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = [JobState.RUNNING]
+        self.refusal: BaseException | None = None
+        self.launches: list[Launch] = []
+        self.asked = self.cancelled = 0
+        self.fetched: list[Path] = []
+
+    def submit(self, launch: Launch) -> str:
+        self.launches.append(launch)
+        if self.refusal is not None:
+            raise self.refusal
+        return f"job-{len(self.launches)}"
+
+    def status(self, job: str) -> JobStatus:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return JobStatus(answer if isinstance(answer, JobState) else answer(), "as it says")
+
+    def cancel(self, job: str) -> None:
+        self.cancelled += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(launching, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def queue(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    queue = Queue()
+    monkeypatch.setattr(launching, "find_executor", lambda name: queue)
+    return queue
+
+
+def submitted(store: ArtifactStore, *arguments: str, **changes: Any) -> RunInfo:
+    folder = RunFolder(store, "r1")
+    folder.update(folder.load() or folder.create("toy", {}), **changes)
+    return launching.submit(store, FAR, run_id="r1", arguments=arguments)
+
+
+def ends(store: ArtifactStore, status: str, error: Any = None) -> None:
+    """The job writes how its run ended."""
+    RunFolder(store, "r1").update(get_run(store, "r1"), status=status, error=error)
+
+
+def follow(store: ArtifactStore) -> RunInfo:
+    return launching.follow(store, "r1", lambda text: None)
+
+
+def test_a_job_is_told_its_run_and_home_before_what_is_passed_through(store: ArtifactStore, queue: Queue) -> None:
+    submitted(store, "toy/train", "-c", "tiny", "--", "--flag", "--")
+    home = ("--resume", "r1", "--home", store.backend.url)
+    assert queue.launches[0].arguments == ("toy/train", "-c", "tiny", *home, "--", "--flag", "--")
+    submitted(store, "toy/train")
+    assert queue.launches[1].arguments == ("toy/train", *home)
+
+
+def test_a_run_that_is_handed_in_again_says_nothing_of_how_it_ended_before(store: ArtifactStore, queue: Queue) -> None:
+    info = submitted(store, status="failed", error=DataError("no rows").to_dict(), pid=4321, attempts=1)
+    assert (info.status, info.error, info.pid, info.job) == ("submitted", None, 0, "job-1")
+
+
+def test_a_run_that_somebody_works_on_is_not_handed_in(store: ArtifactStore, queue: Queue) -> None:
+    folder = RunFolder(store, "r1")
+    folder.create("toy", {})
+    with hold(folder.lock, {}, lambda holder: None), pytest.raises(RequestError, match="still being worked on"):
+        submitted(store, status="running")
+    with hold(folder.submit_lock, {}, lambda holder: None), pytest.raises(RequestError, match="submitted already"):
+        launching.submit(store, FAR, run_id="r1", arguments=())
+    assert queue.launches == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "what"),
+    [
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: "),
+        (OSError("no sbatch, with --api-key sk-1234567890abcdef"), "failed", "OSError: no sbatch, with --api-key ***"),
+        (RequestError("the queue is closed"), "failed", "the queue is closed"),
+    ],
+)
+def test_a_submission_that_ends_early_ends_its_run(
+    store: ArtifactStore, queue: Queue, refusal: BaseException, status: str, what: str
+) -> None:
+    queue.refusal = refusal
+    with pytest.raises(type(refusal)):
+        submitted(store)
+    info = get_run(store, "r1")
+    assert info.error is not None and (info.status, info.error["what"], info.job) == (status, what, "")
+
+
+def test_a_run_that_was_begun_once_is_as_it_was_after_a_refusal(store: ArtifactStore, queue: Queue) -> None:
+    queue.refusal = RequestError("the queue is closed")
+    with pytest.raises(RequestError):
+        submitted(store, status="done", attempts=1)
+    assert get_run(store, "r1").status == "done"
+
+
+def test_only_this_machine_works_on_a_home_that_is_no_folder(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ArtifactStore(FsspecBackend(f"memory://launched-{tmp_path.name}", tmp_path / "here"))
+    RunFolder(store, "r1").create("toy", {})
+    with pytest.raises(UnsupportedError, match="a file system both sides see"):
+        launching.submit(store, FAR, run_id="r1", arguments=())
+    assert launching.submit(store, Profile(), run_id="r1", arguments=()).job == "job-1"
+
+
+def test_a_run_that_no_executor_started_has_no_job_to_cancel_or_to_ask(store: ArtifactStore, queue: Queue) -> None:
+    info = RunFolder(store, "r1").create("toy", {})
+    with pytest.raises(RequestError, match="was not submitted"):
+        launching.cancel(store, info)
+    assert launching.job_status(store, info) is None and launching.refresh(store, info) is info
+    assert queue.cancelled == queue.asked == 0
+
+
+def test_what_a_job_wrote_elsewhere_is_fetched_before_its_run_is_read(
+    store: ArtifactStore, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = submitted(store)
+
+    def fetch(job: str, folder: Path) -> None:
+        queue.fetched.append(folder)
+        ends(store, "done")
+
+    monkeypatch.setattr(queue, "fetch", fetch, raising=False)
+    assert launching.refresh(store, info).status == "done"
+    ends(store, "submitted")
+    assert follow(store).status == "done"
+    assert set(queue.fetched) == {RunFolder(store, "r1").path}
+
+
+def test_a_job_elsewhere_that_began_before_it_was_cancelled_says_itself_how_it_ended(
+    store: ArtifactStore, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = submitted(store)
+    told = InterruptedRunError("SIGTERM").to_dict()
+    monkeypatch.setattr(queue, "fetch", lambda job, folder: ends(store, "interrupted", told), raising=False)
+    queue.answers = [JobState.PENDING, JobState.CANCELLED]
+    launching.cancel(store, info)
+    assert (get_run(store, "r1").error or {})["what"] == "SIGTERM"
+
+
+def test_a_disk_that_fails_is_not_taken_for_a_home_that_may_only_be_looked_at(
+    store: ArtifactStore, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, number = submitted(store), errno.EIO
+
+    def fails(path: Path) -> Any:
+        raise OSError(number, "as it says")
+
+    queue.answers = [JobState.CANCELLED]
+    monkeypatch.setattr(launching, "hold_if_free", fails)
+    with pytest.raises(OSError, match="as it says"):
+        launching.job_status(store, info)
+    number = errno.EPERM
+    launching.job_status(store, info)
+
+
+def test_the_log_of_a_followed_run_is_told_once(store: ArtifactStore, queue: Queue) -> None:
+    submitted(store)
+    log = RunFolder(store, "r1").path / "log.txt"
+
+    def writes(text: str, last: bool = False) -> Callable[[], JobState]:
+        def answer() -> JobState:
+            with log.open("a") as file:
+                file.write(text)
+            if last:
+                ends(store, "done")
+            return JobState.RUNNING
+
+        return answer
+
+    queue.answers = [writes("one\n"), writes("two\n"), writes("three\n", last=True)]
+    said: list[str] = []
+    launching.follow(store, "r1", said.append)
+    assert "".join(said) == "one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize("state", [JobState.DONE, JobState.FAILED])
+def test_the_word_of_a_run_may_come_a_while_after_its_jobs_end(
+    store: ArtifactStore, queue: Queue, clock: Clock, state: JobState
+) -> None:
+    submitted(store)
+
+    def late() -> JobState:
+        if clock.now > 1015:
+            ends(store, "done")
+        return state
+
+    queue.answers = [late]
+    assert follow(store).status == "done"
+    assert 1015 < clock.now < 1030
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "waited"),
+    [
+        (JobState.DONE, StepFailedError, 20),
+        (JobState.FAILED, StepFailedError, 20),
+        (JobState.OUT_OF_MEMORY, StepFailedError, 0),
+        (JobState.LOST, RetryableError, 0),
+        (JobState.TIMED_OUT, RetryableError, 0),
+        (JobState.CANCELLED, InterruptedRunError, 0),
+    ],
+)
+def test_a_job_that_ended_without_its_runs_word_is_told_by_how_it_ended(
+    store: ArtifactStore, queue: Queue, clock: Clock, state: JobState, error: type[Exception], waited: int
+) -> None:
+    submitted(store)
+    RunFolder(store, "r1").update(get_run(store, "r1"), status="running", host="elsewhere", pid=7)
+    queue.answers = [state]
+    with pytest.raises(error) as caught:
+        follow(store)
+    assert waited <= clock.now - 1000 <= waited + 6
+    again = "the job's own output" if error is StepFailedError else "steps run --resume r1"
+    assert any(again in hint for hint in caught.value.hints)  # type: ignore[attr-defined]
+    assert not isinstance(caught.value, InterruptedRunError) or "what was committed is kept" in caught.value.what
+
+
+def test_a_job_that_seemed_over_and_works_again_is_given_the_whole_while_anew(
+    store: ArtifactStore, queue: Queue, clock: Clock
+) -> None:
+    submitted(store)
+    queue.answers = [JobState.DONE, JobState.DONE, JobState.DONE, JobState.RUNNING, JobState.DONE]
+    with pytest.raises(StepFailedError):
+        follow(store)
+    assert clock.now - 1000 >= 5 * 4 + 20
+
+
+def test_a_failed_run_whose_job_goes_on_is_given_a_minute_to_begin_again(
+    store: ArtifactStore, queue: Queue, clock: Clock
+) -> None:
+    submitted(store)
+    ends(store, "failed", DataError("no rows").to_dict())
+    queue.answers = [JobState.RUNNING]
+    with pytest.raises(DataError, match="no rows"):
+        follow(store)
+    assert 60 < clock.now - 1000 < 66
+
+
+def test_a_failed_run_that_is_back_in_its_queue_is_waited_for_until_its_next_attempt_ends(
+    store: ArtifactStore, queue: Queue, clock: Clock
+) -> None:
+    submitted(store, attempts=1)
+    ends(store, "failed", DataError("no rows").to_dict())
+
+    def goes_on() -> JobState:
+        ends(store, "done")
+        return JobState.RUNNING
+
+    queue.answers = [JobState.RUNNING, *[JobState.PENDING] * 5, *[JobState.RUNNING] * 30, goes_on]
+    assert follow(store).status == "done"
+    assert clock.now - 1000 > 35 * 5
+
+
+def test_an_attempt_that_fails_after_it_was_queued_again_has_its_own_minute(
+    store: ArtifactStore, queue: Queue, clock: Clock
+) -> None:
+    submitted(store, attempts=1)
+    ends(store, "failed", DataError("no rows").to_dict())
+
+    def fails_again() -> JobState:
+        RunFolder(store, "r1").update(get_run(store, "r1"), attempts=2)
+        return JobState.RUNNING
+
+    def done() -> JobState:
+        ends(store, "done")
+        return JobState.RUNNING
+
+    waits = [JobState.RUNNING, *[JobState.PENDING] * 20]
+    queue.answers = [*waits, fails_again, *[JobState.RUNNING] * 5, done]
+    assert follow(store).status == "done"
+
+
+def test_a_failed_run_whose_job_is_over_is_raised_at_once(store: ArtifactStore, queue: Queue, clock: Clock) -> None:
+    submitted(store)
+    ends(store, "failed", DataError("no rows").to_dict())
+    queue.answers = [JobState.FAILED]
+    with pytest.raises(DataError):
+        follow(store)
+    assert clock.now == 1000
+
+
+def test_silences_are_not_added_up_and_each_is_told(store: ArtifactStore, queue: Queue, clock: Clock) -> None:
+    submitted(store)
+    silence = [RetryableError("the queue does not answer")] * 100  # of five seconds each
+    queue.answers = [*silence, JobState.RUNNING, *silence, JobState.OUT_OF_MEMORY]
+    said: list[str] = []
+    with pytest.raises(StepFailedError, match="out of memory"):
+        launching.follow(store, "r1", said.append)
+    told = "the queue does not answer; the job may go on, and is asked about for 10 minutes more\n"
+    assert said == [told, told]
+
+
+def test_what_was_heard_before_a_silence_does_not_end_a_run_in_it(
+    store: ArtifactStore, queue: Queue, clock: Clock
+) -> None:
+    submitted(store)
+    queue.answers = [JobState.DONE, *[RetryableError("silent")] * 10, JobState.OUT_OF_MEMORY]
+    with pytest.raises(StepFailedError, match="out of memory"):
+        follow(store)
+
+
+def test_a_killed_runs_end_is_its_executors_to_tell(store: ArtifactStore, queue: Queue) -> None:
+    submitted(store)
+    RunFolder(store, "r1").update(get_run(store, "r1"), status="running", host=socket.gethostname())
+    assert get_run(store, "r1").status == "killed"
+    queue.answers = [JobState.OUT_OF_MEMORY]
+    with pytest.raises(StepFailedError, match="out of memory"):
+        follow(store)
+
+
+@pytest.mark.parametrize("name", ["first_line", "StepsErrors", "annotations", "Path", "None"])
+def test_an_error_whose_class_is_none_of_ours_is_a_failed_step(name: str) -> None:
+    error = launching.error_of(RunInfo("r1", error={"class": name, "what": "theirs", "hints": ["try this"]}))
+    assert type(error) is StepFailedError and error.hints == ("try this",)
+
+
+def test_a_job_is_asked_about_at_once_when_its_run_says_that_it_began_again(
+    store: ArtifactStore, queue: Queue, clock: Clock
+) -> None:
+    info = replace(submitted(store), status="running")
+    inquiry = launching._Inquiry(store, lambda text: None)
+    for attempts, asked in ((1, 1), (1, 1), (2, 2), (2, 2)):
+        RunFolder(store, "r1").update(replace(info, attempts=attempts, host="elsewhere"))
+        inquiry.look(get_run(store, "r1"))
+        assert queue.asked == asked
+
+
+def test_a_run_that_is_done_is_not_asked_about(store: ArtifactStore, queue: Queue) -> None:
+    submitted(store)
+    ends(store, "done")
+    assert follow(store).status == "done" and queue.asked == 0
+
+
+def test_a_launch_has_what_it_was_submitted_with(
+    store: ArtifactStore, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder(store, "r1").create("toy", {"targets": ["a"]})
+    given: dict[str, Any] = {"environment": {"A": "1"}, "attached": True, "force_squash": True}
+    launching.submit(store, FAR, run_id="r1", arguments=(), request={"targets": ["b"]}, **given)
+    (launch,) = queue.launches
+    assert (launch.environment, launch.attached, launch.force_squash) == ({"A": "1"}, True, True)
+    assert (launch.run_id, launch.folder, launch.working_dir) == ("r1", RunFolder(store, "r1").path, tmp_path)
+    assert get_run(store, "r1").request == {"targets": ["b"]}
+    launching.submit(store, FAR, run_id="r1", arguments=())
+    assert get_run(store, "r1").request == {"targets": ["b"]} and queue.launches[1].environment == {}

@@ -1,0 +1,139 @@
+"""What run folders are called, how one is found, and what state its run is really in."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.object_store import FsspecBackend
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError, UnknownNameError
+from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.run_folder import (
+    RunFolder,
+    RunInfo,
+    get_run,
+    list_runs,
+    new_run_id,
+    parse_lines,
+    run_file,
+)
+
+
+def recorded(store: ArtifactStore, name: str, **fields: Any) -> RunFolder:
+    folder = RunFolder(store, name)
+    folder.update(folder.create("toy", {}), **{"status": "done", **fields})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("rl/nemo_rl/rlhf", "rlhf"),
+        ("toy/train other", "train"),
+        ("super3.rl", "super3-rl"),
+        ("", "run"),
+        ("--", "run"),
+        ("x" * 40, "x" * 24),
+    ],
+)
+def test_a_run_is_called_by_its_time_and_the_last_part_of_what_was_asked_for(name: str, word: str) -> None:
+    assert re.fullmatch(rf"\d{{8}}-\d{{6}}-{word}-[0-9a-f]{{4}}", new_run_id(name))
+
+
+def test_runs_are_listed_from_the_oldest_on_and_by_their_ids_where_they_are_as_old(store: ArtifactStore) -> None:
+    for name in "gfedcba":
+        recorded(store, name, created=2.0)
+    for name, created in (("y", 1.0), ("z", 3.0)):
+        recorded(store, name, created=created)
+    assert [info.id for info in list_runs(store)] == [*"yabcdefgz"]
+    assert get_run(store, "latest").id == "z"
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(store: ArtifactStore, caplog: pytest.LogCaptureFixture) -> None:
+    for name in "abcdef":
+        recorded(store, name)
+    for name in "bdf":
+        (RunFolder(store, name).path / "run.json").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert [info.id for info in list_runs(store)] == ["a", "c", "e"]
+    assert caplog.text.count("cannot be read") == 3
+
+
+def test_a_run_is_found_by_a_part_that_it_has_alone(store: ArtifactStore) -> None:
+    for name in ("0101-rlhf-aa", "0102-rlhf-bb", "0103-sft-cc", "0104-rlhf-dd", "0105-rlhf-ee"):
+        recorded(store, name)
+    assert get_run(store, "sft").id == "0103-sft-cc"
+    with pytest.raises(UnknownNameError, match="'rlhf' is part of 4 run ids") as caught:
+        get_run(store, "rlhf")
+    assert caught.value.expected == "0102-rlhf-bb or 0104-rlhf-dd or 0105-rlhf-ee"
+    assert caught.value.meant == ("rlhf", "0105-rlhf-ee")
+    with pytest.raises(UnknownNameError, match="no run is called 'nothing-like-it'") as caught:
+        get_run(store, "nothing-like-it")
+    assert caught.value.meant == ("nothing-like-it", "latest")
+
+
+def test_nothing_is_no_part_of_a_runs_id_and_a_whole_id_is_found_though_it_is_a_part(store: ArtifactStore) -> None:
+    recorded(store, "rlhf")
+    with pytest.raises(UnknownNameError, match="no run is called ''"):
+        get_run(store, "")
+    recorded(store, "rlhf-2")
+    assert get_run(store, "rlhf").id == "rlhf"
+
+
+def test_a_run_whose_process_cannot_be_seen_from_here_is_not_taken_for_dead(store: ArtifactStore) -> None:
+    there = recorded(store, "there", status="running", host="elsewhere")
+    here = recorded(store, "here", status="running", host=socket.gethostname())
+    assert [get_run(store, folder.id).status for folder in (there, here)] == ["running", "killed"]
+    with hold(here.lock, {}, lambda holder: None):
+        assert get_run(store, "here").status == "running"
+
+
+def test_a_submitted_run_is_dead_where_no_job_nobody_who_submits_and_no_process_is_left(store: ArtifactStore) -> None:
+    folder = recorded(store, "r1", status="submitted")
+    assert get_run(store, "r1").status == "killed"
+    for lock in (folder.lock, folder.submit_lock):
+        with hold(lock, {}, lambda holder: None):
+            assert get_run(store, "r1").status == "submitted"
+    (folder.path / "job.json").write_text(json.dumps({"executor": "slurm", "job": "7"}))
+    info = get_run(store, "r1")
+    assert (info.status, info.executor, info.job) == ("submitted", "slurm", "7")
+    forgotten = folder.forget_job(info)
+    assert (forgotten.executor, forgotten.job) == ("local", "") and get_run(store, "r1").status == "killed"
+
+
+def test_a_run_that_is_here_and_not_yet_on_the_object_store_is_listed(tmp_path: Path) -> None:
+    url = f"memory://runs-{tmp_path.name}"
+    here, there = (ArtifactStore(FsspecBackend(url, tmp_path / name)) for name in ("here", "there"))
+    recorded(here, "published").publish()
+    recorded(here, "not-yet")
+    (here.backend.local("runs") / "no-run").mkdir()
+    assert [info.id for info in list_runs(here)] == ["published", "not-yet"]
+    assert [info.id for info in list_runs(there)] == ["published"]
+    assert run_file(there, "published", "run.json").read_bytes() == run_file(here, "published", "run.json").read_bytes()
+    with pytest.raises(UnknownNameError, match="has no report"):
+        run_file(there, "published", "report.html")
+
+
+def test_another_runs_record_is_not_taken_for_this_ones(store: ArtifactStore) -> None:
+    recorded(store, "r1")
+    other = recorded(store, "r2").path / "run.json"
+    other.write_bytes((RunFolder(store, "r1").path / "run.json").read_bytes())
+    with pytest.raises(ArtifactError):
+        get_run(store, "r2")
+
+
+def test_whenever_a_run_is_written_it_says_when(store: ArtifactStore) -> None:
+    folder = RunFolder(store, "r1")
+    info = folder.update(RunInfo("r1", created=1.0, updated=1.0))
+    assert info.updated > 1e9 and folder.load() == info
+
+
+def test_lines_that_are_no_records_are_left_out() -> None:
+    assert parse_lines([b'{"a": 1}', b"[1]", b"5", b"", b'{"b": ', b"[" * 100_000, b'{"c": 2}']) == [{"a": 1}, {"c": 2}]
