@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.sandbox.base import MIB, PAGE, Limits, Outcome, Sandbox, SandboxResult, encoded
+from nemotron_steps.errors import SandboxError
+from nemotron_steps.sandbox.base import (
+    MIB,
+    PAGE,
+    Limits,
+    Outcome,
+    Sandbox,
+    SandboxResult,
+    create_sandbox,
+    encoded,
+)
 
 
 class Recorded(Sandbox):
@@ -46,6 +57,33 @@ def test_a_sandbox_is_probed_once_and_runs_no_more_at_once_than_it_may() -> None
 
     asyncio.run(several())
     assert (sandbox.probes, sandbox.most, len(sandbox.given)) == (1, 2, 5)
+
+
+def test_a_sandbox_that_its_probe_refused_is_probed_again_and_never_runs() -> None:
+    class Refused(Recorded):
+        async def probe(self) -> None:
+            await super().probe()
+            raise SandboxError("it lets programs out")
+
+    sandbox = Refused()
+    for tries in (1, 2):
+        with pytest.raises(SandboxError):
+            run(sandbox, argv=["x"])
+        assert (sandbox.probes, sandbox.given) == (tries, [])
+
+
+def test_code_takes_the_place_of_a_file_of_its_name() -> None:
+    sandbox = Recorded()
+    run(sandbox, code="right", files={"__main__.py": "wrong"})
+    assert sandbox.given[0][2] == {"__main__.py": b"right"}
+
+
+def test_as_many_runs_as_there_are_cores_go_on_at_once_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, slots in ((3, 3), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert Recorded().slots._value == slots
+    made = create_sandbox("bubblewrap", max_concurrency=5, read_only=("/opt",))
+    assert made.slots._value == 5 and made._read_only == ("/opt",)  # type: ignore[attr-defined]
 
 
 def test_code_is_laid_beside_the_files_and_run_by_an_isolated_interpreter() -> None:

@@ -4,14 +4,18 @@ import asyncio
 import os
 import resource
 import stat
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nemotron_steps.errors import ConfigError, SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.container_session import ContainerSession
-from nemotron_steps.sandbox.containers import ContainerSandbox, check_engine
+from nemotron_steps.sandbox.containers import ContainerSandbox, _lay_files, call_engine, check_engine, remove
+from nemotron_steps.sandbox.session import SessionOverError
 from nemotron_steps.sandbox.ulimits import podman_ulimits
 
 PID_MAX = int(Path("/proc/sys/kernel/pid_max").read_text())
@@ -79,7 +83,13 @@ def test_each_limit_is_the_engines_of_that_name(engine: str) -> None:
 
 def test_a_session_is_isolated_too() -> None:
     text = " ".join(ContainerSession("docker", "repo:1").start_arguments("/p.json"))
-    for part in ("--network none", "--cap-drop ALL", "--security-opt seccomp=/p.json", "--rm --interactive", "repo:1"):
+    for part in (
+        "--network none",
+        "--cap-drop ALL",
+        "--security-opt seccomp=/p.json",
+        "--rm --interactive",
+        "--user 65533:65533 --workdir / --entrypoint /bin/sh repo:1 -c echo ready && cat",
+    ):
         assert part in text
 
 
@@ -232,3 +242,135 @@ def test_podman_is_told_limits_that_this_process_may_grant(
     assert podman_ulimits(nofile=256) == told
     command = ContainerSandbox("podman", "image").command("n", ["true"], "/in", "/p.json", Limits(open_files=256))
     assert " ".join(told) in " ".join(command)
+    assert f"--tmpfs /tmp:rw,mode=1777,U,notmpcopyup,size={256 << 20}" in " ".join(command)
+
+
+def noting(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, does: str) -> Path:
+    """An engine that does something, and notes what it was asked in the file that is returned."""
+    program = folder / name
+    program.write_text(f'#!/bin/sh\necho "$*" >> {folder}/asked\n{does}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    (folder / "asked").write_text("")
+    return folder / "asked"
+
+
+def test_files_can_be_read_by_any_user_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        _lay_files(tmp_path / "inputs", {"a": b"x", "deep/er/b": b"y"})
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "inputs", *tmp_path.rglob("*"))}
+    assert modes == {"inputs": 0o755, "deep": 0o755, "er": 0o755, "a": 0o644, "b": 0o644}
+
+
+@pytest.mark.parametrize("engine_name", ["docker", "podman"])
+def test_a_container_is_taken_away_without_waiting_for_it(
+    engine_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = noting(tmp_path, monkeypatch, engine_name, "exit 1")
+    asyncio.run(remove(engine_name, "n"))
+    assert asked.read_text().splitlines() == [*["kill n"] * (engine_name == "podman"), "rm --force n"]
+
+
+def test_an_engine_is_asked_whether_it_works_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, word in (("apptainer", "version"), ("docker", "info")):
+        asked = noting(tmp_path, monkeypatch, name, "exit 0")
+        asyncio.run(check_engine(name))
+        assert asked.read_text() == f"{word}\n"
+    noting(tmp_path, monkeypatch, "docker", "echo said on standard output; exit 1")
+    with pytest.raises(UnsupportedError) as caught:
+        asyncio.run(check_engine("docker"))
+    assert caught.value.found == "said on standard output\n"
+
+
+def test_an_engine_that_fails_is_an_error_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noting(tmp_path, monkeypatch, "docker", "echo no; exit 4")
+    assert asyncio.run(call_engine("docker", "rm", check=False)).exit_code == 4
+    with pytest.raises(SandboxError, match=r"`docker rm` failed \(exited, exit code 4\)") as caught:
+        asyncio.run(call_engine("docker", "rm", "x"))
+    assert caught.value.found == "no\n"
+
+
+def test_an_exit_code_of_the_clock_before_its_time_is_the_programs_own(engine) -> None:
+    engine("exit 124")
+    result = run_in_container()
+    assert (result.outcome, result.exit_code) == (Outcome.EXITED, 124)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"User": "1000:1000", "WorkingDir": "/repo"}', ["--user", "1000:1000", "--workdir", "/repo"]),
+        ('{"User": "", "WorkingDir": ""}', ["--user", "0", "--workdir", "/"]),
+        ("null", ["--user", "0", "--workdir", "/"]),
+    ],
+)
+def test_commands_of_a_session_are_the_images_own_user_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, words: list[str]
+) -> None:
+    noting(tmp_path, monkeypatch, "docker", f"echo '{config}'")
+    assert asyncio.run(ContainerSession("docker", "image")._image_user()) == words
+
+
+def test_a_session_takes_no_command_once_its_time_is_over_and_none_may_take_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = noting(tmp_path, monkeypatch, "docker", "exit 0")
+    session = ContainerSession("docker", "image")
+    session._ends_at = time.monotonic() + 5
+    asyncio.run(session.run(["true"], wall_s=600.0))
+    *_, wall, command = asked.read_text().split()
+    assert 0 < float(wall) <= 5 and command == "true"
+    session._ends_at = time.monotonic()
+    with pytest.raises(SessionOverError) as over:
+        asyncio.run(session.run(["true"]))
+    assert over.value.outcome is Outcome.TIMEOUT and len(asked.read_text().splitlines()) == 1
+
+
+def test_a_command_that_is_stopped_at_the_sessions_own_end_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noting(tmp_path, monkeypatch, "docker", "sleep 0.3; exit 137")
+    session = ContainerSession("docker", "image")
+    session._ends_at = time.monotonic() + 0.2
+    with pytest.raises(SessionOverError) as over:
+        asyncio.run(session.run(["sleep", "600"]))
+    assert over.value.outcome is Outcome.TIMEOUT
+
+
+def test_a_session_whose_engine_has_ended_is_over_and_an_engine_may_take_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noting(tmp_path, monkeypatch, "docker", "sleep 0.3; exit 0")
+    session = ContainerSession("docker", "image")
+    assert asyncio.run(session.run(["true"], wall_s=0.1)).ok
+    client: Any = SimpleNamespace(returncode=None)
+    session._client = client
+    assert asyncio.run(session.run(["true"], wall_s=0.1)).ok
+    client.returncode = 137
+    with pytest.raises(SessionOverError) as over:
+        asyncio.run(session.run(["true"], wall_s=0.1))
+    assert over.value.outcome is Outcome.EXITED
+
+
+def test_every_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noting(tmp_path, monkeypatch, "docker", f'for path; do :; done; cat > "{tmp_path}/$path"')
+    asyncio.run(ContainerSession("docker", "image").write({"a": "one", "b": "two"}))
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["one", "two"]
+
+
+def test_an_engine_that_takes_its_time_takes_none_of_a_programs(engine) -> None:
+    engine("sleep 0.4; exit 0")
+    sandbox = ContainerSandbox("docker", "image")
+    assert asyncio.run(sandbox.execute(["x"], b"", {}, Limits(wall_s=0.1))).ok
+
+
+def test_a_command_that_floods_goes_with_all_that_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = noting(tmp_path, monkeypatch, "docker", "printf 12345678901")
+    session = ContainerSession("docker", "image", limits=Limits(output_bytes=10))
+    assert asyncio.run(session.run(["yes"])).outcome is Outcome.OUTPUT_LIMIT
+    assert asked.read_text().splitlines()[1:] == [f"exec {session.name} /bin/sh -c kill -9 -1"]

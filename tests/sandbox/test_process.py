@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -151,6 +152,161 @@ def test_memory_is_looked_at_before_what_is_left_could_be_filled(
 
     run._look(Held(), 100.0)  # type: ignore[arg-type]
     assert run._outcome is None and run._next_look == pytest.approx(100.0 + pause)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)  # which fill memory together
+    left = process.FILL_BYTES_PER_S * 0.2
+    run._look(Held(), 100.0)  # type: ignore[arg-type]
+    assert run._next_look == pytest.approx(100.05)
     left = -1
     run._look(Held(), 100.0)  # type: ignore[arg-type]
     assert run._outcome is Outcome.MEMORY_LIMIT
+
+
+def watched(code: str, *, memory_bytes: int | None = None, wall_s: float = 30) -> Ended:
+    """A program that is told a channel, `say`, on which a launcher says that it is ready."""
+    reading, writing = os.pipe()
+    try:
+        watch = process.Watch(reading, memory_bytes, ())
+        code = f"say = lambda text: os.write({writing}, text)\n{code}"
+        return ended(code, wall_s=wall_s, pass_fds=(writing,), watch=watch)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_run_is_ready_once_its_launcher_has_said_so_in_however_many_pieces() -> None:
+    found = watched("say(b'rea'); time.sleep(0.1); say(b'dy\\n'); print('x')")
+    assert (found.outcome, found.ready, found.stdout) == (Outcome.EXITED, True, "x\n")
+    for code in (
+        "sys.exit(3)",
+        "say(b'{\"child-pid\": 7}\\nrea')",
+        "say(b'\\n\\n')",
+    ):
+        assert not watched(code).ready
+
+
+def test_the_clock_begins_when_a_run_is_ready() -> None:
+    found = watched("time.sleep(0.4); say(b'ready\\n'); time.sleep(0.05)", wall_s=0.3)
+    assert (found.outcome, found.ready) == (Outcome.EXITED, True) and found.wall_s < 0.35
+    found = watched("say(b'ready\\n'); time.sleep(30)", wall_s=0.2)
+    assert found.outcome is Outcome.TIMEOUT and 0.2 <= found.wall_s < 10
+
+
+def test_what_cannot_be_watched_does_not_run_on_unless_it_is_over() -> None:
+    ready = "say(b'{\"child-pid\": %d}\\nready\\n'); time.sleep(%s)"
+    assert watched("say(b'ready\\n'); time.sleep(30)", memory_bytes=1 << 50).outcome is Outcome.MEMORY_LIMIT
+    assert watched(ready % (99999999, 0.05), memory_bytes=1).outcome is Outcome.EXITED, "it is over already"
+    assert watched(ready % (os.getpid(), 0.05), memory_bytes=1 << 50).outcome is Outcome.EXITED
+    assert watched(ready % (os.getpid(), 30), memory_bytes=1).outcome is Outcome.MEMORY_LIMIT
+
+
+def test_what_ended_a_run_first_is_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_time(run: process._Run) -> Outcome:
+        assert select.select([run._captures.keys().__iter__().__next__()], [], [], 30)[0]
+        return Outcome.TIMEOUT
+
+    monkeypatch.setattr(process._Run, "until_over", out_of_time)
+    found = ended("os.write(1, b'x' * 11); time.sleep(30)", output_bytes=10)
+    assert (found.outcome, found.stdout) == (Outcome.TIMEOUT, "x" * 10)
+
+
+def test_a_run_that_is_given_up_is_killed_before_whoever_gave_it_up_goes_on() -> None:
+    async def given_up() -> float:
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run_process(["sleep", "60"], b"", wall_s=60, output_bytes=1), 0.1)
+        return time.monotonic() - begun
+
+    assert asyncio.run(given_up()) < 20
+
+
+def a_memory(monkeypatch: pytest.MonkeyPatch, fields: Any) -> TreeMemory:
+    """Of two processes, whose files have these fields; a file that has none is an error."""
+    memory = object.__new__(TreeMemory)
+
+    def read(self: TreeMemory, path: str) -> dict[str, int]:
+        found = fields[path]
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
+
+    monkeypatch.setattr(TreeMemory, "_fields", read)
+    monkeypatch.setattr(TreeMemory, "_in_folders", lambda self: 1000)
+    monkeypatch.setattr(os, "listdir", lambda folder: ["1", "2", "self", "stat"])
+    memory._proc = 0
+    return memory
+
+
+def test_what_processes_share_is_counted_once_where_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"RssAnon": 100, "Threads": 1}
+    fields: dict[str, Any] = {f"{pid}/status": held for pid in (1, 2)}
+    fields |= {"1/net/sockstat": {"sockets": 3}}
+    fields |= {"1/smaps_rollup": {"Pss_Anon": 50, "Pss": 90, "SwapPss": 5}, "2/smaps_rollup": {"Pss": 40}}
+    memory = a_memory(monkeypatch, fields)
+    others = 1000 + 3 * 208 * 1024 + 2 * 16 * 1024
+    quick, exact = others + 200 * 1024, others + 95 * 1024
+    assert [memory.held(limit) for limit in (quick + 1, quick, quick - 1)] == [quick, quick, exact]
+    fields["2/smaps_rollup"] = PermissionError()
+    assert memory.held(1) == others + (55 + 100) * 1024
+    fields["2/smaps_rollup"] = ProcessLookupError()
+    assert memory.held(1) == others + 55 * 1024
+    fields["2/status"] = FileNotFoundError()
+    fields["1/net/sockstat"] = FileNotFoundError()
+    assert memory.held(1) == 1000 + 16 * 1024 + 55 * 1024
+
+
+def test_the_fields_of_a_file_are_its_last_numbers(tmp_path: Path) -> None:
+    memory = object.__new__(TreeMemory)
+    (tmp_path / "status").write_text(
+        "VmSwap:\t  12 kB\nThreads:\t3\nUid:\t0\t1\t2\nCpus:\t0-3\nsockets: used 7\nName:\n"
+    )
+    memory._proc = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert memory._fields("status") == {"VmSwap": 12, "Threads": 3, "Uid": 2, "sockets": 7}
+    finally:
+        os.close(memory._proc)
+
+
+def test_only_a_run_at_rest_is_looked_at_seldom_and_the_end_of_its_rest_is_heard() -> None:
+    rest = process.Rest()
+    run = object.__new__(process._Run)
+    run._memory_bytes, run._rest, run._outcome = 1 << 51, rest, None
+
+    class Held:
+        def held(self, limit: int) -> float:
+            return 0.0
+
+    held: Any = Held()
+    for begin, pause in ((False, 0.1), (True, 1.0)):
+        if begin:
+            rest.begin()
+        run._look(held, 100.0)
+        assert run._next_look == pytest.approx(100.0 + pause)
+    assert not select.select([rest.over], [], [], 0)[0]
+    rest.end()
+    assert not rest.resting and select.select([rest.over], [], [], 0)[0]
+    before = time.monotonic()
+    run._rested(rest)
+    assert before <= run._next_look <= time.monotonic() and not select.select([rest.over], [], [], 0)[0]
+    rest.close()
+    rest.end()  # of a run that nobody watches any more
+
+
+def test_of_several_ends_that_are_seen_together_the_first_counts() -> None:
+    run = object.__new__(process._Run)
+    run._outcome = None
+    for outcome in (Outcome.OUTPUT_LIMIT, Outcome.EXITED, Outcome.TIMEOUT):
+        run._over(outcome)
+        assert run._outcome is Outcome.OUTPUT_LIMIT
+
+
+def test_a_process_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def broken(started: subprocess.Popen[bytes], *_: Any) -> None:
+        begun.append(started)
+        raise OSError("no descriptor is left")
+
+    monkeypatch.setattr(process, "_Run", broken)
+    with pytest.raises(OSError, match="no descriptor is left"):
+        ended("time.sleep(60)")
+    assert begun[0].returncode == -signal.SIGKILL

@@ -177,3 +177,81 @@ def test_the_containers_profile_says_of_every_known_call_how_it_is_refused(sessi
     assert not allowed & set(refused), "an answer without a condition would stand before one with"
     assert refused["clone3"] == refused["keyctl"] == errno.ENOSYS
     assert session or (refused["socket"], refused["setxattr"]) == (errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
+
+
+def in_container(name: str, *arguments: int, session: bool = False) -> int | str:
+    """What an engine's filter answers: `allowed` or the error number."""
+    holds = {
+        "SCMP_CMP_EQ": lambda argument, value, two: argument == value,
+        "SCMP_CMP_NE": lambda argument, value, two: argument != value,
+        "SCMP_CMP_MASKED_EQ": lambda argument, value, two: argument & value == two,
+    }
+    profile = seccomp.container_profile(session=session)
+    for rule in (rule for rule in profile["syscalls"] if name in rule["names"]):
+        if all(holds[a["op"]](arguments[a["index"]], a["value"], a["valueTwo"]) for a in rule.get("args", ())):
+            return "allowed" if rule["action"] == "SCMP_ACT_ALLOW" else rule["errnoRet"]
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    default: int = profile["defaultErrnoRet"]
+    return default
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("read", (0,), "allowed"),
+        ("clone", (0x11,), "allowed"),
+        ("clone", (0x003D0F00,), "allowed"),  # a thread
+        ("clone", (0x10000011,), errno.ENOSYS),  # a user namespace
+        ("clone", (0x80,), errno.ENOSYS),  # a time namespace
+        ("socketpair", (1, 1, 0, 0), "allowed"),
+        ("socketpair", (2, 1, 0, 0), errno.ENOSYS),
+        ("ioctl", (0x5412, 0x5401), "allowed"),
+        ("ioctl", (0x5401, 0x5412), errno.ENOSYS),  # TIOCSTI
+        ("prctl", (15,), "allowed"),
+        ("prctl", (35,), errno.ENOSYS),  # PR_SET_MM
+        ("fcntl", (1031, 1), "allowed"),
+        ("fcntl", (0, 1031), errno.ENOSYS),
+        ("setrlimit", (4, 1), 0),
+        ("setrlimit", (7, 1), "allowed"),
+        ("prlimit64", (0, 4, 0, 1), "allowed"),
+        ("prlimit64", (0, 4, 1, 0), 0),
+        ("prlimit64", (0, 7, 1, 0), "allowed"),
+        ("socket", (1, 1, 0), errno.EAFNOSUPPORT),
+        ("setxattr", (), errno.EOPNOTSUPP),
+        ("clone3", (), errno.ENOSYS),
+        ("of_tomorrow", (), errno.ENOSYS),
+    ],
+)
+def test_a_program_in_a_container_is_judged_by_its_arguments(
+    name: str, arguments: tuple[int, ...], expected: int | str
+) -> None:
+    assert in_container(name, *arguments) == expected
+
+
+def test_a_session_may_do_what_a_repositorys_tests_do_and_take_no_namespace() -> None:
+    for name, arguments in (("ioctl", (0, 0x5412)), ("prctl", (35,)), ("socket", (10, 1)), ("memfd_create", ())):
+        assert in_container(name, *arguments, session=True) == "allowed"
+    assert in_container("clone", 0x10000011, session=True) == errno.ENOSYS
+    assert in_container("socket", 40, session=True) == errno.ENOSYS  # vsock
+
+
+def test_a_profile_is_for_both_architectures_and_no_older_ones() -> None:
+    assert seccomp.container_profile(session=False)["archMap"] == [
+        {"architecture": name, "subArchitectures": []} for name in ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "values"),
+    [
+        ("ioctl", 1, {0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A}),
+        ("prctl", 0, {1, 2, 3, 4, 7, 8, 15, 16, 21, 23, 24, 27, 28, 38, 39, 41, 42, 47, 0x53564D41}),
+        ("socketpair", 0, {1}),
+    ],
+)
+def test_no_value_of_an_argument_is_allowed_but_those_that_are_documented(
+    name: str, place: int, values: set[int]
+) -> None:
+    tried = {*values, *(value + 1 for value in values), 0, 0x5412, 0x541C, 35, 59}
+    allowed = {value for value in tried if call("x86_64", name, *[0] * place, value) == "allowed"}
+    assert allowed == {value for value in tried if in_container(name, *[0] * place, value) == "allowed"} == values

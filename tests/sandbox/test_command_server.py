@@ -1,0 +1,109 @@
+"""The program inside a session, spoken to over pipes as a session does, without a sandbox around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.sandbox.command_server import COMMAND_SERVER
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[bytes]]:
+    words = [sys.executable, "-I", "-S", "-c", COMMAND_SERVER, "0", "1", "together"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+@pytest.fixture
+def ask(server: subprocess.Popen[bytes]) -> Ask:
+    def ask(*argv: str, **job: Any) -> dict[str, Any]:
+        if argv:
+            job = {"argv": argv, "cwd": "/", "stdin": "", "wall_s": 30.0, "output_bytes": 10, **job}
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(job).encode() + b"\n")
+        server.stdin.flush()
+        answer: dict[str, Any] = json.loads(server.stdout.readline())
+        return answer
+
+    return ask
+
+
+def ended(answer: dict[str, Any]) -> tuple[Any, ...]:
+    return answer["outcome"], answer["code"], answer["out"], answer["err"]
+
+
+def test_a_command_has_its_input_and_its_folder_and_ends_as_it_says(ask: Ask, tmp_path: Path) -> None:
+    answer = ask("sh", "-c", "pwd >&2; cat; exit 3", cwd=str(tmp_path), stdin="é\ud800", output_bytes=1000)
+    assert ended(answer) == ("exited", 3, "é\ufffd\ufffd\ufffd", f"{tmp_path}\n")
+    assert 0 <= answer["wall_s"] < 30
+
+
+def test_a_command_that_is_killed_has_the_code_that_a_shell_would_say(ask: Ask) -> None:
+    assert ended(ask("sh", "-c", "kill -TERM $$"))[:2] == ("exited", 143)
+    assert ended(ask("sh", "-c", "kill -KILL $$"))[:2] == ("exited", 137)
+
+
+@pytest.mark.parametrize("argv", [("/bin/no-such-program",), ("nothing\x00like it",)])
+def test_a_command_that_cannot_begin_is_a_result(ask: Ask, argv: tuple[str, ...]) -> None:
+    outcome, code, out, err = ended(ask(*argv))
+    assert (outcome, code, out) == ("exited", 127, "") and err
+    assert ended(ask("true", cwd="/no/such/folder"))[:2] == ("exited", 127)
+
+
+@pytest.mark.parametrize(
+    ("written", "outcome", "kept"),
+    [(9, "exited", 9), (10, "exited", 10), (11, "output_limit", 10), (100_000, "output_limit", 10)],
+)
+def test_a_command_may_write_as_much_as_it_may_and_no_more(ask: Ask, written: int, outcome: str, kept: int) -> None:
+    answer = ask("sh", "-c", f"head -c {written} /dev/zero | tr '\\0' x")
+    assert (answer["outcome"], answer["out"]) == (outcome, "x" * kept)
+
+
+def test_both_outputs_share_what_may_be_written(ask: Ask) -> None:
+    answer = ask("sh", "-c", "printf 123456; sleep 0.1; printf 1234 >&2")
+    assert ended(answer) == ("exited", 0, "123456", "1234")
+    answer = ask("sh", "-c", "printf 123456; sleep 0.1; printf 12345 >&2; sleep 30")
+    assert (answer["outcome"], answer["out"], answer["err"]) == ("output_limit", "123456", "1234")
+
+
+@pytest.mark.parametrize("script", ["sleep 30", "exec >&- 2>&-; sleep 30", "sleep 30 & sleep 30"])
+def test_a_command_out_of_time_goes_with_what_it_started(ask: Ask, script: str) -> None:
+    answer = ask("sh", "-c", f"echo on; {script}", wall_s=0.2)
+    assert (answer["outcome"], answer["out"]) == ("timeout", "on\n") and 0.2 <= answer["wall_s"] < 10
+
+
+def test_what_a_command_left_in_its_group_is_gone_when_it_has_ended(ask: Ask, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    answer = ask("sh", "-c", "sleep 30 & echo $!")
+    assert answer["outcome"] == "exited" and time.monotonic() - begun < 20
+    status = Path(f"/proc/{answer['out'].strip()}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_files_are_written_with_their_folders_and_what_cannot_be_is_told(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    files = {f"{tmp_path}/there/a": "é", f"{tmp_path}/new/deep/b": "\ud800"}
+    assert ended(ask(files=files)) == ("exited", 0, "", "")
+    assert (tmp_path / "there/a").read_text() == "é" and (tmp_path / "new/deep/b").read_bytes() == b"\xed\xa0\x80"
+    outcome, code, _, err = ended(ask(files={f"{tmp_path}/there/a/b": "x"}))
+    assert (outcome, code) == ("exited", 1) and "File exists" in err
+
+
+def test_a_command_that_has_ended_is_not_out_of_time_because_something_it_left_behind_holds_its_output(
+    ask: Ask,
+) -> None:
+    answer = ask("sh", "-c", "setsid sleep 0.5 & echo on; exit 3", wall_s=0.3)
+    assert ended(answer) == ("exited", 3, "on\n", "")

@@ -1,0 +1,125 @@
+"""Sessions whose commands a server runs, over a server without a sandbox around it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.errors import SandboxError
+from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
+from nemotron_steps.sandbox.command_server import COMMAND_SERVER
+from nemotron_steps.sandbox.served_session import LINE_BYTES, ServedSession
+from nemotron_steps.sandbox.session import SessionOverError
+
+
+class Plain(ServedSession):
+    program = COMMAND_SERVER
+
+    async def _begin(self) -> None:
+        words = ("-I", "-S", "-c", self.program, "0", "1", "together")
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, stdin=pipe, stdout=pipe, stderr=pipe, limit=LINE_BYTES
+        )
+
+        async def whole() -> SandboxResult:
+            assert process.stderr is not None
+            try:
+                said = (await process.stderr.read()).decode()
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+            return SandboxResult(Outcome.EXITED, process.returncode, "", said, 0.0)
+
+        self._whole = asyncio.ensure_future(whole())
+        self._reader, self._writer = process.stdout, process.stdin
+
+
+def inside(folder: Path, work: Callable[[Plain], Awaitable[None]], command_s: float | None = None) -> None:
+    async def body() -> None:
+        limits = Limits(wall_s=30.0, output_bytes=4096)
+        async with Plain(limits, asyncio.Semaphore(8), str(folder), command_s) as session:
+            await work(session)
+
+    asyncio.run(body())
+
+
+def test_commands_take_turns_and_work_where_the_session_does_unless_they_say(tmp_path: Path) -> None:
+    async def work(session: Plain) -> None:
+        both = await asyncio.gather(*(session.run(["sh", "-c", f"sleep 0.05; echo {at}; pwd"]) for at in "ab"))
+        assert [each.stdout for each in both] == [f"{at}\n{tmp_path}\n" for at in "ab"]
+        assert (await session.run(["pwd"], cwd="/usr")).stdout == "/usr\n"
+
+    inside(tmp_path, work)
+
+
+@pytest.mark.parametrize(("command_s", "wall_s"), [(0.1, None), (30.0, 0.1)])
+def test_a_command_has_the_time_that_it_is_given_or_that_of_the_session(
+    tmp_path: Path, command_s: float, wall_s: float | None
+) -> None:
+    async def work(session: Plain) -> None:
+        stopped = await session.run(["sleep", "20"], wall_s=wall_s)
+        assert (stopped.outcome, stopped.exit_code) == (Outcome.TIMEOUT, None)
+        assert (await session.run(["sh", "-c", "exit 3"])).exit_code == 3
+
+    inside(tmp_path, work, command_s)
+
+
+def test_files_are_written_or_it_is_an_error(tmp_path: Path) -> None:
+    async def work(session: Plain) -> None:
+        await session.write({f"{tmp_path}/a": "one", f"{tmp_path}/b/c": "two"})
+        assert (tmp_path / "b/c").read_text() == "two"
+        with pytest.raises(SandboxError, match="could not write files") as caught:
+            await session.write({f"{tmp_path}/a/b": "x"})
+        assert "File exists" in (caught.value.found or "")
+
+    inside(tmp_path, work)
+
+
+def test_no_more_commands_run_at_once_than_all_sessions_may(tmp_path: Path) -> None:
+    async def work(session: Plain) -> None:
+        for _ in range(8):
+            await session._slots.acquire()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.run(["true"]), 0.1)
+        session._slots.release()
+        assert (await session.run(["true"])).ok
+
+    inside(tmp_path, work)
+
+
+def test_a_session_that_was_ended_says_so_to_every_later_command(tmp_path: Path) -> None:
+    async def work(session: Plain) -> None:
+        assert session._whole is not None
+        session._whole.cancel()
+        await asyncio.wait([session._whole])
+        for _ in range(2):
+            with pytest.raises(SessionOverError) as over:
+                await session.run(["true"])
+            assert over.value.outcome is Outcome.EXITED
+
+    inside(tmp_path, work)
+
+
+def test_a_server_that_does_not_answer_is_told_with_its_last_words(tmp_path: Path) -> None:
+    class Broken(Plain):
+        program = "import sys; sys.exit('no room for it')"
+
+    async def enter() -> None:
+        async with Broken(Limits(), asyncio.Semaphore(1), "/", None):
+            raise AssertionError("entered")
+
+    with pytest.raises(SandboxError, match="ended before its first command") as caught:
+        asyncio.run(enter())
+    assert caught.value.found == "no room for it\n"
+
+
+def test_a_session_that_was_not_entered_takes_no_command() -> None:
+    with pytest.raises(RuntimeError, match="was not entered"):
+        asyncio.run(Plain(Limits(), asyncio.Semaphore(1), "/", None).run(["true"]))
