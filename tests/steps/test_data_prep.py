@@ -431,6 +431,14 @@ class TestComparisons:
             verdicts.append((score_1, score_2))
         assert {(5, 5), (5, 1), (1, 5), (1, 1)} == set(verdicts)
 
+    def test_foreign_answers_begin_where_attacks_end(self):
+        other = Question("Spell this word backward (example: sun -> nus): sad", "das", self.QUESTION.fields)
+        maker = ComparisonMaker(ComparisonConfig(attack_rate=0.4, foreign_rate=0.6), [other])
+        rng = random.Random(5)
+        rows = [maker.chat(self.QUESTION, rng) for _ in range(20)]
+        assert {tuple(row["right"]) for row in rows} == {(False, False)}
+        assert any("das" in row["messages"][0]["content"] for row in rows)
+
     def test_the_order_of_answers_is_not_informative(self):
         questions = draw_questions(SOURCE, SplitRows(train=600, validation=0))["train"]
         maker = ComparisonMaker(ComparisonConfig(), questions)
@@ -467,3 +475,23 @@ def test_rows_of_tasks_are_their_shares_and_the_largest_remainders_are_rounded_u
     assert sum(quotas) == rows and len(rounded_up) + len(rounded_down) == len(weights)
     assert all(quota - int(share) in (0, 1) for share, quota in zip(exact, quotas, strict=True))
     assert min(rounded_up, default=1.0) >= max(rounded_down, default=0.0)
+
+
+@pytest.mark.parametrize("kind", ["demonstrations", "comparisons"])
+def test_there_are_as_many_chats_as_asked_for_where_questions_are_repeated(kind: str) -> None:
+    rows = SplitRows(train=10, validation=5, heldout=4)
+    config = SftPrepConfig(reasoning_gym=SOURCE, rows=rows, chats_per_question=3, kind=kind)
+    assert config.reasoning_gym is not None
+    chats = sft_prep.gym_chats(config, config.reasoning_gym)
+    assert {split: len(made) for split, made in chats.items()} == {"train": 10, "validation": 5, "heldout": 4}
+    if kind == "demonstrations":
+        assert len({json.dumps(chat["messages"][:-1]) for chat in chats["train"]}) == 4
+
+
+def test_a_tokenizer_is_trained_on_the_first_texts_alone(tmp_path: Path) -> None:
+    def rows() -> Any:
+        for number in range(5):
+            yield {"messages": [{"role": "user", "content": f"word{number}"}, {"role": "assistant", "content": "so"}]}
+        raise AssertionError("more was read than asked for")
+
+    sft_prep.write_tokenizer(rows(), TokenizerTrainingConfig(texts=9), tmp_path)

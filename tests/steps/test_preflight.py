@@ -13,6 +13,7 @@ from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
 from nemotron_steps.steps import placement
 from nemotron_steps.steps.placement import refuse_without_gpus
 from nemotron_steps.steps.rl import preflight
+from nemotron_steps.steps.sft.preflight import check as check_sft
 
 
 def test_prompts_that_an_earlier_step_will_make_replace_those_of_the_config():
@@ -78,11 +79,23 @@ def test_gpus_are_asked_for_where_there_are_any(tmp_path, monkeypatch):
         ClusterConfig(backend="ray", gpus_per_node=8, ray_address="auto"),
     ):
         refuse_without_gpus(fine, tmp_path)
-    (tmp_path / "nvidia0").touch()
-    refuse_without_gpus(cluster, tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "nvidiactl").touch()
     with pytest.raises(UnsupportedError, match="none"):
         refuse_without_gpus(cluster, tmp_path)
+    for device in ("dxg", "kfd", "nvidia0"):
+        (tmp_path / device).touch()
+        refuse_without_gpus(cluster, tmp_path)
+        (tmp_path / device).unlink()
+    (tmp_path / "nvidia0").touch()
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        with pytest.raises(UnsupportedError, match="none") as caught:
+            refuse_without_gpus(cluster, tmp_path)
+        assert caught.value.found == "cluster.gpus_per_node=8, all hidden by CUDA_VISIBLE_DEVICES"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    refuse_without_gpus(cluster, tmp_path)
+    with pytest.raises(UnsupportedError, match="none"):  # of one process, whatever cluster there is
+        refuse_without_gpus(ClusterConfig(gpus_per_node=1, ray_address="auto"), tmp_path / "nowhere")
 
 
 def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(tmp_path):
@@ -106,3 +119,59 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(
     made_up = SftConfig.model_validate({**scratch, "from_scratch": {"num_hidden_layers": 6}})
     with pytest.raises(ConfigError, match="does not divide layers"):
         placement.check(made_up, {})
+    tuned = SftConfig.model_validate({"policy": policy, "cluster": cluster})
+    with pytest.raises(ConfigError, match="does not divide attention heads"):
+        check_sft(tuned, {})
+    check_sft(tuned, {"model": None})
+
+
+def test_a_supervised_step_has_a_model_or_the_shape_of_one():
+    with pytest.raises(ConfigError, match="nothing to train"):
+        check_sft(SftConfig(), {})
+    check_sft(SftConfig(), {"model": None})
+    scratch = {"from_scratch": {}, "policy": {"max_total_sequence_length": 512}}
+    check_sft(SftConfig.model_validate(scratch), {})
+    scratch["policy"]["megatron_cfg"] = {"peft": {"enabled": True}}
+    check_sft(SftConfig.model_validate(scratch), {"model": None})
+
+
+@pytest.mark.parametrize("asked", [{"val_period": 1}, {"val_at_start": True}, {"val_at_end": True}])
+def test_prompts_to_validate_on_are_for_a_run_that_validates(asked):
+    with pytest.raises(ConfigError, match="nothing asks for a validation") as caught:
+        preflight.check(RlConfig(), {"prompts": None, "validation": None})
+    assert caught.value.hints[0] == "grpo.val_period=10"
+    config = RlConfig.model_validate({"grpo": asked, "data": {"train": {"data_path": "nowhere.jsonl"}}})
+    preflight.check(config, {"validation": None})  # an earlier step makes both
+
+
+def test_functions_that_cannot_be_loaded_are_told_before_anything_runs(tmp_path):
+    (tmp_path / "own.py").write_text("def score(completions, **columns):\n    return [0.0 for _ in completions]\n")
+
+    def config(*functions):
+        settings = {"reward_function": {"functions": [{"function": f"{tmp_path}/own.py:{name}"} for name in functions]}}
+        return RlConfig.model_validate({"env": {"nemo_gym": {"environments": settings}}})
+
+    preflight.check(config("score"), {"prompts": None})
+    with pytest.raises(ConfigError, match="scor"):
+        preflight.check(config("score", "scor"), {"prompts": None})
+
+
+def test_a_name_that_is_like_no_environments_is_left_out_by_its_hint():
+    low_effort = {"enabled": True, "environments": ["math_with_judge", "zzzzzz"]}
+    with pytest.raises(ConfigError, match="'zzzzzz'") as caught:
+        preflight.check(RlConfig.model_validate({"grpo": {"low_effort": low_effort}}), {"prompts": None})
+    assert caught.value.hints[-1] == "grpo.low_effort.environments=[math_with_judge]"
+    assert "mcqa" in caught.value.expected
+
+
+def test_what_one_process_or_a_machine_without_gpus_cannot_do_is_refused_before_any_step_starts(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    given = {"from_scratch": {}, "policy": {"max_total_sequence_length": 512}}
+    for cluster, told in (
+        ({"backend": "process", "policy_workers": 2}, "need Ray"),
+        ({"backend": "process", "gpus_per_node": 1}, "this machine has none"),
+    ):
+        with pytest.raises(UnsupportedError, match=told):
+            placement.check(SftConfig.model_validate({**given, "cluster": cluster}), {})
+        with pytest.raises(UnsupportedError, match=told):
+            preflight.check(RlConfig.model_validate({"cluster": cluster}), {"prompts": None})

@@ -57,6 +57,15 @@ def chats_of(tmp_path: Path, **config: Any) -> list[dict[str, Any]]:
         ("if a:\n    pass", "condition", {"if not (a):"}),
         ("f(a,  b + 1)", "arguments", {"f(b + 1,  a)"}),
         ("def f():\n    return [1]", "return", {"    return None"}),
+        ("x = a % b", "operator", {"x = a // b", "x = a + b"}),
+        ("x = a is not b", "comparison", {"x = a is b"}),
+        ("x = a is b", "comparison", {"x = a is not b"}),
+        ("while a:\n    pass", "condition", {"while not (a):"}),
+        ("x = a if b else c", "condition", {"x = a if not (b) else c"}),
+        ("f(*a, b)", "arguments", set()),
+        ("f(a, b, c)", "arguments", set()),
+        ("f(a, a)", "arguments", set()),
+        ("def f():\n    return None", "return", set()),
         ("x = (a\n+ b)", "operator", set()),
         ("def f(:", "operator", set()),
         ("x = 'a + b'  # 1 < 2", "operator", set()),
@@ -312,3 +321,23 @@ def test_sources_that_make_no_sense_are_refused(config: dict[str, Any]) -> None:
 def test_demonstrations_that_make_no_sense_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         SftPrepConfig.model_validate(config)
+
+
+def test_faults_come_in_the_order_of_the_file() -> None:
+    found = mutations_of("a.py", "x = a + 1\ny = a < 2\nz = a - b\n", MUTATION_KINDS)
+    places = [(fault.line, fault.kind, fault.broken) for fault in found]
+    assert places == sorted(places) and {line for line, _, _ in places} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "made"), [(0, []), (3, [0, 2, 4]), (5, [0, 2, 4, 6, 8]), (99, list(range(0, 40, 2)))]
+)
+def test_the_first_results_in_the_order_of_what_was_tried_are_taken(
+    wanted: int, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def attempt(number: int) -> int | None:
+        await asyncio.sleep(0.0001 * (40 - number))
+        return None if number % 2 else number
+
+    monkeypatch.setattr(swe_tasks.os, "cpu_count", lambda: 3)
+    assert asyncio.run(swe_tasks._first(range(40), attempt, wanted)) == made

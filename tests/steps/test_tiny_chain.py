@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.chain, pytest.mark.slow, pytest.mark.timeout(900)]
 
 def steps(*arguments, home, code=0):
     environment = {**os.environ, "STEPS_HOME": str(home)}
-    environment.pop("OMP_NUM_THREADS", None)  # the job may use both cores
     done = subprocess.run(
         [sys.executable, "-m", "nemotron_steps.cli.main", *arguments], capture_output=True, text=True, env=environment
     )

@@ -151,7 +151,7 @@ def test_super3_goes_whole_and_each_stage_trains_on_the_checkpoint_before(tmp_pa
         assert inputs["policy"]["digest"] == models[before]["digest"]
         assert inputs["prompts"]["ref"] == outputs[f"prep_{stage}"]["prompts"]
         learnt = any(values["grad_norm"] > 0 for values in metrics[stage])  # not where all answers are worth the same
-        assert (models[stage]["digest"] != models[before]["digest"]) == learnt
+        assert models[stage]["digest"] != models[before]["digest"]  # biases of experts move whatever answers are worth
         assert learnt or stage not in ("rlvr1", "rlhf")
     assert inputs["reward_model"]["ref"] == outputs["reward_model/genrm"]["reward_model"]
     assert all(values["reward/swe_agent/tool_calls"] > 0 for values in metrics["swe2"])

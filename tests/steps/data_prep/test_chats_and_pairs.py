@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.data_prep import PreferencePrepConfig, SftPrepConfig, SplitRows
+from nemotron_steps.config.schema.data_prep import (
+    ComparisonConfig,
+    PreferencePrepConfig,
+    ReasoningControlConfig,
+    SftPrepConfig,
+    SplitRows,
+)
 from nemotron_steps.engine.supervised.chat_tokens import encode_chat
 from nemotron_steps.environments.judged.genrm_scores import parse_reply
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import preference_prep, sft_prep
+from nemotron_steps.steps.data_prep.blends.row_work import RowLeftOut
+from nemotron_steps.steps.data_prep.judged_pairs import ComparisonWork
+from nemotron_steps.steps.data_prep.pair_layouts import PreferenceWork
+from nemotron_steps.steps.data_prep.reasoning_control import ReasoningControl
 from tests.steps.data_prep.blends.conftest import write_lines
 
 ALL = SplitRows(validation=0)
@@ -75,6 +86,35 @@ class TestReasoningControl:
         assert chats(tmp_path, [plain] * 9, reasoning={"strip_share": 1.0}) == [plain] * 9
         short = [thinking(n, words=3) for n in range(9)]
         assert chats(tmp_path, short, reasoning={"truncate_share": 1.0, "budgets": [3]}) == short
+
+    def test_reasoning_is_cut_at_the_tokenizers_tokens_where_there_is_one(self, monkeypatch: pytest.MonkeyPatch):
+        def letters(text: str, **_: Any) -> dict[str, Any]:
+            return {"offset_mapping": [(place, place + 1) for place in range(len(text))]}
+
+        monkeypatch.setattr(ChatFormat, "from_folder", lambda folder: SimpleNamespace(tokenizer=letters))
+        settings = {"truncate_share": 1.0, "budgets": [3], "tokenizer": "folder"}
+        control = ReasoningControl(ReasoningControlConfig.model_validate(settings))
+
+        def cut(thought: str) -> Any:
+            said = {"role": "assistant", "content": f"<think>{thought}</think>So."}
+            found = control({"messages": [*ASKED, said]})
+            return found and (found["messages"][-1]["content"], found["reasoning_budget"])
+
+        assert (cut("abcd"), cut("abc")) == (("<think>abc</think>So.", 3), None)
+
+    def test_thinking_that_never_ends_is_no_reasoning_and_other_kwargs_stay(self):
+        control = ReasoningControl(ReasoningControlConfig(strip_share=1.0))
+        said = {"role": "assistant", "content": "<think>so"}
+        assert control({"messages": [*ASKED, said]}) is None
+        row = {**thinking(1), "chat_template_kwargs": {"mine": 1, "enable_thinking": True}}
+        assert (control(row) or {})["chat_template_kwargs"] == {"mine": 1, "enable_thinking": False}
+
+    def test_another_seed_strips_other_chats(self):
+        def stripped(seed: int) -> set[int]:
+            control = ReasoningControl(ReasoningControlConfig(strip_share=0.5, seed=seed))
+            return {n for n in range(40) if control(thinking(n)) is not None}
+
+        assert stripped(1) == stripped(1) != stripped(2)
 
     def test_of_several_answers_the_last_one_is_cut(self, tmp_path: Path):
         turns = [message for number in (1, 2) for message in thinking(number)["messages"]]
@@ -205,9 +245,41 @@ class TestPreferences:
             ({"conversation_b": other}, "do not ask the same"),
             ({"conversation_a": [*ASKED, *ASKED], "conversation_b": [*ASKED, *ASKED]}, "does not end with an answer"),
             ({"winner": None}, "does not say which answer won"),
+            ({"conversation_b": [*ASKED, *ASKED]}, "does not end with an answer"),
         ):
             with pytest.raises(DataError, match=why):
                 pairs(tmp_path, [{**row, **change}])
+
+    @pytest.mark.parametrize(("a", "b", "chosen"), [(1, 0, "one"), (0, 1, "two"), (0, 0, None), (1, 1, None)])
+    def test_the_winner_is_the_one_that_the_row_says(self, a: int, b: int, chosen: str | None):
+        become = PreferenceWork().function()
+        row = {**LAYOUTS["lmarena_55k"], "winner_model_a": a, "winner_model_b": b}
+        if chosen is None:
+            with pytest.raises(RowLeftOut, match="neither"):
+                become("f:1", row)
+        else:
+            (pair,) = become("f:1", row) or ()
+            assert (pair["chosen"], pair["preference"]) == (chosen, 2)
+
+    def test_an_answer_of_null_is_an_empty_one_and_only_the_first_question_counts(self):
+        row = {**LAYOUTS["lmarena_55k"], "response_a": '[null, "later"]', "response_b": "[]"}
+        with pytest.raises(RowLeftOut, match="both answers are the same"):
+            PreferenceWork().function()("f:1", row)
+
+    @pytest.mark.parametrize(
+        ("row", "why"),
+        [
+            (
+                {**HELPSTEER(1), "context": [*ASKED, {"role": "assistant", "content": "x"}]},
+                "does not end with a message",
+            ),
+            ({"prompt": "a", "chosen": "b"}, "rejected"),
+            ({"prompt": "a", "chosen": 1, "rejected": "c"}, "chosen"),
+        ],
+    )
+    def test_what_is_no_pair_is_refused(self, row: dict[str, Any], why: str):
+        with pytest.raises(DataError, match=why):
+            PreferenceWork().function()("f:1", row)
 
     def test_pairs_stay_as_they_are(self, tmp_path: Path):
         row = {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [], "mine": 1}
@@ -217,6 +289,8 @@ class TestPreferences:
         ("change", "field"),
         [
             ({"overall_preference": 4}, "overall_preference"),
+            ({"overall_preference": -4}, "overall_preference"),
+            ({"overall_preference": True}, "overall_preference"),
             ({"response2": None}, "response2"),
             ({"context": "Why?"}, "context"),
         ],
@@ -248,6 +322,32 @@ class TestComparisons:
             {"role": "principle", "content": "be kind"},
         ]
         assert parse_reply(first["messages"][-1]["content"], 3.0, 3.5) == (2, 3, 4)
+
+    @pytest.mark.parametrize(
+        ("given", "verdict"),
+        [({}, (4, 2, 2)), ({"preference": 3}, (5, 1, 1)), ({"preference": 1}, (4, 3, 3)), ({"swap": True}, (4, 2, 2))],
+    )
+    def test_of_a_pair_the_chosen_answer_is_the_first_and_the_better_one(self, given: dict[str, Any], verdict):
+        said = [*ASKED, {"role": "assistant", "content": "one"}]
+        row = {"prompt": "Why?", "chosen": said if given.pop("swap", False) else "one", "rejected": "two", **given}
+        (made,) = ComparisonWork(ComparisonConfig(layout="roles")).function()("f:1", row) or ()
+        assert [m["content"] for m in made["messages"][:3]] == ["Why?", "one", "two"]
+        assert parse_reply(made["messages"][-1]["content"], 3.0, 3.5) == verdict
+
+    @pytest.mark.parametrize(
+        ("scores", "field"),
+        [((2, None), 2), ((None, 2), 1), ((0, 2), 1), ((2, 6), 2), ((2, True), 2), ((1, 5), None), ((5, 1), None)],
+    )
+    def test_scores_of_the_row_are_whole_numbers_from_1_to_5_and_both_there(self, scores: Any, field: int | None):
+        row = {**HELPSTEER(1), "helpfulness_1": scores[0], "helpfulness_2": scores[1]}
+        become = ComparisonWork(ComparisonConfig()).function()
+        if field is None:
+            (made,) = become("f:1", row) or ()
+            assert parse_reply(made["messages"][-1]["content"], 3.0, 3.5) == (*scores, 4)
+        else:
+            with pytest.raises(DataError) as caught:
+                become("f:1", row)
+            assert caught.value.where == f"f:1 field helpfulness_{field}"
 
     def test_reasoning_and_empty_phrases_are_not_shown_to_the_judge(self, tmp_path: Path):
         row = {**HELPSTEER(1), "response1": "<think>hm</think>one", "response2": ":"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_
 from nemotron_steps.environments import registry
 from nemotron_steps.errors import DataError, JudgeUnavailableError
 from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps.data_prep import difficulty
 from nemotron_steps.steps.data_prep.difficulty import FIELD, outcome_of, run
 from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from tests.engine.grpo.grpo_runs import ENVIRONMENTS
@@ -233,3 +235,39 @@ def test_a_plan_refuses_to_shuffle_the_curriculum_and_says_what_to_do(capsys: py
     told = capsys.readouterr().err
     assert "sorted by pass_rate" in told and "hint: data.shuffle=false" in told
     assert steps((*chain, "data.shuffle=false")) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompts"),
+    [
+        ({}, 4),  # 8 sequences at once, 4 samples a prompt
+        ({"samples_per_prompt": 8}, 2),
+        ({"samples_per_prompt": 64}, 2),
+        ({"samples_per_prompt": 5}, 3),
+        ({"generation": {"backend": "vllm", "vllm_cfg": {"max_num_seqs": 16}}}, 8),
+        ({"cluster": {"backend": "ray", "policy_workers": 3}}, 12),
+        ({"cluster": {"backend": "ray", "num_nodes": 2, "gpus_per_node": 4}}, 32),
+        (
+            {
+                "cluster": {"backend": "ray", "num_nodes": 2, "gpus_per_node": 4},
+                "generation": {"backend": "vllm", "vllm_cfg": {"max_num_seqs": 16, "tensor_parallel_size": 4}},
+            },
+            16,
+        ),
+        ({"cluster": {"gpus_per_node": 4}}, 4),  # in this process there is one
+    ],
+)
+def test_so_many_prompts_at_once_fill_the_generators_twice(
+    settings: dict[str, Any], prompts: int, tmp_path: Path
+) -> None:
+    assert difficulty._enough(config_of(tmp_path, **settings)) == prompts
+
+
+def test_prompts_whose_answers_are_compared_get_no_rate_and_known_ones_are_not_rated_again(tmp_path: Path) -> None:
+    prompts = [SimpleNamespace(index=n, groups=n % 2 == 1) for n in range(5)]
+    collector: Any = SimpleNamespace(environment_of=lambda prompt: SimpleNamespace(judges_groups=prompt.groups))
+    journal = RateJournal(tmp_path / "rates.jsonl")
+    journal.add(rate(2, 1))
+    assert difficulty._unrated(prompts, collector, journal) == [0, 4]  # type: ignore[arg-type]
+    assert {place: found.rate for place, found in journal.rates.items()} == {2: 0.25, 1: None, 3: None}
+    journal.close()

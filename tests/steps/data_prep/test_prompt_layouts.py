@@ -66,3 +66,32 @@ def test_what_is_no_prompt_is_refused_with_a_correct_row(row: dict[str, Any], to
         PromptImport().imported("rows.jsonl:3", row)
     assert told in raised.value.what
     assert any(hint in each for each in raised.value.hints)
+
+
+def test_an_answer_of_the_rows_own_stays_and_so_does_what_a_message_has_besides() -> None:
+    row = {"messages": [{**USER[0], "name": "ann"}, PAIR[1]], "completion": "two"}
+    imported = PromptImport().imported("rows.jsonl:1", row)
+    assert imported["completion"] == "two" and imported["responses_create_params"]["input"] == [row["messages"][0]]
+
+
+@pytest.mark.parametrize(
+    ("row", "layout"),
+    [
+        ({"prompt": "", "question": "1 + 1?"}, ("table", "question")),
+        ({"question": " ", "problem": "1 + 1?"}, ("table", "problem")),
+        ({"messages": [], "instruction": "x"}, ("table", "instruction")),
+        ({"query": "x", "input": "y"}, ("table", "query")),
+        ({"prompt": "x", "data_source": "sums"}, ("verl", "prompt")),
+        ({"prompt": "x", "reward_model": {}}, ("verl", "prompt")),
+        ({"prompt": "x", "messages": PAIR}, ("trl", "prompt")),
+        ({"question": 3}, ("", "")),
+    ],
+)
+def test_a_column_that_holds_nothing_is_not_the_prompt(row: dict[str, Any], layout: tuple[str, str]) -> None:
+    assert layout_of(row) == layout
+
+
+def test_the_longest_texts_are_offered_as_the_prompt() -> None:
+    with pytest.raises(DataError) as raised:
+        PromptImport().imported("rows.jsonl:3", {"id": "a", "task": "a long text", "kind": "text"})
+    assert raised.value.hints[:2] == ("prompt_column=task", "prompt_column=kind")

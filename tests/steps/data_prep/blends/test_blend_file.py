@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,38 @@ def test_a_changed_source_of_placeholders_changes_the_fingerprint(two: Path):
     assert of_config(values) == before
     (two / "b.jsonl").write_text('{"another": 1}\n')
     assert of_config(values) != before
+
+
+def test_a_path_that_could_be_the_hubs_is_the_folder_beside_the_blend_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "org/here").mkdir(parents=True)
+    paths = ["org/here", "org/there", "rows.jsonl", "~/rows.jsonl", "/rows.jsonl", "s3://b/rows.jsonl"]
+    entries = [{"name": str(n), "path": path} for n, path in enumerate(paths)]
+    found = [entry.path for entry in read_blend(str(blend(tmp_path, *entries)))[None]]
+    assert found == [f"{tmp_path}/org/here", "org/there", f"{tmp_path}/rows.jsonl", *paths[3:]]
+
+
+def test_a_name_may_stand_in_two_lists_but_in_none_of_them_twice(tmp_path: Path):
+    one, other = {"name": "a", "path": "x"}, {"name": "b", "path": "y"}
+    path = tmp_path / "blend.json"
+    path.write_text(json.dumps({"train": [one, other], "test": [one]}))
+    assert [len(entries) for entries in read_blend(str(path)).values()] == [2, 1]
+    path.write_text(json.dumps({"train": [one, other], "test": [other, other]}))
+    with pytest.raises(DataError, match="one name") as caught:
+        read_blend(str(path))
+    assert caught.value.found == '"b"'
+
+
+def test_a_copy_in_the_mirror_is_what_identifies_a_hub_name(tmp_path: Path):
+    copy = write_lines(tmp_path / "mirror/org/name/a.jsonl", [{"n": 1}])
+    values = {"input_path": "org/name", "mirror": str(tmp_path / "mirror")}
+    before = of_config(values)
+    write_lines(copy, [{"n": 2}])
+    os.utime(copy, ns=(1, 1))
+    assert of_config(values) != before  # though it is as large as it was
+    assert (
+        of_config({"input_path": "org/name"}) == of_config({"input_path": "org/name", "mirror": None}) == ["org/name"]
+    )
+    assert of_config({"input_path": str(tmp_path / "no")}) == of_config({"input_path": str(tmp_path / "no")})

@@ -137,3 +137,38 @@ def test_a_hub_that_does_not_answer_is_not_the_rows_fault(tmp_path: Path, monkey
     with pytest.raises(RetryableError, match="the hub does not answer") as caught:
         filler.fill(row("dapo", 1, None), "f:1")
     assert caught.value.where == "placeholders.dapo = a/b"
+
+
+def test_blank_lines_of_a_source_are_no_rows_of_it(tmp_path: Path):
+    source = str(write_lines(tmp_path / "dapo.jsonl", [DAPO[0], b"", b"  ", DAPO[1]]))
+    filler = PlaceholderFiller(Placeholders({"dapo": source}, None, str(tmp_path / "tables")))
+    assert filler.fill(row("dapo", 1, None), "f:1")["expected_answer"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("template", "question"),
+    [({"prefix": "Do: "}, "Do: What is 0+1?\n\nIt is even."), ({"suffix": " So."}, "What is 0+1?\n\nIt is even. So.")],
+)
+def test_a_template_may_have_a_prefix_or_a_suffix_alone(filler: PlaceholderFiller, template: Any, question: str):
+    assert filler.fill(row("DAPO-Math", 0, template), "f:1")["question"] == question
+
+
+@pytest.mark.parametrize("truth", [None, "", "[]", {"a": 1}])
+def test_a_row_without_an_answer_is_refused(truth: Any, tmp_path: Path):
+    rows = [{**DAPO[0], "reward_model": {"ground_truth": truth}}]
+    source = str(write_lines(tmp_path / "dapo.jsonl", rows))
+    filler = PlaceholderFiller(Placeholders({"dapo": source}, None, str(tmp_path / "tables")))
+    with pytest.raises(DataError, match="the row of dapo has no answer"):
+        filler.fill(row("dapo", 0, None), "f:1")
+
+
+@pytest.mark.parametrize("template", [{}, {"prefix": 3}, {"suffix": None}, []])
+def test_a_template_that_says_nothing_cannot_be_used(filler: PlaceholderFiller, template: Any):
+    with pytest.raises(DataError, match="template cannot be used"):
+        filler.fill(row("dapo", 0, template), "f:1")
+
+
+def test_a_table_that_another_process_made_meanwhile_is_used(filler: PlaceholderFiller, tmp_path: Path, monkeypatch):
+    filler.fill(row("dapo", 0, None), "f:1")
+    monkeypatch.setattr(placeholders, "data_files", None)
+    PlaceholderFiller(Placeholders({}, None, ""))._make_table("dapo", tmp_path / "tables" / "dapo.sqlite")

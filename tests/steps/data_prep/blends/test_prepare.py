@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,11 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.data_prep import SplitRows
+from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError, StorageError, WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats, shards, workers
-from nemotron_steps.steps.data_prep.blends.prepare import Source
+from nemotron_steps.steps.data_prep.blends.prepare import Source, sources_of
+from nemotron_steps.steps.data_prep.blends.row_work import RowLeftOut
 from nemotron_steps.steps.data_prep.blends.sources import data_files
+from nemotron_steps.steps.data_prep.blends.splits import SplitSizes
 from tests.steps.data_prep.blends.conftest import Marked, Run, run_prepare, write_lines
 
 LINES = st.one_of(
@@ -242,3 +245,125 @@ def test_an_accounting_file_names_every_source(tmp_path: Path, run: Run):
     }
     assert told["refused_by_reason"] == {"bad because of 2": 1}
     assert json.loads(json.dumps(told)) == told
+
+
+def test_lines_of_refusals_are_counted_in_each_file_of_a_source(small_parts: None, run: Run, tmp_path: Path):
+    folder = tmp_path / "in"
+    write_lines(folder / "a.jsonl", [*({"n": i, "text": "long enough"} for i in range(9)), {"bad": 1}])
+    write_lines(folder / "b.jsonl", [*({"n": i, "text": "long enough"} for i in range(5)), {"bad": 2}])
+    done = run(folder, max_refused_share=0.5)
+    assert [(each["file"], each["line"]) for each in done.refusals] == [("a.jsonl", 10), ("b.jsonl", 6)]
+
+
+@pytest.mark.parametrize(("share", "met"), [(0.5, True), (0.49, False)])
+def test_the_share_of_unusable_rows_is_of_those_that_were_wanted(share: float, met: bool, run: Run, tmp_path: Path):
+    @dataclass(frozen=True)
+    class Some(Marked):
+        def function(self) -> Any:
+            become = super().function()
+
+            def some(where: str, row: dict[str, Any]) -> Any:
+                if "skip" in row:
+                    raise RowLeftOut("not wanted")
+                return become(where, row)
+
+            return some
+
+    path = write_lines(tmp_path / "a.jsonl", [{"n": 1}, {"bad": 1}, *[{"skip": 1}] * 8])
+    if met:
+        assert run(path, work=Some(), max_refused_share=share).accounting["left_out"] == 8
+    else:
+        with pytest.raises(DataError, match="1 of 2 rows cannot be used") as caught:
+            run(path, work=Some(), max_refused_share=share)
+        # Half of them is still a share that may be tolerated; and so it is with what the hint says.
+        assert caught.value.found == "50.0%" and caught.value.hints[0] == "max_refused_share=0.51"
+
+
+def test_a_sample_is_of_each_source_and_stops_where_it_is_whole(small_parts: None, run: Run, tmp_path: Path):
+    paths = [write_lines(tmp_path / f"{name}.jsonl", [{"of": name, "n": n} for n in range(30)]) for name in "ab"]
+    done = run(*paths, sample=7)
+    assert sorted((row["of"], row["n"]) for row in done.rows()) == [(name, n) for name in "ab" for n in range(7)]
+    assert not (tmp_path / "staging").exists()
+
+
+def test_shards_come_in_the_order_of_their_parts_where_some_were_there_before(tmp_path: Path):
+    (file,) = data_files(str(write_lines(tmp_path / "a.jsonl", [{"n": n} for n in range(9)])), key="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "PART_BYTES", 20)
+        parts = formats.parts_of(file)
+    tasks = [shards.ShardTask(f"{n}", str(tmp_path), part, None, 1.0, "s") for n, part in enumerate(parts)]
+    shards.make_shard(tasks[-1], Marked().function())
+    told: list[tuple[str, bool]] = []
+    made = workers.make_shards(tasks, Marked(), 1, lambda shard, now: told.append((shard.task.name, now)))
+    assert [shard.task.name for shard in made] == [task.name for task in tasks] and len(tasks) > 3
+    assert told == [(tasks[-1].name, False), *((task.name, True) for task in tasks[:-1])]
+
+
+def test_the_time_left_goes_by_what_this_attempt_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (file,) = data_files(str(write_lines(tmp_path / "a.jsonl", [{"n": n} for n in range(9)])), key="")
+    shard = shards.make_shard(
+        shards.ShardTask("s", str(tmp_path), formats.parts_of(file)[0], None, 1.0, "s"), Marked().function()
+    )
+    clock = [100.0]
+    monkeypatch.setattr(workers.time, "monotonic", lambda: clock[0])
+    rate = workers.Rate(4 * file.size)
+    rate.add(shard, made_now=False)
+    clock[0] += 30.0
+    assert rate.text() == "0 rows/s, 0:00 left" and rate.done == file.size
+    rate.add(shard, made_now=True)
+    clock[0] += 30.0
+    assert rate.text() == "0 rows/s, 2:00 left" and rate.done == 2 * file.size
+
+
+@pytest.mark.parametrize(
+    ("total", "sizes", "found"),
+    [
+        (10, {"validation": 3, "heldout": 2}, (5, 5, 8, 10)),
+        (10, {"train": 5, "validation": 3, "heldout": 2}, (5, 5, 8, 10)),
+        (10, {"train": 4, "validation": 3, "heldout": 2}, (4, 5, 8, 10)),
+        (6, {"validation": 3, "heldout": 2}, (1, 1, 4, 6)),
+        (5, {"validation": 3, "heldout": 2}, None),
+        (10, {"train": 6, "validation": 3, "heldout": 2}, None),
+        (1, {"validation": 0}, (1, 1, 1, 1)),
+        (0, {"validation": 0}, None),
+    ],
+)
+def test_rows_are_cut_from_the_end_and_one_is_left_to_train_on(total: int, sizes: Any, found: Any):
+    if found is None:
+        with pytest.raises(DataError, match=f"{total} rows are too few"):
+            SplitSizes.of(total, SplitRows(**sizes))
+    else:
+        assert SplitSizes.of(total, SplitRows(**sizes)) == SplitSizes(*found)
+
+
+def test_one_data_set_that_a_weight_repeats_is_repeated_in_training_alone(run: Run, tmp_path: Path):
+    path = write_lines(tmp_path / "a.jsonl", [{"n": n} for n in range(9)])
+    done = run(Source("a", data_files(str(path), key=""), 2.0), rows=SplitRows(validation=2, heldout=1))
+    assert [row["n"] for row in done.rows()] == [n for n in range(6) for _ in range(2)]
+    assert [row["n"] for split in ("validation", "heldout") for row in done.rows(split)] == [6, 7, 8]
+    assert (done.accounting["added"], done.accounting["written"]) == (6, 15)
+
+
+@pytest.mark.parametrize("path", ["{folder}/rows/", "{folder}/rows"])
+def test_a_source_is_called_what_its_path_ends_with(path: str, tmp_path: Path):
+    write_lines(tmp_path / "rows" / "a.jsonl", [{"n": 1}])
+    (source,) = sources_of(DataPrepConfig(input_path=path.format(folder=tmp_path)))
+    assert source.name == "rows"
+
+
+def test_the_mirror_stands_for_the_hub_in_a_path_and_in_a_blend(tmp_path: Path):
+    write_lines(tmp_path / "mirror/org/name/a.jsonl", [{"n": 1}])
+    mirror = str(tmp_path / "mirror")
+    (one,) = sources_of(DataPrepConfig(input_path="org/name", mirror=mirror))
+    blend = tmp_path / "blend.json"
+    blend.write_text(json.dumps({"datasets": [{"name": "a", "path": "hf://org/name"}]}))
+    (other,) = sources_of(DataPrepConfig(blend_path=str(blend), mirror=mirror))
+    assert one.files == other.files and one.files[0].name == "a.jsonl"
+
+
+def test_an_empty_file_is_a_part_without_rows(run: Run, tmp_path: Path):
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(DataError, match="0 rows are too few"):
+        run(tmp_path / "a.jsonl")
+    write_lines(tmp_path / "b.jsonl", [{"n": 1}])
+    assert run(tmp_path / "a.jsonl", tmp_path / "b.jsonl").rows() == [{"n": 1}]

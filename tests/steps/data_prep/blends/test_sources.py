@@ -164,6 +164,22 @@ class TestSplits:
             write_lines(tmp_path / name, ROWS[:1])
         assert [file.name for file in files(str(tmp_path), subset="code", split="train").files] == ["code/train.jsonl"]
 
+    @pytest.mark.parametrize(
+        "word", ["train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval"]
+    )
+    def test_where_one_file_tells_a_split_the_others_are_not_taken_for_train(self, word: str, tmp_path: Path):
+        for name in ("other.jsonl", f"rows-{word.upper()}-0.jsonl"):
+            write_lines(tmp_path / name, ROWS[:1])
+        with pytest.raises(DataError, match="no split 'train'"):
+            files(str(tmp_path), split="train")
+
+    def test_a_split_is_a_whole_word_and_a_file_that_was_named_is_itself(self, tmp_path: Path):
+        for name in ("math.jsonl", "mathematics.jsonl", "a_math-1.jsonl"):
+            write_lines(tmp_path / name, ROWS[:1])
+        assert [file.name for file in files(str(tmp_path), split="math").files] == ["a_math-1.jsonl", "math.jsonl"]
+        named = str(tmp_path / "mathematics.jsonl")
+        assert [file.name for file in files(named, split="validation").files] == ["mathematics.jsonl"]
+
 
 class TestDamage:
     def test_a_cut_off_gzip_file_names_it(self, run: Run, tmp_path: Path):
@@ -276,6 +292,35 @@ class TestHub:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
         assert run(files("hf://a/b")).rows() == ROWS
         assert not (here / "video.mp4").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "revision", "there"),
+        [("hf://a/b@v1/data", "v1", True), ("a/b", None, True), ("hf://a/b/no", None, False)],
+    )
+    def test_what_is_fetched_is_of_the_revision_and_the_folder_that_was_named(
+        self, name: str, revision: str | None, there: bool, tmp_path: Path, monkeypatch
+    ):
+        import huggingface_hub
+
+        asked: list[Any] = []
+
+        def download(repository: str, **given: Any) -> str:
+            asked.append((repository, given["repo_type"], given["revision"], given["allow_patterns"]))
+            return str(tmp_path)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        write_lines(tmp_path / "data" / "a.jsonl", ROWS[:1])
+        if there:
+            assert files(name).files[0].path == str(tmp_path / "data" / "a.jsonl")
+        else:
+            with pytest.raises(DataError, match="the data set has no 'no'") as caught:
+                files(name)
+            assert caught.value.found == "data"
+        ((repository, kind, wanted, patterns),) = asked
+        assert (repository, kind, wanted) == ("a/b", "dataset", revision)
+        file = name.removeprefix("hf://").partition("/")[2].partition("/")[2]
+        assert ("*.parquet" in patterns) is (not file) and ("*.arrow" in patterns) is (not file)
+        assert not file or {file, f"{file}/*.jsonl", f"{file}/*.parquet"} <= set(patterns)
 
     @pytest.mark.parametrize(
         ("path", "name"),

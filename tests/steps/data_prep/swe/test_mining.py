@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.environments.swe import results
 from nemotron_steps.environments.swe.grading import Graded
 from nemotron_steps.sandbox.base import Outcome
-from nemotron_steps.steps.data_prep.swe.mining import Miner, issue_text
+from nemotron_steps.steps.data_prep.swe.mining import Miner, Task, _error, issue_text, row_of
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation
 from nemotron_steps.steps.data_prep.swe.packages import Package
 
@@ -92,3 +93,47 @@ def test_an_issue_names_some_of_its_tests_and_counts_the_others() -> None:
     assert issue_text("abcde", file=None) == "These tests fail: a, b, c, d, e."
     several = issue_text("abcdefg", file="a.py", error="KeyError: 1")
     assert several == "These tests fail: a, b, c, d, e and 2 more. The fault is in a.py.\n\nKeyError: 1"
+
+
+@pytest.mark.parametrize(("tell_file", "tell_error"), [(True, True), (False, False)])
+def test_a_row_tells_of_its_task_what_the_config_lets_it(tell_file: bool, tell_error: bool) -> None:
+    config = SweTasksConfig.model_validate(
+        {"packages": {"path": "folder"}, "tell_file": tell_file, "tell_error": tell_error}
+    )
+    row = row_of(Task(PACKAGE, FAULT, ("t::a",), ("t::b",), "KeyError: 1"), config)
+    issue = row["problem_statement"]
+    assert row["responses_create_params"]["input"][0]["content"].endswith(issue)
+    assert (" in a.py." in issue, "KeyError: 1" in issue) == (tell_file, tell_error)
+    assert (row["files"], row["test_files"]) == ({"a.py": "x = 2\n"}, {"test_a.py": ""})
+    assert (row["FAIL_TO_PASS"], row["PASS_TO_PASS"]) == (["t::a"], ["t::b"])
+    assert "-x = 2\n+x = 1\n" in row["patch"]
+    other = row_of(Task(PACKAGE, replace(FAULT, source="x = 3\n"), ("t::a",), (), ""), config)
+    assert other["instance_id"] != row["instance_id"] and other["base_commit"] == row["base_commit"]
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ("E   SystemExit: 3\n", "SystemExit: 3"),
+        ("KeyboardInterrupt\n", "KeyboardInterrupt"),
+        ("mine.OwnException: no\n", ""),
+        ("OwnException: no\n", "OwnException: no"),
+        ("an Error: no\n", ""),
+        ("E   ValueError: " + "x" * 900, "ValueError: " + "x" * 488),
+        ("fine", ""),
+    ],
+)
+def test_the_error_of_an_issue_is_the_first_line_that_is_one(output: str, error: str) -> None:
+    assert _error(output) == error
+
+
+def test_a_made_up_package_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Miner(SweTasksConfig.model_validate({"made_up": {}, "rows": {"train": 1}}))
+    runs: list[object] = []
+
+    async def run(*given: object) -> Graded:
+        runs.append(given)
+        return graded("a")
+
+    monkeypatch.setattr(made, "_run", run)
+    assert asyncio.run(made.passing(PACKAGE)) == {"a"} and len(runs) == 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation
-from nemotron_steps.steps.data_prep.swe.trajectories import AROUND, SHORT, solving_steps
+from nemotron_steps.steps.data_prep.swe.trajectories import AROUND, SHORT, _unique, demonstration, solving_steps
 
 
 def fault(lines: int, line: int) -> Mutation:
@@ -31,3 +34,39 @@ def test_a_long_file_is_looked_at_around_the_fault_and_within_its_lines(
     first, last = seen or (1, lines)
     assert f"x{first} = " in text and f"x{last} = " in text and f"x{last + 1} = " not in text
     assert (edit["old_str"], edit["new_str"]) == (f"x{line} = -{line}", f"x{line} = {line}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "number", "old", "new"),
+    [
+        (["x = 1", "y = 2"], 2, "y = 2", "y = 9"),
+        (["if a:", "    y = 2"], 2, "y = 2", "y = 9"),  # without its indentation
+        (["y = 2", "z = 3", "y = 2"], 3, "z = 3\ny = 2", "z = 3\ny = 9"),
+        (["a", "y = 2", "b", "y = 2"], 2, "a\ny = 2", "a\ny = 9"),
+        (["y = 2", "y = 22"], 1, "y = 2\ny = 22", "y = 9\ny = 22"),  # nothing before it tells it from the other
+        (["yy = 2", "y = 2"], 2, "yy = 2\ny = 2", "yy = 2\ny = 9"),
+        (["a", "y = 2", "a", "y = 2"], 4, "y = 2\na\ny = 2", "y = 2\na\ny = 9"),
+    ],
+)
+def test_the_least_text_that_occurs_once_is_replaced(lines: list[str], number: int, old: str, new: str) -> None:
+    right = lines[number - 1].replace("2", "9")
+    assert _unique(lines, number, right) == (old, new)
+    source = "\n".join(lines)
+    assert source.count(old) == 1 and source.replace(old, new).split("\n")[number - 1] == right
+
+
+def test_a_slip_puts_another_wrong_line_there_or_only_looks() -> None:
+    mutation = fault(9, 4)
+    others = [fault(9, 5), mutation, *(replace(mutation, broken=f"x4 = {n}") for n in (7, 8))]
+    edits = []
+    for seed in range(200):
+        chat = demonstration("It fails.", mutation, others, 1.0, random.Random(seed))
+        calls = [call["function"] for m in chat["messages"] for call in m.get("tool_calls", ())]
+        assert [call["name"] for call in calls] in (["view", "edit"], ["view"])
+        edits.append(calls[1]["arguments"]["new_str"] if len(calls) > 1 else None)
+        assert chat["messages"][-1]["content"] == "Done."
+    assert set(edits) == {"x4 = 7", "x4 = 8", None} and 15 < edits.count(None) < 70
+    right = demonstration("It fails.", mutation, others, 0.0, random.Random(1))
+    assert right["messages"][3]["tool_calls"][0]["function"]["arguments"]["new_str"] == "x4 = 4"
+    alone = demonstration("It fails.", mutation, [mutation], 1.0, random.Random(1))
+    assert len(alone["messages"]) == 4, "where there is no other wrong line, it only looks"

@@ -1,0 +1,110 @@
+"""What a made-up call is filled with, kind by kind."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from nemotron_steps.steps.data_prep import hallucinations
+from nemotron_steps.steps.data_prep.hallucinations import HallucinationMaker
+
+
+def row(*tools: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+    """A row that expects a call of `f`, or a message where no arguments are given."""
+    call = {"type": "function_call", "name": "f", "arguments": json.dumps(arguments)}
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": "Go."}], "tools": list(tools)},
+        "expected_action": call if arguments else {"type": "message", "content": "No."},
+    }
+
+
+def tool(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    needed = list(properties) if required is None else required
+    return {"name": "f", "parameters": {"type": "object", "properties": properties, "required": needed}}
+
+
+def made(kind: Any, rows: list[dict[str, Any]], times: int = 40) -> list[Any]:
+    """What is made of the first row, drawn often."""
+    maker = HallucinationMaker(rows)
+    return [maker.make(kind, rows[0], random.Random(seed)) for seed in range(times)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"enum": ["a", 2]}, {"'a'", "2"}),
+        ({"type": "boolean"}, {"True", "False"}),
+        ({"type": "array"}, {"[]"}),
+        ({"type": "object"}, {"{}"}),
+        ({"type": "string"}, {"'unknown'"}),
+        ({}, {"'unknown'"}),
+    ],
+)
+def test_a_needless_call_is_filled_by_its_schema(schema: dict[str, Any], values: set[str]) -> None:
+    found = made("needless_call", [row(tool(x=schema))])
+    assert {repr(calls[0][1]["x"]) for calls in found} == values
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_a_needless_number_is_one(kind: str) -> None:
+    found = [calls[0][1]["x"] for calls in made("needless_call", [row(tool(x={"type": kind}))])]
+    assert all(type(value) is int and 1 <= value <= 99 for value in found) and len(set(found)) > 9
+
+
+def test_a_needless_call_borrows_texts_and_leaves_out_what_is_not_required() -> None:
+    rows = [row(tool(["x"], x={"type": "string"}, y={"type": "string"})), row(tool(), x="Rome"), row(tool(), x=3)]
+    assert {json.dumps(calls) for calls in made("needless_call", rows)} == {'[["f", {"x": "Rome"}]]'}
+
+
+def test_where_no_tool_is_offered_a_needless_call_is_of_one_that_other_rows_have() -> None:
+    assert made("needless_call", [row()], 1) == [[("search", {})]]
+    assert made("needless_call", [row(), row(tool(), x=1)], 1) == [[("f", {})]]
+    assert made("needless_call", [row(tool(), x=1)], 1) == [None]
+
+
+def test_only_a_required_argument_that_was_given_is_left_out() -> None:
+    found = made("missing_argument", [row(tool(["x", "z"], x={}, y={}, z={}), x=1, y=2)])
+    assert {json.dumps(calls) for calls in found} == {'[["f", {"y": 2}]]'}
+    assert made("missing_argument", [row(tool(["z"], x={}), x=1)], 1) == [None]
+
+
+def test_texts_and_numbers_are_made_up_and_switches_are_not() -> None:
+    assert made("made_up_value", [row(tool(x={}), x=True)], 1) == [None]
+    assert made("made_up_value", [row(tool(x={}), x="")], 1) == [None]
+    for value in (5, 2.5, "B12", "word"):
+        rows = [row(tool(x={}), x=value), row(tool(x={}), x=value), row(tool(x={}), x=True)]
+        for calls in made("made_up_value", rows):
+            assert type(calls[0][1]["x"]) is type(value) and calls[0][1]["x"] != value
+
+
+def test_what_the_conversation_has_is_not_made_up() -> None:
+    rows = [row(tool(x={}), x="word"), row(tool(x={}), x="GO."), row(tool(x={}), x="Rome")]
+    found = {calls[0][1]["x"] for calls in made("made_up_value", rows)}
+    assert "Rome" in found and "GO." not in found
+
+
+def test_what_the_environment_would_reward_is_no_rejected_answer() -> None:
+    alike = [row(tool(x={}), x="one two three"), row(tool(x={}), x="two three four")]
+    assert {calls[0][1]["x"] == "two three four" for calls in made("made_up_value", alike) if calls} <= {False}
+
+
+def test_the_one_required_argument_that_was_given_is_found_among_many() -> None:
+    required = ["x", *(f"absent{number}" for number in range(40))]
+    found = made("missing_argument", [row(tool(required, x={}), x=1)], 5)
+    assert found == [[("f", {})]] * 5
+
+
+@pytest.mark.parametrize("room", range(3200, 3500, 50))
+def test_the_values_that_there_is_room_for_do_not_depend_on_their_order(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hallucinations, "ROOM", room)
+    rows = [row(tool(), x="v" * (80 * (number % 2)) + str(number)) for number in range(60)]
+    kept = HallucinationMaker(rows).borrowed("x")
+    assert 15 <= len(kept) <= 35
+    for seed in range(10):
+        random.Random(seed).shuffle(rows)
+        assert HallucinationMaker(rows).borrowed("x") == kept
