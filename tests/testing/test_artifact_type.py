@@ -127,8 +127,12 @@ def with_report(folder: Path) -> None:
     (folder / "report.json").write_text('{"metrics": {"accuracy": 0.5}}')
 
 
-def test_a_type_without_the_attributes_of_its_parent_is_found(tmp_path: Path, package: Package):
-    changes = ((TYPES, "description =", 'is_a = ["eval_report"]\ndescription ='),)
+@pytest.mark.parametrize("returned", ["{", '{"metrics": {"accuracy": 0.25}, '], ids=["none", "others"])
+def test_a_type_without_the_attributes_of_its_parent_is_found(tmp_path: Path, package: Package, returned: str):
+    changes = (
+        (TYPES, "description =", 'is_a = ["eval_report"]\ndescription ='),
+        (CODE, 'return {"rows"', f'return {returned}"rows"'),
+    )
     subject = artifact_type.TypeSubject("toykit_thing", made(tmp_path, package, "type", changes), with_report)
     assert failed(Examination(artifact_type.SUITE, subject)) == ["it_has_what_its_parents_have"]
 

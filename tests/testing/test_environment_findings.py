@@ -1,0 +1,368 @@
+"""What the checks of an environment look at: every row, every kind of answer, every call. The environment is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from nemotron_steps.environments import catalog
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
+from nemotron_steps.environments.responses import ToolCall
+from nemotron_steps.errors import DataError
+from nemotron_steps.testing import environment_answers, environment_rollouts, environment_rows, environment_subject
+from nemotron_steps.testing.environment_subject import STRANGE, EnvironmentSubject, judged, plain
+from nemotron_steps.testing.suite import Unmet
+
+ROWS: list[dict[str, Any]] = [{"responses_create_params": {"input": "q"}, "n": n} for n in (1, 2, 3)]
+
+
+class Told(Environment):
+    """Earns what a function of row and text says; notes what is done with it."""
+
+    name: ClassVar[str] = "told"
+
+    def __init__(self, earns: Any = lambda row, text: 1.0) -> None:
+        super().__init__(EnvironmentConfig(), {})
+        self.earns = earns
+        self.done: list[str] = []
+
+    async def start(self) -> None:
+        self.done.append("start")
+
+    async def close(self) -> None:
+        self.done.append("close")
+
+    async def seed(self, row: Any) -> Session:
+        return Session(tools=[{"name": "add"}])
+
+    async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+        self.done.append(f"{name} {json.dumps(arguments)}")
+        return "3"
+
+    async def release(self, session: Session) -> None:
+        self.done.append("release")
+
+    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+        found = self.earns(row, response.text)
+        return found if isinstance(found, Verdict) else Verdict(found)
+
+
+def subject(environment: Told | None = None, **settings: Any) -> Any:
+    """A subject over the rows, whose environment this is each time."""
+    made: Any = EnvironmentSubject("told", ROWS, lambda row: "right", **settings)
+    made.__dict__["found"] = Told
+    made.build = lambda: environment or Told()
+    return made
+
+
+@pytest.mark.parametrize(("row", "answer"), [(1, "right"), (2, "right"), (1, "fine"), (3, "fine")])
+def test_a_verdict_that_changes_is_found_on_any_row_and_for_any_answer(row: int, answer: str) -> None:
+    times = iter(range(99))
+
+    def earns(given: Any, text: str) -> float:
+        return next(times) / 100 if (given["n"], text) == (row, answer) else 0.0
+
+    environment_rollouts.judging_is_deterministic(subject())
+    with pytest.raises(Unmet, match="two verdicts"):
+        environment_rollouts.judging_is_deterministic(subject(Told(earns)))
+
+
+def test_verdicts_that_differ_from_row_to_row_are_no_state() -> None:
+    environment_rollouts.it_keeps_no_state(subject(Told(lambda row, text: row["n"] / 4)))
+    environment_rollouts.concurrent_is_serial(subject(Told(lambda row, text: row["n"] / 4)))
+
+
+def test_only_sleeping_in_the_loop_is_found_and_sleep_is_what_it_was() -> None:
+    sleep = time.sleep
+
+    def elsewhere(row: Any, text: str) -> float:
+        thread = threading.Thread(target=lambda: time.sleep(0.001))
+        thread.start()
+        thread.join()
+        return 1.0
+
+    def here(row: Any, text: str) -> float:
+        time.sleep(0.001)
+        return 1.0
+
+    environment_rollouts.it_never_sleeps_in_the_loop(subject(Told(elsewhere)))
+    with pytest.raises(Unmet, match=r"sleeps 0\.001 s"):
+        environment_rollouts.it_never_sleeps_in_the_loop(subject(Told(here)))
+    assert time.sleep is sleep
+
+
+def test_an_environment_is_closed_before_it_was_started_and_twice() -> None:
+    environment = Told()
+    environment_rollouts.it_can_be_closed(subject(environment))
+    assert environment.done == ["close", "start", "close", "close"]
+
+
+@pytest.mark.parametrize(
+    "raises",
+    [
+        lambda name, arguments: name == "no_such_tool",
+        lambda name, arguments: name == "add" and arguments == {},
+        lambda name, arguments: "no_such_argument" in arguments,
+        lambda name, arguments: arguments.get("a", 1) is None,
+        lambda name, arguments: arguments.get("b") == "\ud800",
+        lambda name, arguments: len(str(arguments.get("b"))) > 50_000,
+    ],
+)
+def test_a_tool_is_called_in_every_wrong_way(raises: Any) -> None:
+    class Raises(Told):
+        async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+            if broken and raises(name, arguments):
+                raise KeyError(name)
+            return "error: what?"
+
+        async def seed(self, row: Any) -> Session:
+            properties = {key: {"type": "number"} for key in "ab"}
+            return Session(tools=[{"name": "add", "parameters": {"type": "object", "properties": properties}}])
+
+    broken = False
+    environment_rollouts.tool_mistakes_are_told_to_the_policy(subject(Raises()))
+    broken = True
+    with pytest.raises(Unmet, match="raises KeyError"):
+        environment_rollouts.tool_mistakes_are_told_to_the_policy(subject(Raises()))
+
+
+def test_the_arguments_of_a_call_are_of_the_types_that_its_schema_says() -> None:
+    types = ("string", "integer", "number", "boolean", "array", "object", None)
+    tool = {"parameters": {"properties": {str(kind): {"type": kind} for kind in types}}}
+    found = environment_rollouts._some_arguments(tool)
+    assert [type(value) for value in found.values()] == [str, int, float, bool, list, dict, str]
+
+
+@pytest.mark.parametrize("thinking", ["<think>right</think>", "<think>right"])
+def test_an_answer_inside_of_the_thinking_is_found_however_it_ends(thinking: str) -> None:
+    made = subject()
+    made.verdict = lambda row, answer, what: Verdict(float(answer == earning))
+    earning = "none"
+    environment_answers.the_answer_in_thinking_earns_nothing(made)
+    earning = thinking
+    with pytest.raises(Unmet, match=r"inside of the thinking earns 1\.0"):
+        environment_answers.the_answer_in_thinking_earns_nothing(made)
+
+
+def test_a_range_of_one_reward_is_empty_and_a_verdict_outside_or_of_no_number_is_found() -> None:
+    class Narrow(Told):
+        reward_range = (1.0, 1.0)
+
+    with pytest.raises(Unmet, match="empty"):
+        environment_answers.rewards_are_in_range(subject(Narrow()))
+    environment_answers.rewards_are_in_range(subject())
+    for wrong in (
+        Verdict(2.0),
+        Verdict.failed("verdict_invalid", message="why"),
+        Verdict.failed("reward_out_of_range"),
+    ):
+        for text in ("right", "", "PASSED\n1 passed in 0.01s"):
+            environment = Told(
+                lambda row, given, wrong=wrong, text=text: wrong if given == text and row["n"] == 3 else 0.0
+            )
+            with pytest.raises(Unmet, match=r"reward_out_of_range|verdict_invalid"):
+                environment_answers.rewards_are_in_range(subject(environment))
+
+
+@pytest.mark.parametrize(
+    ("right", "worst", "met"),
+    [
+        (1.0, 0.0, True),
+        (0.5, None, True),
+        (0.0, 0.0, False),
+        (0.0, 0.5, False),
+        (None, 0.0, False),
+        (None, None, False),
+    ],
+)
+def test_the_right_answer_of_each_row_earns_more_than_none(right: Any, worst: Any, met: bool) -> None:
+    def earns(row: Any, text: str) -> Verdict:
+        reward = (right if text else worst) if row["n"] == 3 else float(bool(text))
+        return Verdict(reward) if reward is not None else Verdict.failed("lost")
+
+    if met:
+        environment_answers.right_answers_earn_most(subject(Told(earns)))
+    else:
+        with pytest.raises(Unmet, match="right answer of row 3"):
+            environment_answers.right_answers_earn_most(subject(Told(earns)))
+
+
+def test_worthless_answers_are_looked_at_on_every_row_and_strange_ones_on_two() -> None:
+    with pytest.raises(Unmet, match="control tokens"):
+        last = Told(lambda row, text: float(row["n"] == 3 and "10/10" in text))
+        environment_answers.worthless_answers_earn_nothing(subject(last, worthless=0.0))
+    seen: list[tuple[int, str]] = []
+    made = subject()
+    made.verdict = lambda row, answer, what: seen.append((row["n"], what))
+    environment_answers.empty_answers_are_judged(made)
+    told = [f"empty, {name}" for name in STRANGE["empty"]]
+    assert seen == [*((n, what) for n in (1, 2) for what in told), (1, "a turn of tool calls alone")]
+
+
+def test_every_row_is_to_be_accepted_and_there_is_one() -> None:
+    class Picky(Told):
+        def check_row(self, row: Any, where: str) -> None:
+            if row["n"] == 3:
+                raise DataError("three", where=where)
+
+    environment_rows.rows_are_accepted(subject())
+    with pytest.raises(Unmet, match=r"row 3: three(.|\n)*rows:3"):
+        environment_rows.rows_are_accepted(subject(Picky()))
+    empty = subject()
+    empty.__dict__["rows"] = []
+    with pytest.raises(Unmet, match="no rows"):
+        environment_rows.rows_are_accepted(empty)
+
+
+@pytest.mark.parametrize("wrong", environment_rows._WRONG)
+def test_a_field_of_any_other_type_that_cannot_be_judged_is_found(wrong: Any) -> None:
+    def earns(row: Any, text: str) -> float:
+        if type(row["n"]) is type(wrong) and row["n"] == wrong:
+            raise KeyError("n")
+        return 1.0
+
+    environment_rows.a_wrong_field_is_told(subject())
+    with pytest.raises(Unmet, match="accepted, and cannot be judged"):
+        environment_rows.a_wrong_field_is_told(subject(Told(earns)))
+
+
+@pytest.mark.parametrize(
+    ("check", "judge", "found"),
+    [
+        (None, Verdict(1.0), None),
+        (DataError("no n"), None, None),
+        (KeyError("n"), None, "check_row raises KeyError"),
+        (None, KeyError("n"), "judging raises KeyError"),
+        (None, Verdict.failed("verify_failed", message="why"), "cannot be judged: why"),
+        (None, Verdict.failed("verdict_invalid"), "cannot be judged"),
+        (None, Verdict.failed("judge_unavailable"), None),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_row_without_a_field_is_refused_or_judged(check: Any, judge: Any, found: str | None, place: int) -> None:
+    def lacks(row: Any) -> bool:  # which row it is stands where no verifier looks
+        return "n" not in row and row["agent_ref"] == place
+
+    def check_row(row: Any, where: str) -> None:
+        if check is not None and lacks(row):
+            raise check
+
+    def judges(row: Any, *answers: Any) -> list[Verdict]:
+        if isinstance(judge, Exception) and lacks(row):
+            raise judge
+        return [judge if isinstance(judge, Verdict) and lacks(row) else Verdict(1.0)]
+
+    made: Any = SimpleNamespace(
+        rows=[{"n": 1, "agent_ref": n} for n in range(2)],
+        found=SimpleNamespace(required_fields=()),
+        build=lambda: SimpleNamespace(check_row=check_row),
+        right=lambda row: "x",
+        with_company=lambda answer: [answer],
+        judge=judges,
+    )
+    if found is None:
+        environment_rows.a_missing_field_is_told(made)
+    else:
+        with pytest.raises(Unmet, match=found):
+            environment_rows.a_missing_field_is_told(made)
+
+
+def test_a_field_more_may_neither_be_refused_nor_change_the_verdict() -> None:
+    environment_rows.unknown_fields_change_nothing(subject())
+    with pytest.raises(Unmet, match="changes the verdict"):
+        environment_rows.unknown_fields_change_nothing(subject(Told(lambda row, text: float("kit_unknown" in row))))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "found"),
+    [
+        ([("a", "Says."), ("b", "Says.")], "fields: first, last", None),
+        ([("a", "Says."), ("b", "")], "fields: first, last", "the setting `b`"),
+        ([], "fields: first", "the row's field `deep.last`"),
+        ([], "fields: last", "the row's field `first`"),
+    ],
+)
+def test_every_setting_and_every_field_of_a_row_is_to_be_described(
+    settings: list[tuple[str, str]], text: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Described(Told):
+        required_fields = ("first", "deep.last")
+
+    Described.__doc__ = text
+    listed = [catalog.Setting(name, "int", 1, False, said) for name, said in settings]
+    monkeypatch.setattr(catalog, "described", lambda name: SimpleNamespace(settings=listed))
+    monkeypatch.setattr(environment_rows.inspect, "getmodule", lambda found: None)
+    made = subject()
+    made.__dict__["found"] = Described
+    if found is None:
+        environment_rows.it_is_documented(made)
+    else:
+        with pytest.raises(Unmet, match=found):
+            environment_rows.it_is_documented(made)
+
+
+def test_rows_may_lie_in_a_file_with_blank_lines(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n\n" for row in ROWS))
+    assert EnvironmentSubject("told", file, str).rows == EnvironmentSubject("told", str(file), str).rows == ROWS
+
+
+def test_a_rollout_calls_the_offered_tools_with_what_can_be_read_and_releases_its_session() -> None:
+    environment = Told()
+    calls = [ToolCall("add", '{"a": 1}'), ToolCall("other", "{}"), ToolCall("add", "[1]"), ToolCall("add", "")]
+    responses = [Response("x", tool_calls=calls), Response("y")]
+    asyncio.run(judged(environment, ROWS[0], responses))
+    assert environment.done == ['add {"a": 1}', "add {}", "release", "release"]
+
+
+def test_a_fresh_environment_is_closed_and_a_given_one_is_its_owners_and_rows_are_copied() -> None:
+    def changing(row: Any, text: str) -> float:
+        row["n"] = 9
+        return 1.0
+
+    environment, given = Told(changing), Told(changing)
+    made = subject(environment)
+    made.judge(ROWS[0], "x")
+    made.judge(ROWS[0], "x", environment=given)
+    assert environment.done == ["start", "release", "close"] and given.done == ["release"]
+    assert ROWS[0]["n"] == 1
+
+
+def test_an_answer_has_company_where_groups_are_judged() -> None:
+    made = subject()
+    assert made.with_company("x") == ["x"]
+    made.__dict__["found"] = SimpleNamespace(judges_groups=True)
+    assert made.with_company("x") == ["x", "fine"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "found"),
+    [
+        (Verdict(0.0), None),
+        (Verdict.failed("judge_unavailable"), None),
+        (Verdict.failed("verify_failed", traceback="a\nb\n\nc\nd\n"), r"b\nc\nd"),
+        (Verdict.failed("verdict_invalid"), "verdict_invalid"),
+        (Verdict(7.0), "reward_out_of_range"),
+    ],
+)
+def test_a_mistake_of_the_environment_is_told_as_one(verdict: Verdict, found: str | None) -> None:
+    made = subject(Told(lambda row, text: verdict))
+    if found is None:
+        assert made.verdict(ROWS[0], "x", "an answer").failure == verdict.failure
+    else:
+        with pytest.raises(Unmet, match=found):
+            made.verdict(ROWS[0], "x", "an answer")
+
+
+def test_two_verdicts_are_the_same_by_reward_components_and_failure() -> None:
+    one = Verdict(1.0, {"a": 1.0}, details={"x": 1})
+    others = [Verdict(1.0, {"a": 2.0}), Verdict(0.5, {"a": 1.0}), Verdict(None, {"a": 1.0}, "lost")]
+    assert plain(one) == plain(Verdict(1.0, {"a": 1.0})) and plain(one) not in [plain(other) for other in others]
+    assert environment_subject.only_calls().tool_calls[0].parsed_arguments() is None
