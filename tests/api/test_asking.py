@@ -11,6 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.api.asking import asked_for, override_texts, reference
+from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.cli.asked import Asked
 from nemotron_steps.errors import RequestError
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])).filter(lambda t: "${" not in t)
@@ -85,3 +87,39 @@ def test_a_step_is_fanned_out_over_some_values_and_over_nothing_else(values: Any
         asked_for("step", over={"grpo.seed": values})
     assert caught.value.where == "over['grpo.seed']"
     assert asked_for("step", over={"grpo.seed": range(1, 3)}).over == ("grpo.seed=1,2",)
+
+
+def test_every_argument_has_its_place_in_the_request() -> None:
+    model = Artifact("checkpoint_hf", "d", Path("x"), name="sft/model", version=2)
+    asked = asked_for(
+        ["sft", "rl"],
+        config=Path("own.yaml"),
+        inputs={"policy": model, "prompts": Path("rows.jsonl")},
+        overrides=["a=1"],
+        profile="big",
+        first="sft",
+        until="rl",
+        over={"rl.inputs.policy": [model, "other"], "seed": (1, 2)},
+        ignore_checks="sft",
+        grpo={"seed": None},
+    )
+    assert asked == Asked(
+        ("sft", "rl"),
+        ("a=1", "grpo.seed=null"),
+        "own.yaml",
+        {"policy": "sft/model:v2", "prompts": "rows.jsonl"},
+        "big",
+        first="sft",
+        until="rl",
+        over=("rl.inputs.policy=sft/model:v2,other", "seed=1,2"),
+        ignore_checks=("sft",),
+    )
+    assert asked_for("s", over=["seed=1,2", "lr=3,4"], ignore_checks=["a", "b"]) == Asked(
+        ("s",), over=("seed=1,2", "lr=3,4"), ignore_checks=("a", "b")
+    )
+
+
+@pytest.mark.parametrize("target", [["s", ""], ["s", 1], ()])
+def test_every_step_of_a_list_has_a_name(target: Any) -> None:
+    with pytest.raises(RequestError, match="name a step"):
+        asked_for(target)

@@ -63,10 +63,44 @@ def test_a_package_is_found_where_its_installer_made_a_finder_for_it(score, tmp_
     ("lines", "found"),
     [("/other\n{lib}\nimport x\n", True), ("{lib}/deeper\n", False), ("/root{lib}\n", False), ("", False)],
 )
-def test_a_package_is_found_where_a_line_of_a_pth_file_is_its_folder(lines, found, score, tmp_path):
-    (tmp_path / "purelib" / "editable.pth").write_text(lines.format(lib=tmp_path / "lib"))
+@pytest.mark.parametrize("folder", ["purelib", "platlib"])
+def test_a_package_is_found_where_a_line_of_a_pth_file_is_its_folder(lines, found, folder, score, tmp_path):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "editable.pth").write_text(lines.format(lib=tmp_path / "lib"))
     if found:
         assert function_reference(score, tmp_path / "home") == NAME
     else:
         with pytest.raises(ConfigError):
             function_reference(score, tmp_path / "home")
+
+
+def test_a_function_of_a_packages_own_file_goes_by_the_package(score, tmp_path, monkeypatch):
+    package = sys.modules["toy_rewards_of_a_path"]
+    Path(package.__file__).write_text("def whole(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    package = importlib.reload(package)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    assert function_reference(package.whole, tmp_path / "home") == "toy_rewards_of_a_path:whole"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib" / "toy_rewards_of_a_path"))
+    with pytest.raises(ConfigError) as caught:
+        function_reference(package.whole, tmp_path / "home")
+    assert caught.value.found == str(tmp_path / "lib")
+
+
+def test_what_has_a_state_is_named_in_the_function_that_is_hinted(tmp_path):
+    class Judge:
+        def __call__(self, completions, **columns):
+            return [0.0 for _ in completions]
+
+    for given, name in ((Judge(), "Judge"), (Judge, "type"), (len, "len")):
+        with pytest.raises(ConfigError) as caught:
+            function_reference(given, tmp_path, 1)
+        assert (caught.value.where, caught.value.found) == ("rewards[1]", name)
+
+
+def test_a_function_that_was_written_down_is_written_once(tmp_path):
+    made = [function_reference(lambda completions, **columns: [2.0 for _ in completions], tmp_path, n) for n in (3, 3)]
+    (file,) = tmp_path.iterdir()
+    assert made == [f"{file}:reward_3"] * 2
+    file.write_text("def reward_3(): ...\n")  # what its digest names is not looked at again
+    function_reference(lambda completions, **columns: [2.0 for _ in completions], tmp_path, 3)
+    assert file.read_text() == "def reward_3(): ...\n"

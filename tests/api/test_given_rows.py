@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from nemotron_steps.api.given_rows import data_reference
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import DataError
 
 ROWS = [{"prompt": "1 + 1?", "answer": "2", "level": 1}, {"prompt": "é", "answer": None, "level": 2}]
@@ -24,7 +26,8 @@ def test_the_same_rows_are_the_same_file(tmp_path: Path) -> None:
     assert rows_of(ROWS, tmp_path) == ROWS
     assert data_reference(iter(ROWS), tmp_path) == path
     assert data_reference([*ROWS, ROWS[0]], tmp_path) != path
-    assert len(list(tmp_path.iterdir())) == 2
+    assert data_reference([ROWS[0], {**ROWS[1], "level": 3}], tmp_path) != path
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_data_sets_and_tables_are_rows_and_what_they_miss_is_null(tmp_path: Path) -> None:
@@ -111,3 +114,40 @@ def test_half_of_a_character_is_written_as_json_has_it(tmp_path: Path) -> None:
     half = json.loads(r'"a \ud83d"')
     (line,) = Path(data_reference([{"prompt": half}], tmp_path)).read_text("utf-8").splitlines()
     assert json.loads(line) == {"prompt": half}
+
+
+def test_an_artifact_goes_by_its_name(tmp_path: Path) -> None:
+    assert data_reference(Artifact("rl_prompts", "d", tmp_path, name="rows", version=3), tmp_path) == "rows:v3"
+
+
+def test_rows_as_nemo_gym_has_them_need_no_prompt_beside_their_conversation(tmp_path: Path) -> None:
+    rows = [{"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "mcqa"}}]
+    assert rows_of(rows, tmp_path) == rows
+
+
+def test_the_columns_that_may_be_the_prompt_are_the_longest_two(tmp_path: Path) -> None:
+    row = {"key": "ab", "task": "abcd", "id": "a", "text": "abc", "number": 123456789}
+    with pytest.raises(DataError) as raised:
+        data_reference([row], tmp_path)
+    assert raised.value.hints == tuple(
+        f'dataset=[{{**row, "prompt": row["{name}"]}} for row in dataset]' for name in ("task", "text")
+    )
+    assert raised.value.found == "columns key, task, id, text, number"
+
+
+def test_what_json_has_no_form_for_is_as_near_as_it_gets(tmp_path: Path) -> None:
+    class NAType:
+        pass
+
+    class NaTType:
+        def isoformat(self) -> str:
+            return "NaT"
+
+    numbers = {"up": float("inf"), "down": float("-inf"), "none": float("nan"), "yes": True, "big": 2**70}
+    row = {"prompt": "x", 1: {2: (NAType(), NaTType())}, "day": date(2026, 1, 2), **numbers}
+    assert rows_of([row], tmp_path) == [
+        {
+            **{"prompt": "x", "1": {"2": [None, None]}, "day": "2026-01-02"},
+            **{"up": None, "down": None, "none": None, "yes": True, "big": 2**70},
+        }
+    ]

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps import GRPO, open_run, run
+from nemotron_steps import GRPO, open_run, plan, run
+from nemotron_steps.api.grpo import _config_for, _named
 from nemotron_steps.cli.main import steps
-from nemotron_steps.errors import PlanError, RequestError
+from nemotron_steps.config.profiles import Profile
+from nemotron_steps.errors import ConfigError, DataError, PlanError, RequestError
 from tests.api.conftest import ROWS, TINY
 
 GYM_ROWS = [
@@ -87,6 +89,7 @@ def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: 
 
     assert "grpo.val_at_end=true" in command(over={"grpo.seed": [1, 2]})
     assert "grpo.val_at_end=true" not in command(grpo={"val_period": 1})
+    assert "grpo.val_at_start=true" not in command(overrides=["grpo.val_at_end=true"])
     (workplace / "own.yaml").write_text("defaults: [cpu]\ngrpo: {val_at_start: true}\n")
     assert "grpo.val_at_end=true" not in GRPO(model, ROWS, shorter, config="own", validation="held.jsonl").command
 
@@ -122,7 +125,7 @@ def test_what_a_training_says_itself_is_no_section(model: Path, workplace: Path)
     [("reward", "rewards"), ("reward_funcs", "rewards"), ("eval_dataset", "validation"), ("train_dataset", "dataset")],
 )
 def test_what_other_trainers_call_an_argument_is_told_by_its_name_here(workplace: Path, typed: str, here: str) -> None:
-    for given in ([shorter], *([] if typed == "reward" else ["rows.jsonl"])):
+    for given in ([shorter], ["a.py:f", shorter], *([] if typed == "reward" else ["rows.jsonl"])):
         with pytest.raises(RequestError, match=f"no argument '{typed}'") as raised:
             GRPO("model", ROWS, **{typed: given})
         assert (raised.value.where, raised.value.expected, raised.value.hints) == (typed, here, (f"{here}=…",))
@@ -152,3 +155,70 @@ def test_overrides_are_any_mapping_or_a_list_and_no_text_alone(model: Path, work
     with pytest.raises(RequestError, match="overrides are a list of texts") as raised:
         GRPO(model, ROWS, shorter, config="cpu", overrides="grpo.seed=1")
     assert raised.value.hints == ("overrides=['grpo.seed=1']",)
+
+
+def test_rewards_are_weighed_as_given_and_one_each_where_nothing_is(tmp_path: Path) -> None:
+    given = ("a.py:f", "b.py:g")
+    assert _named(None, None, tmp_path) == []
+    assert _named("a.py:f", None, tmp_path) == [{"function": "a.py:f", "weight": 1.0}]
+    for rewards in (given, list(given)):
+        assert [each["weight"] for each in _named(rewards, None, tmp_path)] == [1.0, 1.0]
+        assert _named(rewards, (2, 0.5), tmp_path) == [
+            {"function": "a.py:f", "weight": 2.0},
+            {"function": "b.py:g", "weight": 0.5},
+        ]
+    with pytest.raises(ConfigError, match="every reward has a weight") as raised:
+        _named(given, [1.0], tmp_path)
+    assert (raised.value.found, raised.value.hints) == ("1", ("weights=[1.0, 1.0]",))
+    with pytest.raises(ConfigError, match="every reward has a weight"):
+        _named(None, [1.0], tmp_path)
+
+
+def test_what_is_typed_goes_before_the_functions(workplace: Path) -> None:
+    training = GRPO("model", ROWS, "a.py:f", config="cpu", overrides=["reward=b.py:g"])
+    assert training.command.index("a.py:f") < training.command.index("b.py:g")
+    assert "reward" not in GRPO("model", ROWS, config="cpu").command
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "config"),
+    [
+        (["nvidia0"], None, "one_gpu"),
+        (["nvidia0"], "0", "one_gpu"),
+        (["nvidia0"], "", "cpu"),
+        (["nvidia0"], "-1", "cpu"),
+        (["nvidiactl"], None, "cpu"),
+        ([], None, "cpu"),
+    ],
+)
+def test_the_config_is_that_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, devices: list[str], visible: str | None, config: str
+) -> None:
+    for device in devices:
+        (tmp_path / device).touch()
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, kind: glob(tmp_path if str(self) == "/dev" else self, kind))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _config_for(None) == _config_for(Profile(executor="local", gpus_per_node=8)) == config
+    assert _config_for(Profile(executor="slurm", gpus_per_node=0)) == "cpu"
+    assert _config_for(Profile(executor="slurm", gpus_per_node=None)) == "one_gpu"
+
+
+def test_what_is_wrong_with_the_rows_to_validate_on_is_told_of_them(workplace: Path) -> None:
+    with pytest.raises(DataError, match="has no rows") as raised:
+        GRPO("model", ROWS, shorter, config="cpu", validation=[])
+    assert raised.value.where == "validation"
+
+
+def test_how_it_is_run_is_handed_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemotron_steps.api.running.run_asked", lambda bench, asked, **given: (asked.targets, given))
+    training = GRPO("model", ROWS, "a.py:f", config="cpu")
+    asked = {"force": True, "resume": "r1", "wait": False, "progress": False}
+    assert training.run(**asked) == (("rl/nemo_rl/rlvr",), asked)  # type: ignore[arg-type]
+    usual = {"force": False, "resume": None, "wait": True, "progress": True}
+    assert training.run() == (("rl/nemo_rl/rlvr",), usual)
+    planned = plan("data_prep/rl_prep", config="tiny")
+    assert planned.run(**asked) == (("data_prep/rl_prep",), asked)  # type: ignore[arg-type]
+    assert planned.run() == run("data_prep/rl_prep", config="tiny") == (("data_prep/rl_prep",), usual)

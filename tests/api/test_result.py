@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +38,17 @@ def test_a_run_is_read_anew_while_it_works_and_kept_once_it_is_over(
     assert [result._report.attempts for _ in range(2)] == [1, 2]
     status = "done"
     assert [result._report.attempts for _ in range(2)] == [3, 3]
+
+
+def test_what_was_read_while_a_run_ended_is_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, reads = ["running"], []
+
+    def read(self: Result) -> Any:
+        status[0] = "done"  # it ends meanwhile
+        reads.append(1)
+        return run_report(attempts=len(reads))
+
+    monkeypatch.setattr("nemotron_steps.api.result.get_run", lambda *_: RunInfo("run-1", status=status[0]))
+    monkeypatch.setattr(Result, "_read_files", read)
+    result = Result(ArtifactStore(tmp_path), "run-1")
+    assert [result._report.attempts for _ in range(3)] == [1, 2, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps import Artifacts, Registry, StepsError, open_run, plan, run
+from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.running import run_here
 from nemotron_steps.errors import (
     InterruptedRunError,
@@ -23,6 +25,8 @@ from nemotron_steps.errors import (
     RequestError,
     UnknownNameError,
 )
+from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.run_folder import RunFolder
 from tests.cli.conftest import TOY_PACK
 
 GATED = """
@@ -52,8 +56,12 @@ def test_a_plan_is_looked_at_and_run() -> None:
     assert planned.config()["optimizer"]["lr"] == 0.5
     assert "toy/train" in str(planned) and planned.command in planned._repr_html_()
     assert planned.to_dict()["steps"][-1]["key"] == "toy/train"
+    assert planned.config("toy/make") == {"count": 3} and len(planned.steps) == 2
+    with pytest.raises(KeyError):
+        planned.config("toy/score")
     result = planned.run(progress=False)
     assert plan("toy/train", config="tiny", overrides=["optimizer.lr=0.5"]).cached
+    assert not plan("toy/train", config="tiny").cached  # its rows are there, and it is not
     assert result.status == "done" and result.folder.is_dir()
 
 
@@ -69,6 +77,9 @@ def test_a_result_has_what_the_run_recorded(capfd: pytest.CaptureFixture[str]) -
     links = Artifacts().lineage(made.ref)["ancestors"]
     assert [link["port"] for link in links] == ["rows"]
     assert made.ref in [artifact.ref for artifact in result.artifacts.list(type=made.type)]
+    assert [artifact.ref for artifact in Artifacts().list(name="toy/make/rows")] == ["toy/make/rows:v1"]
+    assert Artifacts().list(name="toy/make/rows", type=made.type) == [] and len(Artifacts().list()) == 2
+    assert result.artifacts.find(made.digest).ref == made.ref
     # Cached, it is the same to whoever reads it.
     again = run("toy/train", config="tiny", steps=3, progress=False)
     assert again.id != result.id and again.metrics == result.metrics and again.outputs == result.outputs
@@ -99,6 +110,8 @@ def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
     assert any(f"steps logs {failed.id}" in hint for hint in raised.value.hints)
     assert failed.status == "failed" and failed.error is not None and failed.error["code"] == "E600"
     assert failed.metrics["loss"] and "error[E600]" in failed._repr_html_()
+    with pytest.raises(StepsError, match="NaN"):
+        failed.wait()
     resumed = run("toy/train", config="tiny", resume=failed.id, progress=False)
     assert resumed.id == failed.id and resumed.status == "done"
 
@@ -141,7 +154,7 @@ def test_checks_of_a_stage_are_ignored_where_it_is_named(workplace: Path) -> Non
         run("gated.toml", progress=False)
     assert raised.value.code == "E640"
     assert run("gated.toml", ignore_checks=["train"], progress=False).status == "done"
-    stopped = run(resume="latest", ignore_checks="train", progress=False)
+    stopped = run(resume="latest", config=None, over=(), inputs={}, ignore_checks="train", progress=False)
     assert stopped.status == "done"
 
 
@@ -220,7 +233,47 @@ def test_what_there_is_can_be_listed_and_shown() -> None:
     assert "tiny" in registry.show("toy/train")["configs"]
     assert registry.types["prompt_data"]["convert_to"] == {"rl_prompts": "data_prep/import_prompts"}
     assert any("toy/train" in steps for steps in registry.packs.values()) and "super3_rl" in registry.pipelines
+    assert [row.id for row in registry.list(tag="toy")] == ["toy/make", "toy/train"]
+    assert registry.pipelines["toy_all"] == ("toy/make", "toy/train", "toy/score") and registry.problems == ()
+    assert sorted(registry.packs["toy_pack"]) == ["toy/convert", "toy/make", "toy/score", "toy/train"]
     with pytest.raises(UnknownNameError):
         registry.show("toy/trian")
     with pytest.raises(UnknownNameError):
         registry.list(produces="rl_promts")
+
+
+def test_what_is_wrong_with_a_manifest_is_told_and_the_others_are_there(workplace: Path) -> None:
+    (workplace / "manifests").mkdir()
+    (workplace / "manifests" / "bad.toml").write_text("[step\n")
+    registry = Registry()
+    (problem,) = registry.problems
+    assert "bad.toml" in str(problem.where) and "toy/train" in {row.id for row in registry.list()}
+
+
+def test_a_run_of_another_process_is_not_waited_for(workplace: Path) -> None:
+    store = ArtifactStore()
+    folder = RunFolder(store, "r1")
+    folder.update(folder.create("toy/train", {}), status="running")
+    with hold(folder.lock, {}, lambda holder: None), pytest.raises(RequestError, match="no executor works") as raised:
+        open_run("r1").wait()
+    assert (raised.value.found, raised.value.hints) == ("running", ("steps watch r1",))
+
+
+def test_a_run_of_a_home_elsewhere_is_whole_on_a_machine_that_has_nothing_of_it(tmp_path: Path) -> None:
+    home = f"memory://{tmp_path.name}-api"
+    made = run("toy/train", config="tiny", home=home, progress=False)
+    backend = ArtifactStore(home).backend
+    sample = {"kind": "sample", "time": 1.0, "step": "toy/train", "sample": {"step": 1, "response": "xyzzy"}}
+    backend.write(f"runs/{made.id}/samples.jsonl", json.dumps(sample).encode() + b"\n")
+    told = (made.metrics, made.summary, {key: step.state for key, step in made.steps.items()})
+    shutil.rmtree(backend.scratch / "runs")
+    found = open_run(made.id, home=home)
+    assert (found.metrics, found.summary, {key: step.state for key, step in found.steps.items()}) == told
+    assert [each["response"] for each in found.steps["toy/train"].samples] == ["xyzzy"]
+
+
+def test_a_config_of_the_working_folder_goes_by_its_name(workplace: Path) -> None:
+    (workplace / "mine.yaml").write_text("defaults: [tiny]\nsteps: 2\n")
+    planned = plan("toy/train", config="mine")
+    assert planned.config()["steps"] == 2 and "-c ./mine.yaml" in planned.command
+    assert list(run("toy/train", config="mine", progress=False).metrics["loss"]) == [1, 2]

@@ -294,3 +294,76 @@ def test_a_default_argument_without_a_text_is_made_anew_or_refused_and_a_variabl
         written_down(space["refused"], "reward")
     with pytest.raises(ConfigError, match="default of its argument 'password' may be a secret"):
         written_down(space["told"], "reward")
+
+
+@pytest.mark.parametrize("kind", ["@classmethod", "@staticmethod", "@property", ""])
+def test_a_class_of_another_place_sees_what_is_around_it_there(kind: str, tmp_path: Path) -> None:
+    source = f"HIDDEN = 3.0\nclass Judge:\n    {kind or '...'}\n    def of(*given):\n        return HIDDEN\n"
+    there = in_a_cell(source, cell=f"judge{kind}")
+    call = "Judge().of" + ("" if kind == "@property" else "()")
+    source = f"def score(completions, **c):\n    return [{call}]\n"
+    space = in_a_cell(source, {"__name__": "__main__", "Judge": there["Judge"]}, cell="score")
+    assert loaded(space["score"], tmp_path)(completions=TEXTS) == [3.0]
+
+
+def test_a_name_of_pythons_own_that_means_another_thing_here_comes_along(tmp_path: Path) -> None:
+    source = "def len(text):\n    return 7.0\ndef score(completions, **c):\n    return [len(t) for t in completions]\n"
+    assert loaded(in_a_cell(source)["score"], tmp_path)(completions=TEXTS) == [7.0] * 3
+
+
+def test_modules_and_names_keep_what_they_are_called_here(tmp_path: Path) -> None:
+    source = (
+        "import math as m, os.path\nfrom math import floor as down\n"
+        "def score(completions, **c):\n    return [m.pi, down(2.5), os.path.join('a', 'b')]\n"
+    )
+    space = in_a_cell(source)
+    text = written_down(space["score"], "score")
+    assert text.splitlines()[:2] == ["from math import floor as down", "import math as m"]
+    assert loaded(space["score"], tmp_path)(completions=TEXTS) == [math.pi, 2, "a/b"]
+
+
+def test_the_running_program_is_no_module_that_another_process_has() -> None:
+    source = "def score(completions, **c):\n    return program.x\n"
+    space = in_a_cell(source, {"__name__": "__main__", "program": sys.modules["__main__"]})
+    with pytest.raises(ConfigError, match="uses the running program as a module"):
+        written_down(space["score"], "score")
+
+
+def test_a_default_that_was_made_of_other_things_is_refused_and_one_of_getenv_is_read_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "import os\nfrom collections import deque\n"
+        "size = 3\n"
+        "def made(completions, own=os.getenv('OWN_VALUE'), *, last=deque(maxlen=2), kept=None, **c):\n"
+        "    return [own, last.maxlen, kept]\n"
+        "def refused(completions, seen=deque(maxlen=size), **c):\n    return []\n"
+    )
+    space = in_a_cell(source)
+    monkeypatch.setenv("OWN_VALUE", "there")
+    assert loaded(space["made"], tmp_path)(completions=TEXTS) == ["there", 2, None]
+    with pytest.raises(ConfigError, match=r"default of its argument 'seen' is a collections\.deque"):
+        written_down(space["refused"], "score")
+
+
+def test_constants_within_constants_are_written_down_and_what_one_of_them_has_no_text_for_is_refused() -> None:
+    source = (
+        "LOCK = object()\nALL = {(1,): [1j, {'a': None}], 'x': ({2, 1}, ())}\n"
+        "BAD = {'a': [1, LOCK]}\nKEY = {(LOCK,): 1}\n"
+        "def f(**c):\n    return ALL\ndef g(**c):\n    return BAD\ndef h(**c):\n    return KEY\n"
+    )
+    space = in_a_cell(source)
+    names: dict[str, Any] = {}
+    exec(written_down(space["f"], "f"), names)
+    assert names["f"]() == space["ALL"] and type(names["f"]()["x"][1]) is tuple
+    for name, used in (("g", "BAD"), ("h", "KEY")):
+        with pytest.raises(ConfigError, match=f"uses '{used}', a builtins.dict of this process"):
+            written_down(space[name], name)
+
+
+def test_a_constant_may_be_as_long_as_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemotron_steps.api.source_text._LONGEST", 7)
+    space = in_a_cell("A, B = 'abcde', 'abcdef'\ndef f(**c):\n    return A\ndef g(**c):\n    return B\n")
+    assert "A = 'abcde'" in written_down(space["f"], "f")
+    with pytest.raises(ConfigError, match="'B', 8 characters of data"):
+        written_down(space["g"], "g")

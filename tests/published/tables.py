@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -22,16 +25,18 @@ PREPARATIONS = ("super3_data_prep", "nano3_data_prep")
 TABLES = sorted(file.stem for file in HERE.glob("*.tsv"))
 
 
-def lines(table: str) -> dict[str, Any]:
+@cache
+def lines(table: str) -> Mapping[str, Any]:
     """Key → value as the table has it; None for a key that it takes away."""
     rows = (line.partition("\t") for line in (HERE / f"{table}.tsv").read_text().splitlines())
-    return {key: json.loads(text) if text else ... for key, _, text in rows}
+    return MappingProxyType({key: json.loads(text) if text else ... for key, _, text in rows})
 
 
-def published(table: str) -> dict[str, Any]:
+@cache
+def published(table: str) -> Mapping[str, Any]:
     """Key → value of the whole published config, with interpolations."""
     values = published(PARENTS[table]) if table in PARENTS else {}
-    return {key: value for key, value in {**values, **lines(table)}.items() if value is not ...}
+    return MappingProxyType({key: value for key, value in {**values, **lines(table)}.items() if value is not ...})
 
 
 def resolved(table: str) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def resolved(table: str) -> dict[str, Any]:
     return {key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in flat(config)}
 
 
-def nested(values: dict[str, Any]) -> dict[str, Any]:
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as groups."""
     root: dict[str, Any] = {}
     for key, value in values.items():

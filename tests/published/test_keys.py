@@ -155,3 +155,27 @@ def test_nodes_that_generate_have_the_clusters_gpus_where_they_do_not_say_how_ma
     translated, problems = translate(values, partial(has_key, RlConfig), {}, lambda path: None)
     assert problems == []
     assert translated["policy"]["generation"]["colocated"] == {"enabled": False, "generation_devices": devices}
+
+
+def test_nodes_that_generate_are_not_counted_in_gpus_that_nobody_says():
+    colocated = {"enabled": False, "resources": {"num_nodes": 2}}
+    words = {"enabled": False, "resources": {"num_nodes": "2"}}
+    for cluster, own in (
+        ({}, colocated),
+        ({"gpus_per_node": "all"}, colocated),
+        (8, colocated),
+        ({"gpus_per_node": 8}, words),
+    ):
+        values = {"policy": {"generation": {"colocated": own}}, "cluster": cluster}
+        translated, problems = translate(values, partial(has_key, RlConfig), {}, lambda path: None)
+        assert problems == []
+        assert translated["policy"]["generation"]["colocated"]["generation_devices"] is None
+
+
+def test_an_argument_of_vllm_that_has_a_key_here_is_taken_as_that():
+    values = {"policy": {"generation": {"vllm_kwargs": {"max_num_seqs": 5, "block_size": 16}}}}
+    translated, problems = translate(values, partial(has_key, RlConfig), {}, lambda path: None)
+    assert problems == [] and translated == {
+        "policy": {"generation": {"vllm_kwargs": {"block_size": 16}, "vllm_cfg": {"max_num_seqs": 5}}}
+    }
+    assert values["policy"]["generation"]["vllm_kwargs"]["max_num_seqs"] == 5
