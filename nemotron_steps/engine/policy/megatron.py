@@ -109,7 +109,7 @@ class MegatronPolicy:
             and generation.backend == "vllm"
             and generation.colocated.enabled
         )
-        """After a step a vLLM on this GPU, in another process, takes its memory back."""
+        """A vLLM on this GPU, in another process, takes its memory next: when it is loaded, and after each step."""
         if self.device.type == "cpu":
             keep_freed_memory()
         self.groups = parallel.Groups.current()
@@ -142,6 +142,7 @@ class MegatronPolicy:
             self.shards.clip_groups(self.buffers, sharded=sharded),
             first_tensor_rank=self.groups.tensor_rank == 0,
         )
+        self._leave_memory_to_vllm()  # that which the weights were loaded into, before they moved to the buffers
         self.teacher_weights: list[torch.Tensor] = []
         """This rank's rows of the teachers' output layers, where whole distributions are compared."""
         self._outputs = TokenOutputs(
@@ -255,13 +256,16 @@ class MegatronPolicy:
             )
         lr = learning_rate(self.optimizer.steps, self.config.megatron_cfg.optimizer, self._scheduler)
         self.optimizer.step(lr, [min(1.0, self.config.max_grad_norm / (each + 1e-6)) for each in norms])
-        if self._vllm_wakes:
-            torch.cuda.empty_cache()
+        self._leave_memory_to_vllm()
         if self._balanced:
             for router in self.model.routers():
                 router.rebalance(self.config.megatron_cfg.moe_router_bias_update_rate, self.groups.stage_ranks)
         of_mtp = {"mtp_grad_norm": norms[1]} if len(norms) > 1 else {}
         return {**metrics, "grad_norm": norm, **of_mtp, "lr": lr}
+
+    def _leave_memory_to_vllm(self) -> None:
+        if self._vllm_wakes:
+            torch.cuda.empty_cache()
 
     def _accumulate(self, batch: TrainBatch, normalizers: LossNormalizers) -> dict[str, float]:
         """Gradients of the global batch into the buffers; returns its metrics."""
