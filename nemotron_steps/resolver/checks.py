@@ -71,10 +71,12 @@ class CheckSubject:
         known = {name: ModelFacts.from_attributes(self.artifacts.get(port, {})) for name, port in self.teachers.items()}
         return {name: facts for name, facts in known.items() if facts is not None}
 
-    def get(self, key: str) -> Any:
-        """A config value, None where there is none; with the teachers that inputs bring."""
-        value = self.config.flat.get(key)
-        return {**(value or {}), **self.teachers} if key == TEACHERS and self.teachers else value
+    @cached_property
+    def get(self) -> Callable[[str], Any]:
+        """Config key → its value, None where there is none; with the teachers that inputs bring."""
+        if not self.teachers:
+            return self.config.flat.get
+        return {**self.config.flat, TEACHERS: {**(self.config.flat.get(TEACHERS) or {}), **self.teachers}}.get
 
     @cached_property
     def sizes(self) -> LayoutSizes:
@@ -93,18 +95,25 @@ class CheckSubject:
         return next(trained, None) or ModelFacts.from_scratch(self.config.flat.get)
 
     @cached_property
+    def misfits(self) -> list[Misfit]:
+        """What of the layout does not come out even."""
+        return misfits(self.sizes, self.model)
+
+    @cached_property
     def memory(self) -> StepMemory | None:
         """What the step is predicted to take; see memory_of."""
         return memory_of(self)
 
-    @property
-    def models(self) -> Iterator[tuple[str, str, ModelFacts]]:
+    @cached_property
+    def models(self) -> tuple[tuple[str, str, ModelFacts], ...]:
         """Config key, port and facts of every model that reads or writes chats, where it is known."""
+        found = []
         for port in self.manifest.consumes:
             key = next((key for key in port.bindings if key in LENGTHS), None)
             model = ModelFacts.from_attributes(self.artifacts.get(port.name, {})) if key is not None else None
             if key is not None and model is not None:
-                yield key, port.name, model
+                found.append((key, port.name, model))
+        return tuple(found)
 
 
 Check = Callable[[CheckSubject], Iterable[PlanProblem]]
@@ -114,8 +123,7 @@ def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The layout comes out even over the model, the devices and the batch (config/layout)."""
     if "policy" not in subject.config.flat and "cluster" not in subject.config.flat:
         return
-    sizes, model = subject.sizes, subject.model
-    found = misfits(sizes, model)
+    sizes, model, found = subject.sizes, subject.model, subject.misfits
     if not found:
         return
     offered = subject.profile.get("nodes")

@@ -10,7 +10,6 @@ from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.mends import memory_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.misfits import misfits
 from nemotron_steps.config.layout.sizes import JUDGES
 from nemotron_steps.config.layout.teachers import TEACHERS
 from nemotron_steps.resolver.problems import MemoryProblem
@@ -30,7 +29,7 @@ def trains(config: StepConfig) -> bool:
 def memory_of(subject: CheckSubject) -> StepMemory | None:
     """Of a training step whose layout comes out even; None for any other."""
     config = subject.config
-    if not trains(config) or misfits(subject.sizes, subject.model):
+    if not trains(config) or subject.misfits:
         return None
     return step_memory(MemorySettings.read(subject.get, subject.sizes), lambda role: _shape(subject, role))
 

@@ -46,6 +46,10 @@ KEYS = {
     "new_tokens": "policy.generation.max_new_tokens",
 }
 """Field of `LayoutSizes` → config key. Under the dtensor policy `tensor` is its own (`key_of`)."""
+_FLAGS = {"dtensor", "sequence_parallel", "mtp_repeated", "router_replay", "on_policy", "colocated"}
+_TEXTS = {"backend", "model_type"}
+_OF_MEGATRON = {"tensor", "pipeline", "context", "expert", "sequence_parallel", "router_bias_update_rate", "mtp_layers"}
+_OF_VLLM = {"generator_width", "generator_experts"}
 
 
 @dataclass(frozen=True)
@@ -114,55 +118,19 @@ class LayoutSizes:
                 key's is taken as missing: the config's own check reports it.
         """
 
-        def number(field: str, default: int) -> int:
-            value = get(key_of(field, dtensor))
-            return value if type(value) is int else default
-
-        def count(field: str) -> int | None:
-            value = get(KEYS[field])
-            return value if type(value) is int else None
-
-        def flag(field: str, default: bool) -> bool:
-            value = get(KEYS[field])
-            return value if type(value) is bool else default
-
-        dtensor = False
-        dtensor = flag("dtensor", False)
-        rate, backend, model_type = (get(KEYS[name]) for name in ("router_bias_update_rate", "backend", "model_type"))
-        generation = get(KEYS["uses_vllm"])
-        vllm = generation == "vllm"
-        parallel = {name: 1 if dtensor else number(name, 1) for name in ("pipeline", "context", "expert")}
-        return cls(
-            dtensor=dtensor,
-            tensor=number("tensor", 1),
-            **parallel,
-            sequence_parallel=not dtensor and flag("sequence_parallel", False),
-            router_bias_update_rate=float(rate) if isinstance(rate, int | float) and not dtensor else 0.0,
-            mtp_layers=0 if dtensor else number("mtp_layers", 0),
-            mtp_repeated=flag("mtp_repeated", False),
-            router_replay=flag("router_replay", False),
-            batch=count("batch"),
-            prompts=count("prompts"),
-            group=count("group"),
-            on_policy=flag("on_policy", False),
-            nodes=number("nodes", 1),
-            gpus_per_node=number("gpus_per_node", 0),
-            workers=count("workers"),
-            backend=backend if isinstance(backend, str) else "process",
-            judge_nodes=number("judge_nodes", 0),
-            samples=isinstance(generation, str),
-            uses_vllm=vllm,
-            colocated=flag("colocated", True),
-            generation_devices=count("generation_devices"),
-            generator_width=number("generator_width", 1) if vllm else 1,
-            generator_experts=number("generator_experts", 1) if vllm else 1,
-            judges=_judges(get),
-            teachers=read_teachers(get),
-            model_type=model_type if isinstance(model_type, str) else None,
-            length=count("length"),
-            length_end=count("length_end"),
-            new_tokens=count("new_tokens"),
-        )
+        said = {field: value for field, key in KEYS.items() if (value := get(key)) is not None}
+        values: dict[str, Any] = {field: value for field, value in said.items() if type(value) is _kind(field)}
+        rate, generation = said.get("router_bias_update_rate"), said.get("uses_vllm")
+        if isinstance(rate, int | float):
+            values["router_bias_update_rate"] = float(rate)
+        if values.get("dtensor"):
+            tensor = get(key_of("tensor", True))
+            values = {field: value for field, value in values.items() if field not in _OF_MEGATRON}
+            values |= {"tensor": tensor} if type(tensor) is int else {}
+        if generation != "vllm":
+            values = {field: value for field, value in values.items() if field not in _OF_VLLM}
+        values |= {"samples": isinstance(generation, str), "uses_vllm": generation == "vllm"}
+        return cls(**values, judges=_judges(get), teachers=read_teachers(get))
 
     @cached_property
     def copy_size(self) -> int:
@@ -210,6 +178,10 @@ class LayoutSizes:
     def rollouts(self) -> int | None:
         """Rollouts of a step; None for a step without any."""
         return None if self.prompts is None or self.group is None else self.prompts * self.group
+
+
+def _kind(field: str) -> type:
+    return bool if field in _FLAGS else str if field in _TEXTS else int
 
 
 def key_of(field: str, dtensor: bool) -> str:

@@ -122,7 +122,9 @@ class MemorySettings:
     def read(cls, get: Callable[[str], Any], sizes: LayoutSizes | None = None) -> MemorySettings:
         """From a config; `get` as for LayoutSizes.read, `sizes` where they have been read from it already."""
         sizes = sizes or LayoutSizes.read(get)
-        values = {name: _value(get(key), default) for name, (key, default) in KEYS.items()}
+        values = {
+            name: _value(value, default) for name, (key, default) in KEYS.items() if (value := get(key)) is not None
+        }
         judges = tuple(_judge(judge.role, judge.section, judge.width, get) for judge in sizes.judges)
         teachers = get(TEACHERS)
         return cls(sizes, judges, teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)
