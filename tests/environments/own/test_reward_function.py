@@ -203,7 +203,7 @@ def test_a_file_of_the_same_size_that_changed_is_read_again_and_its_folder_is_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python's own cache tells files apart by whole seconds
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "scores.py"
     for number in (1, 2):
         file.write_text(f"def one(**columns): return {number}\n")
