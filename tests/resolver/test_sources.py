@@ -15,7 +15,7 @@ from nemotron_steps.resolver.problems import AbsentInput
 from nemotron_steps.resolver.request import Goal, Request, StepConfig, request_for_pipeline, request_for_steps
 from nemotron_steps.resolver.resolve import resolve
 from nemotron_steps.resolver.sources import Sources
-from tests.resolver.worlds import World, pipeline, problems, types_of, wiring, world_of
+from tests.resolver.worlds import MANY, World, pipeline, problems, types_of, wiring, world_of
 
 
 def planned(world: World, request: Request, **options: Any) -> Plan:
@@ -52,17 +52,6 @@ def test_only_a_step_that_converts_is_looked_through(tmp_path: Path) -> None:
     world = world_of(tmp_path, types, steps)
     assert wiring(world.plan("make", "polish", "use"))["use"] == {"hf": "down.hf"}
     assert wiring(world.plan("make", "up", "use"))["use"] == {"hf": "make.hf"}
-
-
-MANY = """
-[[consumes]]
-name = "models"
-type = "hf"
-many = true
-bind = "models"
-[[produces]]
-type = "report"
-"""
 
 
 def test_an_input_of_many_without_a_name_is_unknown_beside_those_with_one(tmp_path: Path) -> None:

@@ -10,17 +10,7 @@ import pytest
 from nemotron_steps.errors import PlanError, StepsError
 from nemotron_steps.resolver.plan import SuppliedInput
 from nemotron_steps.resolver.request import request_for_pipeline
-from tests.resolver.worlds import World, pipeline, types_of, wiring, world_of
-
-MANY = """
-[[consumes]]
-name = "models"
-type = "hf"
-many = true
-bind = "models"
-[[produces]]
-type = "report"
-"""
+from tests.resolver.worlds import MANY, World, pipeline, types_of, wiring, world_of
 
 
 @pytest.fixture

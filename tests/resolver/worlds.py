@@ -20,6 +20,16 @@ from nemotron_steps.resolver.request import Request, StepConfig, request_for_pip
 from nemotron_steps.resolver.resolve import resolve
 
 FILE = Path("pack/manifests")
+MANY = """
+[[consumes]]
+name = "models"
+type = "hf"
+many = true
+bind = "models"
+[[produces]]
+type = "report"
+"""
+"""A step that takes several models, each under a name."""
 
 
 @dataclass

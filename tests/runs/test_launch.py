@@ -26,24 +26,10 @@ from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run
+from tests.runs.clock import Clock
 
 FAR = Profile(executor="far")
 Answer = JobState | BaseException | Callable[[], JobState]
-
-
-class Clock:
-    """Stands in for `time`: sleeping takes no time."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class Queue:

@@ -33,6 +33,7 @@ from nemotron_steps.runs.executors.base import JobState, Launch, find_executor
 from nemotron_steps.runs.executors.detached import DetachedExecutor
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run, new_run_id, read_events
+from tests.runs.clock import Clock
 from tests.runs.executors.jobs import submit, wait_until
 
 
@@ -150,21 +151,6 @@ class ScriptedExecutor(FarExecutor):
         if isinstance(answer, RetryableError):
             raise answer
         return base.JobStatus(answer if isinstance(answer, JobState) else answer())
-
-
-class Clock:
-    """Stands in for `time`: sleeping takes no time."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

@@ -1,0 +1,18 @@
+"""A clock for tests of what waits."""
+
+from __future__ import annotations
+
+
+class Clock:
+    """Stands in for `time`: sleeping takes no time."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
