@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+_PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names of the one class for tokenizers that tokenizer.json describes in full."""
+_KEEPING_PLAIN = ("llama", "qwen3", "qwen3_moe", "nemotron_h", None)
+"""Families of models, or none, whose tokenizer_config.json transformers believes when it names that class."""
 
 
 class ChatFormat:
@@ -53,12 +57,12 @@ class ChatFormat:
     @classmethod
     def from_folder(cls, folder: str | Path, template_kwargs: Mapping[str, Any] | None = None) -> ChatFormat:
         """Load tokenizer.json, tokenizer_config.json and the chat template from a checkpoint folder."""
-        from transformers import AutoTokenizer
+        import transformers
 
         if not Path(folder, "tokenizer.json").is_file() and not Path(folder, "tokenizer_config.json").is_file():
             raise ArtifactError("no tokenizer in the checkpoint", where=str(folder), expected="tokenizer.json")
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        return cls(tokenizer, str(folder), template_kwargs)
+        loader: Any = transformers.PreTrainedTokenizerFast if _is_plain(Path(folder)) else transformers.AutoTokenizer
+        return cls(loader.from_pretrained(str(folder), trust_remote_code=False), str(folder), template_kwargs)
 
     def with_template_kwargs(self, template_kwargs: Mapping[str, Any] | None) -> ChatFormat:
         """The same format with these variables of the template on top: a row's own `chat_template_kwargs`."""
@@ -161,6 +165,26 @@ class ChatFormat:
     def count_tokens(self, text: str) -> int:
         """Tokens of a text by itself."""
         return len(self.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+
+def _is_plain(folder: Path) -> bool:
+    """Whether AutoTokenizer would choose the class that knows what tokenizer.json says and nothing else.
+
+    To know of all others, AutoTokenizer imports the code of models and compilers: more than a second of every process.
+    """
+    try:
+        tokenizer, model = (
+            json.loads((folder / name).read_bytes()) if (folder / name).is_file() else {}
+            for name in ("tokenizer_config.json", "config.json")
+        )
+        return (
+            (folder / "tokenizer.json").is_file()
+            and tokenizer.get("tokenizer_class") in _PLAIN
+            and "auto_map" not in tokenizer
+            and model.get("model_type") in _KEEPING_PLAIN
+        )
+    except (OSError, ValueError, AttributeError):  # AutoTokenizer says what is wrong
+        return False
 
 
 def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 
+from nemotron_steps.config.families import FAMILIES as MODEL_FAMILIES
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.chat import ChatFormat
 from tests.models.stock_chats import FAMILIES, stock_chat
@@ -184,6 +187,33 @@ def test_a_folder_without_a_tokenizer_or_a_template_is_refused(tmp_path: Path) -
     chat.tokenizer.chat_template = None
     with pytest.raises(ArtifactError, match="no chat template"):
         ChatFormat(chat.tokenizer)
+
+
+@pytest.mark.parametrize("family", [*MODEL_FAMILIES, "mistral", None])
+@pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", None])
+def test_the_tokenizer_is_the_one_that_transformers_chooses(
+    family: str | None, named: str | None, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    CHATS["qwen3"].tokenizer.save_pretrained(str(tmp_path))
+    said = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**said, "tokenizer_class": named}))
+    if family is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    expected, loaded = AutoTokenizer.from_pretrained(str(tmp_path)), ChatFormat.from_folder(tmp_path).tokenizer
+    assert type(loaded) is type(expected) and loaded.init_kwargs == expected.init_kwargs
+    text = "Hi  y'all,\n\n<|im_end|> x<think>7"
+    assert loaded.encode(text) == expected.encode(text)
+
+
+def test_a_tokenizer_alone_imports_no_code_of_models(tmp_path: Path) -> None:
+    CHATS["qwen3"].tokenizer.save_pretrained(str(tmp_path))
+    load = f"import sys; from nemotron_steps.models.chat import ChatFormat; ChatFormat.from_folder({str(tmp_path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{load}; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    assert not {"transformers.models.auto.auto_factory", "torch._dynamo", "sympy"} & set(done.stdout.split())
 
 
 def test_text_of_sampled_tokens_is_without_special_ones_and_of_a_single_token_with_them() -> None:
