@@ -52,7 +52,8 @@ def child(task: Path, work: Path, attempt: int, steps: int, dynamic: bool) -> No
 
     from nemotron_steps.environments import registry
     from nemotron_steps.runs.tracker import Tracker
-    from tests.engine.grpo.grpo_runs import ENVIRONMENTS, config_of, run_loop, start
+    from tests.engine.grpo.grpo_environments import ENVIRONMENTS
+    from tests.engine.grpo.grpo_runs import config_of, run_loop, start
 
     torch.set_num_threads(1)
     for environment in ENVIRONMENTS:

@@ -9,7 +9,7 @@ import pytest
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.environments import registry
 from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
-from tests.engine.grpo.grpo_runs import ENVIRONMENTS
+from tests.engine.grpo.grpo_environments import ENVIRONMENTS
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +13,7 @@ from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, Response, Session, Verdict
-from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.tracker import Tracker
-from tests.benchmarks.grpo_task import reward_of
 from tests.models.hybrid_twins import write_hybrid
 
 
@@ -29,98 +24,6 @@ def write_hybrid_for(task: Path, twin: str, folder: Path) -> Path:
         if "tokenizer" in file.name or file.suffix in (".jinja", ".jsonl"):
             shutil.copy(file, folder)
     return folder
-
-
-class Vowels(Environment):
-    name = "vowels"
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(reward_of(response.text))
-
-
-class AnyVowel(Environment):
-    """1 for an answer with a vowel, else 0: a pair of rollouts is often equal."""
-
-    name = "any_vowel"
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(float(reward_of(response.text) > 0))
-
-
-class Indifferent(Environment):
-    """1 for any answer."""
-
-    name = "indifferent"
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(1.0)
-
-
-class Silent(Environment):
-    """Its judge never answers."""
-
-    name = "silent"
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        raise JudgeUnavailableError("no answer")
-
-
-class Unreliable(Environment):
-    """Its judge answers about half of the questions, always with a reward above 1."""
-
-    name = "unreliable"
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        if sum(response.text.encode()) % 2:
-            raise JudgeUnavailableError("no answer")
-        return Verdict(1 + reward_of(response.text))
-
-
-class Marked(Environment):
-    """Rewards of a group differ where its row says so; its judge answers after as many askings as the row says."""
-
-    name = "marked"
-    asked: Counter[int] = Counter()  # noqa: RUF012
-    """How often each row was asked about, by its `number`."""
-
-    async def verify_group(self, row, responses, sessions) -> list[Verdict]:
-        self.asked[row.get("number", -1)] += 1
-        if self.asked[row.get("number", -1)] <= row.get("silent", 0):
-            return [Verdict.failed(JUDGE_UNAVAILABLE) for _ in responses]
-        return [Verdict(float(i % 2) if row.get("differs") else 1.0) for i in range(len(responses))]
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        raise AssertionError
-
-
-class Hanging(Environment):
-    """Its judge neither answers nor gives up."""
-
-    name = "hanging"
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-class Stuck(Vowels):
-    """Some conversations never end: those about a prompt with an `x` (with `stuck_everywhere`, all)."""
-
-    name = "stuck"
-    everywhere = False
-
-    async def follow_up(self, row, response: Response, session: Session) -> str | None:
-        if self.everywhere or "x" in row["responses_create_params"]["input"][0]["content"]:
-            await asyncio.Event().wait()
-        return None
-
-
-class StuckEverywhere(Stuck):
-    name = "stuck_everywhere"
-    everywhere = True
-
-
-ENVIRONMENTS = (Vowels, AnyVowel, Indifferent, Silent, Unreliable, Marked, Hanging, Stuck, StuckEverywhere)
 
 
 def config_of(checkpoint, steps, *, environment: str | None = None, schema=RlConfig, **changes) -> RlConfig:

@@ -18,7 +18,8 @@ from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
 from nemotron_steps.engine.rollouts import timeouts as patience
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.errors import DataError, EngineError, JudgeUnavailableError, WorkerLostError
-from tests.engine.grpo.grpo_runs import Marked, config_of, marked, metrics_of, run_loop, start, stop_after
+from tests.engine.grpo.grpo_environments import Marked
+from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
 
 ASYNC = {"grpo__async_grpo__enabled": True}
 CORRECTED = {

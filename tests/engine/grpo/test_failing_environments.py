@@ -12,7 +12,8 @@ from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Verdict
 from nemotron_steps.errors import EngineError
 from nemotron_steps.runs.recorder import row_at
-from tests.engine.grpo.grpo_runs import Vowels, config_of, marked, metrics_of, run_loop, start
+from tests.engine.grpo.grpo_environments import Vowels
+from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start
 
 LOOPS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 

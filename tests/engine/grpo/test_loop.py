@@ -21,7 +21,8 @@ from nemotron_steps.errors import (
     RetryableError,
     UnsupportedError,
 )
-from tests.engine.grpo.grpo_runs import Marked, config_of, events_of, marked, metrics_of, run_loop, start, stop_after
+from tests.engine.grpo.grpo_environments import Marked
+from tests.engine.grpo.grpo_runs import config_of, events_of, marked, metrics_of, run_loop, start, stop_after
 
 
 def test_reward_rises_and_generator_and_policy_agree(task, tmp_path):

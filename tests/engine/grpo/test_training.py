@@ -15,7 +15,8 @@ from nemotron_steps.environments.base import Response, Session, Verdict
 from nemotron_steps.errors import DataError, WorkerLostError
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.rl import training
-from tests.engine.grpo.grpo_runs import Vowels, config_of
+from tests.engine.grpo.grpo_environments import Vowels
+from tests.engine.grpo.grpo_runs import config_of
 
 
 class Noted(Vowels):

@@ -13,31 +13,8 @@ import pytest
 from nemotron_steps.engine.build.rows import RunRows
 from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.environments import registry
-from nemotron_steps.environments.base import Environment, Response, Session, Verdict
 from nemotron_steps.runs.tracker import Tracker
-from tests.benchmarks.grpo_task import reward_of
 from tests.engine.grpo import grpo_runs
-from tests.engine.grpo.grpo_runs import Vowels
-
-
-class Judged(Environment):
-    """The judge's answer to the policy's, graded."""
-
-    name = "judged"
-
-    def needed_judges(self):
-        return ("judge_model",)
-
-    async def seed(self, row):  # state, so that sessions live in the actor
-        return Session(state={"asked": 0})
-
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        session.state["asked"] += 1
-        judge = self.judges["judge_model"]
-        messages = [{"role": "user", "content": f"say {response.text[:12]}"}]
-        text = await judge.complete(messages, temperature=1.0, top_p=1.0, max_tokens=6)
-        return Verdict(reward_of(text), {"asked": float(session.state["asked"])})
 
 
 @pytest.fixture
@@ -64,13 +41,6 @@ def second_node(cluster, request, tmp_path):
     yield address
     node.terminate()
     node.wait(30)
-
-
-@pytest.fixture(autouse=True)
-def _environments(monkeypatch):
-    for environment in (Vowels, Judged):
-        place = f"{environment.__module__}:{environment.__name__}"
-        monkeypatch.setitem(registry.BUILT_IN, environment.name, place)
 
 
 def config_of(checkpoint, steps, **changes):

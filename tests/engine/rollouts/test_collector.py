@@ -19,7 +19,8 @@ from nemotron_steps.environments.judged.notes import REASONING_CHARACTERS
 from nemotron_steps.errors import DataError, SandboxError
 from tests.benchmarks.grpo_task import reward_of
 from tests.engine.engine_samples import ends_in_a_tool_result
-from tests.engine.grpo.grpo_runs import Vowels, config_of, start
+from tests.engine.grpo.grpo_environments import Vowels
+from tests.engine.grpo.grpo_runs import config_of, start
 
 
 class ThreeSessions(Vowels):

@@ -19,7 +19,7 @@ from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import difficulty
 from nemotron_steps.steps.data_prep.difficulty import FIELD, outcome_of, run
 from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
-from tests.engine.grpo.grpo_runs import ENVIRONMENTS
+from tests.engine.grpo.grpo_environments import ENVIRONMENTS
 
 PROMPTS = 24
 
