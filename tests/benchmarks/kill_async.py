@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 
 PROMPTS = 4
 """Groups a step."""
+IMPORTED = [
+    "tests.engine.grpo.grpo_runs",
+    "nemotron_steps.engine.policy.megatron",
+    "nemotron_steps.engine.generation.embedded.generator",
+]
+"""What every attempt needs."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class Account:
 
 
 def child(task: Path, work: Path, attempt: int, steps: int, dynamic: bool) -> None:
-    """One attempt, from the newest checkpoint on."""
+    """One attempt, from the newest checkpoint on, in a group of processes of its own."""
+    os.setsid()
     import torch
 
     from nemotron_steps.environments import registry
@@ -81,33 +88,31 @@ def kill_until_done(scratch: Path, *, kills: int, steps: int, dynamic: bool, see
     task.mkdir()
     make_checkpoint(task)
     write_rows(task / "train.jsonl", prompts(8 * PROMPTS * steps))
-    options = ["--steps", str(steps), *(["--dynamic-sampling"] if dynamic else [])]
-    command = [sys.executable, "-m", "tests.benchmarks.kill_async", "--task", str(task), "--work", str(work), *options]
+    context = multiprocessing.get_context("forkserver")  # imports once for all attempts
+    context.set_forkserver_preload(IMPORTED)
     for attempt in range(kills + 1):
-        process = subprocess.Popen(
-            [*command, "--attempt", str(attempt)],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
+        process = context.Process(target=child, args=(task, work, attempt, steps, dynamic))
+        process.start()
         try:
             if attempt < kills:
                 _wait_for_steps(process, work / f"attempt-{attempt:03d}", rng.randint(1, 3))
                 time.sleep(rng.uniform(0, 0.1))
-            elif process.wait():
-                raise SystemExit("the run failed by itself")
+            else:
+                process.join()
+                if process.exitcode:
+                    raise SystemExit("the run failed by itself")
         finally:
-            if process.poll() is None:
+            if process.is_alive():
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                process.join()
     return account(work, kills, steps)
 
 
-def _wait_for_steps(process: subprocess.Popen[bytes], folder: Path, count: int) -> None:
+def _wait_for_steps(process: BaseProcess, folder: Path, count: int) -> None:
     deadline = time.monotonic() + 120
     while len(_lines(folder / "groups.jsonl")) < count:
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"the run ended or stood still in {folder}: exit code {process.poll()}")
+        if not process.is_alive() or time.monotonic() > deadline:
+            raise SystemExit(f"the run ended or stood still in {folder}: exit code {process.exitcode}")
         time.sleep(0.01)
 
 
@@ -145,13 +150,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dynamic-sampling", action="store_true")
-    parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--attempt", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.work is not None:
-        child(arguments.task, arguments.work, arguments.attempt, arguments.steps, arguments.dynamic_sampling)
-        return
     with tempfile.TemporaryDirectory() as scratch:
         result = kill_until_done(
             Path(scratch),
