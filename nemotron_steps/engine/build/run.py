@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 from nemotron_steps.config.layout.mends import refuse
@@ -18,13 +17,13 @@ from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.loop import GrpoRun
 from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
+from nemotron_steps.engine.kept_objects import free_left_gpu_memory
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers
 from nemotron_steps.engine.placement.teacher_group import teacher_config
-from nemotron_steps.engine.policy.malloc_tuning import freeze_objects
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
@@ -66,6 +65,7 @@ def build_run(
         judges=needs.judges,
         teachers=_teachers(config),
     )
+    free_left_gpu_memory()
     parts = place(config, wanted)
     with parts.resources:
         reporter.event("placement", **parts.where)
@@ -101,8 +101,6 @@ def build_run(
             reward_penalties=penalties,
             distillation=_distillation(config, parts),
         )
-        freeze_objects()
-        parts.resources.callback(gc.unfreeze)
         run.resources = parts.resources.pop_all()
     return run, parts.environments
 

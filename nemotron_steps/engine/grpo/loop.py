@@ -17,6 +17,7 @@ them.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
 from collections import Counter
@@ -43,6 +44,7 @@ from nemotron_steps.engine.grpo.step import (
     prepare_batch,
 )
 from nemotron_steps.engine.grpo.ungraded import FailureWatch, has_no_verdict, is_ungraded, refuse_ungraded
+from nemotron_steps.engine.kept_objects import freeze_objects
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.metrics import combine_updates
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter
@@ -56,6 +58,9 @@ from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES
 from nemotron_steps.errors import DataError
+
+SETTLED = 8
+"""Steps after which a run has made what stays, the optimizer's states included, and may go on for long."""
 
 
 @dataclass
@@ -79,6 +84,8 @@ class GrpoRun:
     """What ends with the run: engines, actors, servers."""
     step: int = 0
     """Steps trained so far; also the weight version that the generator holds after a refit."""
+    trained: int = 0
+    """Steps trained in this process."""
     failures: FailureWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -356,7 +363,8 @@ def refit(run: GrpoRun, record: StepRecord) -> None:
 def report_step(
     run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord, outcomes: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Log the step just trained, raise signals. Returns whether it is to be saved.
+    """Log the step just trained, raise signals. Returns whether it is to be saved. A run that has made so many steps
+    that it will be long has its objects left out of Python's collections.
 
     It comes before `save_step`: what a checkpoint holds has been reported, wherever a kill comes. A kill between the
     two has the step trained and reported again.
@@ -376,6 +384,10 @@ def report_step(
     _report_sample(run, groups)
     run.reporter.metrics(run.step, record.metrics)
     run.reporter.progress(f"grpo  reward {record.metrics['reward/mean']:.3f}", run.step, run.total_steps)
+    run.trained += 1
+    if run.trained == SETTLED:
+        freeze_objects()
+        run.resources.callback(gc.unfreeze)
     return due
 
 

@@ -1,4 +1,4 @@
-"""What a long run tells Python's collector, the C library and torch's allocator about its memory.
+"""What a long run tells the C library and torch's allocator about its memory.
 
 Memory that one training step frees is what the next one needs. glibc gives freed memory back to the system as soon as
 enough of it lies at the heap's end, and the next step then takes thousands of page faults to have it again: 2 to 8
@@ -7,9 +7,7 @@ thousand a step of a tiny model on CPU, 15 ms and more.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import gc
 import os
 import platform
 
@@ -53,16 +51,3 @@ def release_gpu_memory() -> None:
     """Give freed memory back to the driver, for other processes or sizes, unless `share_gpu_memory` was called."""
     if not _Phases.share:
         torch.cuda.empty_cache()
-
-
-def freeze_objects() -> None:
-    """Leave all objects that exist now out of full collections, until `gc.unfreeze`.
-
-    Models and libraries are a million objects that live as long as the run; walking them takes 0.1 s and more. At exit
-    they are collected again, since some libraries report what is not.
-    """
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    atexit.unregister(gc.unfreeze)
-    atexit.register(gc.unfreeze)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import platform
 import subprocess
 import sys
@@ -44,38 +42,6 @@ def test_what_is_freed_is_there_again():
         for how in ("kept", "given_back")
     }
     assert faults["kept"] < faults["given_back"] / 10
-
-
-class Cycle:
-    """An object that only the collector frees."""
-
-    freed = 0
-
-    def __init__(self):
-        self.own = self
-
-    def __del__(self):
-        Cycle.freed += 1
-
-
-def test_objects_that_are_still_used_are_left_out_of_collections_and_others_freed_first(monkeypatch):
-    at_exit = []
-    monkeypatch.setattr(atexit, "register", at_exit.append)
-    monkeypatch.setattr(atexit, "unregister", lambda _: at_exit.clear())
-    Cycle.freed = 0
-    try:
-        for number in (1, 2):  # of two runs in one process, the second freezes anew
-            Cycle()
-            malloc_tuning.freeze_objects()
-            assert Cycle.freed == number and gc.get_freeze_count() > 1000
-        kept = Cycle()
-        malloc_tuning.freeze_objects()
-        del kept
-        malloc_tuning.freeze_objects()
-        assert Cycle.freed == 3
-        assert at_exit == [gc.unfreeze]
-    finally:
-        gc.unfreeze()
 
 
 @pytest.mark.parametrize("said", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
