@@ -22,6 +22,7 @@ from nemotron_steps.engine.policy.teachers import FrozenTeachers
 from nemotron_steps.errors import ConfigError
 from tests.engine.policy.batches import grouped_batch, policy_config
 from tests.engine.policy.distilling_ranks import VOCAB, K, names_of, write_models
+from tests.models.checkpoints import write_checkpoint
 
 
 @pytest.mark.ray
@@ -49,10 +50,9 @@ def test_teachers_of_different_layouts_score_and_teach_as_beside_the_policy(clus
         configs = {name: teacher_config(policy_config(), apart.of(name)) for name in named}
         teachers.build(configs, named)
         there = teachers.score(batch, names_of(batch))
+        write_checkpoint("qwen3", tmp_path / "other", vocab_size=VOCAB + 1)
         with pytest.raises(ConfigError, match="another vocabulary"):
-            others = PlacedTeachers({"b": [ray.options(2)]}, K, VOCAB + 1, local=True)
-            resources.callback(others.close)
-            others.build(configs, named)
+            teachers.build(configs, {**named, "b": tmp_path / "other"})
     for name in ("teacher_logprobs", "teacher_topk_logprobs"):
         torch.testing.assert_close(getattr(there, name), getattr(here, name), atol=1e-5, rtol=1e-5)
     assert (there.teacher_topk_indices == here.teacher_topk_indices).float().mean() > 0.99
