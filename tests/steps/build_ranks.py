@@ -7,6 +7,7 @@ folder's weights; that part is checked against the layout. Prints how many ranks
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import sys
 from pathlib import Path
@@ -64,6 +65,7 @@ class OnceRead(WeightReader):
 
 def main(file: str) -> None:
     torch.set_num_threads(1)
+    gc.set_threshold(100_000, 50, 50)  # modules by the hundred thousand, of which few are in a cycle
     megatron.WeightReader = functools.cache(OnceRead)  # type: ignore[misc,assignment]
     built = 0
     wholes: dict[str, dict[str, int]] = {}
