@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ class ChatFormat:
 
     def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
         text = self.render_text(json.loads(messages_json), json.loads(tools_json), generation_prompt)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self.encode(text))
 
     def render_text(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), generation_prompt: bool = True
@@ -132,7 +132,7 @@ class ChatFormat:
                 expected=repr(closing[:ended]),
                 found=repr(tail[:ended]),
             )
-        return list(self.tokenizer.encode(tail[ended if turn_ended else begun :], add_special_tokens=False))
+        return self.encode(tail[ended if turn_ended else begun :])
 
     def _around(
         self, mark: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
@@ -154,6 +154,11 @@ class ChatFormat:
         texts = sorted(special | {self.decode_token(self.eos_token_id)}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)))
 
+    @cached_property
+    def eos_text(self) -> str:
+        """Text of the token that ends an assistant turn."""
+        return self.decode_token(self.eos_token_id)
+
     def decode_token(self, token_id: int) -> str:
         """Text of one token, special ones included."""
         return str(self.tokenizer.decode([token_id]))
@@ -164,7 +169,20 @@ class ChatFormat:
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text by itself."""
-        return len(self.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+        return len(self.encode(text))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text by itself, none of them added."""
+        return self._encode(text) if text else []
+
+    @cached_property
+    def _encode(self) -> Callable[[str], list[int]]:
+        """transformers' `encode` takes three times as long as the tokenizer that it calls, to make more than ids."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return lambda text: list(self.tokenizer.encode(text, add_special_tokens=False))
+        self.tokenizer.encode("", add_special_tokens=False)  # leaves the backend set to neither cut off nor pad
+        return lambda text: list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _is_plain(folder: Path) -> bool:

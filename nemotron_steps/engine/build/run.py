@@ -166,5 +166,5 @@ def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | N
         config.reward_penalties,
         config.env.nemo_gym.thinking_tags,
         chat.render_text([{"role": "user", "content": "x"}]),
-        lambda text: list(chat.tokenizer.encode(text, add_special_tokens=False)),
+        chat.encode,
     )

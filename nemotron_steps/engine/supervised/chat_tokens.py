@@ -46,7 +46,7 @@ def encode_chat(
     rendered = ""
 
     def extend(text: str, trained: int) -> None:
-        ids = chat.tokenizer.encode(text, add_special_tokens=False)
+        ids = chat.encode(text)
         token_ids.extend(ids)
         token_mask.extend([trained] * len(ids))
 
@@ -75,8 +75,7 @@ def encode_chat(
             )
         extend(before[len(rendered) :], 0)
         # The template may write a separator after the end token; the generator stops at the end token.
-        end = chat.decode_token(chat.eos_token_id)
-        said, found_end, rest = after[len(before) :].partition(end)
+        said, found_end, rest = after[len(before) :].partition(chat.eos_text)
         extend(said + found_end, 1)
         extend(rest, 0)
         rendered = after
