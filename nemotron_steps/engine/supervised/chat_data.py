@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
@@ -30,16 +32,16 @@ def batch_of(examples: Sequence[SftExample], pad_id: int = 0, divisible_by: int 
         numbers += [number] * len(chats)
     longest = max(len(s.token_ids) for s in sequences)
     longest = -(-longest // divisible_by) * divisible_by
-    input_ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
-    token_mask = torch.zeros(len(sequences), longest)
-    for row, sequence in enumerate(sequences):
-        length = len(sequence.token_ids)
-        input_ids[row, :length] = torch.tensor(sequence.token_ids)
-        token_mask[row, :length] = torch.tensor(sequence.token_mask, dtype=torch.float32)
+    lengths = np.array([len(s.token_ids) for s in sequences])
+    there = np.arange(longest) < lengths[:, None]
+    input_ids = np.full(there.shape, pad_id, dtype=np.int64)
+    token_mask = np.zeros(there.shape, dtype=np.float32)
+    input_ids[there] = list(chain.from_iterable(s.token_ids for s in sequences))
+    token_mask[there] = list(chain.from_iterable(s.token_mask for s in sequences))
     return TrainBatch(
-        input_ids=input_ids,
-        lengths=torch.tensor([len(s.token_ids) for s in sequences]),
-        token_mask=token_mask,
+        input_ids=torch.from_numpy(input_ids),
+        lengths=torch.from_numpy(lengths),
+        token_mask=torch.from_numpy(token_mask),
         sample_mask=torch.ones(len(sequences)),
         generation_logprobs=torch.zeros(len(sequences), longest),
         advantages=torch.ones(len(sequences), longest),
