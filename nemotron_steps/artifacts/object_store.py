@@ -7,6 +7,7 @@ the server does not answer or is busy.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,9 @@ class FsspecBackend:
             raise RequestError("the home URL is not understood", where=url, found=str(error)) from error
         self._fs: Any = filesystem
         self._root = root.rstrip("/")
+        # Records are small: not first a request for the size, as where a file might be read in several parts at once.
+        read = inspect.signature(getattr(filesystem, "_cat_file", filesystem.cat_file))
+        self._at_once = {"max_concurrency": 1} if "max_concurrency" in read.parameters else {}
         self.url = url
         name = hashlib.sha256(f"{filesystem.protocol}:{self._root}".encode()).hexdigest()[:16]
         self.private = cache
@@ -58,7 +62,7 @@ class FsspecBackend:
         self._fs.invalidate_cache()
         try:
             with self._asking("reading", path, FileNotFoundError):
-                data: bytes = self._fs.cat_file(self._at(path))
+                data: bytes = self._fs.cat_file(self._at(path), **self._at_once)
         except FileNotFoundError:
             return None
         return data

@@ -113,3 +113,20 @@ def test_unreachable_store_is_a_storage_error(s3_url: str, tmp_path: Path, monke
         store.add(rows(tmp_path / "train.jsonl", 1), name="data")
     with pytest.raises(UnknownNameError):
         open_store(s3_url, tmp_path / "cache").find("nothing")
+
+
+def test_a_record_is_read_in_one_request(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    backend = open_store(s3_url, tmp_path / "cache").backend
+    backend.write("x/v1.json", b"1")
+    asked = []
+    call = s3fs.S3FileSystem._call_s3
+
+    async def heard(self, method: str, *arguments, **options):
+        asked.append(method)
+        return await call(self, method, *arguments, **options)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", heard)
+    assert backend.read("x/v1.json") == b"1" and backend.read("x/v2.json") is None
+    assert asked == ["get_object"] * 2
