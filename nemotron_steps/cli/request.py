@@ -42,11 +42,13 @@ class Workbench:
         home: `--home`; None for STEPS_HOME or `.steps`.
         in_job: this process is what a profile started: the profile was looked at where it was submitted, and its file
             may not be here.
+        registry: where it was read already; None reads every manifest.
     """
 
-    def __init__(self, home: str | None = None, *, in_job: bool = False) -> None:
+    def __init__(self, home: str | None = None, *, in_job: bool = False, registry: Registry | None = None) -> None:
         self._home = home
         self.in_job = in_job
+        self._registry = registry
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], StepConfig] = {}
 
     @cached_property
@@ -55,7 +57,7 @@ class Workbench:
         from nemotron_steps.artifacts.validators import declare
         from nemotron_steps.manifest.registry import load_registry
 
-        registry = load_registry()
+        registry = self._registry or load_registry()
         declare(registry.types.validators)
         return registry
 

@@ -24,6 +24,7 @@ from nemotron_steps.testing.suite import NotApplicable, Unmet
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.models import Artifact
+    from nemotron_steps.cli.request import Workbench
     from nemotron_steps.resolver.plan import PlannedStep
     from nemotron_steps.resolver.request import StepConfig
 
@@ -114,11 +115,15 @@ class StepSubject:
         self, overrides: Sequence[str] = (), config: str | None = None, *, as_it_is: bool = False
     ) -> StepConfig:
         """A config of the step, checked by its model; `as_it_is`: without the overrides of the kit's runs."""
-        from nemotron_steps.cli.request import Workbench
-
-        return Workbench(str(self.folder / "home")).compose(
+        return self._bench().compose(
             self.manifest.id, config or self.config_name, [*(() if as_it_is else self.overrides), *overrides]
         )
+
+    def _bench(self, home: Path | None = None) -> Workbench:
+        """A new one, which composes anew; the manifests are read once."""
+        from nemotron_steps.cli.request import Workbench
+
+        return Workbench(str(home or self.folder / "home"), registry=self.registry)
 
     @cached_property
     def fed(self) -> dict[str, Path]:
@@ -154,11 +159,10 @@ class StepSubject:
     def plan(self, *, overrides: Sequence[str] = (), home: Path | None = None) -> PlannedStep:
         """The step as a run plans it."""
         from nemotron_steps.cli.asked import Asked
-        from nemotron_steps.cli.request import Workbench
 
         inputs = {port: str(path) for port, path in self.fed.items()}
         asked = Asked((self.manifest.id,), (*self.overrides, *overrides), self.config_name, inputs)
-        return Workbench(str(home or self.folder / "home")).plan(asked).step(self.manifest.id)
+        return self._bench(home).plan(asked).step(self.manifest.id)
 
     def key(self, *, overrides: Sequence[str] = (), home: Path | None = None) -> str:
         """The cache key that a run has."""
