@@ -278,7 +278,7 @@ from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import ContainerSandbox
 async def main():
     engine, image = sys.argv[1:]
-    program = ContainerSandbox(engine, image).execute(['sleep', '600'], b'', {}, Limits(wall_s=15.0))
+    program = ContainerSandbox(engine, image).execute(['sleep', '600'], b'', {}, Limits(wall_s=8.0))
     running = asyncio.ensure_future(program)
     async with ContainerSession(engine, image) as session:
         print('in', flush=True)
@@ -302,7 +302,7 @@ def test_nothing_runs_on_after_a_parent_that_is_killed(real_engine: str, contain
         parent.communicate()
     until = time.monotonic() + 60
     while container_engines.names(real_engine, running=True) and time.monotonic() < until:
-        time.sleep(0.1)
+        time.sleep(0.5)
     assert container_engines.names(real_engine, running=True) == []
     # What is left of the program is a record that has ended.
     for name in container_engines.names(real_engine):
