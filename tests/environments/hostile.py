@@ -111,9 +111,13 @@ LEADS: dict[str, tuple[str, str]] = {
 """A beginning, then a unit repeated, then something that does not fit."""
 
 
-def hostile(size: int) -> dict[str, str]:
-    """Every answer, by name, each of `size` characters or a little less."""
-    answers = {name: unit * (size // len(unit)) for name, unit in UNITS.items()}
-    for name, (begin, unit) in LEADS.items():
-        answers[name] = begin + unit * max(1, (size - len(begin) - 1) // len(unit)) + "!"
-    return answers
+def hostile(size: int, chosen: slice = slice(None)) -> dict[str, str]:
+    """Answers by name, each of `size` characters or a little less: every one, or those chosen of them."""
+    return {name: _answer(name, size) for name in [*UNITS, *LEADS][chosen]}
+
+
+def _answer(name: str, size: int) -> str:
+    if name in UNITS:
+        return UNITS[name] * (size // len(UNITS[name]))
+    begin, unit = LEADS[name]
+    return begin + unit * max(1, (size - len(begin) - 1) // len(unit)) + "!"
