@@ -1,11 +1,11 @@
-"""Two ranks that distil two teachers into a policy, in several layouts: `python -m` this, as ranks.py."""
+"""Two ranks that distil two teachers into a policy, in several layouts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from tests.engine.policy.ranks import main, run_ranks
+from tests.engine.policy.ranks import run_ranks
 
 VOCAB, K = 201, 5
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -87,8 +87,4 @@ def sampled(folders: dict[str, Path]) -> list[float]:
 
 
 def run_two(out: Path, folders: dict[str, Path]) -> list[dict[str, Any]]:
-    return run_ranks(2, out, folders, program="tests.engine.policy.distilling_ranks")
-
-
-if __name__ == "__main__":
-    main(scenarios)
+    return run_ranks(2, out, folders, scenarios)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from tests.engine.policy.batches import grouped_batch, rl_loss
-from tests.engine.policy.ranks import config_for, gradients, main
+from tests.engine.policy.ranks import config_for, gradients
 
 TENSOR = "tensor_model_parallel_size"
 CONTEXT = "context_parallel_size"
@@ -81,7 +81,7 @@ def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[
     return found, tensors, policy
 
 
-def run(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
+def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
 
     results: dict[str, Any] = {}
@@ -104,7 +104,3 @@ def run(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
         policy.load_checkpoint(str(out / f"{model}: {name}"))
         results[f"{model}: {name}"]["third"].append(policy.train_step(grouped_batch(2)))
     return results
-
-
-if __name__ == "__main__":
-    main(run)

@@ -1,11 +1,11 @@
-"""Adapters on two ranks, in every layout; a program of its own, as ranks.py."""
+"""Adapters on two ranks, in every layout."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from tests.engine.policy.ranks import main, two_steps
+from tests.engine.policy.ranks import two_steps
 
 PEFT = {"peft": {"enabled": True, "dim": 4, "alpha": 8}}
 TENSOR = {"tensor_model_parallel_size": 2}
@@ -48,7 +48,3 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
     resumed.load_checkpoint(str(out / "dropped"))
     results["dropout"] = {"states": states, "unbroken": expected, "resumed": resumed.train_step(grouped_batch(2))}
     return results
-
-
-if __name__ == "__main__":
-    main(scenarios)

@@ -1,13 +1,16 @@
 """Scenarios that every rank of a group runs (gloo, or NCCL where there are GPUs), answered as JSON.
 
-A process takes seconds to import torch and megatron-core, so one group of ranks runs all of them.
+Ranks take seconds to meet and to make their groups, so one group of them runs all scenarios.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import multiprocessing
+import os
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,8 @@ TRUNCATED = ("tensor", "context")
 """Layouts of qwen3 that are tried with top_p and top_k as well."""
 RATE = {"moe_router_bias_update_rate": 0.01}
 OPTIMIZER = {"lr": 1e-2, "weight_decay": 0.1}
+IMPORTED = ["nemotron_steps.engine.policy.megatron", "nemotron_steps.engine.policy.dtensor", "torch._dynamo"]
+"""What nearly every rank imports."""
 
 
 def config_for(megatron: dict[str, Any], **changes: Any):
@@ -135,7 +140,7 @@ def two_steps(folder: Path, megatron: dict[str, Any], *, truncated: bool = False
     }, policy
 
 
-def scenarios(folders: dict[str, Path], out: Path) -> dict[str, Any]:
+def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
     from nemotron_steps.engine.backends.policy import build_policy
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
     from nemotron_steps.errors import NonFiniteLossError
@@ -190,7 +195,7 @@ def scenarios(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     return results
 
 
-def scenarios_of_four(folders: dict[str, Path]) -> dict[str, Any]:
+def scenarios_of_four(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for model, layouts in FOUR.items():
         for name, layout in layouts.items():
@@ -233,57 +238,59 @@ def written_behind(folder: Path, out: Path) -> None:
             first.train_step(grouped_batch(4))  # no rank hangs, and all go on
 
 
-def scenarios_of(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
-    return scenarios_of_four(folders) if ranks == 4 else scenarios(folders, out)
+def run_ranks(
+    ranks: int, out: Path, folders: dict[str, Path], run: Callable[[int, dict[str, Path], Path], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Start the ranks, which call `run(ranks, folders, out)`, wait, and read what each found.
+
+    They are forked from a process that has imported torch and megatron-core, which takes seconds, and has done nothing
+    else; what uses CUDA cannot be forked from safely.
+    """
+    context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    if not torch.cuda.is_available():
+        context.set_forkserver_preload(IMPORTED)
+    processes = [
+        context.Process(target=_rank, args=(run, rank, ranks, out, folders, dict(os.environ)), daemon=True)
+        for rank in range(ranks)
+    ]
+    end = time.monotonic() + 280
+    for process in processes:
+        process.start()
+    try:
+        while any(process.exitcode is None for process in processes):
+            running = [process.sentinel for process in processes if process.exitcode is None]
+            if not wait(running, end - time.monotonic()) or any(process.exitcode for process in processes):
+                break  # the others would wait for one that failed
+        failed = [rank for rank, process in enumerate(processes) if process.exitcode != 0]
+        assert not failed, "".join(f"rank {rank}: {(out / f'rank{rank}.log').read_text()[-3000:]}" for rank in failed)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def main(run: Callable[[int, dict[str, Path], Path], dict[str, Any]]) -> None:
-    """A rank: `run(ranks, folders, out)`, given what `run_ranks` gives, and its answer in a file."""
-    rank, ranks, store, out, given = sys.argv[1:]
-    _main(run, int(rank), int(ranks), store, out, json.loads(given))
-
-
-def _main(
+def _rank(
     run: Callable[[int, dict[str, Path], Path], dict[str, Any]],
     rank: int,
     ranks: int,
-    store: str,
-    out: str,
-    folders: dict[str, str],
+    out: Path,
+    folders: dict[str, Path],
+    environment: dict[str, str],
 ) -> None:
+    """What a process does: its answer and what it prints go to files."""
+    log = os.open(out / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    results = run(ranks, {name: Path(folder) for name, folder in folders.items()}, Path(out))
-    Path(out, f"rank{rank}.json").write_text(json.dumps(results))
+    store = dist.FileStore(str(out / "store"), ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    Path(out, f"rank{rank}.json").write_text(json.dumps(run(ranks, folders, out)))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def run_ranks(
-    ranks: int, out: Path, folders: dict[str, Path], program: str = "tests.engine.policy.ranks"
-) -> list[dict[str, Any]]:
-    """Start the ranks, wait, and read what each found."""
-    import subprocess
-
-    arguments = [str(out / "store"), str(out), json.dumps({name: str(folder) for name, folder in folders.items()})]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", program, str(rank), str(ranks), *arguments],
-            cwd=Path(__file__).parents[3],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [process.communicate(timeout=280)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), outputs[0][-3000:] + outputs[-1][-3000:]
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-
-
-if __name__ == "__main__":
-    main(scenarios_of)

@@ -12,7 +12,7 @@ from nemotron_steps.engine.policy.attention.shared_heads import columns
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 from tests.engine.policy.batches import grouped_batch
-from tests.engine.policy.few_heads import CASES, MODELS, steps
+from tests.engine.policy.few_heads import CASES, MODELS, scenarios, steps
 from tests.engine.policy.ranks import run_ranks
 from tests.models.checkpoints import write_checkpoint
 from tests.models.hybrid_twins import TWINS, write_hybrid
@@ -50,7 +50,7 @@ def found_by(one, tmp_path_factory):
         folders = {model: one(model)[0] for model in CASES[ranks]}
         for model, folder in folders.items():
             (out / f"{model} alone").symlink_to(folder.with_name(f"{model} alone"))
-        answers = run_ranks(ranks, out, folders, "tests.engine.policy.few_heads")
+        answers = run_ranks(ranks, out, folders, scenarios)
         assert all(answer == answers[0] for answer in answers)
         return answers[0], out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engine.policy.ranks import FOUR, run_ranks, two_steps
+from tests.engine.policy.ranks import FOUR, run_ranks, scenarios_of_four, two_steps
 from tests.models.checkpoints import write_checkpoint
 
 pytestmark = [
@@ -23,7 +23,7 @@ def found_and_expected(tmp_path_factory):
     for model in FOUR:
         write_checkpoint(model, root / model, initializer_range=0.1, num_hidden_layers=4, vocab_size=201)
     folders = {model: root / model for model in FOUR}
-    ranks = run_ranks(4, root, folders)
+    ranks = run_ranks(4, root, folders, scenarios_of_four)
     assert all(rank == ranks[0] for rank in ranks)
     return ranks[0], {model: two_steps(folder, {})[0] for model, folder in folders.items()}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.policy.lora_ranks import HYBRID, LAYOUTS, PEFT, SAVED
+from tests.engine.policy.lora_ranks import HYBRID, LAYOUTS, PEFT, SAVED, scenarios
 from tests.engine.policy.ranks import run_ranks, two_steps
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
@@ -25,7 +25,7 @@ def found_and_expected(tmp_path_factory):
     write_checkpoint("qwen3", root / "qwen3", initializer_range=0.1, num_hidden_layers=2, vocab_size=201)
     hybrid_twins.write_hybrid("dense", root / "hybrid", vocab_size=201)
     folders = {name: root / name for name in ("qwen3", "hybrid")}
-    ranks = run_ranks(2, root, folders, "tests.engine.policy.lora_ranks")
+    ranks = run_ranks(2, root, folders, scenarios)
     assert all(rank == ranks[0] for rank in ranks)
     one = {}
     for name, folder in folders.items():

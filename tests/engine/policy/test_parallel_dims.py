@@ -9,7 +9,17 @@ from nemotron_steps.config.schema.policy import MegatronConfig
 from nemotron_steps.engine.policy.parallel_dims import ParallelDims
 from nemotron_steps.models.architecture import Architecture
 from tests.engine.policy.batches import grouped_batch
-from tests.engine.policy.ranks import BALANCED, DTENSOR, LAYOUTS, RATE, RESHARDED, TRUNCATED, run_ranks, two_steps
+from tests.engine.policy.ranks import (
+    BALANCED,
+    DTENSOR,
+    LAYOUTS,
+    RATE,
+    RESHARDED,
+    TRUNCATED,
+    run_ranks,
+    scenarios,
+    two_steps,
+)
 from tests.engine.policy.test_snapshots import content
 from tests.models.checkpoints import write_checkpoint
 
@@ -32,7 +42,7 @@ def ranks_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folders, ranks_folder):
-    first, second = run_ranks(2, ranks_folder, folders)
+    first, second = run_ranks(2, ranks_folder, folders, scenarios)
     assert first == second
     return first
 

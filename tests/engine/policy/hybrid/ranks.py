@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from tests.engine.policy.batches import grouped_batch, paired, preference_loss, rl_loss
-from tests.engine.policy.ranks import config_for, gradients, main
+from tests.engine.policy.ranks import config_for, gradients
 from tests.engine.policy.routes import some_routes
 
 ALL_TO_ALL = {"expert_model_parallel_size": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -158,7 +158,3 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
         policy.train_step(grouped_batch(0))
         results[f"{name} in bfloat16"] = {key: str(tensor.dtype) for key, tensor in policy.weights()}
     return results
-
-
-if __name__ == "__main__":
-    main(scenarios)

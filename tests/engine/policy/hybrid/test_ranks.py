@@ -18,12 +18,11 @@ from tests.engine.policy.hybrid.ranks import (
     fsdp_steps,
     policy_of,
     preference_steps,
+    scenarios,
     steps,
 )
 from tests.engine.policy.ranks import run_ranks
 from tests.models.hybrid_twins import write_hybrid
-
-PROGRAM = "tests.engine.policy.hybrid.ranks"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def preferring(folders):
 
 def run(ranks, folders, out):
     """What every rank found, and where the first one left its tensors."""
-    first, *others = run_ranks(ranks, out, folders, PROGRAM)
+    first, *others = run_ranks(ranks, out, folders, scenarios)
     assert all(other == first for other in others)
     return first, out
 

@@ -14,7 +14,6 @@ from nemotron_steps.engine.policy.parallel_dims import ParallelDims, initialize
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from tests.engine.policy.batches import grouped_batch
-from tests.engine.policy.ranks import main
 
 HIDDEN, HEADS, HEAD_DIM, STATE, EPS = 24, 8, 12, 5, 1e-5
 MODELS = {"two groups": 2, "four groups": 4}
@@ -133,7 +132,7 @@ def whole_layout(divisible_by: int = 8) -> TokenLayout:
     return build_layout(grouped_batch(), range(12), divisible_by=divisible_by)
 
 
-def run(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
+def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
     """Every layout's output and gradients, put together on rank 0."""
     from megatron.core import parallel_state as state
 
@@ -165,7 +164,3 @@ def run(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
                     whole[f"{name} {t}"] = torch.stack([row[t] for row in parts]).sum(0)
         save_file({name: value.contiguous() for name, value in whole.items()}, out / f"{case}.safetensors")
     return {}
-
-
-if __name__ == "__main__":
-    main(run)

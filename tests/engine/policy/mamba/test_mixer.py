@@ -21,6 +21,7 @@ from tests.engine.policy.mamba.mixers import (
     flat_mixer,
     inputs,
     run_mixer,
+    scenarios,
     transformers_mixer,
     whole_layout,
 )
@@ -152,7 +153,7 @@ def found_by(tmp_path_factory):
     @functools.cache
     def start(ranks):
         out = tmp_path_factory.mktemp(f"mamba{ranks}")
-        run_ranks(ranks, out, {}, "tests.engine.policy.mamba.mixers")
+        run_ranks(ranks, out, {}, scenarios)
         return out
 
     return start
