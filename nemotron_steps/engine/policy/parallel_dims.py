@@ -72,7 +72,11 @@ def initialize(layout: ParallelDims) -> None:
     if parallel_state.model_parallel_is_initialized():
         if _current() == (layout.tensor, layout.pipeline, layout.context, layout.expert):
             return
+        # Megatron-core only forgets its groups, each of which has threads that wake up a hundred times a second.
+        groups = [group for group in parallel_state._global_process_group_list or [] if group is not None]
         parallel_state.destroy_model_parallel()
+        for group in groups:
+            dist.destroy_process_group(group)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,

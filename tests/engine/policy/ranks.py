@@ -184,6 +184,7 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
         )
         results[f"{model}: dtensor as megatron"] = opened.logprobs(grouped_batch(0)).tolist()
     written_behind(folders["qwen3"], out)
+    results["groups"] = [groups_of(tensor) for tensor in (1, 2, 1, 2)]
     nan = grouped_batch(0)
     nan.advantages = nan.advantages.clone()
     nan.advantages[-1, 12] = float("nan")  # only the last data-parallel rank sees it
@@ -201,6 +202,14 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
         folders["qwen3_moe"], LAYOUTS["qwen3_moe"]["expert, distributed optimizer"], **bins
     )
     return results
+
+
+def groups_of(tensor: int) -> int:
+    """How many process groups there are once those of a layout are made."""
+    from nemotron_steps.engine.policy.parallel_dims import ParallelDims, initialize
+
+    initialize(ParallelDims(tensor=tensor))
+    return len(dist.distributed_c10d._world.pg_map)
 
 
 def scenarios_of_four(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:

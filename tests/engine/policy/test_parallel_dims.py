@@ -119,6 +119,11 @@ def test_tokens_are_cut_only_where_there_are_tensor_ranks_to_cut_them_for(tensor
     assert dims == ParallelDims(tensor=tensor, sequence_parallel=cut)
 
 
+def test_groups_of_a_layout_that_is_left_are_let_go(found):
+    data, tensor, *again = found["groups"]
+    assert again == [data, tensor]
+
+
 def test_nan_on_one_rank_stops_all(found):
     assert found["nan refused"] is True
 
