@@ -198,7 +198,6 @@ def _is_plain(folder: Path) -> bool:
         return (
             (folder / "tokenizer.json").is_file()
             and tokenizer.get("tokenizer_class") in _PLAIN
-            and "auto_map" not in tokenizer
             and model.get("model_type") in _KEEPING_PLAIN
         )
     except (OSError, ValueError, AttributeError):  # AutoTokenizer says what is wrong

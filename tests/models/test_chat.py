@@ -180,6 +180,15 @@ def test_a_tokenizer_that_puts_a_token_before_every_text_puts_none_into_a_chat()
     assert (chat.count_tokens("a"), chat.count_tokens("")) == (1, 0)
 
 
+def test_a_tokenizer_that_cuts_and_pads_other_texts_leaves_a_chat_whole() -> None:
+    chat = stock_chat("qwen3")
+    text = chat.render_text([{"role": "user", "content": "a b c d e f g"}])
+    whole = chat.tokenizer.encode(text)
+    chat.tokenizer.backend_tokenizer.enable_truncation(4)
+    chat.tokenizer.backend_tokenizer.enable_padding(length=100)
+    assert chat.encode(text) == whole
+
+
 def test_a_folder_without_a_tokenizer_or_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no tokenizer in the checkpoint"):
         ChatFormat.from_folder(tmp_path)
