@@ -39,8 +39,8 @@ def test_a_mount_has_the_configs_below_its_prefix(prefix, name, path, group):
 
 
 def test_a_mount_of_one_file_has_that_alone():
-    mount = Mount("rl/toy/mine.file", Path("/work"), Path("/work/mine.yaml"))
-    assert mount.path("rl/toy/mine.file") == Path("/work/mine.yaml")
+    mount = Mount("rl/toy/mine.file", Path("/mnt"), Path("/mnt/mine.yaml"))
+    assert mount.path("rl/toy/mine.file") == Path("/mnt/mine.yaml")
     assert mount.path("rl/toy/other.file") is None and mount.group("rl/toy") is None
 
 
