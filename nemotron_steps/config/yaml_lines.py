@@ -76,7 +76,9 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise ConfigError(f"not valid YAML: {error.problem or error.context}", where=where) from error
-    except yaml.YAMLError as error:
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # a number's beginning and no digit, as `0x_`
         raise ConfigError(f"not valid YAML: {error}", where=str(path)) from error
     finally:
         loader.dispose()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -25,6 +25,7 @@ def _same(left, right) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(_NUMBERISH | _WORDS)
+@example("0x_")
 def test_scalars_read_as_omegaconf_reads_them(tmp_path_factory, scalar):
     path = tmp_path_factory.mktemp("yaml") / "a.yaml"
     path.write_text(f"key: {scalar}\n")
