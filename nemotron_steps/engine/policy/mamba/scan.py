@@ -152,8 +152,8 @@ def _segment(
     if segment.filled is not None:
         dt = dt * segment.filled  # cells of padding then leave the state as it is
     width = dt.shape[1]
-    # Sums of dt · A up to and with each token, [K, H, Q].
-    logs = (dt * a).transpose(1, 2).contiguous().cumsum(-1)
+    # Sums of dt · A up to and with each token, [K, H, Q]. In float64: small differences of large sums are needed.
+    logs = (dt * a).transpose(1, 2).cumsum(-1, dtype=torch.float64)
     b, c = (tensor.view(count, width, groups, state).transpose(1, 2) for tensor in (b, c))  # [K, G, Q, N]
     scaled = (values.view(count, width, heads, head_dim) * dt[..., None]).transpose(1, 2)  # [K, H, Q, P]
     scores = torch.matmul(c, b.transpose(2, 3))[:, :, None] * _decays(logs).view(count, groups, each, width, width)
@@ -162,14 +162,14 @@ def _segment(
     needs_states = entering is not None or final or segment.goes_on or len(segment.row) > len(segment.first)
     ends: torch.Tensor | None = None
     if needs_states:
-        leaving = (scaled * (last[..., None] - logs).exp()[..., None]).to(kind).transpose(2, 3)
+        leaving = (scaled * (last[..., None] - logs).float().exp()[..., None]).to(kind).transpose(2, 3)
         # [K, H, P, N]: what each chunk adds to the state at its end.
         added = torch.matmul(leaving.reshape(count, groups, each * head_dim, width), b).float()
         before, ends = _between_chunks(added.view(count, heads, head_dim, state), last, entering, segment, final)
         if before is not None:
             read = before.to(kind).reshape(count, groups, each * head_dim, state)
             received = torch.matmul(c, read.transpose(2, 3)).view(count, groups, width, each, head_dim)
-            y = torch.addcmul(y, received.transpose(2, 3).reshape(y.shape).float(), logs.exp()[..., None])
+            y = torch.addcmul(y, received.transpose(2, 3).reshape(y.shape).float(), logs.float().exp()[..., None])
     y = y.transpose(1, 2).reshape(count * width, heads, head_dim)
     y = torch.addcmul(y, values.view_as(y), d[:, None])
     return unpad(y, segment.unpad).to(x.dtype), ends
@@ -188,16 +188,15 @@ def _between_chunks(
 
     Args:
         added: [K, H, P, N], by each chunk to the state at its end.
-        last: [K, H], the sum of dt · A over each chunk.
+        last: float64 [K, H], the sum of dt · A over each chunk.
     """
     count, rows = segment.row.shape[0], segment.first.shape[0]
     if entering is None and count == rows:  # no row has more than one chunk
         return None, added if final else added[-1:]
     order = torch.arange(count, device=added.device)
-    # Sums over each row's chunks up to this one. In float64, since small differences of large sums are needed; and
-    # each row by itself, since another's sums would round its own.
+    # Sums over each row's chunks up to this one; each row by itself, since another's sums would round its own.
     up_to = (segment.row[:, None] == segment.row) & (order[:, None] >= order)
-    end = up_to.double() @ last.double()
+    end = up_to.double() @ last
     start = end - last
     to_log, to_row, to_order, from_log, from_row, from_order = start, segment.row, order, end, segment.row, order
     if final or segment.goes_on:
@@ -223,7 +222,7 @@ def _between_chunks(
 
 
 def _decays(logs: torch.Tensor) -> torch.Tensor:
-    """exp(log_i − log_j) for j ≤ i, else 0: [..., Q] → [..., Q, Q]."""
+    """exp(log_i − log_j) for j ≤ i, else 0: float64 [..., Q] → float32 [..., Q, Q]."""
     decays: torch.Tensor = _Decays.apply(logs)  # type: ignore[no-untyped-call]
     return decays
 
@@ -233,7 +232,12 @@ class _Decays(torch.autograd.Function):
     def forward(ctx: Any, logs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         width = logs.shape[-1]
         above = torch.ones(width, width, dtype=torch.bool, device=logs.device).triu_(1)
-        decays = (logs[..., :, None] - logs[..., None, :]).masked_fill_(above, -torch.inf).exp_()
+        # Differences of float64 without matrices of it: each sum is what float32 holds of it, and the rest.
+        high = logs.float()
+        rest = (logs - high).float()
+        decays = high[..., :, None] - high[..., None, :]
+        decays.add_(rest[..., :, None]).sub_(rest[..., None, :])
+        decays.masked_fill_(above, -torch.inf).exp_()
         ctx.save_for_backward(decays)
         return decays
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 
@@ -65,6 +65,7 @@ def compare(given: dict[str, torch.Tensor], runs: Runs, chunk_size: int, initial
     padding=st.integers(0, 2),
     most_chunks=st.sampled_from([1, 2, 3, 64]),
 )
+@example([35], [(0, 1), (0, 17), (0, 20), (0, 20)], 64, 1, False, 0, 64)  # heads that forget at once: large sums
 def test_equals_the_recurrence(lengths, children, chunk_size, groups, begun, padding, most_chunks):
     children = sorted((parent % len(lengths), length) for parent, length in children)
     runs = Runs([*lengths, *(length for _, length in children)], [p for p, _ in children], padding=padding)
