@@ -16,24 +16,37 @@ COMMAND_SERVER = r'''
 import json, os, selectors, signal, subprocess, sys, time
 try:
     import ctypes
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the commands, of the same user, may not open its files
+    prctl = ctypes.CDLL(None).prctl
+    prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the commands, of the same user, may not open its files
+    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what they leave behind is this process's to reap
 except (ImportError, OSError, AttributeError):
     pass
 reader, writer = os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb")
 alone = sys.argv[3] == "alone"
 
 
+def reap():
+    """Take leave of what has ended. Called while no command runs: a command's code is its own to read."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
 def end(child):
-    """Kill the command and whatever it has started."""
+    """Kill the command and whatever it has started, and wait until they are gone: a kill is not the end yet."""
+    whom = -1 if alone else -child.pid  # all but this process and the first one, or its group
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
     child.wait()
-    for _ in range(1000 if alone else 0):
+    for _ in range(1000):
+        reap()
         try:
-            os.kill(-1, signal.SIGKILL)  # all but this process and the first one
-        except ProcessLookupError:
+            os.kill(whom, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
             return
         time.sleep(0.002)
 

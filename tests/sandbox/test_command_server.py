@@ -87,10 +87,24 @@ def test_a_command_out_of_time_goes_with_what_it_started(ask: Ask, script: str) 
 
 def test_what_a_command_left_in_its_group_is_gone_when_it_has_ended(ask: Ask, tmp_path: Path) -> None:
     begun = time.monotonic()
-    answer = ask("sh", "-c", "sleep 30 & echo $!")
+    answer = ask("sh", "-c", "for i in $(seq 40); do sleep 30 & echo $!; done", output_bytes=1000)
     assert answer["outcome"] == "exited" and time.monotonic() - begun < 20
-    status = Path(f"/proc/{answer['out'].strip()}/stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
+    left = answer["out"].split()
+    assert len(left) == 40 and not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+
+
+def test_what_has_left_the_group_runs_on_and_is_reaped_once_it_has_ended(
+    ask: Ask, server: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+    waits = "setsid sh -c ': > on; while [ ! -e off ]; do sleep 0.01; done' > log 2>&1 & while [ ! -e on ]; do :; done"
+    assert ended(ask("sh", "-c", f"{waits}; exit 3", cwd=str(tmp_path))) == ("exited", 3, "", "")
+    assert len(children.read_text().split()) == 1
+    (tmp_path / "off").touch()
+    deadline = time.monotonic() + 20
+    while children.read_text() and time.monotonic() < deadline:
+        ask("true")
+    assert not children.read_text()
 
 
 def test_files_are_written_with_their_folders_and_what_cannot_be_is_told(ask: Ask, tmp_path: Path) -> None:
