@@ -79,7 +79,10 @@ def run(job):
             if wait <= 0 and not ended:
                 outcome, ended = "timeout", True
                 end(child)
-            for key, _ in selector.select(0.5 if ended else min(max(wait, 0), 0.05)):
+            ready = selector.select(0.5 if ended else min(max(wait, 0), 0.05))
+            if ended and wait < 0 and (not ready or room <= 0):
+                break  # what has left the command's group holds the pipes
+            for key, _ in ready:
                 if key.fileobj is child.stdin:
                     try:
                         left = left[os.write(key.fd, left[:65536]):]
@@ -96,9 +99,11 @@ def run(job):
                     selector.unregister(key.fileobj)
                     continue
                 kept[key.fileobj] += chunk[:room]
-                if len(chunk) > room and not ended:
-                    outcome, ended = "output_limit", True
-                    end(child)
+                if len(chunk) > room and outcome == "exited":  # also of a command that has ended before it was read
+                    outcome = "output_limit"
+                    if not ended:
+                        ended = True
+                        end(child)
                 room -= min(room, len(chunk))
     if not ended:
         try:  # it has closed its outputs and goes on

@@ -68,8 +68,10 @@ def test_a_command_that_cannot_begin_is_a_result(ask: Ask, argv: tuple[str, ...]
     [(9, "exited", 9), (10, "exited", 10), (11, "output_limit", 10), (100_000, "output_limit", 10)],
 )
 def test_a_command_may_write_as_much_as_it_may_and_no_more(ask: Ask, written: int, outcome: str, kept: int) -> None:
-    answer = ask("sh", "-c", f"head -c {written} /dev/zero | tr '\\0' x")
-    assert (answer["outcome"], answer["out"]) == (outcome, "x" * kept)
+    # The second is read while it runs, the first perhaps after it has ended.
+    for last in ("", "; sleep 0.2"):
+        answer = ask("sh", "-c", f"head -c {written} /dev/zero | tr '\\0' x{last}")
+        assert (answer["outcome"], answer["out"]) == (outcome, "x" * kept)
 
 
 def test_both_outputs_share_what_may_be_written(ask: Ask) -> None:
@@ -121,3 +123,12 @@ def test_a_command_that_has_ended_is_not_out_of_time_because_something_it_left_b
 ) -> None:
     answer = ask("sh", "-c", "setsid sleep 0.5 & echo on; exit 3", wall_s=0.3)
     assert ended(answer) == ("exited", 3, "on\n", "")
+
+
+@pytest.mark.parametrize(("holds", "outcome"), [("sleep 30", "exited"), ("yes", "output_limit")])
+def test_what_has_left_the_group_holds_no_answer_up_beyond_the_time_of_its_command(
+    ask: Ask, tmp_path: Path, holds: str, outcome: str
+) -> None:
+    left = f"setsid sh -c ': > left; {holds}' & while [ ! -e left ]; do :; done; exit 3"
+    answer = ask("sh", "-c", left, wall_s=3.0, cwd=str(tmp_path))
+    assert answer["outcome"] == outcome and 3 <= answer["wall_s"] < 20
