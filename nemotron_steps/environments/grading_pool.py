@@ -32,7 +32,8 @@ class GradingPool:
 
     def __init__(self, grade: Callable[..., Any], *, size: int = 2, timeout_s: float = 10.0) -> None:
         self._name = f"{grade.__module__}:{grade.__qualname__}"
-        self._workers = WorkerPool("nemotron_steps.environments.grading_pool", size=size, timeout_s=timeout_s)
+        module = "nemotron_steps.environments.grading_pool"
+        self._workers = WorkerPool(module, size=size, timeout_s=timeout_s, imports=(grade.__module__,))
 
     async def call(self, *arguments: Any) -> Any:
         """What the grader returns.

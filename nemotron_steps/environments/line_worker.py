@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import json
 import math
 import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nemotron_steps.errors import WorkerLostError
@@ -25,6 +26,8 @@ MEMORY_BYTES = 4 * 1024**3
 """Of address space: what an expression that grows without end may take before it counts as too long."""
 OUT_OF_MEMORY = 86
 """Exit code of a worker that came to MEMORY_BYTES."""
+STARTING_S = 120.0
+"""Until a worker has imported what it needs, on a busy machine."""
 ENDING_S = 5.0
 """From a worker's last word to its end."""
 PR_SET_PDEATHSIG = 1
@@ -38,11 +41,16 @@ class WorkerPool:
     """Up to `size` processes running `python -m MODULE`, started when first needed.
 
     The module calls `serve`. One pool belongs to one event loop.
+
+    Args:
+        timeout_s: of one answer. A worker's start is no part of it.
+        imports: modules that a worker imports before its first answer.
     """
 
-    def __init__(self, module: str, *, size: int, timeout_s: float) -> None:
+    def __init__(self, module: str, *, size: int, timeout_s: float, imports: Sequence[str] = ()) -> None:
         self._module = module
         self._timeout_s = timeout_s
+        self._imports = imports
         self._free: list[asyncio.subprocess.Process] = []
         self._slots = asyncio.Semaphore(size)
 
@@ -51,26 +59,11 @@ class WorkerPool:
 
         Raises:
             WorkerTimeoutError: it took longer than timeout_s, or more than MEMORY_BYTES. WorkerLostError: the process
-                died otherwise.
+                did not start, or died otherwise.
         """
         async with self._slots:
             process = self._free.pop() if self._free else await self._start()
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                await process.stdin.drain()
-                line = await asyncio.wait_for(process.stdout.readline(), self._timeout_s)
-            except TimeoutError:
-                await _kill(process)
-                raise WorkerTimeoutError(f"{self._module} took longer than {self._timeout_s:g} s") from None
-            except BaseException:
-                await _kill(process)
-                raise
-            if not line:
-                await _ended(process)
-                if process.returncode in (OUT_OF_MEMORY, -signal.SIGXCPU):
-                    raise WorkerTimeoutError(f"{self._module} used up its memory or its processor time")
-                raise WorkerLostError(f"helper process {self._module} died", found=f"exit code {process.returncode}")
+            line = await self._line(process, self._timeout_s, json.dumps(request).encode() + b"\n")
             self._free.append(process)
             return json.loads(line)
 
@@ -80,26 +73,53 @@ class WorkerPool:
             await _kill(self._free.pop())
 
     async def _start(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
+        """A worker that waits for its first request."""
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             self._module,
             str(os.getpid()),
             str(math.ceil(self._timeout_s) + 1),
+            *self._imports,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_LIMIT,
             start_new_session=True,
         )
+        try:
+            await self._line(process, STARTING_S)
+        except WorkerTimeoutError as error:
+            raise WorkerLostError(f"helper process {self._module} did not start", found=str(error)) from error
+        return process
+
+    async def _line(self, process: asyncio.subprocess.Process, seconds: float, request: bytes = b"") -> bytes:
+        """The next line that a worker writes. One that writes none is killed."""
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(request)
+            await process.stdin.drain()
+            line = await asyncio.wait_for(process.stdout.readline(), seconds)
+        except TimeoutError:
+            await _kill(process)
+            raise WorkerTimeoutError(f"{self._module} took longer than {seconds:g} s") from None
+        except BaseException:
+            await _kill(process)
+            raise
+        if not line:
+            await _ended(process)
+            if process.returncode in (OUT_OF_MEMORY, -signal.SIGXCPU):
+                raise WorkerTimeoutError(f"{self._module} used up its memory or its processor time")
+            raise WorkerLostError(f"helper process {self._module} died", found=f"exit code {process.returncode}")
+        return line
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
-    """The worker's side: answer lines of standard input until it closes.
+    """The worker's side: an empty line when it is ready, then answers to lines of standard input until it closes.
 
     Whatever the library prints goes to standard error, so it cannot be taken for an answer. The command line holds the
-    parent's process id and the processor seconds of one answer.
+    parent's process id, the processor seconds of one answer, and modules to import.
     """
-    parent, seconds = (int(argument) for argument in sys.argv[1:])
+    parent, seconds = (int(argument) for argument in sys.argv[1:3])
     # By the kernel: a thread that watched a pipe would wait for the interpreter's lock, which one operation can hold.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -108,6 +128,10 @@ def serve(answer: Callable[[Any], Any]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    for module in sys.argv[3:]:
+        importlib.import_module(module)
+    channel.write("\n")
+    channel.flush()
     for line in sys.stdin:
         _allow_processor_time(seconds)
         try:

@@ -67,6 +67,42 @@ def test_a_worker_that_takes_too_long_is_killed_and_the_next_call_answered(reque
     assert gone_within(20, os.getpid())
 
 
+@pytest.fixture
+def slow_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module whose import takes two seconds."""
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(2)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    return "slow_to_import"
+
+
+def test_what_a_worker_imports_takes_nothing_from_the_time_of_an_answer(slow_import: str) -> None:
+    async def call() -> Any:
+        pool = WorkerPool(MODULE, size=1, timeout_s=1.0, imports=[slow_import])
+        try:
+            return await pool.call(1)
+        finally:
+            await pool.close()
+
+    assert asyncio.run(call()) == 1
+
+
+def test_a_worker_that_does_not_start_is_lost_and_ended(slow_import: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemotron_steps.environments.line_worker.STARTING_S", 0.5)
+
+    async def call(module: str) -> None:
+        with pytest.raises(WorkerLostError) as caught:
+            await WorkerPool(MODULE, size=1, timeout_s=20.0, imports=[module]).call(1)
+        raise caught.value
+
+    with pytest.raises(WorkerLostError, match="did not start"):
+        asyncio.run(call(slow_import))
+    assert workers_of(os.getpid()) == []
+    monkeypatch.undo()
+    with pytest.raises(WorkerLostError, match="died") as died:
+        asyncio.run(call("no_such_module"))
+    assert died.value.found == "exit code 1"
+
+
 class Process:
     """A worker that answers when it may, noted in `running`."""
 
