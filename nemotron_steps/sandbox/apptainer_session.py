@@ -14,6 +14,7 @@ import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
@@ -35,6 +36,9 @@ class ApptainerSession(ServedSession):
         slots: commands at once, of all sessions that share it.
     """
 
+    _clock: asyncio.Timeout
+    """Of the session's time."""
+
     def __init__(
         self, image: str, slots: asyncio.Semaphore, *, limits: Limits | None = None, command_s: float | None = None
     ) -> None:
@@ -53,9 +57,16 @@ class ApptainerSession(ServedSession):
             *("python3", "-I", "-c", COMMAND_SERVER, "0", "1", "together"),
         ]
 
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        # An image may have to be fetched and unpacked: the session's time begins with its first answer.
+        with suppress(RuntimeError):  # it is over already
+            self._clock.reschedule(asyncio.get_running_loop().time() + self.limits.wall_s)
+        return self
+
     async def _begin(self) -> None:
         await check_engine("apptainer")
-        ready = asyncio.Event()
+        ready, self._clock = asyncio.Event(), asyncio.timeout(None)
         self._whole = asyncio.ensure_future(self._hold(ready))
         waiting = asyncio.ensure_future(ready.wait())
         await asyncio.wait([waiting, self._whole], return_when=asyncio.FIRST_COMPLETED)
@@ -85,7 +96,7 @@ class ApptainerSession(ServedSession):
             ready.set()
             outcome = Outcome.EXITED
             try:
-                async with asyncio.timeout(self.limits.wall_s):
+                async with self._clock:
                     code = await process.wait()
                 outcome = Outcome.MEMORY_LIMIT if code in (KILLED, -9) else Outcome.EXITED
             except TimeoutError:

@@ -64,7 +64,12 @@ def test_a_session_that_is_killed_was_killed_for_memory(apptainer: Callable[[str
 
 def test_a_session_ends_when_its_time_is_over(apptainer: Callable[[str], None]) -> None:
     apptainer(RUNS)
-    assert over("sleep 3", wall_s=1.0) is Outcome.TIMEOUT
+    assert over("sleep 60", wall_s=2.0) is Outcome.TIMEOUT
+
+
+def test_the_time_of_a_session_begins_when_its_image_is_there(apptainer: Callable[[str], None]) -> None:
+    apptainer(f"sleep 3; {RUNS}")
+    assert over("sleep 60", wall_s=2.0) is Outcome.TIMEOUT
 
 
 def test_an_image_that_does_not_start_is_told_by_the_end_of_what_was_said(apptainer: Callable[[str], None]) -> None:
