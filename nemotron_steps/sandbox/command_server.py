@@ -79,10 +79,8 @@ def run(job):
             if wait <= 0 and not ended:
                 outcome, ended = "timeout", True
                 end(child)
-            ready = selector.select(0.5 if ended else min(max(wait, 0), 0.05))
-            if ended and wait < 0 and (not ready or room <= 0):
-                break  # what has left the command's group holds the pipes
-            for key, _ in ready:
+            late = ended and wait < 0  # all that it wrote is in the pipes, which what has left its group may hold
+            for key, _ in selector.select(0 if late else 0.5 if ended else min(max(wait, 0), 0.05)):
                 if key.fileobj is child.stdin:
                     try:
                         left = left[os.write(key.fd, left[:65536]):]
@@ -94,7 +92,7 @@ def run(job):
                         selector.unregister(child.stdin)
                         child.stdin.close()
                     continue
-                chunk = os.read(key.fd, 65536)
+                chunk = os.read(key.fd, 1 << 20)  # all that a pipe can hold
                 if not chunk:
                     selector.unregister(key.fileobj)
                     continue
@@ -105,6 +103,8 @@ def run(job):
                         ended = True
                         end(child)
                 room -= min(room, len(chunk))
+            if late:
+                break
     if not ended:
         try:  # it has closed its outputs and goes on
             child.wait(max(0.0, begun + job["wall_s"] - time.monotonic()))

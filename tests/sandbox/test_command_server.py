@@ -125,10 +125,17 @@ def test_a_command_that_has_ended_is_not_out_of_time_because_something_it_left_b
     assert ended(answer) == ("exited", 3, "on\n", "")
 
 
-@pytest.mark.parametrize(("holds", "outcome"), [("sleep 30", "exited"), ("yes", "output_limit")])
+@pytest.mark.parametrize(
+    ("holds", "outcome"),
+    [
+        ("sleep 30", "exited"),
+        ("yes", "output_limit"),
+        ("for i in $(seq 300); do echo; sleep 0.1; done", "exited"),
+    ],
+)
 def test_what_has_left_the_group_holds_no_answer_up_beyond_the_time_of_its_command(
     ask: Ask, tmp_path: Path, holds: str, outcome: str
 ) -> None:
     left = f"setsid sh -c ': > left; {holds}' & while [ ! -e left ]; do :; done; exit 3"
-    answer = ask("sh", "-c", left, wall_s=3.0, cwd=str(tmp_path))
+    answer = ask("sh", "-c", left, wall_s=3.0, output_bytes=1000, cwd=str(tmp_path))
     assert answer["outcome"] == outcome and 3 <= answer["wall_s"] < 20
