@@ -45,7 +45,7 @@ class ComposedConfig:
         origins: key path → `file:line` or `override '...'`.
         files: every file that was read.
         overrides: the overrides, as given.
-        variables: dotted key → the environment variable it takes its value from, for those that are set.
+        variables: dotted key → the environment variables it takes its value from, for those that are set.
     """
 
     step: str
@@ -55,7 +55,7 @@ class ComposedConfig:
     origins: Mapping[KeyPath, str]
     files: tuple[Path, ...] = ()
     overrides: tuple[str, ...] = field(default=())
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key, or `default`."""

@@ -125,8 +125,8 @@ def _variables(node: Any) -> set[str] | None:
     return set(names) if len(names) == len(_RESOLVER.findall(node)) else None
 
 
-def set_variables(node: Any, prefix: str = "") -> dict[str, str]:
-    """Dotted key → environment variable, for every value that interpolates one that is set.
+def set_variables(node: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Dotted key → environment variables, for every value that interpolates some that are set.
 
     What `recall` returns has none: a composition that reads a variable that is set is not kept.
     """
@@ -136,8 +136,9 @@ def set_variables(node: Any, prefix: str = "") -> dict[str, str]:
     elif isinstance(node, list | tuple):
         items = enumerate(node)
     elif isinstance(node, str) and "${" in node:
-        return {prefix[:-1]: name for name in _ENVIRONMENT.findall(node) if name in os.environ}
-    return {key: name for at, item in items for key, name in set_variables(item, f"{prefix}{at}.").items()}
+        names = tuple(name for name in _ENVIRONMENT.findall(node) if name in os.environ)
+        return {prefix[:-1]: names} if names else {}
+    return {key: names for at, item in items for key, names in set_variables(item, f"{prefix}{at}.").items()}
 
 
 def variables_in(node: Any) -> set[str]:

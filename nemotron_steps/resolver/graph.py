@@ -68,7 +68,7 @@ class Node:
             memory=memory,
             instance=self.instance,
             checks=self.checks,
-            variables=frozenset(self.config.variables.values()) if self.config is not None else frozenset(),
+            variables=frozenset().union(*self.config.variables.values()) if self.config is not None else frozenset(),
         )
 
     def _values(self) -> Mapping[str, Any]:

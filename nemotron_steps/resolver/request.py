@@ -70,7 +70,7 @@ class StepConfig:
         inputs: the config's `inputs` section: port → source, as written.
         has_key: whether the step's config model has a dotted key; None when the step has no config model.
         origin: dotted key → `file:line` or `override '…'` that set it; None when unknown.
-        variables: dotted key → the environment variable it takes its value from, for those that are set.
+        variables: dotted key → the environment variables it takes its value from, for those that are set.
         idle: (environment variable, config) for those that are set and that only another config of the step reads.
         unread: why the config could not be read, where that stops nothing: the step has no implementation here.
         flat: every value under its dotted key, groups as well as what is in them; list items are not keys.
@@ -80,7 +80,7 @@ class StepConfig:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     has_key: Callable[[str], bool] | None = None
     origin: Callable[[str], str | None] | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     idle: tuple[tuple[str, str], ...] = ()
     unread: str | None = None
     flat: Mapping[str, Any] = field(init=False, repr=False, compare=False)

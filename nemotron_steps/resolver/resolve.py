@@ -196,8 +196,9 @@ def _idle_variables(order: Sequence[Node], graph: Graph) -> Iterator[str]:
         for port in node.manifest.consumes:
             key = next(iter(port.bindings), None)
             source = node.inputs.get(port.name)
-            name = node.config.variables.get(key) if key is not None else None
-            if name is not None and source is not None and getattr(source, "config_key", None) != key:
+            if key is None or source is None or getattr(source, "config_key", None) == key:
+                continue
+            for name in node.config.variables.get(key, ()):
                 yield (
                     f"{name} is set, but '{port.name}' of {node.key} is {graph.label(source)}; "
                     f'--input {port.name}="${name}" takes it instead'

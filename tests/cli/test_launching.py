@@ -153,13 +153,14 @@ def test_variables_that_a_config_reads_go_along_but_for_secrets_and_what_the_pro
     monkeypatch.setenv("TOY_THING", "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")
     monkeypatch.setenv("TOY_FOLDER", "/only/on/the/cluster")
     monkeypatch.setenv("USER", "somebody")
-    names = ("TOY_API_KEY", "TOY_THING", "TOY_FOLDER", "USER")
-    read = f"passthrough=[{','.join(f'${{oc.env:{name}}}' for name in names)}]"
+    monkeypatch.setenv("TOY_DATA", "chats")
+    values = [f"${{oc.env:{name}}}" for name in ("TOY_API_KEY", "TOY_THING", "USER")]
+    read = f"passthrough=[{','.join(values)},'${{oc.env:TOY_FOLDER}}/${{oc.env:TOY_DATA}}']"
     for profile in ("there", "own"):
         assert cli("run", "toy/train", "-c", "tiny", "-b", profile, read).code == 0
     given = [{n: value for n, value in launch.variables.items() if n.startswith(("TOY", "USER"))} for launch in queue]
-    folder = {"TOY_FOLDER": "/only/on/the/cluster"}
-    assert given == [{"TOY_JUDGE": "hub/other", **folder}, {"TOY_JUDGE": "hub/own", **folder}]
+    read_together = {"TOY_DATA": "chats", "TOY_FOLDER": "/only/on/the/cluster"}
+    assert given == [{"TOY_JUDGE": "hub/other", **read_together}, {"TOY_JUDGE": "hub/own", **read_together}]
 
 
 def test_a_resumed_run_goes_to_the_profile_named_now(cli: Cli, queue: list[base.Launch], workplace: Path) -> None:

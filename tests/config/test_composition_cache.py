@@ -180,15 +180,20 @@ def test_nothing_is_kept_unless_it_is_asked_for(configs):
 
 def test_values_know_the_variables_that_they_are_read_from(configs, monkeypatch):
     monkeypatch.setenv("TOY_MODEL", "mine")
+    monkeypatch.setenv("TOY_FOLDER", "mine")
     monkeypatch.delenv("TOY_OTHER", raising=False)
     text = (
         "judge: {model: 'a/${oc.env:TOY_MODEL}', tries: '${oc.env:TOY_OTHER,3}'}\n"
-        "list: [x, {y: '${ oc.env : TOY_MODEL }'}]\n"
+        "list: [x, {y: '${ oc.env : TOY_MODEL }', z: '${oc.env:TOY_FOLDER}/${oc.env:TOY_MODEL}'}]\n"
     )
     search = configs({"rl/toy/default.yaml": text})
     composed = compose(None, search=search)
-    assert composed.variables == {"judge.model": "TOY_MODEL", "list.1.y": "TOY_MODEL"}
-    assert composed.get("list") == ["x", {"y": "mine"}]
+    assert composed.variables == {
+        "judge.model": ("TOY_MODEL",),
+        "list.1.y": ("TOY_MODEL",),
+        "list.1.z": ("TOY_FOLDER", "TOY_MODEL"),
+    }
+    assert composed.get("list") == ["x", {"y": "mine", "z": "mine/mine"}]
     monkeypatch.delenv("TOY_MODEL")
     plain = compose(None, ["judge.model=x", "list=[]"], search=search, remember=True)
     assert plain.variables == {} == compose(None, ["judge.model=x", "list=[]"], search=search, remember=True).variables

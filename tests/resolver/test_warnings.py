@@ -104,7 +104,7 @@ def test_variables_that_change_nothing_are_each_named(small: World, monkeypatch:
     def compose(step_id: str, config_name: str | None, overrides: Any) -> StepConfig:
         return StepConfig(
             {"hf": {"path": "x"}},
-            variables={"hf.path": "MODEL", "seed": "SEED"},
+            variables={"hf.path": ("MODEL",), "seed": ("SEED",)},
             idle=(("ONE", "large"), ("TWO", "tiny")),
             origin=lambda key: "file.yaml:1",
         )
