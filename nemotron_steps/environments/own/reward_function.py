@@ -302,8 +302,8 @@ def _module_of(path: Path, stamp: tuple[int, int]) -> Any:
     Loaded again when the file changed: a notebook's process outlives many of its versions.
     """
     name = f"reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    loader = _FromSource(name, str(path))
-    spec = ModuleSpec(name, loader, origin=str(path))
+    loader = _FromSource(name, str(path.absolute()))
+    spec = ModuleSpec(name, loader, origin=loader.path)
     spec.has_location = True
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

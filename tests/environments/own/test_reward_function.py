@@ -199,13 +199,17 @@ def test_columns_are_the_rows_fields_but_its_prompt_and_agent(monkeypatch: pytes
     assert asked == [(CHAT["responses_create_params"]["input"], ["x"], columns), ("told", ["x"], columns)]
 
 
-def test_a_file_knows_its_folder(tmp_path: Path) -> None:
+def test_a_file_knows_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "answer.txt").write_text("7")
     file = tmp_path / "beside.py"
     file.write_text(
         "import pathlib\ndef one(**_): return float(pathlib.Path(__file__).with_name('answer.txt').read_text())\n"
     )
-    assert load(f"{file}:one")() == 7.0
+    monkeypatch.chdir(tmp_path)
+    loaded = load("beside.py:one")
+    monkeypatch.chdir("/")
+    assert loaded() == 7.0 == load(f"{file}:one")()
 
 
 def test_a_file_of_the_same_size_that_changed_is_read_again_and_its_folder_is_on_the_path_once(
