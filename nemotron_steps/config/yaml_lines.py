@@ -78,7 +78,8 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
         raise ConfigError(f"not valid YAML: {error.problem or error.context}", where=where) from error
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # a number's beginning and no digit, as `0x_`
+    # Those but the first are of scalars that are not what they begin like, `0x_`, or what their tag says, `!!int ""`.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise ConfigError(f"not valid YAML: {error}", where=str(path)) from error
     finally:
         loader.dispose()

@@ -57,6 +57,17 @@ def test_what_is_not_plain_yaml_is_refused(tmp_path, content):
     assert str(path) in caught.value.where
 
 
+@pytest.mark.parametrize(
+    "scalar", ["!!int ''", "!!float ''", "!!int x", "!!bool x", "!!timestamp x", "0b_", f"1{':00' * 200}.0"]
+)
+def test_a_scalar_that_no_value_can_be_made_of_is_refused(tmp_path, scalar):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"a: {scalar}\n")
+    with pytest.raises(ConfigError, match="not valid YAML") as caught:
+        load_yaml(path)
+    assert caught.value.where == str(path)
+
+
 def bomb(levels: int, width: int = 9) -> str:
     lines = ["l0: &l0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * width)}]" for n in range(1, levels)]
