@@ -110,7 +110,8 @@ def _yaml(text: str) -> Any:
             if depth > MAX_DEPTH:
                 raise FormatError(f"nested deeper than {MAX_DEPTH} levels")
         return yaml.load(text, Loader=loader)
-    except yaml.YAMLError as error:
+    # The last three are of scalars that are not what their tag says, and of numbers that no float holds.
+    except (yaml.YAMLError, LookupError, AttributeError, OverflowError) as error:
         raise FormatError(str(error)[:200]) from error
 
 
