@@ -109,7 +109,8 @@ def compose(
     name, mounts = search.locate(config)
     key = ""
     if remember:
-        key = composition_cache.request_key(search.step, name, mounts, overrides, with_schema=schema is not None)
+        keys = _schema_keys(schema) if schema is not None else None
+        key = composition_cache.request_key(search.step, name, mounts, overrides, schema_keys=keys)
         known = composition_cache.recall(key)
         if known is not None:
             return _from_dict(known, search.step, config, tuple(overrides))
@@ -298,9 +299,7 @@ def _unknown(
     from omegaconf import OmegaConf
 
     if schema is not None:
-        from nemotron_steps.config.validation import known_keys
-
-        candidates: set[str] = set(known_keys(schema))
+        candidates = set(_schema_keys(schema))
     else:
         candidates = _dotted(OmegaConf.to_container(config, resolve=False))
     close = nearest(key, candidates)
@@ -341,6 +340,12 @@ def _schema_has(schema: type[BaseModel], key: str) -> bool:
     from nemotron_steps.config.validation import has_key
 
     return has_key(schema, key)
+
+
+def _schema_keys(schema: type[BaseModel]) -> tuple[str, ...]:
+    from nemotron_steps.config.validation import known_keys
+
+    return known_keys(schema)
 
 
 def _takes(schema: type[BaseModel], key: str) -> bool:

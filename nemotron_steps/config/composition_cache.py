@@ -46,9 +46,18 @@ class Dependencies:
 
 
 def request_key(
-    step: str, name: str | None, mounts: Sequence[Mount], overrides: Sequence[str], *, with_schema: bool
+    step: str,
+    name: str | None,
+    mounts: Sequence[Mount],
+    overrides: Sequence[str],
+    *,
+    schema_keys: Sequence[str] | None,
 ) -> str:
-    """The name of the entry for one request, 32 hex digits."""
+    """The name of the entry for one request, 32 hex digits.
+
+    Args:
+        schema_keys: those of the model that the values will become, which may be of a pack's own code; None without.
+    """
     request = [
         _FORMAT,
         sys.version,
@@ -56,7 +65,7 @@ def request_key(
         name,
         [[mount.prefix, str(mount.folder), str(mount.file)] for mount in mounts],
         list(overrides),
-        with_schema,
+        schema_keys,
         [_stat(path) for path in _code_files()],
     ]
     return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:32]

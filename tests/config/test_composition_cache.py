@@ -121,12 +121,22 @@ def test_what_may_not_be_kept_is_not(configs, text, overrides):
 @pytest.mark.parametrize("name", ["compose", "references", "published.table", "published.translate", "schema.rl"])
 def test_another_version_of_what_composes_has_entries_of_its_own(name, monkeypatch):
     def key() -> str:
-        return composition_cache.request_key("rl/toy", "rl/toy/tiny", (), (), with_schema=True)
+        return composition_cache.request_key("rl/toy", "rl/toy/tiny", (), (), schema_keys=("a",))
 
     before, stat = key(), composition_cache._stat
     changed = import_module(f"nemotron_steps.config.{name}").__file__
     monkeypatch.setattr(composition_cache, "_stat", lambda path: [0] if str(path) == changed else stat(path))
     assert key() != before
+
+
+def test_a_published_key_that_a_step_has_since_made_its_own_is_left_out_no_more(configs):
+    class Mine(Toy):
+        policy: dict[str, bool]
+
+    search = configs({"rl/toy/default.yaml": "steps: 2\npolicy: {offload_optimizer_for_logprob: false}\n"})
+    left_out, own = {}, {"offload_optimizer_for_logprob": False}
+    for schema, policy in ((Toy, left_out), (Mine, own)):
+        assert compose(None, search=search, schema=schema, remember=True).get("policy", {}) == policy
 
 
 def test_errors_are_not_kept(configs):
