@@ -201,9 +201,9 @@ def first_sentence(text: str) -> str:
 
 def duration(seconds: float) -> str:
     """`850 ms`, `12.3 s`, `4 min 05 s`, `3 h 12 min`."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -222,7 +222,7 @@ def size(count: float) -> str:
     """Bytes as `512 B`, `3.4 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
 

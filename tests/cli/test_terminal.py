@@ -99,6 +99,8 @@ def test_numbers_and_durations():
     assert [duration(s) for s in (1, 60, 65.6, 3599.6, 7199)] == [
         *("1.0 s", "1 min 00 s", "1 min 06 s", "1 h 00 min", "1 h 59 min")
     ]
+    assert [duration(s) for s in (0.9996, 59.94, 59.96)] == ["1.0 s", "59.9 s", "1 min 00 s"]
+    assert [size(b) for b in (99_940, 99_960, 999_600)] == ["99.9 kB", "100 kB", "1.0 MB"]
     assert [size(b) for b in (5, 1500, 2_000_000, 123_000_000)] == ["5 B", "1.5 kB", "2.0 MB", "123 MB"]
     assert [number(v) for v in (1024, 0.8125, 1e-5, True, "x", 0.0)] == [
         "1,024",
