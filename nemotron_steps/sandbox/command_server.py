@@ -6,6 +6,7 @@ each way:
     {"argv", "cwd", "stdin", "wall_s", "output_bytes"}      ->  {"outcome", "code", "out", "err", "wall_s"}
     {"files": {path: text}}                                 ->  the same; code 0 if all were written
 
+An empty line, or a further one before the answer, gives a command up: it is killed, and answered for all the same.
 After each command everything that it left running is killed. Arguments: the numbers of the descriptors that it reads
 from and writes to, and `alone` where no process of another's can be seen, so that all others may be killed.
 """
@@ -21,8 +22,28 @@ try:
     prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what they leave behind is this process's to reap
 except (ImportError, OSError, AttributeError):
     pass
-reader, writer = os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb")
+channel, writer = int(sys.argv[1]), os.fdopen(int(sys.argv[2]), "wb")
+told = bytearray()  # what has come on the channel beyond the line that was taken last
 alone = sys.argv[3] == "alone"
+
+
+def line():
+    """The next one that is not empty; None at the end."""
+    seen = 0
+    while True:
+        end = told.find(b"\n", seen)
+        if end >= 0:
+            taken = bytes(told[:end])
+            del told[:end + 1]
+            if taken:
+                return taken
+            seen = 0
+        else:
+            seen = len(told)
+            part = os.read(channel, 1 << 20)
+            if not part:
+                return None
+            told.extend(part)
 
 
 def reap():
@@ -60,57 +81,74 @@ def run(job):
         return {"outcome": "exited", "code": 127, "out": "", "err": str(error)}
     left = memoryview(job["stdin"].encode(errors="surrogatepass"))
     kept = {child.stdout: bytearray(), child.stderr: bytearray()}
-    room, outcome = job["output_bytes"], "exited"
+    unread, until = set(kept), begun + job["wall_s"]
+    room, outcome, given_up, pause = job["output_bytes"], "exited", bool(told), 0.0005
+
+    def feed():
+        nonlocal left
+        try:
+            left = left[os.write(child.stdin.fileno(), left[:65536]):]
+        except BlockingIOError:
+            return
+        except OSError:
+            left = b""
+        if not left:
+            selector.unregister(child.stdin)
+            child.stdin.close()
+
+    def take(stream, size=65536):
+        nonlocal room, outcome
+        try:
+            chunk = os.read(stream.fileno(), size)
+        except BlockingIOError:
+            return  # the command itself was quicker: it may open its outputs to read
+        if not chunk:
+            selector.unregister(stream)
+            unread.remove(stream)
+        kept[stream] += chunk[:room]
+        if len(chunk) > room and outcome == "exited":  # also of a command that has ended before it was read
+            outcome = "output_limit"
+        room -= min(room, len(chunk))
+
+    def serve(seconds):
+        nonlocal given_up
+        for key, _ in selector.select(seconds):
+            if key.fileobj == channel:
+                given_up = True
+                selector.unregister(channel)
+            elif key.fileobj is child.stdin:
+                feed()
+            else:
+                take(key.fileobj)
+
     with selectors.DefaultSelector() as selector:
-        for stream in kept:
+        for stream in (child.stdin, *kept):
             os.set_blocking(stream.fileno(), False)
+        for stream in kept:
             selector.register(stream, selectors.EVENT_READ)
-        os.set_blocking(child.stdin.fileno(), False)
+        selector.register(channel, selectors.EVENT_READ)
         if left:
             selector.register(child.stdin, selectors.EVENT_WRITE)
         else:
             child.stdin.close()
-        ended = False
-        while selector.get_map():
-            if not ended and child.poll() is not None:
-                ended = True
-                end(child)  # what it left behind may hold the pipes open
-            wait = begun + job["wall_s"] - time.monotonic()
-            if wait <= 0 and not ended:
-                outcome, ended = "timeout", True
-                end(child)
-            late = ended and wait < 0  # all that it wrote is in the pipes, which what has left its group may hold
-            for key, _ in selector.select(0 if late else 0.5 if ended else min(max(wait, 0), 0.05)):
-                if key.fileobj is child.stdin:
-                    try:
-                        left = left[os.write(key.fd, left[:65536]):]
-                    except BlockingIOError:
-                        continue
-                    except OSError:
-                        left = b""
-                    if not left:
-                        selector.unregister(child.stdin)
-                        child.stdin.close()
-                    continue
-                chunk = os.read(key.fd, 1 << 20)  # all that a pipe can hold
-                if not chunk:
-                    selector.unregister(key.fileobj)
-                    continue
-                kept[key.fileobj] += chunk[:room]
-                if len(chunk) > room and outcome == "exited":  # also of a command that has ended before it was read
-                    outcome = "output_limit"
-                    if not ended:
-                        ended = True
-                        end(child)
-                room -= min(room, len(chunk))
-            if late:
-                break
-    if not ended:
-        try:  # it has closed its outputs and goes on
-            child.wait(max(0.0, begun + job["wall_s"] - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            outcome = "timeout"
-        end(child)
+        while child.poll() is None and outcome == "exited" and not given_up:
+            wait = until - time.monotonic()
+            if wait <= 0:
+                outcome = "timeout"
+            elif unread:
+                serve(min(wait, 0.05))
+            else:  # it has closed its outputs and goes on
+                serve(min(wait, pause))
+                pause = min(2 * pause, 0.05)
+        end(child)  # what it left behind may hold the pipes open
+        if not child.stdin.closed:
+            selector.unregister(child.stdin)
+            child.stdin.close()
+        # What has left its group may hold them still, and write; it has the command's time and no more.
+        while unread and not given_up and (wait := until - time.monotonic()) > 0:
+            serve(wait)
+        for stream in [*unread]:
+            take(stream, 1 << 20)  # all that a pipe holds
     for stream in kept:
         stream.close()
     code = child.returncode
@@ -124,14 +162,14 @@ def write(files):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb") as file:
                 file.write(text.encode(errors="surrogatepass"))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return {"outcome": "exited", "code": 1, "out": "", "err": str(error)}
     return {"outcome": "exited", "code": 0, "out": "", "err": ""}
 
 
-for line in reader:
+while job := line():
     begun = time.monotonic()
-    job = json.loads(line)
+    job = json.loads(job)
     answer = write(job["files"]) if "files" in job else run(job)
     answer["wall_s"] = time.monotonic() - begun
     writer.write(json.dumps(answer).encode() + b"\n")

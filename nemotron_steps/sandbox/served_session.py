@@ -45,6 +45,8 @@ class ServedSession(ABC):
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._owed = 0
+        """Answers to come, those to commands that were given up included."""
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -102,11 +104,16 @@ class ServedSession(ABC):
         if self._whole.done():
             raise self._over()
         line = b""
-        with suppress(ConnectionError, TimeoutError, ValueError):
-            self._writer.write(json.dumps(job).encode() + b"\n")
-            await self._writer.drain()
-            async with asyncio.timeout(wall_s):
-                line = await self._reader.readline()
+        self._writer.write(json.dumps(job).encode() + b"\n")
+        self._owed += 1
+        try:
+            with suppress(ConnectionError, TimeoutError, ValueError):
+                async with asyncio.timeout(wall_s):
+                    await self._writer.drain()
+                    line = await self._answer(self._reader)
+        except asyncio.CancelledError:
+            self._writer.write(b"\n")  # nobody waits for it any more: the server kills it
+            raise
         if not line.endswith(b"\n"):
             # A server that was stopped holds the session; one that is gone ends it presently.
             await asyncio.wait([self._whole], timeout=1.0)
@@ -118,6 +125,14 @@ class ServedSession(ABC):
         outcome = Outcome(answer["outcome"])
         code = answer["code"] if outcome is Outcome.EXITED else None
         return SandboxResult(outcome, code, answer["out"], answer["err"], answer["wall_s"])
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        """The last of those that are owed."""
+        while True:
+            line = await reader.readline()
+            self._owed -= 1
+            if not (line and self._owed):
+                return line
 
     def _over(self) -> SessionOverError:
         assert self._whole is not None and self._whole.done(), "asked of a session that has ended"

@@ -139,3 +139,81 @@ def test_what_has_left_the_group_holds_no_answer_up_beyond_the_time_of_its_comma
     left = f"setsid sh -c ': > left; {holds}' & while [ ! -e left ]; do :; done; exit 3"
     answer = ask("sh", "-c", left, wall_s=3.0, output_bytes=1000, cwd=str(tmp_path))
     assert answer["outcome"] == outcome and 3 <= answer["wall_s"] < 20
+
+
+def test_what_has_left_the_group_and_writes_now_and_then_holds_no_answer_up(ask: Ask, tmp_path: Path) -> None:
+    left = "setsid sh -c ': > left; while sleep 0.1; do echo x; done' & while [ ! -e left ]; do :; done; exit 3"
+    answer = ask("sh", "-c", left, wall_s=1.0, cwd=str(tmp_path), output_bytes=3000)
+    assert (answer["outcome"], answer["code"]) == ("exited", 3) and 1 <= answer["wall_s"] < 20
+
+
+def test_input_that_nobody_reads_holds_no_answer_up(ask: Ask, tmp_path: Path) -> None:
+    # Only what has left the group still has the pipe.
+    left = "exec 3<&0; setsid sh -c ': > left; sleep 30' <&3 >&- 2>&- & while [ ! -e left ]; do :; done; exit 3"
+    answer = ask("sh", "-c", left, stdin="x" * 300_000, cwd=str(tmp_path))
+    assert ended(answer) == ("exited", 3, "", "") and answer["wall_s"] < 20
+
+
+def test_a_command_that_reads_its_own_outputs_ends_nothing_but_itself(ask: Ask) -> None:
+    thief = """
+import os, threading
+end = os.open("/proc/self/fd/1", os.O_RDONLY)
+def take():
+    while True:
+        os.read(end, 65536)
+threading.Thread(target=take, daemon=True).start()
+for _ in range(20000):
+    os.write(1, b"x")
+os._exit(3)
+"""
+    for _ in range(3):
+        assert ended(ask("python3", "-c", thief, output_bytes=100_000))[:2] == ("exited", 3)
+    assert ended(ask("echo", "on")) == ("exited", 0, "on\n", "")
+
+
+@pytest.mark.parametrize("given_up", [b"\n", b'{"files": {}}\n'])
+@pytest.mark.parametrize("script", ["", "exec >&- 2>&-;"])
+def test_a_command_is_given_up_when_more_is_said_before_its_answer(
+    server: subprocess.Popen[bytes], ask: Ask, tmp_path: Path, given_up: bytes, script: str
+) -> None:
+    assert server.stdin is not None and server.stdout is not None
+    argv = ["sh", "-c", f"{script} echo $$ > pid.new; mv pid.new pid; sleep 30"]
+    job = {"argv": argv, "cwd": str(tmp_path), "stdin": "", "wall_s": 30.0, "output_bytes": 10}
+    server.stdin.write(json.dumps(job).encode() + b"\n")
+    server.stdin.flush()
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.01)
+    server.stdin.write(given_up)
+    server.stdin.flush()
+    assert json.loads(server.stdout.readline())["wall_s"] < 20
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    if given_up.strip():
+        assert json.loads(server.stdout.readline())["code"] == 0
+    assert ended(ask("echo", "on")) == ("exited", 0, "on\n", "")
+
+
+def test_a_command_that_was_given_up_before_it_was_read_is_given_up(server: subprocess.Popen[bytes], ask: Ask) -> None:
+    assert server.stdin is not None and server.stdout is not None
+    job = {"argv": ["sleep", "30"], "cwd": "/", "stdin": "", "wall_s": 30.0, "output_bytes": 10}
+    server.stdin.write(json.dumps(job).encode() + b"\n\n\n")
+    server.stdin.flush()
+    assert json.loads(server.stdout.readline())["wall_s"] < 20
+    assert ended(ask("echo", "on")) == ("exited", 0, "on\n", "")
+
+
+@pytest.mark.parametrize("path", ["/nothing\x00like it", "/\ud800"])
+def test_a_name_that_no_file_can_have_is_a_result(ask: Ask, path: str) -> None:
+    answer = ask(files={path: "x"})
+    assert answer["outcome"] == "exited" and answer["code"] == 1 and answer["err"]
+
+
+def test_commands_leave_no_descriptor_and_no_process(ask: Ask, server: subprocess.Popen[bytes]) -> None:
+    def held() -> tuple[int, str]:
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
+        return len(list(Path(f"/proc/{server.pid}/fd").iterdir())), children
+
+    ask("true")
+    before = held()
+    for argv in (("true",), ("/bin/no-such-program",), ("sh", "-c", "sleep 30 & exit 3"), ("yes",)) * 25:
+        ask(*argv, stdin="x" * 100_000)
+    assert held() == before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -78,6 +80,38 @@ def test_files_are_written_or_it_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(SandboxError, match="could not write files") as caught:
             await session.write({f"{tmp_path}/a/b": "x"})
         assert "File exists" in (caught.value.found or "")
+
+    inside(tmp_path, work)
+
+
+def test_a_command_that_was_given_up_is_killed_and_answers_for_no_other(tmp_path: Path) -> None:
+    async def work(session: Plain) -> None:
+        for number in range(3):
+            running = asyncio.ensure_future(session.run(["sh", "-c", f"echo old; : > {number}; sleep 30"]))
+            while not (tmp_path / str(number)).exists():
+                await asyncio.sleep(0.01)
+            waiting = [asyncio.ensure_future(session.run(["echo", "never"])) for _ in range(number)]
+            running.cancel()
+            for each in waiting:
+                await asyncio.sleep(0)
+                each.cancel()
+            await asyncio.wait([running, *waiting])
+            assert running.cancelled() and all(each.cancelled() for each in waiting)
+            result = await session.run(["echo", f"new {number}"], wall_s=10.0)
+            assert (result.outcome, result.stdout) == (Outcome.EXITED, f"new {number}\n")
+
+    inside(tmp_path, work)
+
+
+def test_a_server_that_reads_nothing_any_more_ends_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemotron_steps.sandbox.served_session.GRACE_S", 0.5)
+
+    async def work(session: Plain) -> None:
+        pid = int((await session.run(["sh", "-c", "echo $PPID"])).stdout)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(SessionOverError):
+            async with asyncio.timeout(20):
+                await session.run(["true"], stdin="x" * 10_000_000, wall_s=0.5)
 
     inside(tmp_path, work)
 
