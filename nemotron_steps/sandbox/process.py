@@ -33,7 +33,7 @@ READY = b"ready"
 SETUP_S = 60.0
 """For everything before READY."""
 DRAIN_S = 10.0
-"""For the pipes to close once everything that writes to them was killed."""
+"""For the pipes to close, and a sandbox's first process to be gone, once everything was killed."""
 FILL_BYTES_PER_S = 4 * 1024**3
 """How fast a core can fill memory: the watch looks again before what is left could be used up."""
 SHORTEST_WATCH_S, LONGEST_WATCH_S = 0.01, 0.1
@@ -225,6 +225,8 @@ class _Run:
         self._memory: TreeMemory | None = None
         self._memory_bytes = 0
         self._pidfd = os.pidfd_open(process.pid)
+        self._first = -1
+        """Readable once the sandbox's first process is gone, which is after all others in it."""
         self._selector = selectors.DefaultSelector()
         self.overflow = False
         self.ready = watch is None
@@ -247,16 +249,20 @@ class _Run:
             self._serve(min(self._deadline, self._next_look) if self._memory else self._deadline)
             now = time.monotonic()
             if now >= self._deadline:
-                self._over(Outcome.TIMEOUT)
+                self._serve(now)  # what came while this thread waited for its turn
+                if now >= self._deadline:  # perhaps it is only ready now
+                    self._over(Outcome.TIMEOUT)
             if self._memory is not None and now >= self._next_look:
                 self._look(self._memory, now)
         return self._outcome
 
     def drain(self) -> None:
-        """Read what was written before the end: the pipes close once every writer is dead."""
+        """Read what was written before the end, and wait until everything is dead, also what holds no pipe."""
         for key in list(self._selector.get_map().values()):
             if key.fileobj not in self._captures:
                 self._selector.unregister(key.fileobj)
+        if self._first >= 0:
+            self._selector.register(self._first, selectors.EVENT_READ, lambda: CLOSED)
         until = time.monotonic() + DRAIN_S
         while self._selector.get_map() and time.monotonic() < until:
             self._serve(until)
@@ -270,6 +276,8 @@ class _Run:
         """Let go of what was opened here."""
         self._selector.close()
         os.close(self._pidfd)
+        if self._first >= 0:
+            os.close(self._first)
         self._forget_memory()
 
     def _serve(self, until: float) -> None:
@@ -282,16 +290,23 @@ class _Run:
 
     def _feed(self) -> object:
         # A program may end, or close its input, without reading all of it.
-        with suppress(BrokenPipeError):
+        try:
             self._left = self._left[os.write(self._stdin.fileno(), self._left[:CHUNK]) :]
-            if self._left:
-                return None
+        except BlockingIOError:
+            return None  # it writes to its own input
+        except BrokenPipeError:
+            self._left = self._left[:0]
+        if self._left:
+            return None
         self._selector.unregister(self._stdin)
         self._stdin.close()
         return None
 
     def _take(self, stream: IO[bytes], held: bytearray) -> object:
-        chunk = os.read(stream.fileno(), CHUNK)
+        try:
+            chunk = os.read(stream.fileno(), CHUNK)
+        except BlockingIOError:
+            return None  # it reads its own output
         room = self._output_bytes - len(held)
         held += chunk[: max(0, room)]
         if len(chunk) > room:
@@ -307,8 +322,15 @@ class _Run:
             if line == READY:
                 self._set_off(watch)
             elif line:
-                self._first_pid = json.loads(line).get("child-pid", self._first_pid)
+                self._begun(json.loads(line).get("child-pid", 0))
         return None if chunk else CLOSED
+
+    def _begun(self, pid: int) -> None:
+        """The sandbox has a first process."""
+        if pid and not self._first_pid:
+            self._first_pid = pid
+            with suppress(ProcessLookupError):  # it is over already
+                self._first = os.pidfd_open(pid)
 
     def _set_off(self, watch: Watch) -> None:
         self.ready = True

@@ -178,7 +178,7 @@ def test_a_run_is_ready_once_its_launcher_has_said_so_in_however_many_pieces() -
     assert (found.outcome, found.ready, found.stdout) == (Outcome.EXITED, True, "x\n")
     for code in (
         "sys.exit(3)",
-        "say(b'{\"child-pid\": 7}\\nrea')",
+        "say(b'{\"child-pid\": 99999999}\\nrea')",
         "say(b'\\n\\n')",
     ):
         assert not watched(code).ready
@@ -195,8 +195,9 @@ def test_what_cannot_be_watched_does_not_run_on_unless_it_is_over() -> None:
     ready = "say(b'{\"child-pid\": %d}\\nready\\n'); time.sleep(%s)"
     assert watched("say(b'ready\\n'); time.sleep(30)", memory_bytes=1 << 50).outcome is Outcome.MEMORY_LIMIT
     assert watched(ready % (99999999, 0.05), memory_bytes=1).outcome is Outcome.EXITED, "it is over already"
-    assert watched(ready % (os.getpid(), 0.05), memory_bytes=1 << 50).outcome is Outcome.EXITED
-    assert watched(ready % (os.getpid(), 30), memory_bytes=1).outcome is Outcome.MEMORY_LIMIT
+    own = "say(b'{\"child-pid\": %%d}\\nready\\n' %% os.getpid()); time.sleep(%s)"
+    assert watched(own % 0.05, memory_bytes=1 << 50).outcome is Outcome.EXITED
+    assert watched(own % 30, memory_bytes=1).outcome is Outcome.MEMORY_LIMIT
 
 
 def test_what_ended_a_run_first_is_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +218,58 @@ def test_a_run_that_is_given_up_is_killed_before_whoever_gave_it_up_goes_on() ->
         return time.monotonic() - begun
 
     assert asyncio.run(given_up()) < 20
+
+
+def test_a_run_is_over_when_the_first_process_of_its_sandbox_is_gone() -> None:
+    """It is in the group no more than what a sandbox has started, and holds no pipe."""
+    first = """
+ends, over = os.pipe()
+if (first := os.fork()) == 0:
+    os.setsid()
+    os.closerange(0, 3)
+    os.close(over)
+    os.read(ends, 1)
+    time.sleep(0.5)
+    os._exit(0)
+say(b'{"child-pid": %d}\\nready\\n' % first)
+print(first)
+"""
+    found = watched(first)
+    assert (found.outcome, found.exit_code) == (Outcome.EXITED, 0)
+    status = Path(f"/proc/{found.stdout.strip()}/stat")  # whoever inherits it may take a while to bury it
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_program_that_ended_in_time_is_not_out_of_it_because_nobody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = process._Run._serve
+    looks: list[float] = []
+
+    def late(run: process._Run, until: float) -> None:
+        if not looks:  # a busy machine: it looked, saw nothing, and had no turn until the time was over
+            assert select.select([run._pidfd], [], [], 30)[0]
+            time.sleep(max(0.0, until - time.monotonic()))
+        else:
+            serve(run, until)
+        looks.append(until)
+
+    monkeypatch.setattr(process._Run, "_serve", late)
+    found = ended("print('x'); sys.exit(3)", wall_s=2)
+    assert (found.outcome, found.exit_code, found.stdout) == (Outcome.EXITED, 3, "x\n")
+
+
+def test_a_pipe_whose_other_end_the_program_used_itself_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may open its input to write and its output to read: what was ready is not any more."""
+    serve = process._Run._serve
+
+    def too_late(run: process._Run, until: float) -> None:
+        for stream in (run._stdin, *run._captures):
+            for _ in range(20 if stream is run._stdin else 1):
+                run._selector.get_key(stream).data()
+        monkeypatch.setattr(process._Run, "_serve", serve)
+
+    monkeypatch.setattr(process._Run, "_serve", too_late)
+    found = ended("time.sleep(1); print(len(sys.stdin.read()))", b"x" * 100 * process.CHUNK)
+    assert (found.outcome, found.stdout) == (Outcome.EXITED, f"{100 * process.CHUNK}\n")
 
 
 def a_memory(monkeypatch: pytest.MonkeyPatch, fields: Any) -> TreeMemory:
