@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nemotron_steps.errors import WorkerLostError
@@ -95,17 +96,20 @@ class WorkerPool:
     async def _line(self, process: asyncio.subprocess.Process, seconds: float, request: bytes = b"") -> bytes:
         """The next line that a worker writes. One that writes none is killed."""
         assert process.stdin is not None and process.stdout is not None
+        line = b""
         try:
             process.stdin.write(request)
-            await process.stdin.drain()
-            line = await asyncio.wait_for(process.stdout.readline(), seconds)
+            with suppress(ConnectionError):  # it has ended: its exit code says how
+                async with asyncio.timeout(seconds):
+                    await process.stdin.drain()
+                    line = await process.stdout.readline()
         except TimeoutError:
             await _kill(process)
             raise WorkerTimeoutError(f"{self._module} took longer than {seconds:g} s") from None
         except BaseException:
             await _kill(process)
             raise
-        if not line:
+        if not line.endswith(b"\n"):  # perhaps in the middle of its answer
             await _ended(process)
             if process.returncode in (OUT_OF_MEMORY, -signal.SIGXCPU):
                 raise WorkerTimeoutError(f"{self._module} used up its memory or its processor time")

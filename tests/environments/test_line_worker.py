@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nemotron_steps.environments.line_worker import MEMORY_BYTES, WorkerPool, WorkerTimeoutError
+from nemotron_steps.environments.line_worker import MEMORY_BYTES, OUT_OF_MEMORY, WorkerPool, WorkerTimeoutError
 from nemotron_steps.errors import WorkerLostError
 
 MODULE = "tests.environments.line_worker_for_tests"
@@ -182,6 +182,37 @@ def test_a_worker_that_dies_is_said_to_be_lost() -> None:
         assert caught.value.found == "exit code 7"
 
     with_pool(use)
+
+
+@pytest.mark.parametrize("said", [b"", b"[1, 2"])
+@pytest.mark.parametrize("code", [7, OUT_OF_MEMORY])
+def test_a_worker_that_ends_before_its_answer_did_is_told_by_how_it_ended(
+    told: type[Process], monkeypatch: pytest.MonkeyPatch, said: bytes, code: int
+) -> None:
+    async def last_words(process: Process) -> bytes:
+        process.kill()
+        process.returncode = code
+        return said
+
+    async def use(pool: WorkerPool) -> None:
+        with pytest.raises(WorkerLostError if code == 7 else WorkerTimeoutError):
+            await pool.call(1)
+        assert pool._free == []
+
+    monkeypatch.setattr(Process, "readline", last_words)
+    with_pool(use)
+
+
+@pytest.mark.parametrize("size", [1, 5_000_000])
+def test_a_worker_that_died_between_two_calls_is_said_to_be_lost(size: int) -> None:
+    async def use(pool: WorkerPool) -> Any:
+        await pool.call(1)
+        pool._free[0].kill()
+        with pytest.raises(WorkerLostError):
+            await pool.call("x" * size)
+        return await pool.call(2)
+
+    assert with_pool(use) == 2
 
 
 def test_limits_of_a_worker() -> None:
