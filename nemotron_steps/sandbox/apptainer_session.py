@@ -20,6 +20,7 @@ from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.command_server import COMMAND_SERVER
 from nemotron_steps.sandbox.containers import ENGINE_TIMEOUT_S, check_engine
+from nemotron_steps.sandbox.process import gone, let_go
 from nemotron_steps.sandbox.seccomp import container_profile
 from nemotron_steps.sandbox.served_session import LINE_BYTES, ServedSession
 
@@ -37,7 +38,7 @@ class ApptainerSession(ServedSession):
     """
 
     _clock: asyncio.Timeout
-    """Of the session's time."""
+    """Of Apptainer's own start, then of the session's time."""
 
     def __init__(
         self, image: str, slots: asyncio.Semaphore, *, limits: Limits | None = None, command_s: float | None = None
@@ -66,7 +67,7 @@ class ApptainerSession(ServedSession):
 
     async def _begin(self) -> None:
         await check_engine("apptainer")
-        ready, self._clock = asyncio.Event(), asyncio.timeout(None)
+        ready, self._clock = asyncio.Event(), asyncio.timeout(ENGINE_TIMEOUT_S)
         self._whole = asyncio.ensure_future(self._hold(ready))
         waiting = asyncio.ensure_future(ready.wait())
         await asyncio.wait([waiting, self._whole], return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +98,7 @@ class ApptainerSession(ServedSession):
             outcome = Outcome.EXITED
             try:
                 async with self._clock:
-                    code = await process.wait()
+                    code = await gone(process)
                 outcome = Outcome.MEMORY_LIMIT if code in (KILLED, -9) else Outcome.EXITED
             except TimeoutError:
                 outcome = Outcome.TIMEOUT
@@ -105,9 +106,10 @@ class ApptainerSession(ServedSession):
                 # All of it: what Apptainer has started need not end with the process that was started here.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        await asyncio.wait([said], timeout=1.0)
-        text = said.result() if said.done() else ""
+                await gone(process)
+                await asyncio.wait([said], timeout=1.0)
+                await let_go(process)
+        text = await said
         seconds = asyncio.get_running_loop().time() - begun
         return SandboxResult(outcome, process.returncode if outcome is Outcome.EXITED else None, "", text, seconds)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
+import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -28,15 +30,27 @@ from nemotron_steps.sandbox.containers import (
     isolation,
     remove,
 )
-from nemotron_steps.sandbox.process import run_process
+from nemotron_steps.sandbox.process import CHUNK, gone, let_go, run_process
 from nemotron_steps.sandbox.seccomp import container_profile
 from nemotron_steps.sandbox.session import SessionOverError
 
+LAST_WORDS_S = 1.0
+"""To read what the engine said before it was killed."""
 KEEPER = "65533:65533"
 _KEEP = "echo ready && cat > /dev/null; exit 0"
 """Not `exec cat`: a shell that waits for one child collects all others."""
-_END_ALL = "kill -9 -1"
-"""All processes of the commands' user but this one."""
+_END_ALL = """kill -9 -1
+for look in 0 1 2 3 4 5 6 7 8 9 a b c d e f; do
+    left=
+    for process in /proc/[0-9]*; do
+        process=${process#/proc/}
+        case $process in 1 | $$) continue ;; esac
+        kill -9 "$process" 2> /dev/null && left=yes
+    done
+    [ "$left" ] || exit 0
+    sleep 0.1
+done"""
+"""All processes of the commands' user but this one; it ends when they are gone."""
 
 
 class ContainerSession:
@@ -86,15 +100,10 @@ class ContainerSession:
             )
             stack.push_async_callback(self._stop, client)
             assert client.stdout is not None and client.stderr is not None
-            try:
-                first = await asyncio.wait_for(client.stdout.readline(), ENGINE_TIMEOUT_S)
-            except TimeoutError:
-                first = b""
-            if first.strip() != b"ready":
-                with suppress(ProcessLookupError):
-                    client.kill()
+            if (await _first_line(client, client.stdout)).strip() != b"ready":
+                _kill(client)
                 # Docker ends what it says with advice to read its help.
-                lines = (await client.stderr.read()).decode(errors="replace").strip().splitlines()
+                lines = (await _rest(client.stderr)).decode(errors="replace").strip().splitlines()
                 said = [line for line in lines if line.strip() and "--help" not in line] or lines
                 raise SandboxError(
                     f"{self.engine} could not start a container of {self.image}",
@@ -115,9 +124,9 @@ class ContainerSession:
 
     async def _stop(self, client: asyncio.subprocess.Process) -> None:
         await remove(self.engine, self.name)
-        with suppress(ProcessLookupError):
-            client.kill()
-        await client.communicate()
+        _kill(client)
+        await gone(client)
+        await let_go(client)
 
     def start_arguments(self, profile: str) -> list[str]:
         """Arguments of the engine that start the container. It ends when its input does; commands are run beside it."""
@@ -136,8 +145,8 @@ class ContainerSession:
     async def run(
         self, argv: Sequence[str], *, cwd: str | None = None, stdin: str = "", wall_s: float | None = None
     ) -> SandboxResult:
-        """See SandboxSession.run. What a command leaves running goes on, unless it is stopped for its time or output:
-        then everything that commands have started is."""
+        """See SandboxSession.run. What a command leaves running goes on, unless it is given up, or stopped for its time
+        or output: then everything that commands have started is."""
         left = self._ends_at - time.monotonic()
         if left <= 0:
             raise SessionOverError(Outcome.TIMEOUT)
@@ -145,22 +154,30 @@ class ContainerSession:
         place = ["--workdir", cwd] if cwd else []
         # `timeout` ends the program inside; the outer clock only guards against the engine itself hanging.
         inner = ["timeout", "-s", "KILL", str(wall), *argv]
-        ended = await run_process(
-            [self.engine, "exec", "--interactive", *self._as_image, *place, self.name, *inner],
-            encoded(stdin),
-            wall_s=wall + ENGINE_TIMEOUT_S,
-            output_bytes=self.limits.output_bytes,
-        )
+        try:
+            ended = await run_process(
+                [self.engine, "exec", "--interactive", *self._as_image, *place, self.name, *inner],
+                encoded(stdin),
+                wall_s=wall + ENGINE_TIMEOUT_S,
+                output_bytes=self.limits.output_bytes,
+            )
+        except asyncio.CancelledError:
+            await self._end_all()  # the engine's program is dead, what it had begun inside is not
+            raise
         if self._client is not None and self._client.returncode is not None:
             raise SessionOverError(Outcome.EXITED)
         result = ended.result()
         if ended.exit_code in KILLED_BY_CLOCK and ended.wall_s >= wall:
             result = ended.result(Outcome.TIMEOUT)
         if result.outcome is not Outcome.EXITED:
-            await call_engine(self.engine, "exec", *self._as_image, self.name, "/bin/sh", "-c", _END_ALL, check=False)
+            await self._end_all()
             if time.monotonic() >= self._ends_at:
                 raise SessionOverError(Outcome.TIMEOUT)
         return result
+
+    async def _end_all(self) -> None:
+        """Kill whatever commands have started and left."""
+        await call_engine(self.engine, "exec", *self._as_image, self.name, "/bin/sh", "-c", _END_ALL, check=False)
 
     async def write(self, files: Mapping[str, str]) -> None:
         """See SandboxSession.write."""
@@ -169,3 +186,31 @@ class ContainerSession:
             result = await self.run(["/bin/sh", "-c", script, "sh", path], stdin=content)
             if not result.ok:
                 raise SandboxError(f"could not write {path} in the container", found=result.stderr[-500:])
+
+
+def _kill(client: asyncio.subprocess.Process) -> None:
+    """Kill the engine's program, with what it may have started."""
+    if client.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(client.pid, signal.SIGKILL)
+
+
+async def _first_line(client: asyncio.subprocess.Process, stream: asyncio.StreamReader) -> bytes:
+    """Empty where the engine's program ends, or its time, before there is one."""
+    line, end = asyncio.ensure_future(stream.readline()), asyncio.ensure_future(gone(client))
+    try:
+        await asyncio.wait([line, end], timeout=ENGINE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        return line.result() if line.done() else b""
+    finally:
+        line.cancel()
+        end.cancel()
+
+
+async def _rest(stream: asyncio.StreamReader) -> bytes:
+    """What was written, by a program that is dead: what has left its group may hold the pipe open."""
+    said = b""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WORDS_S):
+            while part := await stream.read(CHUNK):
+                said += part
+    return said

@@ -158,6 +158,31 @@ async def run_process(
         raise
 
 
+async def gone(process: asyncio.subprocess.Process) -> int:
+    """Wait until a process has ended; returns its exit code.
+
+    asyncio's own wait is also for its pipes, which what it has started may hold open.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    with suppress(ProcessLookupError):  # it has been reaped
+        pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+    while process.returncode is None:  # asyncio is about to take notice
+        await asyncio.sleep(0.001)
+    return process.returncode
+
+
+async def let_go(process: asyncio.subprocess.Process) -> None:
+    """Close the pipes of a process that has ended; what it has started may hold their other ends open."""
+    process._transport.close()  # type: ignore[attr-defined]
+    await process.wait()
+
+
 def _resolve(done: asyncio.Future[Ended], ended: Ended | None, failure: BaseException | None) -> None:
     if ended is not None:
         done.set_result(ended)

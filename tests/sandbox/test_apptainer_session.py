@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,14 @@ def test_a_session_ends_when_its_time_is_over(apptainer: Callable[[str], None]) 
 def test_the_time_of_a_session_begins_when_its_image_is_there(apptainer: Callable[[str], None]) -> None:
     apptainer(f"sleep 3; {RUNS}")
     assert over("sleep 60", wall_s=2.0) is Outcome.TIMEOUT
+
+
+def test_what_apptainer_leaves_behind_holds_no_session_up(apptainer: Callable[[str], None]) -> None:
+    """With the pipes of the server open, out of its group."""
+    apptainer(f"setsid sleep 30 & {RUNS}")
+    begun = time.monotonic()
+    assert over("kill -9 $PPID") is Outcome.MEMORY_LIMIT
+    assert time.monotonic() - begun < 25
 
 
 def test_an_image_that_does_not_start_is_told_by_the_end_of_what_was_said(apptainer: Callable[[str], None]) -> None:

@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from nemotron_steps.errors import ConfigError, SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
-from nemotron_steps.sandbox.container_session import ContainerSession
+from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
+from nemotron_steps.sandbox.container_session import _END_ALL, ContainerSession
 from nemotron_steps.sandbox.containers import ContainerSandbox, _lay_files, call_engine, check_engine, remove
 from nemotron_steps.sandbox.session import SessionOverError
 from nemotron_steps.sandbox.ulimits import podman_ulimits
@@ -193,11 +195,10 @@ def test_a_sessions_command_is_out_of_time_when_the_clock_inside_says_so(
     result = asyncio.run(session.run(["ls", "-l"], cwd="/repo", stdin="said", wall_s=0.2))
     assert (result.outcome, result.stdout) == (outcome, "said")
     assert result.exit_code == (code if outcome is Outcome.EXITED else None)
-    asked = (tmp_path / "asked").read_text()
-    first, *others = asked.splitlines()
+    first, _, others = (tmp_path / "asked").read_text().partition("\n")
     assert first == f"exec --interactive --workdir /repo {session.name} timeout -s KILL 0.2 ls -l"
     # What it started may have left its process group.
-    assert others == ([f"exec {session.name} /bin/sh -c kill -9 -1"] if outcome is Outcome.TIMEOUT else [])
+    assert others == (f"exec {session.name} /bin/sh -c {_END_ALL}\n" if outcome is Outcome.TIMEOUT else "")
 
 
 def test_a_session_that_cannot_write_says_so(engine) -> None:
@@ -373,4 +374,52 @@ def test_a_command_that_floods_goes_with_all_that_was_started(tmp_path: Path, mo
     asked = noting(tmp_path, monkeypatch, "docker", "printf 12345678901")
     session = ContainerSession("docker", "image", limits=Limits(output_bytes=10))
     assert asyncio.run(session.run(["yes"])).outcome is Outcome.OUTPUT_LIMIT
-    assert asked.read_text().splitlines()[1:] == [f"exec {session.name} /bin/sh -c kill -9 -1"]
+    assert asked.read_text().partition("\n")[2] == f"exec {session.name} /bin/sh -c {_END_ALL}\n"
+
+
+def test_a_command_that_is_given_up_goes_with_all_that_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killing the engine's program does not end what it had begun in the container."""
+    asked = noting(tmp_path, monkeypatch, "docker", f"case $* in *interactive*) : > {tmp_path}/on; sleep 30;; esac")
+
+    async def body() -> str:
+        session = ContainerSession("docker", "image")
+        running = asyncio.ensure_future(session.run(["sleep", "600"]))
+        while not (tmp_path / "on").exists():
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        return session.name
+
+    name = asyncio.run(body())
+    assert asked.read_text().partition("\n")[2] == f"exec {name} /bin/sh -c {_END_ALL}\n"
+
+
+@pytest.mark.sandbox
+def test_what_commands_have_started_is_gone_once_it_was_ended() -> None:
+    left = "trap 'echo /proc/[0-9]*' EXIT; for n in 1 2 3 4 5 6 7 8; do setsid sleep 300 & done"
+    sandbox = BubblewrapSandbox()
+    result = asyncio.run(sandbox.execute(["sh", "-c", f"{left}\n{_END_ALL}"], b"", {}, Limits()))
+    assert result.stdout == "/proc/1 /proc/2\n", result
+
+
+@pytest.mark.parametrize("does", ["echo ready; read end", "echo no such image >&2; exit 125"])
+def test_what_the_engine_leaves_behind_holds_no_session_up(engine, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    """With the engine's own pipes open."""
+    engine(f"setsid sleep 30 & {does}")
+    begun = time.monotonic()
+
+    async def enter() -> None:
+        async with ContainerSession("docker", "image"):
+            pass
+
+    if "ready" in does:
+        monkeypatch.setattr(ContainerSession, "_image_user", AsyncMock(return_value=[]))
+        asyncio.run(enter())
+    else:
+        with pytest.raises(SandboxError, match="could not start") as caught:
+            asyncio.run(enter())
+        assert caught.value.found == "no such image"
+    assert time.monotonic() - begun < 20
