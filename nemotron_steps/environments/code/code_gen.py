@@ -54,17 +54,75 @@ from math import *
 """Before function-call programs, which are written without imports on the sites they come from."""
 
 HARNESS = r"""
-import ctypes, json, subprocess, sys
-ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the programs, of the same user, may not open this one's files
+import ctypes, json, os, selectors, signal, subprocess, sys, time
+prctl = ctypes.CDLL(None).prctl
+prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the programs, of the same user, may not open this one's files
+prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what they leave behind is this process's to reap
 job = json.loads(sys.stdin.read())
-for test in job["tests"]:
+
+
+def end(child):  # with what it has left in its group, until they are gone
+    for _ in range(1000):
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            break
+        child.wait()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        time.sleep(0.002)
+    child.wait()
+
+
+def run(test):
+    child = subprocess.Popen([sys.executable, "-B", job["script"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
+    until, left, stopped = time.monotonic() + job["timeout"], memoryview(test), None
+    out, err = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector, child.stdin, child.stdout, child.stderr:
+        selector.register(child.stdin, selectors.EVENT_WRITE)
+        for stream, kept in ((child.stdout, out), (child.stderr, err)):
+            selector.register(stream, selectors.EVENT_READ, kept)
+        for key in selector.get_map().values():
+            os.set_blocking(key.fd, False)
+        while selector.get_map() and not stopped:
+            wait = until - time.monotonic()
+            for key, _ in selector.select(max(0, wait)):
+                try:
+                    if key.data is None:
+                        left = left[os.write(key.fd, left[:65536]):]
+                        more = len(left) > 0
+                    else:
+                        more = os.read(key.fd, 65536)
+                        key.data.extend(more)
+                except BlockingIOError:  # it uses the other end itself
+                    continue
+                except BrokenPipeError:
+                    more = False
+                if not more:
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
+            del err[:-500]
+            if len(out) > job["output"]:
+                stopped = "output limit"
+            elif wait <= 0 and selector.get_map():
+                stopped = "time-out"
     try:
-        ended = subprocess.run([sys.executable, "-B", job["script"]], input=test.encode(), stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, timeout=job["timeout"])
-        out = ended.stdout[: job["output"]].decode(errors="replace")
-        result = {"code": ended.returncode, "out": out, "err": ended.stderr[-500:].decode(errors="replace")}
+        if not stopped:  # it may have closed its outputs
+            child.wait(max(0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        result = {"code": None, "out": "", "err": "time-out"}
+        stopped = "time-out"
+    end(child)
+    if stopped:
+        return {"code": None, "out": "", "err": stopped}
+    return {"code": child.returncode, "out": out.decode(errors="replace"), "err": err.decode(errors="replace")}
+
+
+for test in job["tests"]:
+    result = run(test.encode(errors="surrogatepass"))
     print(json.dumps(result), flush=True)
     if result["code"] != 0:
         break
@@ -207,7 +265,7 @@ def _first_problem(result: SandboxResult, tests: Tests) -> tuple[int, str | None
             reason = "stopped" if result.outcome is Outcome.EXITED else result.outcome.value
             return index, f"test {index}: {reason} {result.stderr[-200:]}"
         if ended["code"] != 0:
-            return index, f"test {index}: {'time-out' if ended['code'] is None else ended['err'][-200:]}"
+            return index, f"test {index}: {ended['err'][-200:]}"
         if not _matches(ended["out"], expected, tests.function is not None):
             return index, f"test {index}: wrong answer {ended['out'][:100]!r}, expected {expected[:100]!r}"
     return len(tests.outputs), None

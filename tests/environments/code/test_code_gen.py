@@ -88,6 +88,39 @@ class TestInTheSandbox:
         assert "time-out" in grade("while True: pass", ADD, unit_test_timeout_secs=1.0).details["problem"]
         assert grade("print(3); raise SystemExit(3)", ADD).reward == 0.0
 
+    @pytest.mark.parametrize(("more", "passes"), [(0, True), (1, False)])
+    def test_a_program_may_say_as_much_as_it_may_and_no_more(
+        self, more: int, passes: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(code_gen, "OUTPUT_PER_TEST", 100_000)
+        verdict = grade(f"print('x' * 100_000 + ' ' * {more}, end='')", row([""], ["x" * 100_000]))
+        assert verdict.reward == float(passes)
+        assert passes or "output limit" in verdict.details["problem"]
+
+    def test_a_flood_is_told_as_one_and_takes_no_memory(self) -> None:
+        flood = "import os\nwhile True: os.write(1, b'x' * 65536)"
+        assert "output limit" in grade(flood, ADD, memory_mib=512).details["problem"]
+
+    def test_a_program_that_has_closed_its_outputs_has_the_same_time(self) -> None:
+        closed = "import os, time; os.close(1); os.close(2); time.sleep(60)"
+        assert "time-out" in grade(closed, ADD, unit_test_timeout_secs=1.0).details["problem"]
+
+    def test_what_a_program_leaves_in_its_group_is_no_burden_of_the_next_test(self) -> None:
+        leaves = (
+            "import os, sys, time\n"
+            "names = [open(f'/proc/{p}/cmdline').read() for p in os.listdir('/proc') if p.isdigit()]\n"
+            "print(sum(name.endswith('\\0solution.py\\0') for name in names))\n"
+            "sys.stdout.flush()\n"
+            "if os.fork() == 0:\n"
+            "    os.closerange(0, 3)\n"
+            "    time.sleep(60)\n"
+            "    os._exit(0)\n"
+        )
+        assert grade(leaves, row(["", "", ""], ["1\n"] * 3)).reward == 1.0
+
+    def test_input_that_no_program_reads_holds_nothing_up(self) -> None:
+        assert grade("print(3)", row(["x" * 1_000_000] * 2, ["3\n"] * 2)).reward == 1.0
+
     def test_memory_is_bounded(self) -> None:
         hungry = "x = bytearray(3 * 2**30); print(sum(map(int, input().split())))"
         assert grade(hungry, ADD, memory_mib=512).reward == 0.0
@@ -227,7 +260,7 @@ def ended(code: int | None, out: str = "", err: str = "") -> str:
         ([ended(0, "3"), ended(0, "7")], Outcome.EXITED, 2, None),
         ([ended(0, "3"), ended(0, "8")], Outcome.EXITED, 1, "test 1: wrong answer '8', expected '7"),
         ([ended(1, "3", "boom"), ended(0, "7")], Outcome.EXITED, 0, "test 0: boom"),
-        ([ended(0, "3"), ended(None)], Outcome.EXITED, 1, "test 1: time-out"),
+        ([ended(0, "3"), ended(None, err="time-out")], Outcome.EXITED, 1, "test 1: time-out"),
         ([ended(0, "3")], Outcome.MEMORY_LIMIT, 1, "test 1: memory_limit"),
         ([ended(0, "3")], Outcome.EXITED, 1, "test 1: stopped last words"),
         (["noise", ended(0, "7")], Outcome.EXITED, 0, "test 0: stopped"),
