@@ -155,7 +155,10 @@ def _programs() -> Iterator[Finding]:
     if sbatch is None:
         yield Finding("slurm", ABSENT, "no sbatch", 'needed only for profiles with executor = "slurm"')
     else:
-        answers = subprocess.run(["sinfo", "-h"], capture_output=True, timeout=20, check=False).returncode == 0
+        try:
+            answers = subprocess.run(["sinfo", "-h"], capture_output=True, timeout=20, check=False).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            answers = False
         fix = "" if answers else "start slurmctld, or check SLURM_CONF"
         yield Finding(
             "slurm", OK if answers else WARNING, sbatch if answers else "sbatch is here, no controller answers", fix

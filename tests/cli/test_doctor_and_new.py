@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -106,6 +107,16 @@ def test_memory_is_what_programs_may_still_take_in_bytes(monkeypatch):
     text = "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:    3 kB\n"
     monkeypatch.setattr(Path, "read_text", lambda path: text)
     assert doctor._memory() == 3 * 1024
+
+
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("sinfo", 20), FileNotFoundError("sinfo")])
+def test_doctor_goes_on_where_slurm_says_nothing_at_all(cli, workplace, monkeypatch, error):
+    for part in ("_sandbox", "_compiler"):
+        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{part}", lambda: doctor.Finding("x", doctor.OK, ""))
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(doctor.subprocess, "run", Mock(side_effect=error))
+    slurm = findings_where(cli, monkeypatch, "_programs")["slurm"]
+    assert (slurm["state"], slurm["detail"]) == ("warning", "sbatch is here, no controller answers") and slurm["fix"]
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "ok"), (1, "warning")])

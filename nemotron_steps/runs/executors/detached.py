@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -59,8 +60,15 @@ class DetachedExecutor:
     def cancel(self, job: str) -> None:
         """See Executor."""
         pid = _pid_if_alive(job)
-        if pid:
-            os.kill(pid, signal.SIGTERM)
+        if pid is None:
+            return
+        with suppress(ProcessLookupError):  # it ends at this moment
+            process = os.pidfd_open(pid)
+            try:
+                if _pid_if_alive(job):  # and is this one still
+                    signal.pidfd_send_signal(process, signal.SIGTERM)
+            finally:
+                os.close(process)
 
 
 def _pid_if_alive(job: str) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +30,7 @@ from nemotron_steps.errors import (
     WorkerLostError,
 )
 from nemotron_steps.runs import launch as launching
-from nemotron_steps.runs.executors import base
+from nemotron_steps.runs.executors import base, detached
 from nemotron_steps.runs.executors.base import JobState, Launch, find_executor
 from nemotron_steps.runs.executors.detached import DetachedExecutor
 from nemotron_steps.runs.locks import hold
@@ -89,6 +91,23 @@ def test_run_whose_process_never_began_is_lost(
 def test_reused_process_id_is_not_the_job() -> None:
     assert DetachedExecutor().status(f"{os.getpid()}@1").state is JobState.LOST
     DetachedExecutor().cancel(f"{os.getpid()}@1")
+
+
+@pytest.mark.parametrize("seen", [1, 2])
+def test_a_detached_job_that_ends_as_it_is_cancelled_is_over(monkeypatch: pytest.MonkeyPatch, seen: int) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    looks = []
+
+    def look(job: str) -> int | None:
+        looks.append(job)
+        if len(looks) == seen:
+            child.kill()
+            child.wait()
+        return child.pid if len(looks) <= seen else None
+
+    monkeypatch.setattr(detached, "_pid_if_alive", look)
+    DetachedExecutor().cancel("a job")
+    assert child.returncode == -signal.SIGKILL
 
 
 def test_secrets_of_a_submitted_request_are_not_written(store: ArtifactStore) -> None:
