@@ -2,7 +2,7 @@
 
 | layout | known by | the prompt |
 |---|---|---|
-| nemo_gym | `responses_create_params` | as it is |
+| nemo_gym | `responses_create_params` | as it is, or the column that is named |
 | trl, verl | `prompt` | a text, or a list of messages |
 | chat | `messages` (or `conversations`) | all but the assistant's last answer, which becomes `completion` |
 | table | `question`, `problem`, `instruction`, `query` or `input` | a text |
@@ -20,6 +20,7 @@ from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
 
 TABLE_COLUMNS = ("question", "problem", "instruction", "query", "input")
+_REQUEST = "responses_create_params"
 _CHAT_COLUMNS = ("messages", "conversations")
 _ROLES = {"human": "user", "gpt": "assistant"}
 """Roles of `conversations` there → here."""
@@ -52,11 +53,11 @@ class PromptImport:
         Raises:
             DataError: nothing in it is a prompt.
         """
-        if self.column is None and "responses_create_params" in row:
+        if self.column in (None, _REQUEST) and _REQUEST in row:
             problem = prompt_row(row)
             if problem is not None:
                 raise DataError(problem, where=where, found=shown_fields(row), hints=show_line(where))
-            return row
+            return row if self.system is None else {**row, _REQUEST: self._with_system(row[_REQUEST])}
         column = self.column if self.column is not None else layout_of(row)[1]
         if column not in row:
             raise DataError(
@@ -67,16 +68,24 @@ class PromptImport:
                 hints=(*(f"prompt_column={name}" for name in _texts(row)[:2]), *show_line(where)),
             )
         messages, answer = _conversation(row[column], column in _CHAT_COLUMNS, f"{where} field {column}", where)
-        if self.system is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self.system}, *messages]
         own = {"completion": answer} if answer is not None and "completion" not in row else {}
-        return {"responses_create_params": {"input": messages}, **row, **own}
+        # A row of NeMo-Gym's keeps its tools and its sampling; only the prompt is another.
+        request = row[_REQUEST] if isinstance(row.get(_REQUEST), Mapping) else {}
+        return {_REQUEST: {}, **row, **own} | {_REQUEST: self._with_system({**request, "input": messages})}
+
+    def _with_system(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The request, the system message before its prompt where it has none."""
+        prompt = request["input"]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if self.system is None or request.get("instructions") or messages[0].get("role") in ("system", "developer"):
+            return dict(request)
+        return {**request, "input": [{"role": "system", "content": self.system}, *messages]}
 
 
 def layout_of(row: Mapping[str, Any]) -> tuple[str, str]:
     """(layout, column of the prompt) of a row; ("", "") where it is none of them."""
-    if "responses_create_params" in row:
-        return "nemo_gym", "responses_create_params"
+    if _REQUEST in row:
+        return "nemo_gym", _REQUEST
     if row.get("prompt"):
         return ("verl" if "reward_model" in row or "data_source" in row else "trl"), "prompt"
     for name in _CHAT_COLUMNS:

@@ -36,6 +36,30 @@ def test_a_row_of_nemo_gym_stays_as_it_is() -> None:
     assert PromptImport().imported("rows.jsonl:1", row) == row
 
 
+def test_the_column_that_is_named_is_the_prompt_of_a_row_of_nemo_gym_too() -> None:
+    tools = [{"type": "function", "name": "look_up"}]
+    row = {"responses_create_params": {"input": "no", "tools": tools}, "task": "1 + 1?"}
+    imported = PromptImport("task").imported("rows.jsonl:1", row)
+    assert imported == {**row, "responses_create_params": {"input": USER, "tools": tools}}
+    assert PromptImport("responses_create_params").imported("rows.jsonl:1", row) == row
+    with pytest.raises(DataError, match="no column 'tusk'"):
+        PromptImport("tusk").imported("rows.jsonl:1", row)
+
+
+@pytest.mark.parametrize("prompt", [USER, "1 + 1?"])
+def test_a_system_message_goes_before_a_prompt_of_nemo_gym_that_has_none(prompt: Any) -> None:
+    def imported(**request: Any) -> Any:
+        row = {"responses_create_params": {"input": prompt, **request}}
+        return PromptImport(system="Be brief.").imported("rows.jsonl:1", row)["responses_create_params"]
+
+    system = {"role": "system", "content": "Be brief."}
+    assert imported() == {"input": [system, *USER]}
+    assert imported(instructions="Be long.") == {"input": prompt, "instructions": "Be long."}
+    for role in ("system", "developer"):
+        own = [{"role": role, "content": "Be long."}, *USER]
+        assert imported(input=own) == {"input": own}
+
+
 def test_earlier_turns_stay_in_the_prompt() -> None:
     turns = [{"role": "system", "content": "Be brief."}, *PAIR, *USER, {"role": "assistant", "content": "4"}]
     imported = PromptImport(system="not said").imported("rows.jsonl:1", {"messages": turns})
