@@ -7,17 +7,26 @@ defaults. A key `environment` under a new name adds an agent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
-from nemotron_steps.environments.registry import environment_name, names, unknown_agent
+from nemotron_steps.environments.registry import AGENT_ALIASES, AGENT_SUFFIXES, environment_name, names
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError, show_line
 
 Options = Mapping[str, Mapping[str, Any]]
 """`env.nemo_gym.environments`: settings by the name of an environment or of an agent."""
 
 ENVIRONMENT_KEY = "environment"
+
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+"""An agent's name that can be part of an override's key."""
+
+_SLIP = 0.75
+"""Likeness from which one word is the other with a slip: `agnet` and `agent`, and not `without` and `with`."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +165,88 @@ def resolve(name: str, options: Options) -> tuple[str, dict[str, Any]] | None:
                 f"env.nemo_gym.environments.{name}.environment=swe_agent   # the harness of this package",
             ),
         )
-    environment = agent.environment if agent is not None else environment_name(name)
+    environment = stands_for(name)
     if environment is None:
         return None
     settings = _merged(agent.settings if agent is not None else {}, options.get(environment, {}))
     return environment, settings if name == environment else _merged(settings, own)
+
+
+def stands_for(name: str) -> str | None:
+    """The environment that an agent's or an environment's name stands for without being configured; None for a
+    misspelt one: a rule that takes variants of a name would give it the environment and not the agent's settings."""
+    if name in AGENTS:
+        return AGENTS[name].environment
+    return environment_name(name) if misspelt(name) is None else None
+
+
+def misspelt(name: str) -> str | None:
+    """The known agent or environment that a name is but for slips: the same words, each alike, or joined otherwise.
+
+    A name with words of its own (`structured_outputs_v4_simple_agent`) is a variant and no slip.
+    """
+    known = _known()
+    words = _words(name)
+    if name in known:
+        return None
+    for other in get_close_matches(name.casefold(), known, n=5, cutoff=0.8):
+        theirs = _words(other)
+        if "".join(words) == "".join(theirs) or (len(words) == len(theirs) and all(map(_alike, words, theirs))):
+            return other
+    return None
+
+
+def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) -> DataError:
+    """What to say of a row whose agent stands for no environment. `hints`: other than a training step's keys."""
+    meant = misspelt(agent)
+    corrected = _corrected(agent, meant, where) if meant is not None else ()
+    if hints is None:
+        stem = next((agent.removesuffix(suffix) for suffix in AGENT_SUFFIXES if agent.endswith(suffix)), agent)
+        likely = (meant and stands_for(meant)) or [*get_close_matches(stem, names(), n=1), "NAME"][0]
+        named = (f"env.nemo_gym.environments.{agent}.environment={likely}",) if _KEY.fullmatch(agent) else ()
+        of_all = f"env.should_use_nemo_gym=false env.environment={likely}"
+        # An agent's own settings are those of its name alone.
+        hints = (*corrected, *named, of_all) if meant in AGENTS else (*named, *corrected, of_all)
+    else:
+        hints = (*corrected, *hints)
+    nearest = f"{meant}, which is the nearest name, or " if meant is not None else ""
+    return DataError(
+        "row names an agent that no environment here serves",
+        where=f"{where} field agent_ref.name",
+        expected=f"{nearest}one of {', '.join(names())}, alone or followed by _simple_agent",
+        found=agent,
+        hints=(*hints, *show_line(where)),
+    )
+
+
+def _corrected(agent: str, meant: str, where: str) -> tuple[str, ...]:
+    """A command that writes the rows with the right name; beside them, as they may be of a committed artifact."""
+    path = where.rpartition(":")[0]
+    if not path.endswith(".jsonl") or "://" in path or not _KEY.fullmatch(agent):
+        return ()
+    told = "   # the nearest name; then corrected.jsonl for these rows"
+    return (f'sed \'s/"{agent}"/"{meant}"/\' {shlex.quote(path)} > corrected.jsonl{told}',)
+
+
+def _known() -> list[str]:
+    """Every name of an environment or of an agent that follows no rule for variants."""
+    stems = [*names(), *AGENT_ALIASES]
+    return [*AGENTS, *stems, *(stem + suffix for stem in stems for suffix in AGENT_SUFFIXES)]
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[_\W]+", name.casefold())
+
+
+def _alike(word: str, other: str) -> bool:
+    """Whether a word is the other but for a slip; a digit more or less is none."""
+    if word == other or _digits(word) != _digits(other):
+        return word == other
+    return SequenceMatcher(None, word, other, autojunk=False).ratio() >= _SLIP
+
+
+def _digits(word: str) -> str:
+    return "".join(filter(str.isdigit, word))
 
 
 def _merged(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.environments.agents import AGENTS, resolve
+from nemotron_steps.environments.agents import AGENTS, resolve, stands_for
 from nemotron_steps.environments.registry import (
     AGENT_ALIASES,
     BUILT_IN,
     environment_class,
-    environment_name,
     names,
     plugin,
 )
@@ -156,7 +155,7 @@ def unknown(name: str) -> UnknownNameError:
 
 def known(name: str) -> bool:
     """Whether a name stands for an environment or an agent, without importing it."""
-    return name in AGENTS or environment_name(name) is not None
+    return stands_for(name) is not None
 
 
 def _summary(reference: str) -> str:

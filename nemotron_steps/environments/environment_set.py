@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.environments.agents import Options, agent_of, resolve
-from nemotron_steps.environments.registry import create, environment_class, unknown_agent
+from nemotron_steps.environments.agents import Options, agent_of, resolve, unknown_agent
+from nemotron_steps.environments.registry import create, environment_class
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Row

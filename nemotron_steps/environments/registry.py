@@ -7,14 +7,13 @@ environment's name. Nothing is imported before it is created.
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError, show_line
+from nemotron_steps.errors import ConfigError, UnknownNameError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
     from nemotron_steps.environments.base import Environment, EnvironmentConfig
     from nemotron_steps.environments.judged.judges import Judge
-
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-"""An agent's name that can be part of an override's key."""
 
 ENTRY_POINT_GROUP = "nemotron_steps.environments"
 
@@ -184,25 +180,6 @@ def _settings_hints(name: str, error: ValidationError, known: Sequence[str]) -> 
             hints += [f"{where}.{match}={item['input']}" for match in get_close_matches(key, known, n=1)]
         hints += [f"{where}.{hint}" for hint in item.get("ctx", {}).get("hints", ())]
     return hints
-
-
-def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) -> DataError:
-    """What to say of a row whose agent stands for no environment. `hints`: other than a training step's keys."""
-    if hints is None:
-        stem = next((agent.removesuffix(suffix) for suffix in AGENT_SUFFIXES if agent.endswith(suffix)), agent)
-        likely = [*get_close_matches(stem, names(), n=1), "NAME"][0]
-        named = f"env.nemo_gym.environments.{agent}.environment={likely}"
-        hints = (
-            *([named] if _KEY.fullmatch(agent) else []),
-            f"env.should_use_nemo_gym=false env.environment={likely}",
-        )
-    return DataError(
-        "row names an agent that no environment here serves",
-        where=f"{where} field agent_ref.name",
-        expected=f"one of {', '.join(names())}, alone or followed by _simple_agent",
-        found=agent,
-        hints=(*hints, *show_line(where)),
-    )
 
 
 def environment_name(agent: str) -> str | None:

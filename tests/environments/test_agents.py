@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.agents import AGENTS, resolve
+from nemotron_steps.environments.agents import AGENTS, misspelt, resolve, route
 from nemotron_steps.environments.base import Response, Session, ToolCall
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.registry import AGENT_SUFFIXES, create, names
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
 from nemotron_steps.steps.data_prep.prompt_work import EnvironmentChecks
 
@@ -64,6 +65,68 @@ def test_the_settings_of_every_agent_are_accepted_by_its_environment(agent: str)
     if AGENTS[agent].needs is None:
         judges = dict.fromkeys(("judge_model", "safety_model", "genrm_model"), object())
         create(AGENTS[agent].environment, AGENTS[agent].settings, judges)  # type: ignore[arg-type]
+
+
+SLIPS = {
+    "mcqa_simple_agnet": "mcqa_simple_agent",
+    "mcqa_simpleagent": "mcqa_simple_agent",
+    "mcqa_agents": "mcqa_agent",
+    "Genrm_simple_agent": "genrm_simple_agent",
+    "genrm_simple_agent_reasoning_of": "genrm_simple_agent_reasoning_off",
+    "jailbreak_detecton_simple_agent": "jailbreak_detection_simple_agent",
+    "jailbreak_hard_refusal_with_helpline": "jailbreak_hard_refusal_with_helplines",
+    "over_refusal_detection_simple_agnt": "over_refusal_detection_simple_agent",
+    f"search_pivots_{SINGLE}_agent": f"search_pivot_{SINGLE}_agent",
+    "swe_pivot_single_step_tool_use_with_argument_comparson_agent": f"swe_pivot_{SINGLE}_agent",
+    "swe_agents_trian": "swe_agents_train",
+}
+
+
+@pytest.mark.parametrize(("agent", "meant"), SLIPS.items())
+def test_a_misspelt_agent_is_told_with_the_one_it_is_nearest_to(agent: str, meant: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row(agent)) + "\n")
+    for check in (
+        lambda: EnvironmentSet({agent: {"max_steps": 3}}, {}).route(row(agent), f"{rows}:1"),
+        lambda: EnvironmentChecks()(f"{rows}:1", row(agent)),
+    ):
+        with pytest.raises(DataError, match="no environment here serves") as caught:
+            check()
+        assert str(caught.value.expected).startswith(f"{meant}, which is the nearest name, or one of ")
+        (command,) = [hint for hint in caught.value.hints if hint.startswith("sed 's")]
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+        assert json.loads((tmp_path / "corrected.jsonl").read_text()) == row(meant)
+    assert EnvironmentSet({agent: {"environment": "mcqa"}}, {}).route(row(agent), "f:1").name == "mcqa"
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        "structured_outputs_v4_simple_agent",
+        "swe_pivot_tool_simulation_agent",
+        "my_mcqa_agent",
+        "mcqa_2_simple_agent",
+        "mcqa_simple_agent2",
+        "genrm_simple_agent_reasoning_on",
+        "jailbreak_engagement_without_disclaimer",
+        "multichallenge_nrl_bf_simple_agent",
+    ],
+)
+def test_a_variant_with_words_of_its_own_is_no_slip(agent: str) -> None:
+    assert misspelt(agent) is None
+    route(row(agent), "f:1")
+
+
+def test_no_name_that_is_known_is_a_slip_of_another() -> None:
+    known = [*AGENTS, *PUBLIC_AGENTS, *names(), *(name + suffix for name in names() for suffix in AGENT_SUFFIXES)]
+    assert [name for name in known if misspelt(name) is not None] == []
+
+
+def test_rows_that_are_no_json_lines_are_not_offered_a_command_that_corrects_them() -> None:
+    for where in ("rows.parquet:3", "https://host/rows.jsonl:3", "row"):
+        with pytest.raises(DataError, match="no environment here serves") as caught:
+            route(row("mcqa_simple_agnet"), where)
+        assert not any(hint.startswith("sed 's") for hint in caught.value.hints)
 
 
 def tool_row(agent: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from nemotron_steps.artifacts.prompt_data import has_prompt
 from nemotron_steps.artifacts.rows import Row, prompt_row, shown_fields
 from nemotron_steps.config.schema.data_prep import PromptLengthConfig
-from nemotron_steps.environments.agents import agent_of, resolve
-from nemotron_steps.environments.registry import environment_class, settings_of, unknown_agent
+from nemotron_steps.environments.agents import agent_of, resolve, unknown_agent
+from nemotron_steps.environments.registry import environment_class, settings_of
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError, show_line
 from nemotron_steps.steps.data_prep.blends.placeholders import PLACEHOLDER, PlaceholderFiller, Placeholders
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
