@@ -71,7 +71,13 @@ def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | 
         folder, generation, chat, max_total_length=config.max_total_sequence_length, precision=precision
     )
     sampler = AsyncSampler(generator, name=role, defer_to=defer_to)
-    return GeneratorJudge(sampler, chat, max_total_length=config.max_total_sequence_length, seed=seed)
+    return GeneratorJudge(
+        sampler,
+        chat,
+        max_total_length=config.max_total_sequence_length,
+        length_key=f"env.nemo_gym.{role}.responses_api_models.vllm_model.max_total_sequence_length",
+        seed=seed,
+    )
 
 
 def judge_folder(role: str, config: VllmModelConfig) -> Path:

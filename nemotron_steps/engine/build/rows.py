@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
+from nemotron_steps.engine.build.judge_room import JudgeToBe
 from nemotron_steps.engine.build.prompt_lengths import short_enough
 from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
-from nemotron_steps.environments.judged.judges import Messages
 from nemotron_steps.errors import ConfigError
 
 
@@ -127,7 +127,8 @@ def check_rows(
     heldout_environment: str | None = None,
     policy_served: bool,
 ) -> Needs:
-    """Refuse a row that its environment could not score, and an environment whose judge is not configured.
+    """Refuse a row that its environment could not score, or that leaves its judge no room for an answer, and an
+    environment whose judge is not configured.
 
     Args:
         only: the one environment of all rows; None where each names its own.
@@ -138,18 +139,11 @@ def check_rows(
         DataError, UnknownNameError, ConfigError, UnsupportedError: see EnvironmentSet.
     """
     gym = config.nemo_gym
-    configured = {role: _UnaskedJudge() for role in JUDGE_ROLES if gym.judge(role) is not None}
+    chosen = {role: gym.judge(role) for role in JUDGE_ROLES}
+    configured = {role: JudgeToBe(role, judge) for role, judge in chosen.items() if judge is not None}
     environments = EnvironmentSet(gym.environments, configured, only=only)
     if policy_served:
         environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)
     trained_on = environments.check_rows((row.row, row.where) for row in rows)
     environments.check_rows(((row.row, row.where) for row in heldout), environment=heldout_environment)
     return Needs(environments.names, environments.needed_judges(), frozenset(trained_on))
-
-
-class _UnaskedJudge:
-    """Stands for a judge that is not loaded yet."""
-
-    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
-        """Never asked."""
-        raise AssertionError("rows are checked without a judge")

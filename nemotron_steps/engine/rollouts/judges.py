@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.types import SamplingParams
-from nemotron_steps.environments.judged.judges import JudgeLostError, QuestionLabels
+from nemotron_steps.environments.judged.judges import JudgeLostError, QuestionLabels, longer_context
 from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
 from nemotron_steps.models.chat import ChatFormat
 
@@ -30,12 +30,16 @@ class GeneratorJudge:
 
     Args:
         max_total_length: the judge's context; longer questions raise JudgeUnavailableError, which masks the sample.
+        length_key: the config key that says so.
     """
 
-    def __init__(self, sampler: AsyncSampler, chat: ChatFormat, *, max_total_length: int, seed: int) -> None:
+    def __init__(
+        self, sampler: AsyncSampler, chat: ChatFormat, *, max_total_length: int, length_key: str, seed: int
+    ) -> None:
         self._sampler = sampler
         self._chat = chat
         self._max_total_length = max_total_length
+        self._length_key = length_key
         self._seed = seed
         self._labels = QuestionLabels()
         self.calls = 0
@@ -54,7 +58,7 @@ class GeneratorJudge:
             raise JudgeUnavailableError(
                 f"a question of {len(prompt_ids)} tokens does not fit the judge",
                 expected=f"fewer than {self._max_total_length} tokens",
-                hints=["env.nemo_gym.genrm_model.responses_api_models.vllm_model.max_total_sequence_length=65536"],
+                hints=[longer_context(self._length_key, len(prompt_ids) + max_tokens)],
             )
         self.calls += 1
         params = SamplingParams(

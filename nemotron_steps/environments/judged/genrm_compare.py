@@ -23,13 +23,14 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.judged import genrm_scores as rule
 from nemotron_steps.environments.judged.genrm_messages import Layout, comparison_messages, is_contentless
+from nemotron_steps.environments.judged.judges import MeasuringJudge
 from nemotron_steps.environments.judged.judging import JudgeSampling
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES, MAX_NOTES, Note, note_of
 from nemotron_steps.environments.responses import conversation, split_reasoning
 from nemotron_steps.errors import JudgeUnavailableError
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
+    from nemotron_steps.environments.judged.judges import Judge, Messages
 
 JUDGE_ROLE = "genrm_model"
 
@@ -107,6 +108,14 @@ class GenrmCompare(Environment):
         if row.get("principle") is not None and not isinstance(row["principle"], str):
             raise RowError("principle", "a string", type(row["principle"]).__name__)
 
+    def check_row_with_resources(self, row: Row, where: str) -> None:
+        """See Environment; also that the judge has room for an answer, whatever it compares."""
+        super().check_row_with_resources(row, where)
+        judge = self.judges.get(JUDGE_ROLE)
+        if isinstance(judge, MeasuringJudge):
+            most = self.config.genrm_responses_create_params.max_output_tokens
+            judge.refuse_longer(self._question(row, "", ""), where, max_tokens=most)
+
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """A group of one: the default score."""
         return (await self.verify_group(row, [response], [session]))[0]
@@ -123,11 +132,9 @@ class GenrmCompare(Environment):
 
     async def compare(self, row: Row, answers: Sequence[str]) -> list[rule.Comparison]:
         """Every judge call of a group; raises JudgeUnavailableError after all of them have ended."""
-        turns = conversation(row)
-        principle = (row.get("principle") or self.config.default_principle) if self.config.use_principle else None
         shown = ["" if is_contentless(answer) else answer for answer in answers]
         calls = [
-            self._judge(i, j, comparison_messages(turns, shown[i], shown[j], principle, self.config.layout))
+            self._judge(i, j, self._question(row, shown[i], shown[j]))
             for i, j in rule.pairs(self.config.comparison_strategy, len(answers))
             for _ in range(self.config.num_judges_per_comparison)
         ]
@@ -136,6 +143,10 @@ class GenrmCompare(Environment):
             if isinstance(result, BaseException):
                 raise result
         return [result for result in results if isinstance(result, rule.Comparison)]
+
+    def _question(self, row: Row, answer_1: str, answer_2: str) -> Messages:
+        principle = (row.get("principle") or self.config.default_principle) if self.config.use_principle else None
+        return comparison_messages(conversation(row), answer_1, answer_2, principle, self.config.layout)
 
     def aggregate(self, responses: Sequence[Response], comparisons: Sequence[rule.Comparison]) -> list[Verdict]:
         """Base scores, bonuses and group terms of a group of at least two.
@@ -182,7 +193,7 @@ class GenrmCompare(Environment):
             for k in range(n)
         ]
 
-    async def _judge(self, i: int, j: int, messages: list[dict[str, str]]) -> rule.Comparison:
+    async def _judge(self, i: int, j: int, messages: Messages) -> rule.Comparison:
         config = self.config
         sampling = config.genrm_responses_create_params
         for _ in range(config.genrm_parse_retries + 1):

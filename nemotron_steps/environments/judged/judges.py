@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.responses import content_text
@@ -41,6 +41,26 @@ class Judge(Protocol):
             JudgeUnavailableError: no answer within the judge's own bounded retries.
             JudgeLostError: it is part of this run, and dead.
         """
+
+
+@runtime_checkable
+class MeasuringJudge(Protocol):
+    """A judge that knows beforehand whether a question fits it."""
+
+    def refuse_longer(self, messages: Messages, where: str, *, max_tokens: int) -> None:
+        """Refuse a question about the row at `where` that fills the judge's context.
+
+        Args:
+            max_tokens: of the judge's answer.
+
+        Raises:
+            DataError: it does.
+        """
+
+
+def longer_context(key: str, tokens: int) -> str:
+    """A hint: the key of a judge's context with the power of two that holds so many tokens."""
+    return f"{key}={1 << (tokens - 1).bit_length()}"
 
 
 class QuestionLabels:

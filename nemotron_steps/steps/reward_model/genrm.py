@@ -27,7 +27,13 @@ def run(context: StepContext[GenRmConfig]) -> None:
         generator = build_generator(
             folder, GenerationConfig(), trained.chat, max_total_length=limit, precision=config.policy.precision
         )
-        judge = GeneratorJudge(AsyncSampler(generator), trained.chat, max_total_length=limit, seed=config.sft.seed)
+        judge = GeneratorJudge(
+            AsyncSampler(generator),
+            trained.chat,
+            max_total_length=limit,
+            length_key="policy.max_total_sequence_length",
+            seed=config.sft.seed,
+        )
         context.tracker.progress("agreement on held-out pairs", 0, None)
         agreement, records = measure_agreement(judge, rows, temperature=config.agreement.temperature, max_tokens=limit)
         for record in records[:8]:

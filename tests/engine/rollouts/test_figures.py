@@ -247,7 +247,7 @@ def test_a_judges_answer_is_bounded_by_its_context() -> None:
             raise WorkerLostError("silent")
 
     chat = SimpleNamespace(render=lambda m: [1] * int(m[0]["content"]), eos_token_id=2, decode=lambda ids: str(ids[0]))
-    judge = GeneratorJudge(Sampler(), chat, max_total_length=10, seed=5)  # type: ignore[arg-type]
+    judge = GeneratorJudge(Sampler(), chat, max_total_length=10, length_key="length", seed=5)  # type: ignore[arg-type]
 
     def ask(length: int, most: int = 4) -> str:
         question = [{"role": "user", "content": str(length)}]
@@ -256,14 +256,15 @@ def test_a_judges_answer_is_bounded_by_its_context() -> None:
     assert [ask(3), ask(8), ask(9)] == ["3", "8", "9"]
     assert [params.max_new_tokens for _, params, _ in asked] == [4, 2, 1]
     assert {(p.temperature, p.top_p, p.stop_token_ids, p.seed) for _, p, _ in asked} == {(0.5, 0.9, (2,), 5)}
-    with pytest.raises(JudgeUnavailableError, match="10 tokens"):
+    with pytest.raises(JudgeUnavailableError, match="10 tokens") as caught:
         ask(10)
+    assert caught.value.hints == ("length=16",)  # of the judge that it is, and as long as it takes
     assert judge.calls == 3
     judge.start_step("1")
     again = [ask(3), ask(3)]
     judge.start_step("1")
     ask(3)
-    broken = GeneratorJudge(Lost(), chat, max_total_length=10, seed=5)  # type: ignore[arg-type]
+    broken = GeneratorJudge(Lost(), chat, max_total_length=10, length_key="length", seed=5)  # type: ignore[arg-type]
     with pytest.raises(JudgeLostError, match="silent"):
         asyncio.run(broken.complete([{"content": "3"}], temperature=0.5, top_p=0.9, max_tokens=4))
     assert again == ["3", "3"] and asked[-3][2] != asked[-2][2] and asked[-3][2] == asked[-1][2] != asked[0][2]

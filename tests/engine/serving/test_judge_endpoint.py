@@ -54,7 +54,7 @@ async def ask_all(judge, between=lambda: None):
 
 def test_the_http_judge_answers_as_the_judge_in_the_process(taught, chat):
     sampler = AsyncSampler(embedded(taught, chat), name="judge")
-    local = GeneratorJudge(sampler, chat, max_total_length=MAX_LENGTH, seed=SEED)
+    local = GeneratorJudge(sampler, chat, max_total_length=MAX_LENGTH, length_key="length", seed=SEED)
     expected = asyncio.run(ask_all(local))
     with judge_endpoint(taught, chat, own_loop=True) as endpoint:
         config = VllmModelConfig(backend="http", base_url=endpoint.url, model="judge", readiness_timeout_s=5)
@@ -70,7 +70,7 @@ def test_the_http_judge_answers_as_the_judge_in_the_process(taught, chat):
 
 def test_replicas_behind_http_answer_as_one_judge_and_go_on_without_the_one_that_is_killed(taught, chat):
     sampler = AsyncSampler(embedded(taught, chat), name="judge")
-    local = GeneratorJudge(sampler, chat, max_total_length=MAX_LENGTH, seed=SEED)
+    local = GeneratorJudge(sampler, chat, max_total_length=MAX_LENGTH, length_key="length", seed=SEED)
     expected = asyncio.run(ask_all(local))
 
     with ExitStack() as first, judge_endpoint(taught, chat, own_loop=True) as second:
