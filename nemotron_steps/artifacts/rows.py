@@ -109,6 +109,11 @@ def prompt_row(row: Row) -> str | None:
     return None
 
 
+A_PROMPT = (
+    '{"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "agent_ref": {"name": "AGENT"}}, '
+    "with the fields that its environment needs"
+)
+"""A row that prompt_row has nothing against."""
 A_CHAT = '{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}'
 """A row that chat_row has nothing against."""
 

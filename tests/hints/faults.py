@@ -223,6 +223,13 @@ FAULTS = (
         setup=on.cut_off,
     ),
     Fault(
+        "rows of another shape, given to the preparation of prompts",
+        PREP,
+        "E410",
+        "steps run data_prep/import_prompts --input dataset=rows.jsonl prompt_column=text",
+        setup=on.files({"rows.jsonl": '{"label": "2", "text": "1 + 1?"}\n'}),
+    ),
+    Fault(
         "rows for an unknown environment",
         PREP,
         "E410",

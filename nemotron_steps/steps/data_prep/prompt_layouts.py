@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
 TABLE_COLUMNS = ("question", "problem", "instruction", "query", "input")
 _REQUEST = "responses_create_params"
 _CHAT_COLUMNS = ("messages", "conversations")
+_NAME = re.compile(r"\w[\w.-]*")
 _ROLES = {"human": "user", "gpt": "assistant"}
 """Roles of `conversations` there → here."""
 CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
@@ -65,7 +67,7 @@ class PromptImport:
                 where=where,
                 expected=f"a row like {CORRECT}",
                 found=shown_fields(row),
-                hints=(*(f"prompt_column={name}" for name in _texts(row)[:2]), *show_line(where)),
+                hints=(*(f"prompt_column={name}" for name in text_columns(row)[:2]), *show_line(where)),
             )
         messages, answer = _conversation(row[column], column in _CHAT_COLUMNS, f"{where} field {column}", where)
         own = {"completion": answer} if answer is not None and "completion" not in row else {}
@@ -132,7 +134,8 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _texts(row: Mapping[str, Any]) -> list[str]:
-    """Columns that hold a text, the longest first: the prompt is likely to be one of them."""
-    texts = [name for name, value in row.items() if isinstance(value, str) and value.strip()]
+def text_columns(row: Mapping[str, Any]) -> list[str]:
+    """Columns that hold a text, the longest first: the prompt is likely to be one of them. Only those whose name can be
+    pasted as the value of an override."""
+    texts = [name for name, value in row.items() if _NAME.fullmatch(name) and isinstance(value, str) and value.strip()]
     return sorted(texts, key=lambda name: -len(row[name]))

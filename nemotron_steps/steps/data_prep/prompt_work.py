@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nemotron_steps.artifacts.prompt_data import has_prompt
-from nemotron_steps.artifacts.rows import Row, prompt_row, shown_fields
+from nemotron_steps.artifacts.rows import A_PROMPT, Row, prompt_row, shown_fields
 from nemotron_steps.config.schema.data_prep import PromptLengthConfig
 from nemotron_steps.environments.agents import agent_of, resolve, unknown_agent
 from nemotron_steps.environments.registry import environment_class, settings_of
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError, show_line
 from nemotron_steps.steps.data_prep.blends.placeholders import PLACEHOLDER, PlaceholderFiller, Placeholders
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
+from nemotron_steps.steps.data_prep.prompt_layouts import text_columns
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment
@@ -52,10 +53,13 @@ class PromptWork:
                 row = filler.fill(row, where)
             problem = prompt_row(row)
             if problem is not None:
-                theirs = has_prompt(row) and "responses_create_params" not in row
-                imported = f"steps run data_prep/import_prompts --input dataset={shlex.quote(where.rpartition(':')[0])}"
-                hints = (*([imported] if theirs else []), *show_line(where))
-                raise DataError(problem, where=where, found=shown_fields(row), hints=hints)
+                raise DataError(
+                    problem,
+                    where=where,
+                    expected=f"a row like {A_PROMPT}",
+                    found=shown_fields(row),
+                    hints=(*_imported(where, row), *show_line(where)),
+                )
             if self.agent is not None and row.get("agent_ref") is None:
                 row["agent_ref"] = agent_ref(self.agent)
                 changed = True
@@ -66,6 +70,16 @@ class PromptWork:
             return [row] if changed else None
 
         return become
+
+
+def _imported(where: str, row: Row) -> tuple[str, ...]:
+    """A command that makes prompts of rows like this one, as a hint; none for one that is meant to be a prompt here."""
+    if "responses_create_params" in row:
+        return ()
+    imported = f"steps run data_prep/import_prompts --input dataset={shlex.quote(where.rpartition(':')[0])}"
+    if has_prompt(row):
+        return (imported,)
+    return tuple(f"{imported} prompt_column={name}" for name in text_columns(row)[:1])
 
 
 class LengthCheck:

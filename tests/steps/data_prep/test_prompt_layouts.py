@@ -115,6 +115,12 @@ def test_a_column_that_holds_nothing_is_not_the_prompt(row: dict[str, Any], layo
     assert layout_of(row) == layout
 
 
+def test_a_column_whose_name_cannot_be_pasted_is_not_offered() -> None:
+    with pytest.raises(DataError) as raised:
+        PromptImport().imported("rows.jsonl:3", {"the task": "a long text", "kind": "text"})
+    assert raised.value.hints == ("prompt_column=kind", "sed -n 3p rows.jsonl   # the row")
+
+
 def test_the_longest_texts_are_offered_as_the_prompt() -> None:
     with pytest.raises(DataError) as raised:
         PromptImport().imported("rows.jsonl:3", {"id": "a", "task": "a long text", "kind": "text"})
