@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -253,6 +254,28 @@ def test_what_is_cached_says_who_made_it_and_what_it_came_to(
     finished = records[-1]
     assert (finished["ran"], finished["cached"], again.nothing_ran) == (0, 2, True)
     assert {step["cache_key"] for step in get_run(store, again.id).steps.values()} == asked
+
+
+def test_what_is_reused_keeps_who_made_it_and_the_run_that_reuses_it_names_its_own_input(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    first = run(store)
+    made = store.find("toy/make/rows:v1")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for file in made.files:
+        shutil.copy(store.open(made).path / file.path, mine / file.path)
+    equal = store.add(mine, type_name=made.type, name="mine")
+    assert equal.digest == made.digest and equal.producer is None
+    records: Records = []
+    again = run(store, records, rows="mine:v1")
+    assert again.nothing_ran and [each["made_by"] for each in records if each["kind"] == "step_cached"] == [first.id]
+    assert "mine:v1" in (again.folder / "plan.json").read_text()
+    model = again.step("toy/train").outputs["model"]
+    assert model.producer is not None and model.producer.run == first.id
+    assert [edge.ref for edge in model.inputs] == ["toy/make/rows:v1"]
+    own = run(store, rows="mine:v1", force=True)
+    assert not own.nothing_ran and own.step("toy/train").outputs["model"].ref == model.ref
 
 
 def test_a_step_that_goes_on_from_its_checkpoint_says_so(store: ArtifactStore) -> None:
