@@ -196,6 +196,29 @@ def misspelt(name: str) -> str | None:
     return None
 
 
+def refuse_unread_settings(options: Options) -> None:
+    """Refuse settings under a name that stands for nothing: no environment would read them.
+
+    Raises:
+        ConfigError: the name is misspelt, or a new agent's whose environment is not told.
+    """
+    for name, settings in options.items():
+        if ENVIRONMENT_KEY in settings or stands_for(name) is not None:
+            continue
+        nearest = misspelt(name) or next(iter(get_close_matches(name, _known(), n=1)), None)
+        section = "env.nemo_gym.environments"
+        raise ConfigError(
+            f"there are settings for `{name}`, and no environment or agent has that name",
+            where=f"{section}.{name}",
+            expected=f"{nearest}, which is the nearest name" if nearest else f"one of {', '.join(names())}",
+            found=", ".join(settings) or "no setting",
+            hints=(
+                *(f"{section}.{nearest}.{key}={value}" for key, value in settings.items() if nearest),
+                f"{section}.{name}.{ENVIRONMENT_KEY}=NAME   # for a new agent",
+            ),
+        )
+
+
 def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) -> DataError:
     """What to say of a row whose agent stands for no environment. `hints`: other than a training step's keys."""
     meant = misspelt(agent)

@@ -14,6 +14,7 @@ from nemotron_steps.engine.build.judge_room import JudgeToBe
 from nemotron_steps.engine.build.prompt_lengths import short_enough
 from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
+from nemotron_steps.environments.agents import refuse_unread_settings
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
 from nemotron_steps.errors import ConfigError
 
@@ -139,6 +140,7 @@ def check_rows(
         DataError, UnknownNameError, ConfigError, UnsupportedError: see EnvironmentSet.
     """
     gym = config.nemo_gym
+    refuse_unread_settings(gym.environments)
     chosen = {role: gym.judge(role) for role in JUDGE_ROLES}
     configured = {role: JudgeToBe(role, judge) for role, judge in chosen.items() if judge is not None}
     environments = EnvironmentSet(gym.environments, configured, only=only)

@@ -111,6 +111,21 @@ def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: py
     assert [row.index for row in chosen] == [8, 0, 3] and chosen[-1].index == 3 and len(chosen[1:]) == 2
 
 
+@pytest.mark.parametrize(("name", "nearest"), [("mqca", "mcqa"), ("mcqa_simple_agnet", "mcqa_simple_agent")])
+def test_settings_of_what_is_no_environment_are_told(name: str, nearest: str) -> None:
+    def check(**environments: Any) -> None:
+        config = EnvConfig.model_validate({"nemo_gym": {"environments": environments}})
+        check_rows(config, [], only=None, policy_served=False)
+
+    with pytest.raises(ConfigError, match=f"settings for `{name}`") as caught:
+        check(**{name: {"grading_mode": "lenient_boxed"}})
+    assert caught.value.hints[0] == f"env.nemo_gym.environments.{nearest}.grading_mode=lenient_boxed"
+    check(**{nearest: {"grading_mode": "lenient_boxed"}, name: {"environment": "mcqa"}, "my_mcqa_agent": {}})
+    with pytest.raises(ConfigError, match="no environment or agent") as caught:
+        check(zzzzzz={})
+    assert caught.value.hints == ("env.nemo_gym.environments.zzzzzz.environment=NAME   # for a new agent",)
+
+
 JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
 
 
