@@ -18,6 +18,8 @@ _SMOOTH_FROM = 24
 
 _TICK = ".12g"
 """Digits of a tick."""
+_FINEST = 1e-11
+"""How far ticks are apart at least, as a share of the largest value: nearer ones would be the same in those digits."""
 
 Points = Sequence[tuple[float, float]]
 """(training step, value), in order."""
@@ -88,7 +90,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     span = high - low or abs(high)
     if span < 1e-300:
         span = 1.0
-    raw = span / count
+    raw = max(span / count, _FINEST * max(abs(low), abs(high)))
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * scale for factor in (1, 2, 5, 10) if factor * scale >= raw * 0.999)
     first = math.floor(low / step + 1e-9)

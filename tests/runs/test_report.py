@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -268,6 +268,7 @@ def test_ticks_that_lie_close_together_have_the_digits_to_tell_them_apart(
 
 
 @given(st.floats(-1e12, 1e12), st.floats(0, 1e12), st.integers(1, 6))
+@example(1904079.505327168, 3.4e-10, 5)  # nearer to each other than the digits of a tick tell apart
 def test_ticks_are_round_and_cover_the_range(low: float, span: float, count: int) -> None:
     ticks = nice_ticks(low, low + span, count)
     tolerance = 1e-6 * max(abs(low), abs(low + span), 1e-9)
