@@ -6,6 +6,8 @@ import asyncio
 import functools
 import platform
 import shutil
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,16 @@ def started() -> BubblewrapSandbox:
 def run(code: str, *, limits: Limits | None = None, sandbox: BubblewrapSandbox | None = None) -> SandboxResult:
     """A Python program after PRELUDE."""
     return asyncio.run((sandbox or started()).run(code=PRELUDE + code, limits=limits))
+
+
+def with_argument(text: str) -> list[int]:
+    """Processes of this host with a text in their command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if text.encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
 
 
 def sections(text: str) -> list[object]:

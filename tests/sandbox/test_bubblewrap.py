@@ -15,23 +15,13 @@ import pytest
 from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.bubblewrap import SYSTEM_FOLDERS, BubblewrapSandbox
-from tests.sandbox.programs import MIB, needs_bubblewrap, started
+from tests.sandbox.programs import MIB, needs_bubblewrap, started, with_argument
 
 pytestmark = needs_bubblewrap
 
 
 def run(**arguments: Any) -> SandboxResult:
     return asyncio.run(started().run(**arguments))
-
-
-def with_argument(text: str) -> list[int]:
-    """Processes of this host with a text in their command line."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if text.encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-    return found
 
 
 def test_a_program_gets_its_files_and_input_and_returns_its_output() -> None:
@@ -274,8 +264,9 @@ def test_killing_the_process_group_reaches_the_sandbox_and_the_program_cannot_si
             await asyncio.sleep(0.02)
             found = {}
             for pid in with_argument(marker):
-                name = Path(f"/proc/{pid}/comm").read_text().strip()
-                found.setdefault(name, set()).add(os.getpgid(pid))
+                with suppress(OSError):  # one of bubblewrap's that has ended meanwhile
+                    name = Path(f"/proc/{pid}/comm").read_text().strip()
+                    found.setdefault(name, set()).add(os.getpgid(pid))
         task.cancel()
         await asyncio.wait([task])
         return found
@@ -291,8 +282,11 @@ def test_a_busy_event_loop_does_not_delay_the_clock() -> None:
     async def busy() -> tuple[list[int], SandboxResult]:
         argv = ["/bin/sh", "-c", f"sleep 600; : {marker}"]
         task = asyncio.create_task(sandbox.run(argv=argv, limits=Limits(wall_s=0.5)))
-        await asyncio.sleep(0.2)
-        time.sleep(1.5)
+        while not with_argument(marker) and not task.done():
+            await asyncio.sleep(0.02)
+        until = time.monotonic() + 30
+        while with_argument(marker) and time.monotonic() < until:  # the loop gets nothing of this time
+            time.sleep(0.05)
         return with_argument(marker), await task
 
     left, result = asyncio.run(busy())

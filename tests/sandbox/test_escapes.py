@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from tests.sandbox.programs import NUMBERS, PRELUDE, needs_bubblewrap, run, sections, started
+from tests.sandbox.programs import NUMBERS, PRELUDE, needs_bubblewrap, run, sections, started, with_argument
 
 pytestmark = needs_bubblewrap
 SESSION_KEYRING, UNLINK = -3, 9
@@ -296,5 +296,4 @@ time.sleep(0.2)
 os._exit(0)
 """
     assert run(code).ok
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not any(marker.encode() in line for line in lines)
+    assert with_argument(marker) == []
