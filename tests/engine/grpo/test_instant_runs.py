@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -48,8 +49,9 @@ class Parts:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.weight_version = self.generated_tokens = self.max_total_length = 0
         self.environments = ("maths",)
-        self.training_s = self.later_s = 0.0
-        """How long a step trains, and rows after the first step's are sampled."""
+        self.training_s, self.training = 0.0, threading.Event()
+        self.after_training_began = False
+        """Whether what comes after the first prompts is sampled once a training step is at work."""
 
     # -- generator, sampler, collector
     def update_weights(self, weights: Any, version: int) -> WeightSyncReport:
@@ -67,7 +69,9 @@ class Parts:
         return ""
 
     async def collect(self, prompts: Sequence[PromptRow], **asked: Any) -> list[RolloutGroup]:
-        await asyncio.sleep(self.later_s if prompts[0].index >= 2 else 0)
+        await asyncio.sleep(0)
+        while self.after_training_began and prompts[0].index >= 2 and not self.training.is_set():
+            await asyncio.sleep(0.001)
         self.calls.append("sample")
         self.collected.append({"prompts": [prompt.index for prompt in prompts], **asked})
         groups = []
@@ -91,6 +95,7 @@ class Parts:
         return batch.generation_logprobs.clone()
 
     def train_step(self, batch: Any) -> dict[str, float]:
+        self.training.set()
         time.sleep(self.training_s)
         self.calls.append("train")
         self.batches.append(batch)
@@ -313,7 +318,7 @@ def test_what_fails_beside_a_training_step_is_raised_once_that_step_is_over(tmp_
         return (0.0, 1.0)
 
     run, parts = instant(tmp_path, 3, graded, asynchronous=True)
-    parts.training_s, parts.later_s = 0.2, 0.02
+    parts.training_s, parts.after_training_began = 0.2, True
     with asyncio.Runner() as runner:
         with pytest.raises(MemoryError, match="generator"):
             train_async(run, runner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
@@ -15,6 +16,21 @@ from tests.models.stock_chats import tool_parser_of
 
 TOOL = {"type": "function", "name": "add", "parameters": {"properties": {"by": {"type": "integer"}}}}
 WORDS = ["7", "yes", "the answer is\n\n7", "<b>", "die Lösung 😀", "no more"]
+
+
+def cut_once(stuck: Callable[[], bool]) -> asyncio.Event:
+    """An event that comes once these are stuck and all others have had every chance to get to their end."""
+    cut = asyncio.Event()
+
+    async def watch() -> None:
+        while not stuck():
+            await asyncio.sleep(0)
+        for _ in range(1000):  # a rollout takes a few dozen
+            await asyncio.sleep(0)
+        cut.set()
+
+    cut.watching = asyncio.ensure_future(watch())  # type: ignore[attr-defined]  # kept for as long as the event is
+    return cut
 
 
 def a_call(family: str, by: int) -> str:

@@ -21,7 +21,7 @@ from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.tracker import Tracker
 from tests.engine.engine_samples import rollout
-from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call
+from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
 from tests.models.stock_chats import stock_chat
 
 ROW = {"responses_create_params": {"input": "add"}}
@@ -378,7 +378,7 @@ def test_members_keep_their_random_streams_whichever_session_opens_first():
 @pytest.mark.parametrize("fast", [1, 2])
 def test_a_group_that_is_cut_is_used_if_two_of_its_rollouts_have_finished(fast):
     class OthersHang(Talk):
-        seeded = 0
+        seeded = hanging = 0
 
         async def seed(self, row):
             self.seeded += 1
@@ -386,14 +386,14 @@ def test_a_group_that_is_cut_is_used_if_two_of_its_rollouts_have_finished(fast):
 
         async def call_tool(self, session, name, arguments):
             if session.state < 0:
+                self.hanging += 1
                 await asyncio.Event().wait()
             return "done"
 
     async def cut_soon():
-        cut = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.2, cut.set)
         prompt = PromptRow(0, ROW, "row")
         environment = OthersHang(random.Random(0), 1)
+        cut = cut_once(lambda: environment.hanging == 4 - fast)
         return await collector_of().collect_group(
             prompt, group_id="g", num_generations=4, environment=environment, cut=cut
         )

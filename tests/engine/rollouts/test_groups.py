@@ -16,7 +16,7 @@ from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Session, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
-from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call
+from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
 from tests.models.stock_chats import stock_chat
 
 FAMILY = "qwen3"
@@ -119,8 +119,7 @@ def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
     environment = ByRow()
 
     async def collect() -> list[Any]:
-        cuts = [asyncio.Event(), asyncio.Event()]
-        asyncio.get_running_loop().call_later(0.4, cuts[1].set)
+        cuts = [asyncio.Event(), cut_once(lambda: environment.waiting == 2)]
         groups = await in_time(
             collector.collect(
                 prompts({}, {"hangs": 2}), group_ids=["a", "b"], num_generations=4, environment=environment, cuts=cuts
@@ -149,8 +148,7 @@ def test_what_a_cut_leaves_is_not_sampled_any_further() -> None:
     collector._sampler.generator = holding = Holding(generator.chat, generator._speak)
 
     async def collect() -> None:
-        cut = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.4, cut.set)
+        cut = cut_once(lambda: bool(held))
         group = await in_time(
             collector.collect_group(prompts({})[0], group_id="a", num_generations=3, environment=ByRow(), cut=cut)
         )
@@ -250,8 +248,7 @@ def test_agents_that_are_cut_are_given_up(fast: int) -> None:
     environment = Agents([0] * 4, fast)
 
     async def collect() -> None:
-        cut = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.3, cut.set)
+        cut = cut_once(lambda: environment.waiting == 4 - fast)
         collecting = collector.collect_group(
             prompts({})[0], group_id="a", num_generations=4, environment=environment, cut=cut
         )

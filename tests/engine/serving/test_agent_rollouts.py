@@ -29,6 +29,7 @@ from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentC
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, StepsError
 from nemotron_steps.runs.tracker import Tracker
+from tests.engine.rollouts.scripted import cut_once
 from tests.engine.serving.taught_model import MAX_LENGTH, QUESTION, TOOL, embedded
 
 
@@ -353,8 +354,7 @@ def test_a_straggling_agent_is_cut_and_the_others_are_used(taught, chat):
     row = {"responses_create_params": {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]}}
 
     async def collect(members):
-        cut = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.05, cut.set)
+        cut = cut_once(lambda: len(getattr(environment, "asked", [])) == members)
         prompt = PromptRow(0, row, "row")
         return await collector.collect_group(
             prompt, group_id="g", num_generations=members, environment=environment, suffix="Be brief.", cut=cut
