@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,15 @@ def test_a_plan_is_made_with_the_variables_of_its_local_profile(workplace: Path)
 
 
 def test_the_stop_button_ends_a_run_in_a_cell_and_the_cell_goes_on() -> None:
+    main = threading.get_ident()
+
+    def press() -> None:
+        while sys._current_frames()[main].f_code.co_name != "train":  # which sleeps
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
     async def cell() -> str:
-        threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=press, daemon=True).start()
         with pytest.raises(InterruptedRunError):
             run("toy/train", config="tiny", seconds_per_step=5.0, progress=False)
         await asyncio.sleep(0)

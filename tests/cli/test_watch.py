@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import os
@@ -178,6 +179,10 @@ def test_a_second_ctrl_c_ends_at_once_what_does_not_let_go(workplace: Path) -> N
     command = [*STEPS, "run", "toy/train", "-c", "tiny", "end=stubborn"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     interrupt(process)
+    deadline = time.monotonic() + 30
+    while not glob.glob("home/**/will_not_stop", recursive=True):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
     time.sleep(1.0)  # what follows at once counts as the same one
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

@@ -97,6 +97,7 @@ def train(context: StepContext[TrainConfig]) -> None:
         try:
             time.sleep(60)
         except KeyboardInterrupt:
+            (context.work / "will_not_stop").touch()
             time.sleep(60)
     if config.end == "interrupt_once" and not (context.work / "interrupted").exists():
         (context.work / "interrupted").touch()
