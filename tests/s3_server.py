@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import socket
+import itertools
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
+
+SERVER = """
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+server._thread.join()
+"""
+"""It says which port it has: one that was free a moment ago may be another's by the time it is asked for."""
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -18,20 +27,12 @@ def s3_endpoint() -> Iterator[str]:
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
     # A process of its own: Flask's proxies, once imported here, break libraries that look through loaded modules.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(url, timeout=1).close()
-                break
-            except OSError:
-                assert server.poll() is None, "moto's server ended"
-                time.sleep(0.1)
+        assert server.stdout is not None
+        port = server.stdout.readline().decode().strip()
+        assert port, "moto's server ended"
+        url = f"http://127.0.0.1:{port}"
         yield url
     finally:
         server.terminate()
@@ -39,9 +40,9 @@ def s3_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A home on a bucket of its own."""
-    return home_on(s3_endpoint, monkeypatch, f"bucket{abs(hash(request.node.nodeid)) % 10**8}")
+    return home_on(s3_endpoint, monkeypatch, f"bucket{next(_NUMBERS)}")
 
 
 def home_on(endpoint: str, monkeypatch: pytest.MonkeyPatch, bucket: str) -> str:
