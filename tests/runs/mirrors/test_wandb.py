@@ -22,17 +22,22 @@ OFFLINE = MirrorSettings(wandb=WandbSettings(project="toy", mode="offline"))
 
 
 def transactions(path: Path) -> Iterator[Any]:
-    """Records of a .wandb file: a LevelDB log (7-byte header, blocks of 32 KiB, chunks of full or split records)."""
+    """Records of a .wandb file: a LevelDB log (7-byte header, blocks of 32 KiB, chunks of full or split records).
+
+    Those that are whole: the file may still be written.
+    """
     from wandb.proto import wandb_internal_pb2
 
     data, offset, parts = path.read_bytes(), 7, b""
-    assert data.startswith(b":W&B")
+    assert data.startswith(b":W&B") or len(data) < 4
     while offset + 7 <= len(data):
         left = 32768 - offset % 32768
         if left < 7:
             offset += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, offset)
+        if offset + 7 + length > len(data):
+            return
         parts += data[offset + 7 : offset + 7 + length]
         offset += 7 + length
         if kind in (1, 4):
