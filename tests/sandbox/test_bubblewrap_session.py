@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from nemotron_steps.sandbox import process
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
@@ -115,19 +116,18 @@ def test_total_time_and_memory_end_a_session_by_name(sandbox) -> None:
 def test_a_session_at_rest_is_looked_at_seldom_and_its_next_command_at_once(sandbox, monkeypatch) -> None:
     looks = []
     held = TreeMemory.held
-    monkeypatch.setattr(TreeMemory, "held", lambda self, limit: looks.append(time.monotonic()) or held(self, limit))
+    monkeypatch.setattr(process, "RESTING_WATCH_S", 600.0)
+    monkeypatch.setattr(TreeMemory, "held", lambda self, limit: looks.append(self) or held(self, limit))
 
     async def work() -> None:
         async with BubblewrapSession(sandbox, limits=SMALL) as session:
             await session.run(["true"])
-            await asyncio.sleep(0.2)  # the look that was due already
             looks.clear()
-            await asyncio.sleep(0.7)
-            assert len(looks) <= 1, "a rest of 0.7 s"
+            await asyncio.sleep(0.9)
+            assert len(looks) <= 1, "a rest of 0.9 s, and the look that was due already"
             looks.clear()
-            begun = time.monotonic()
-            await session.run(["sleep", "0.3"])
-            assert len(looks) >= 3 and looks[0] - begun < 0.1
+            await session.run(["sleep", "2"])
+            assert len(looks) >= 3, "without waiting for the next look of a rest"
             with pytest.raises(SessionOverError) as over:
                 await session.run(["python3", "-c", HOG])
             assert over.value.outcome is Outcome.MEMORY_LIMIT

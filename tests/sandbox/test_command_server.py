@@ -83,8 +83,8 @@ def test_both_outputs_share_what_may_be_written(ask: Ask) -> None:
 
 @pytest.mark.parametrize("script", ["sleep 30", "exec >&- 2>&-; sleep 30", "sleep 30 & sleep 30"])
 def test_a_command_out_of_time_goes_with_what_it_started(ask: Ask, script: str) -> None:
-    answer = ask("sh", "-c", f"echo on; {script}", wall_s=0.2)
-    assert (answer["outcome"], answer["out"]) == ("timeout", "on\n") and 0.2 <= answer["wall_s"] < 10
+    answer = ask("sh", "-c", f"echo on; {script}", wall_s=1.0)
+    assert (answer["outcome"], answer["out"]) == ("timeout", "on\n") and 1.0 <= answer["wall_s"] < 10
 
 
 def test_what_a_command_left_in_its_group_is_gone_when_it_has_ended(ask: Ask, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_files_are_written_with_their_folders_and_what_cannot_be_is_told(ask: As
 def test_a_command_that_has_ended_is_not_out_of_time_because_something_it_left_behind_holds_its_output(
     ask: Ask,
 ) -> None:
-    answer = ask("sh", "-c", "setsid sleep 0.5 & echo on; exit 3", wall_s=0.3)
+    answer = ask("sh", "-c", "setsid sleep 1.5 & echo on; exit 3", wall_s=1.0)
     assert ended(answer) == ("exited", 3, "on\n", "")
 
 
