@@ -90,8 +90,8 @@ def test_a_judge_that_is_not_ready_yet_is_waited_for(taught, chat):
             time.sleep(0.5)
             endpoint._thread.loop.call_soon_threadsafe(endpoint._sampler.bind)
 
-        threading.Thread(target=become_ready).start()
         started = time.monotonic()
+        threading.Thread(target=become_ready).start()
         judge = build_judge("judge_model", config, defer_to=None, seed=0)
         assert time.monotonic() - started >= 0.5
         asyncio.run(judge.complete([GREETING], temperature=1.0, top_p=1.0, max_tokens=5))
