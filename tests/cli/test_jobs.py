@@ -21,7 +21,7 @@ from tests.runs.executors.jobs import wait_until
 RUN = "20260101-000000-far-0001"
 SSH = """#!/bin/sh
 # The words after `--` are a host and a script; a machine that is not there answers with 255.
-[ -e {away} ] && {{ echo "ssh: connect to host login: Connection refused" >&2; exit 255; }}
+[ -e {away} ] && {{ : > {away}.asked; echo "ssh: connect to host login: Connection refused" >&2; exit 255; }}
 while [ "$1" != "--" ]; do shift; done
 exec sh -c "$3"
 """
@@ -70,7 +70,7 @@ def test_logs_say_once_that_nothing_is_brought_here_and_go_on_when_it_is(
     monkeypatch.setattr(history, "_POLL_SECONDS", 0.02)
 
     def come_back() -> None:
-        time.sleep(0.2)
+        wait_until(Path(f"{far.away}.asked").exists)
         far.write("second line\n")
         (far.there / "run.json").write_bytes((far.folder.path / "run.json").read_bytes().replace(b"submitted", b"done"))
         far.away.unlink()
