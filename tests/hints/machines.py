@@ -172,7 +172,7 @@ def full_disk(bench: Any) -> None:
 
 def at_work(bench: Any) -> None:
     """A run that takes some seconds, in another process."""
-    command = [*STEPS, *["run", "toy/train", "-c", "tiny", "steps=30", "seconds_per_step=0.1"]]
+    command = [*STEPS, *["run", "toy/train", "-c", "tiny", "steps=60", "seconds_per_step=0.1"]]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     bench.closing += [process.kill, process.wait]
     deadline = time.monotonic() + 60
