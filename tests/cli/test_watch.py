@@ -113,7 +113,6 @@ def test_a_sparkline_has_the_columns_that_it_may_have() -> None:
 
 def test_watching_imports_no_framework_and_costs_little(workplace: Path) -> None:
     """Less than a twentieth of a core, its start set aside, beside a run of six seconds."""
-    process = start(6.0)
     code = """
 import resource, sys
 from nemotron_steps.cli.main import steps
@@ -126,15 +125,21 @@ def measured(view):
         first, began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), time.monotonic()
     return look(view)
 watch.JobView.look = measured
+print("ready", flush=True)
+input()
 code = steps(["watch"])
 used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - first
 heavy = {"torch", "ray", "vllm", "hydra"} & set(sys.modules)
 print("SHARE", used / (time.monotonic() - began), sorted(heavy), code)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as watching:
+        assert watching.stdout is not None and watching.stdout.readline() == "ready\n"
+        process = start(6.0)  # not before: all of it is watched, however long the imports take
+        said, errors = watching.communicate("\n", timeout=60)
     assert process.wait(30) == 0
-    share, heavy, ended = done.stdout.splitlines()[-1].removeprefix("SHARE ").split(" ")
-    assert (heavy, ended) == ("[]", "0"), done.stderr
+    share, heavy, ended = said.splitlines()[-1].removeprefix("SHARE ").split(" ")
+    assert (heavy, ended) == ("[]", "0"), errors
     assert float(share) < 0.05
 
 

@@ -130,7 +130,7 @@ def test_questions_that_queue_for_a_server_that_hangs_leave_it_at_the_first_time
         return [answer["choices"][0]["message"]["content"] for answer, _ in answers]
 
     with servers("a", "b") as ((a, b), asked):
-        client = JsonClient([a.url, b.url], timeout_s=0.5, retries=0, max_concurrency=2)
+        client = JsonClient([a.url, b.url], timeout_s=2.0, retries=0, max_concurrency=2)
         assert asyncio.run(body(b, client)) == ["a"] * 20
         client.close()
     assert asked["b"] == 2, "ten chose it, and two of them found out"
