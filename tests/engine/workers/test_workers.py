@@ -46,7 +46,7 @@ class Sleeper(WorkerProcess):
 @pytest.fixture
 def worker(cluster, monkeypatch):
     monkeypatch.setattr(module, "PING_SECONDS", 0.2)
-    monkeypatch.setattr(module, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "SILENT_SECONDS", 2.0)
     started = start_workers(Sleeper, ["sleeper"], [{"num_cpus": 0}], device=False)
     yield started[0]
     stop_workers(started)
