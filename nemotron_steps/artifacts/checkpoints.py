@@ -181,10 +181,11 @@ def _has_blocks(folder: Path) -> bool:
 def validate_model_folder(folder: Path) -> dict[str, Any]:
     """config.json and tokenizer of a model folder → attributes: what later steps must agree on.
 
-    architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, vocab_size,
-    intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads, mamba_groups,
-    bounded_time_steps, mtp_layers, shape (what memory depends on, as config.json has it), sequence_length, tokenizer
-    (digest), tokenizer_size, chat_template (digest), chat_roles, has_end_token, quantised (how) where known.
+    architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim,
+    vocab_size, intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads,
+    mamba_groups, bounded_time_steps, mtp_layers, shape (what memory depends on, as config.json has it),
+    sequence_length, tokenizer (digest), tokenizer_size, chat_template (digest), chat_roles, has_end_token, quantised
+    (how) where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -205,6 +206,7 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         "num_hidden_layers",
         "num_attention_heads",
         "num_key_value_heads",
+        "head_dim",
         "vocab_size",
         "intermediate_size",
         "moe_intermediate_size",
@@ -244,6 +246,7 @@ def _hybrid_attributes(pattern: str, config: Mapping[str, Any]) -> dict[str, Any
     """Of a model whose layers are of several kinds, a letter each."""
     found: dict[str, Any] = {
         "num_hidden_layers": len(pattern),
+        "head_dim": config.get("head_dim", config.get("attention_head_dim")),
         "mtp_layers": config.get("num_nextn_predict_layers") or 0,
     }
     if "M" in pattern:
