@@ -17,6 +17,7 @@ from nemotron_steps.errors import ArtifactError, fetch_again
 from nemotron_steps.models.architecture import read_config
 from nemotron_steps.models.families import module_of
 from nemotron_steps.models.initialize import as_umask_says, copy_tokenizer
+from nemotron_steps.models.mapping import in_precision
 
 if TYPE_CHECKING:
     import torch
@@ -154,9 +155,13 @@ def save_hf_checkpoint(target: str | Path, weights: Iterable[tuple[str, torch.Te
     (target / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def copy_model_files(source: Path, target: Path, *, carries: bool = True) -> None:
+def copy_model_files(source: Path, target: Path, *, carries: bool = True, precision: str = "keep") -> None:
     """Copy what a Megatron checkpoint has beside its weights: config.json, tokenizer, chat template, generation config
-    and, unless they are among the weights, carried tensors. ArtifactError if the first two are missing."""
+    and, unless they are among the weights, carried tensors. ArtifactError if the first two are missing.
+
+    Args:
+        precision: of carried tensors of a Hugging Face folder; see mapping.in_precision.
+    """
     from safetensors.torch import save_file
 
     _copy_files(source, target)
@@ -165,7 +170,7 @@ def copy_model_files(source: Path, target: Path, *, carries: bool = True) -> Non
     if (source / CARRIED).is_file():
         shutil.copyfile(source / CARRIED, target / CARRIED)
         return
-    carried = dict(carried_tensors(source))
+    carried = {name: in_precision(name, tensor, precision) for name, tensor in carried_tensors(source)}
     if carried:
         save_file(carried, str(target / CARRIED), metadata={"format": "pt"})
         as_umask_says(target / CARRIED)

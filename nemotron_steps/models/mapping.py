@@ -33,6 +33,15 @@ EXACT = (".expert_bias", ".e_score_correction_bias", ".A_log", ".D", ".dt_bias")
 """Ends of names, in either world, of tensors that stay float32 whatever the rest of the model is in."""
 
 
+def in_precision(name: str, tensor: torch.Tensor, precision: str) -> torch.Tensor:
+    """A tensor of either world in `precision`: keep, or a torch type; EXACT ones in float32, quantised ones as is."""
+    import torch
+
+    if precision == "keep" or not tensor.is_floating_point() or tensor.element_size() < 2:
+        return tensor
+    return tensor.to(torch.float32 if name.endswith(EXACT) else getattr(torch, precision))
+
+
 class Layout(StrEnum):
     """How Hugging Face tensors sit inside a Megatron parameter."""
 

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.distributed_checkpoint import load_sharded, load_tensors, read_metadata, save_sharded
-from nemotron_steps.models.huggingface import FiniteReader, copy_model_files, require_finite, save_hf_checkpoint
+from nemotron_steps.models.huggingface import (
+    FiniteReader,
+    carried_tensors,
+    copy_model_files,
+    require_finite,
+    save_hf_checkpoint,
+)
 from nemotron_steps.models.mapping import (
     Layout,
     Parameter,
+    in_precision,
     megatron_shape,
     of_mtp,
     parameters,
@@ -204,22 +212,32 @@ def trained_mtp(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         yield from split(parameter, join(parameter, list(parts.values())), architecture)
 
 
-def convert_hf_to_megatron(source: str | Path, target: str | Path) -> None:
-    """A Hugging Face folder → a Megatron checkpoint folder. Weights keep their type, bit for bit."""
+def convert_hf_to_megatron(source: str | Path, target: str | Path, precision: str = "keep") -> None:
+    """A Hugging Face folder → a Megatron checkpoint folder.
+
+    Args:
+        precision: of the written weights (mapping.in_precision); keep: their own, bit for bit.
+    """
     source, target = Path(source), Path(target)
     architecture = Architecture.from_folder(source)
     reader = FiniteReader(source)
-    save_megatron_weights(to_megatron(reader, architecture), architecture, target / WEIGHTS)
+    weights = ((p, in_precision(p.name, tensor, precision)) for p, tensor in to_megatron(reader, architecture))
+    save_megatron_weights(weights, architecture, target / WEIGHTS)
     (target / "hf").mkdir(parents=True, exist_ok=True)
-    copy_model_files(source, target / "hf")
+    copy_model_files(source, target / "hf", precision=precision)
 
 
-def convert_megatron_to_hf(source: str | Path, target: str | Path) -> None:
-    """A Megatron checkpoint folder → a Hugging Face folder that plain transformers loads."""
+def convert_megatron_to_hf(source: str | Path, target: str | Path, precision: str = "keep") -> None:
+    """A Megatron checkpoint folder → a Hugging Face folder that plain transformers loads.
+
+    Args:
+        precision: see convert_hf_to_megatron.
+    """
     source, target = Path(source), Path(target)
     if not is_megatron_checkpoint(source):
         raise ArtifactError("not a Megatron checkpoint", where=str(source), expected="hf/ and weights/metadata.json")
     architecture = Architecture.from_folder(source)
     weights = load_megatron_weights(source / WEIGHTS, architecture)
     finite = ((name, require_finite(name, tensor, source)) for name, tensor in to_hf(weights, architecture))
-    save_hf_checkpoint(target, finite, source / "hf")
+    whole = chain(finite, carried_tensors(source / "hf"))
+    save_hf_checkpoint(target, ((name, in_precision(name, tensor, precision)) for name, tensor in whole), source / "hf")
