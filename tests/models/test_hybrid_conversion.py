@@ -60,6 +60,21 @@ def test_a_hub_folder_comes_back_whole(tmp_path):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hub" / name).read_bytes()
 
 
+def test_tensors_that_become_one_are_as_wide_as_the_widest_and_keep_their_values(tmp_path):
+    write_hybrid("latent", tmp_path / "hub")
+    types = [torch.float32, torch.bfloat16, torch.float16]
+    whole = load_hf_weights(tmp_path / "hub")
+    mixed = {name: whole[name].to(types[number % 3]) for number, name in enumerate(sorted(whole))}
+    save_file(mixed, tmp_path / "hub/model.safetensors", metadata={"format": "pt"})
+    convert_hf_to_megatron(tmp_path / "hub", tmp_path / "megatron")
+    convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
+    after = load_hf_weights(tmp_path / "back")
+    for name, tensor in mixed.items():
+        fused = ".experts." in name or name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+        assert after[name].dtype == (torch.float32 if fused else tensor.dtype), name
+        assert torch.equal(after[name], tensor.to(after[name].dtype)), name
+
+
 def test_prediction_tensors_pass_unread_through_a_policys_checkpoints(tmp_path):
     """A policy saves its weights beside the files of the folder that it was loaded from."""
     as_on_the_hub(tmp_path / "hub")
