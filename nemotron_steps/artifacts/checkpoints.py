@@ -114,7 +114,7 @@ def has_weights(folder: Path) -> bool:
 def validate_hf(folder: Path) -> dict[str, Any]:
     """checkpoint_hf: config.json, tokenizer and complete safetensors weights. Returns attributes."""
     attributes = validate_model_folder(folder)
-    shards = _safetensors_shards(folder)
+    shards = safetensors_shards(folder)
     parameters = 0
     dtypes: set[str] = set()
     names: set[str] = set()
@@ -264,7 +264,7 @@ def _bounds_time_steps(config: Mapping[str, Any]) -> bool:
     """False also where the file says something else than two numbers, which whoever loads it reports."""
     try:
         return bounds_time_steps(time_step_limit(config))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return False
 
 
@@ -372,7 +372,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return data
 
 
-def _safetensors_shards(folder: Path) -> list[Path]:
+def safetensors_shards(folder: Path) -> list[Path]:
+    """The weights files of a model folder: those of its index, else all. ArtifactError for none, or one missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json_object(index).get("weight_map", {})

@@ -36,7 +36,7 @@ def time_step_limit(config: Mapping[str, Any]) -> tuple[float, float]:
     """Least and greatest time step of Mamba-2, after softplus; 0 and infinity where nothing bounds them.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not two numbers.
+        KeyError, TypeError, ValueError, OverflowError: it is not two numbers.
     """
     stated = config.get("mamba_dt_limit") or config.get("time_step_limit") or (0.0, math.inf)
     least, most = (_number(value) for value in stated)

@@ -221,18 +221,43 @@ def to_megatron(
                 tensors.append(_zeros(shape))
                 continue
             tensor = read(name)
-            if not tensor.is_floating_point() or tensor.element_size() < 2:
-                raise quantised(f"the tensor {name} is {str(tensor.dtype).removeprefix('torch.')}", where)
-            if tuple(tensor.shape) != shape:
-                raise ArtifactError(
-                    f"the tensor {name} has another shape than config.json says",
-                    where=where,
-                    expected=str(shape),
-                    found=str(tuple(tensor.shape)),
-                    hints=_published(where),
-                )
+            is_plain = tensor.is_floating_point() and tensor.element_size() >= 2
+            stored = Stored(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), is_plain)
+            _check_tensor(name, stored, shape, where)
             tensors.append(tensor)
         yield parameter, merge(parameter, tensors, architecture)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file says of one of its tensors; `is_plain`: its numbers are floats of two bytes or more."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    is_plain: bool
+
+
+def check_stored(stored: Mapping[str, Stored], architecture: Architecture, where: str) -> None:
+    """Refuse what `to_megatron` would, before any tensor is read."""
+    wanted = parameters(architecture)
+    _check_names(set(stored), wanted, architecture, where)
+    for parameter in wanted:
+        for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
+            if name in stored:
+                _check_tensor(name, stored[name], shape, where)
+
+
+def _check_tensor(name: str, stored: Stored, shape: tuple[int, ...], where: str | None) -> None:
+    if not stored.is_plain:
+        raise quantised(f"the tensor {name} is {stored.dtype}", where)
+    if stored.shape != shape:
+        raise ArtifactError(
+            f"the tensor {name} has another shape than config.json says",
+            where=where,
+            expected=str(shape),
+            found=str(stored.shape),
+            hints=_published(where),
+        )
 
 
 def _of_experts(parameter: Parameter, count: int, experts: slice) -> slice:

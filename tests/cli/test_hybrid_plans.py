@@ -59,3 +59,10 @@ def test_types_declare_what_is_recorded_of_a_checkpoint(tmp_path: Path) -> None:
     types = Workbench(home=str(tmp_path / "home")).registry.types.types
     for name in ("checkpoint_hf", "checkpoint_megatron"):
         assert recorded.keys() <= types[name].attributes.keys()
+
+
+def test_a_folder_that_cannot_be_converted_stops_a_run_before_its_first_step(cli: Cli, workplace: Path) -> None:
+    policy = hub_folder(workplace / "hub")
+    refused = cli("run", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
+    assert refused.code == 2 and "the checkpoint lacks the tensor backbone.embeddings.weight" in refused.err
+    assert not list((workplace / "home" / "runs").glob("*"))

@@ -9,14 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.misfits import model_misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.schema.convert import ConvertConfig
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
+from nemotron_steps.steps.convert.preflight import check
 from tests.engine.policy.batches import policy_config
 from tests.models.hybrid_twins import write_hybrid
 
@@ -88,25 +91,25 @@ def folder_for_a_file(folder):
 DOWNLOAD = "hf download MODEL"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said", "hint"),
-    [
-        (config_with(layers_block_type=["mamba", "moe"]), "no place for: backbone.layers.2", "config.json"),
-        (config_with(layers_block_type=["mamba", "moe", "attention", "mlp", "mamba", "mlp"]), "lacks", "download"),
-        (config_with(hybrid_override_pattern="MM*-ME"), "MM*-ME in hybrid_override_pattern", "delete the one that"),
-        (config_with(mtp_hybrid_override_pattern="*-"), "*- in mtp_hybrid_override_pattern", "delete the one that"),
-        (config_with(moe_latent_size=16), "experts.0.up_proj.weight has another shape", DOWNLOAD),
-        (config_with(moe_latent_size=None), "no place for: backbone.layers.1.mixer.fc1_latent_proj", "config.json"),
-        (config_with(n_groups=2), "backbone.layers.0.mixer.in_proj.weight has another shape", DOWNLOAD),
-        (without("backbone.layers.1.mixer.gate.e_score"), "lacks the tensor backbone.layers.1.mixer.gate", "download"),
-        (lambda folder: sharded(folder).unlink(), "model-00002-of-00002.safetensors", DOWNLOAD),
-        (cut(-100), "model-00002-of-00002.safetensors", DOWNLOAD),
-        (cut(50), "model-00002-of-00002.safetensors", DOWNLOAD),
-        (cut(0), "model-00002-of-00002.safetensors", DOWNLOAD),
-        (pointer, "model.safetensors", "lfs pull"),
-        (folder_for_a_file, "model.safetensors", DOWNLOAD),
-    ],
-)
+MISFITS = [
+    (config_with(layers_block_type=["mamba", "moe"]), "no place for: backbone.layers.2", "config.json"),
+    (config_with(layers_block_type=["mamba", "moe", "attention", "mlp", "mamba", "mlp"]), "lacks", "download"),
+    (config_with(hybrid_override_pattern="MM*-ME"), "MM*-ME in hybrid_override_pattern", "delete the one that"),
+    (config_with(mtp_hybrid_override_pattern="*-"), "*- in mtp_hybrid_override_pattern", "delete the one that"),
+    (config_with(moe_latent_size=16), "experts.0.up_proj.weight has another shape", DOWNLOAD),
+    (config_with(moe_latent_size=None), "no place for: backbone.layers.1.mixer.fc1_latent_proj", "config.json"),
+    (config_with(n_groups=2), "backbone.layers.0.mixer.in_proj.weight has another shape", DOWNLOAD),
+    (without("backbone.layers.1.mixer.gate.e_score"), "lacks the tensor backbone.layers.1.mixer.gate", "download"),
+    (lambda folder: sharded(folder).unlink(), "model-00002-of-00002.safetensors", DOWNLOAD),
+    (cut(-100), "model-00002-of-00002.safetensors", DOWNLOAD),
+    (cut(50), "model-00002-of-00002.safetensors", DOWNLOAD),
+    (cut(0), "model-00002-of-00002.safetensors", DOWNLOAD),
+    (pointer, "model.safetensors", "lfs pull"),
+    (folder_for_a_file, "model.safetensors", DOWNLOAD),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said", "hint"), MISFITS)
 def test_what_does_not_fit_together_is_refused_with_what_to_do(spoil, said, hint, folder, tmp_path):
     spoil(folder)
     with pytest.raises(ArtifactError) as caught:
@@ -116,6 +119,19 @@ def test_what_does_not_fit_together_is_refused_with_what_to_do(spoil, said, hint
         convert_hf_to_megatron(folder, tmp_path / "megatron")
     for error in (caught.value, converted.value):
         assert said in str(error) and str(folder) in error.where and hint in error.hints[0]
+
+
+def preflight(folder):
+    check(ConvertConfig(), {"checkpoint_hf": Artifact("checkpoint_hf", "", folder)})
+
+
+@pytest.mark.parametrize(("spoil", "said", "hint"), MISFITS)
+def test_what_a_conversion_refuses_is_refused_before_a_run_starts(spoil, said, hint, folder):
+    preflight(folder)
+    spoil(folder)
+    with pytest.raises(ArtifactError) as caught:
+        preflight(folder)
+    assert said in str(caught.value) and str(folder) in caught.value.where and hint in caught.value.hints[0]
 
 
 def test_a_config_in_another_encoding_is_refused(folder, tmp_path):
@@ -138,6 +154,12 @@ def test_an_eight_bit_tensor_is_refused_by_name(folder, tmp_path):
     with pytest.raises(UnsupportedError, match=r"layers\.4\.mixer\.in_proj\.weight is float8_e4m3fn") as caught:
         convert_hf_to_megatron(folder, tmp_path / "megatron")
     assert "BF16" in caught.value.hints[0]
+    with pytest.raises(UnsupportedError, match=r"layers\.4\.mixer\.in_proj\.weight is f8_e4m3"):
+        preflight(folder)
+
+
+def test_what_an_earlier_step_will_make_is_not_looked_at():
+    check(ConvertConfig(), {"checkpoint_hf": None})
 
 
 def test_two_generations_of_keys_that_agree_are_taken(folder, tmp_path):

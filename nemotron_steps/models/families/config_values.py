@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.errors import ArtifactError
+
+LARGEST = sys.float_info.max
+LISTED = 2**14
+"""At most so many layers, or experts, each of which has tensors with names of its own."""
 
 
 class ConfigValues:
@@ -21,7 +26,7 @@ class ConfigValues:
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self._config, self._where = config, where
 
-    def count(self, *names: str, least: int = 1, default: int | None = None) -> int:
+    def count(self, *names: str, least: int = 1, most: int = 2**31 - 1, default: int | None = None) -> int:
         """The whole number under the first of these keys that is there and not null; ArtifactError for any other."""
         name = self._first(names, required=default is None)
         if name is None:
@@ -30,16 +35,26 @@ class ConfigValues:
         value = self._config[name]
         if type(value) is not int or value < least:
             raise self.refusal(f"{name} is no count", f"a whole number of at least {least}", str(value))
+        if value > most:
+            raise self.refusal(f"{name} is larger than any model's", f"at most {most}", _shortened(value))
         return value
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """The truth value under the first of these keys that is there, null being false; ArtifactError for others."""
+        name = next((name for name in names if name in self._config), None)
+        value = default if name is None else self._config[name]
+        if not isinstance(value, bool | None):
+            raise self.refusal(f"{name} is no truth value", "true or false", str(value))
+        return bool(value)
 
     def number(self, name: str, default: float, *, least: float = -math.inf) -> float:
         """The number under a key, above `least`; ArtifactError for anything else."""
         value = self._config.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= LARGEST:
             above = "" if least == -math.inf else f" above {least:g}"
-            raise self.refusal(f"{name} is out of range", f"a number{above}", str(value))
+            raise self.refusal(f"{name} is out of range", f"a number{above}", _shortened(value))
         return float(value)
 
     def refusal(self, what: str, expected: str, found: str, *mends: str) -> ArtifactError:
@@ -57,3 +72,9 @@ class ConfigValues:
         if name is None and required:
             raise self.refusal(f"config.json lacks {names[0]}", names[0], "no such key")
         return name
+
+
+def _shortened(value: Any) -> str:
+    """As it is written, or how long that is."""
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:20]}… ({len(text)} characters)"

@@ -13,7 +13,7 @@ from typing import Any
 from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of, time_step_limit
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
-from nemotron_steps.models.families.config_values import ConfigValues
+from nemotron_steps.models.families.config_values import LISTED, ConfigValues
 from nemotron_steps.models.mapping import Layout, Parameter
 
 CARRIED = "mtp."
@@ -42,7 +42,7 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
             f"{len(pattern)}: {pattern}",
             f"set num_hidden_layers to {len(pattern)}, or mend the pattern,",
         )
-    mtp_layers = values.count("num_nextn_predict_layers", least=0, default=0)
+    mtp_layers = values.count("num_nextn_predict_layers", least=0, most=LISTED, default=0)
     mtp_pattern = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type", values) or "*E"
     experts = "E" in pattern
     heads = values.count("num_attention_heads")
@@ -62,10 +62,10 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         # Neither transformers nor vLLM ties these, whatever tie_word_embeddings says: lm_head is always there.
         tied_embeddings=False,
         initializer_range=values.number("initializer_range", 0.02, least=0),
-        num_experts=values.count("n_routed_experts", "num_local_experts") if experts else 0,
+        num_experts=values.count("n_routed_experts", "num_local_experts", most=LISTED) if experts else 0,
         experts_per_token=values.count("num_experts_per_tok") if experts else 0,
         moe_ffn_hidden_size=values.count("moe_intermediate_size") if experts else 0,
-        norm_topk_prob=bool(config.get("norm_topk_prob", True)),
+        norm_topk_prob=values.flag("norm_topk_prob", default=True),
         router_bias=experts,
         pattern=pattern,
         mamba=_mamba(config, values) if "M" in pattern else None,
@@ -233,12 +233,13 @@ def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, values: Co
 def _mamba(config: Mapping[str, Any], values: ConfigValues) -> Mamba2:
     try:
         least, most = time_step_limit(config)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise values.refusal(
             "time_step_limit is malformed", "two numbers", str(config.get("time_step_limit"))
         ) from error
-    if not least <= most:
-        raise values.refusal("time_step_limit leaves no time step", "its least number first", f"{least:g}, {most:g}")
+    if not least <= most or most <= 0:
+        expected = "its least number first, and a greatest above 0"
+        raise values.refusal("time_step_limit leaves no time step", expected, f"{least:g}, {most:g}")
     return Mamba2(
         num_heads=values.count("mamba_num_heads"),
         head_dim=values.count("mamba_head_dim"),
@@ -247,7 +248,7 @@ def _mamba(config: Mapping[str, Any], values: ConfigValues) -> Mamba2:
         conv_kernel=values.count("conv_kernel", "mamba_d_conv"),
         chunk_size=values.count("chunk_size", "mamba_chunk_size"),
         time_step_limit=(least, most),
-        conv_bias=bool(config.get("mamba_conv_bias", config.get("use_conv_bias", True))),
+        conv_bias=values.flag("mamba_conv_bias", "use_conv_bias", default=True),
     )
 
 
