@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,7 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         raise ArtifactError(
             "the checkpoint has no config.json", where=str(folder), expected="config.json", found=listing(folder)
         )
-    config = read_json_object(config_path)
+    config = read_json_object(config_path, fetch_again(folder, config_path))
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config
     attributes: dict[str, Any] = {}
@@ -289,7 +289,7 @@ def tokenizer_digest(folder: Path) -> str:
         if not path.is_file():
             continue
         if name == "tokenizer.json":
-            content = read_json_object(path)
+            content = read_json_object(path, fetch_again(folder, path))
             content.pop("padding", None)
             content.pop("truncation", None)
             data = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
@@ -310,7 +310,7 @@ def _tokenizer_size(folder: Path) -> int | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
-    content = read_json_object(path)
+    content = read_json_object(path, fetch_again(folder, path))
     model, added = content.get("model"), content.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict | list):
@@ -356,18 +356,22 @@ def chat_template_digest(folder: Path) -> str | None:
     return "sha256:" + hashlib.sha256(text.strip().encode()).hexdigest()[:16]
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, hints: Sequence[str] = ()) -> dict[str, Any]:
     """A JSON object from a file; ArtifactError naming file and line if it is anything else."""
     try:
         data = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise ArtifactError(
-            "the file is not JSON", where=f"{path}:{line}", expected="a JSON object", found=str(error)
+            "the file is not JSON", where=f"{path}:{line}", expected="a JSON object", found=str(error), hints=hints
         ) from error
     if not isinstance(data, dict):
         raise ArtifactError(
-            "the file is not a JSON object", where=str(path), expected="a JSON object", found=type(data).__name__
+            "the file is not a JSON object",
+            where=str(path),
+            expected="a JSON object",
+            found=type(data).__name__,
+            hints=hints,
         )
     return data
 

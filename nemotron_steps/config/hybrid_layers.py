@@ -5,8 +5,9 @@ Older files have one string (`hybrid_override_pattern`), those of transformers 5
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 KINDS = {"M": "Mamba-2", "E": "experts", "*": "attention", "-": "MLP"}
@@ -19,6 +20,26 @@ NAMES = {
 """Letter → its names in a list; transformers writes the first."""
 LETTERS = {name: letter for letter, names in NAMES.items() for name in names}
 UNKNOWN = "?"
+_COUNTS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "ssm_state_size",
+    "n_groups",
+    "conv_kernel",
+    "chunk_size",
+)
+LARGEST = 2**31 - 1
+"""More than any size of a model."""
 
 
 def pattern_of(
@@ -30,6 +51,33 @@ def pattern_of(
         return "".join(LETTERS.get(str(name), UNKNOWN) for name in names)
     pattern = config.get(written)
     return "".join(letter if letter in KINDS else UNKNOWN for letter in pattern) if isinstance(pattern, str) else ""
+
+
+def misdescribed(shape: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What no hybrid can be: what is wrong, what would be right, what is there.
+
+    Args:
+        shape: keys of its config.json, or as many as are recorded of a checkpoint.
+    """
+    pattern, layers = pattern_of(shape), shape.get("num_hidden_layers")
+    if UNKNOWN in pattern:
+        kinds = ", ".join(f"{letter} {kind}" for letter, kind in KINDS.items())
+        stated = shape.get("layers_block_type")
+        yield "layers of a kind that does not exist", kinds, str(stated or shape.get("hybrid_override_pattern"))
+    elif pattern and type(layers) is int and layers != len(pattern):
+        yield (
+            "a layer pattern of another length than num_hidden_layers",
+            f"{layers} layers",
+            f"{len(pattern)}: {pattern}",
+        )
+    for key in _COUNTS:
+        value = shape.get(key)
+        if value is not None and (type(value) is not int or not 0 < value <= LARGEST):
+            yield (
+                f"{'an' if key.startswith('n_') else 'a'} {key} that is no count",
+                f"a whole number from 1 to {LARGEST}",
+                json.dumps(value)[:40],
+            )
 
 
 def time_step_limit(config: Mapping[str, Any]) -> tuple[float, float]:

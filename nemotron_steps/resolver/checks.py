@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.hybrid_layers import misdescribed
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond
 from nemotron_steps.config.layout.memory.devices import StepMemory
@@ -184,6 +186,23 @@ def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
             )
 
 
+def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """What config.json of a hub model to convert says of its layers and sizes can be (config/hybrid_layers.py)."""
+    for port in subject.manifest.consumes:
+        recorded = subject.artifacts.get(port.name, {})
+        family = FAMILIES.get(str(recorded.get("model_type")))
+        if port.type != "checkpoint_hf" or "model_type" not in port.attributes or family is None:
+            continue
+        for what, expected, found in misdescribed(recorded.get("shape", {})) if family.kind == "hybrid" else ():
+            yield ModelLimitProblem(
+                f"config.json of '{port.name}' has {what}",
+                chain=(f"{subject.key}.{port.name}",),
+                expected=expected,
+                found=found,
+                hints=("hf download MODEL config.json --local-dir PATH   # as it was published",),
+            )
+
+
 def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The policy's chat template writes messages of every role that the prompts have."""
     policy = next((port for key, port, _ in subject.models if key == POLICY), None)
@@ -268,6 +287,7 @@ CHECKS: tuple[Check, ...] = (
     layout_fits,
     teachers_fit,
     model_limits,
+    models_are_described,
     chats_can_be_written,
     prompts_are_graded,
     profile_size,

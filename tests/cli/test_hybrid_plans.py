@@ -66,3 +66,33 @@ def test_a_folder_that_cannot_be_converted_stops_a_run_before_its_first_step(cli
     refused = cli("run", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
     assert refused.code == 2 and "the checkpoint lacks the tensor backbone.embeddings.weight" in refused.err
     assert not list((workplace / "home" / "runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    "step", ["rl/nemo_rl/rlvr -c tiny_hybrid --input policy", "convert/hf_to_megatron --input checkpoint_hf"]
+)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hybrid_override_pattern": "MEX"}, "layers of a kind that does not exist"),
+        ({"num_hidden_layers": 51}, "a layer pattern of another length than num_hidden_layers"),
+        ({"hidden_size": 10**400}, "a hidden_size that is no count"),
+        ({"time_step_limit": [0, 10**400]}, None),  # told when a run starts
+    ],
+)
+def test_a_plan_reads_what_a_models_config_says_of_its_layers(
+    cli: Cli, workplace: Path, step: str, changes: dict[str, Any], said: str | None
+) -> None:
+    """And never stumbles over it."""
+    policy = hub_folder(workplace / "hub", **changes)
+    result = cli("plan", *f"{step}={policy}".split())
+    assert result.code == (2 if said else 0), result.err
+    assert said is None or (f"config.json of 'checkpoint_hf' has {said}" in result.err and "hint: " in result.err)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "[" * 100_000])
+def test_a_config_that_is_no_json_object_is_refused_with_a_hint(cli: Cli, workplace: Path, text: str) -> None:
+    policy = hub_folder(workplace / "hub")
+    (policy / "config.json").write_text(text)
+    refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
+    assert refused.code == 2 and f"hint: hf download MODEL --local-dir {policy}" in refused.err

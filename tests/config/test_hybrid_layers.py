@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
+from nemotron_steps.config.hybrid_layers import LARGEST, bounds_time_steps, misdescribed, pattern_of, time_step_limit
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,30 @@ def test_time_steps_have_a_least_and_a_greatest(
 ) -> None:
     assert time_step_limit(config) == limit
     assert bounds_time_steps(limit) is bounded
+
+
+PATTERN = {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        ({"num_hidden_layers": None, "hidden_size": LARGEST, "n_groups": None}, []),
+        ({"hybrid_override_pattern": "MX*-"}, [("layers of a kind that does not exist", "MX*-")]),
+        ({"layers_block_type": ["mamba", "rnn"]}, [("layers of a kind that does not exist", "['mamba', 'rnn']")]),
+        (
+            {"num_hidden_layers": 5},
+            [("a layer pattern of another length than num_hidden_layers", "4: ME*-")],
+        ),
+        ({"hidden_size": "64"}, [("a hidden_size that is no count", '"64"')]),
+        ({"hidden_size": True}, [("a hidden_size that is no count", "true")]),
+        (
+            {"n_groups": 0, "chunk_size": -1},
+            [("an n_groups that is no count", "0"), ("a chunk_size that is no count", "-1")],
+        ),
+        ({"vocab_size": LARGEST + 1}, [("a vocab_size that is no count", "2147483648")]),
+    ],
+)
+def test_what_no_hybrid_can_be_is_told(changes: dict[str, Any], told: list[tuple[str, str]]) -> None:
+    assert [(what, found) for what, _, found in misdescribed({**PATTERN, **changes})] == told

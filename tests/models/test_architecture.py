@@ -149,6 +149,12 @@ def test_values_are_counts_and_numbers_within_their_bounds() -> None:
     for name in ("c", "d", "e", "f", "z", "a"):
         with pytest.raises(ArtifactError):
             values.count(name)
+    with pytest.raises(ArtifactError) as told:
+        values.count("f")
+    assert told.value.found == '"x"'  # as the file has it: "64" is no 64
+    assert values.flag("d", default=False) and not values.flag("a", default=True) and values.flag("z", default=True)
+    with pytest.raises(ArtifactError, match="f is no truth value"):
+        values.flag("f", default=True)
     assert values.number("e", 1.0) == 2.5 and values.number("b", 1.0) == 3.0 and values.number("a", 1.5) == 1.5
     assert values.number("h", 0.0) == -1.0
     for name, least in (("d", -math.inf), ("f", -math.inf), ("g", -math.inf), ("c", 0.0), ("h", 0.0)):

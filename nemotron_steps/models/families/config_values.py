@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.hybrid_layers import LARGEST
 from nemotron_steps.errors import ArtifactError
 
-LARGEST = sys.float_info.max
 LISTED = 2**14
 """At most so many layers, or experts, each of which has tensors with names of its own."""
 
@@ -26,7 +27,7 @@ class ConfigValues:
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self._config, self._where = config, where
 
-    def count(self, *names: str, least: int = 1, most: int = 2**31 - 1, default: int | None = None) -> int:
+    def count(self, *names: str, least: int = 1, most: int = LARGEST, default: int | None = None) -> int:
         """The whole number under the first of these keys that is there and not null; ArtifactError for any other."""
         name = self._first(names, required=default is None)
         if name is None:
@@ -34,9 +35,9 @@ class ConfigValues:
             return default
         value = self._config[name]
         if type(value) is not int or value < least:
-            raise self.refusal(f"{name} is no count", f"a whole number of at least {least}", str(value))
+            raise self.refusal(f"{name} is no count", f"a whole number of at least {least}", written(value))
         if value > most:
-            raise self.refusal(f"{name} is larger than any model's", f"at most {most}", _shortened(value))
+            raise self.refusal(f"{name} is larger than any model's", f"at most {most}", written(value))
         return value
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -44,7 +45,7 @@ class ConfigValues:
         name = next((name for name in names if name in self._config), None)
         value = default if name is None else self._config[name]
         if not isinstance(value, bool | None):
-            raise self.refusal(f"{name} is no truth value", "true or false", str(value))
+            raise self.refusal(f"{name} is no truth value", "true or false", written(value))
         return bool(value)
 
     def number(self, name: str, default: float, *, least: float = -math.inf) -> float:
@@ -52,9 +53,9 @@ class ConfigValues:
         value = self._config.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= LARGEST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= sys.float_info.max:
             above = "" if least == -math.inf else f" above {least:g}"
-            raise self.refusal(f"{name} is out of range", f"a number{above}", _shortened(value))
+            raise self.refusal(f"{name} is out of range", f"a number{above}", written(value))
         return float(value)
 
     def refusal(self, what: str, expected: str, found: str, *mends: str) -> ArtifactError:
@@ -74,7 +75,7 @@ class ConfigValues:
         return name
 
 
-def _shortened(value: Any) -> str:
-    """As it is written, or how long that is."""
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:20]}… ({len(text)} characters)"
+def written(value: Any) -> str:
+    """A value as the file has it, or how long that is."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:20]}… ({len(text)} characters)"

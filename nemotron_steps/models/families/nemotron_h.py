@@ -13,7 +13,7 @@ from typing import Any
 from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of, time_step_limit
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
-from nemotron_steps.models.families.config_values import LISTED, ConfigValues
+from nemotron_steps.models.families.config_values import LISTED, ConfigValues, written
 from nemotron_steps.models.mapping import Layout, Parameter
 
 CARRIED = "mtp."
@@ -235,7 +235,7 @@ def _mamba(config: Mapping[str, Any], values: ConfigValues) -> Mamba2:
         least, most = time_step_limit(config)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise values.refusal(
-            "time_step_limit is malformed", "two numbers", str(config.get("time_step_limit"))
+            "time_step_limit is malformed", "two numbers", written(config.get("time_step_limit"))
         ) from error
     if not least <= most or most <= 0:
         expected = "its least number first, and a greatest above 0"
@@ -268,7 +268,7 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
             where=where,
             expected=expected,
             found=str(stated),
-            hints=(f"--input policy=PATH   # a model whose config.json has {key} {expected}",),
+            hints=(f"--input PORT=PATH   # a model whose config.json has {key} {expected}",),
         )
 
 

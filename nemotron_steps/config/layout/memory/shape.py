@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.hybrid_layers import UNKNOWN, pattern_of
+from nemotron_steps.config.hybrid_layers import LARGEST, UNKNOWN, pattern_of
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.layout.stages import stage_layers
 
@@ -116,7 +116,7 @@ class ModelShape:
 
         def number(*names: str, default: int | None = None) -> int:
             value = next((config[name] for name in names if type(config.get(name)) is int), default)
-            if value is None:
+            if value is None or not 0 <= value <= LARGEST:
                 raise KeyError(names[0])
             return value
 
