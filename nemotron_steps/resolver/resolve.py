@@ -165,8 +165,8 @@ def _check_inputs(
             conflicts += problems
             for output in node.manifest.produces:
                 if output.inherits is not None and not problems:  # what is wrong here is told once
-                    declared = graph.types.types.get(output.type)
-                    names = declared.attributes if declared is not None else {}
+                    declared = [graph.types.types.get(name) for name in graph.types.ancestors(output.type)]
+                    names = {name for each in declared if each is not None for name in each.attributes}
                     inherited = at_port.get(output.inherits, {})
                     kept = {n: v for n, v in inherited.items() if n in names}
                     known[node.key, output.name] = {**kept, **output.attributes}

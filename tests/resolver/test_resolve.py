@@ -10,6 +10,7 @@ import pytest
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, Produces, StepManifest, StepTable
 from nemotron_steps.manifest.registry import Registry
+from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import SuppliedInput
 from nemotron_steps.resolver.references import with_references
@@ -69,6 +70,22 @@ type = "report"
     plan = world.plan("retoken", "use", inputs={"retoken.model": "hf"})
     assert wiring(plan)["use"] == {"model": "retoken.out"}
     assert [code for code, _ in problems(world, "use", inputs={"model": "hf"})] == ["E304"]
+
+
+def test_an_output_inherits_what_any_type_that_it_is_declares(tmp_path: Path) -> None:
+    """A judge is a checkpoint, and has its attributes beside those of its own."""
+    types = TypeGraph(
+        [
+            ArtifactType("hf", attributes={"tokenizer": "digest"}),
+            ArtifactType("judge", is_a=("hf",), attributes={"agreement": "share"}),
+            ArtifactType("report"),
+        ]
+    )
+    train = '[[consumes]]\ntype = "hf"\nname = "model"\n[[produces]]\ntype = "judge"\ninherits = "model"\n'
+    use = '[[consumes]]\ntype = "judge"\nattributes = { tokenizer = "T9" }\n[[produces]]\ntype = "report"\n'
+    world = world_of(tmp_path, types, {"train": train, "use": use})
+    world.artifacts["hf"] = SuppliedInput("hf", "hf", {"tokenizer": "T1"})
+    assert [code for code, _ in problems(world, "train", "use", inputs={"model": "hf"})] == ["E304"]
 
 
 @pytest.mark.parametrize(("keys", "told"), [(("train", "val"), []), (("train",), []), (("val",), ["data.val"])])
