@@ -63,6 +63,8 @@ _SHAPE = (
 """Keys of config.json that the memory of a model depends on."""
 _MTP = "mtp."
 """What names of tensors of multi-token prediction begin with."""
+_MODELOPT = "hf_quant_config.json"
+"""Where ModelOpt says how it quantised a checkpoint; not every config.json repeats it."""
 _PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
 """Classes of tokenizers without special tokens but those that their files name."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -239,6 +241,8 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     if quantisation:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
         attributes["quantised"] = str(method or "unnamed")
+    elif (folder / _MODELOPT).is_file():
+        attributes["quantised"] = f"modelopt ({_MODELOPT})"
     return attributes
 
 

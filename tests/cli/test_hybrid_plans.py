@@ -47,6 +47,14 @@ def test_what_a_layout_asks_of_a_model_is_refused_across_a_conversion_too(
     assert refused.code == 2 and f"hint: {hint}" in refused.err, refused.err
 
 
+def test_a_checkpoint_that_modelopt_quantised_is_refused_when_planned(cli: Cli, workplace: Path) -> None:
+    policy = hub_folder(workplace / "hub")
+    (policy / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
+    assert refused.code == 2 and "is quantised" in refused.err and "hf_quant_config.json" in refused.err
+    assert "hint: hf download MODEL-BF16" in refused.err
+
+
 def test_types_declare_what_is_recorded_of_a_checkpoint(tmp_path: Path) -> None:
     """Outputs that inherit an attribute have it only if their type declares it."""
     changes = {
