@@ -20,24 +20,17 @@ NAMES = {
 """Letter → its names in a list; transformers writes the first."""
 LETTERS = {name: letter for letter, names in NAMES.items() for name in names}
 UNKNOWN = "?"
-_COUNTS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "ssm_state_size",
-    "n_groups",
-    "conv_kernel",
-    "chunk_size",
-)
+_COUNTS = {
+    "": ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    "M": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "chunk_size"),
+    "E": (
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
+}
+"""Letter of a layer → the sizes that it needs; those of kinds that a model has no layer of may say anything."""
 LARGEST = 2**31 - 1
 """More than any size of a model."""
 
@@ -70,7 +63,7 @@ def misdescribed(shape: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             f"{layers} layers",
             f"{len(pattern)}: {pattern}",
         )
-    for key in _COUNTS:
+    for key in (key for letter, keys in _COUNTS.items() if letter in pattern for key in keys):
         value = shape.get(key)
         if value is not None and (type(value) is not int or not 0 < value <= LARGEST):
             yield (

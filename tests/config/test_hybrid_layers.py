@@ -56,6 +56,9 @@ PATTERN = {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "hidden_si
     [
         ({}, []),
         ({"num_hidden_layers": None, "hidden_size": LARGEST, "n_groups": None}, []),
+        ({"hybrid_override_pattern": "MM*-", "n_routed_experts": 0, "moe_intermediate_size": None}, []),
+        ({"hybrid_override_pattern": "EE*-", "n_routed_experts": 0}, [("an n_routed_experts that is no count", "0")]),
+        ({"hybrid_override_pattern": "EE*-", "n_groups": 0, "chunk_size": "none"}, []),
         ({"hybrid_override_pattern": "MX*-"}, [("layers of a kind that does not exist", "MX*-")]),
         ({"layers_block_type": ["mamba", "rnn"]}, [("layers of a kind that does not exist", "['mamba', 'rnn']")]),
         (
