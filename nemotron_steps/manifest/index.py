@@ -22,7 +22,7 @@ from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import PATH_VARIABLE, InstalledPack, PackSearch, find_installed, find_packs
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 
-FORMAT = 5
+FORMAT = 6
 """Version of the cache file; raise it when its rows or how they are made change."""
 
 _KEYS = frozenset({"files", "python_path", "installed", "steps", "pipelines", "types", "problems", "warnings"})
@@ -204,12 +204,26 @@ def _fingerprint(search: PackSearch) -> list[list[Any]]:
 
 
 def _python_path() -> list[list[Any]]:
-    """[folder, mtime in ns] of every folder on sys.path: installing or removing a distribution changes one."""
+    """[entry, what tells its distributions from others] of everything on sys.path."""
     found = []
     for entry in dict.fromkeys(sys.path):
         with contextlib.suppress(OSError):  # entries that are not there hold no distribution
-            found.append([entry, os.stat(entry or ".").st_mtime_ns])
+            found.append([entry, _distributions(entry or ".")])
     return found
+
+
+def _distributions(entry: str) -> int:
+    """Changes when one is installed or removed, and not with whatever else is written into a folder: in a checkout that
+    is installed as it lies, that is much."""
+    from zlib import crc32
+
+    try:
+        with os.scandir(entry) as found:
+            metadata = [each for each in found if each.name.endswith((".dist-info", ".egg-info", ".egg"))]
+    except NotADirectoryError:  # an archive
+        return os.stat(entry).st_mtime_ns
+    lines = sorted(f"{each.name} {each.stat().st_mtime_ns}" for each in metadata)
+    return crc32("\n".join(lines).encode(errors="surrogateescape"))
 
 
 def _cached_installed(cached: Mapping[str, Any] | None, python_path: list[list[Any]]) -> tuple[InstalledPack, ...]:
