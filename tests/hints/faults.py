@@ -395,7 +395,7 @@ FAULTS = (
         "run toy/make",
         "warning",
         "export WANDB_MODE=offline   # `wandb sync` sends it later",
-        setup=profile('[wandb]\nproject = "mine"\n'),
+        setup=on.mirrored_by_wandb,
     ),
     Fault(
         "a misspelt key of a manifest",

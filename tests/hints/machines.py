@@ -170,6 +170,12 @@ def full_disk(bench: Any) -> None:
     bench.run = run
 
 
+def mirrored_by_wandb(bench: Any) -> None:
+    """A profile, and W&B as a new process has it: what an earlier test's environment said is forgotten."""
+    pytest.importorskip("wandb").teardown()
+    Path("env.toml").write_text('[wandb]\nproject = "mine"\n')
+
+
 def at_work(bench: Any) -> None:
     """A run that takes some seconds, in another process."""
     command = [*STEPS, *["run", "toy/train", "-c", "tiny", "steps=60", "seconds_per_step=0.1"]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,8 @@ class WandbMirror:
         self._run = wandb.init(
             project=self._settings.project,
             entity=self._settings.entity,
-            mode=self._settings.mode,
+            # W&B reads its environment once in a process; a notebook sets WANDB_MODE after its first run.
+            mode=self._settings.mode or os.environ.get("WANDB_MODE") or None,
             dir=str(self._folder.path),
             group=self._folder.id,
             job_type=planned.step_id,

@@ -16,7 +16,7 @@ from nemotron_steps.config.mirrors import MirrorSettings, WandbSettings
 from nemotron_steps.errors import NonFiniteLossError
 from tests.runs.runner_toy_plan import run
 
-pytest.importorskip("wandb")
+wandb = pytest.importorskip("wandb")
 
 OFFLINE = MirrorSettings(wandb=WandbSettings(project="toy", mode="offline"))
 
@@ -96,6 +96,17 @@ def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) ->
     assert metadata["inputs"] == {"rows": "toy/make/rows:v1"}
     for path in (result.folder / "wandb").rglob("*"):
         assert not path.is_file() or b"sk-not-for-wandb" not in path.read_bytes(), path
+
+
+def test_a_mode_that_is_set_between_two_runs_of_a_process_is_in_force(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_environment = MirrorSettings(wandb=WandbSettings(project="toy"))
+    wandb.teardown()
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert not (run(store, mirrored=by_environment).folder / "wandb").exists()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert list((run(store, mirrored=by_environment, force=True).folder / "wandb").glob("offline-run-*"))
 
 
 def test_samples_are_a_table(store: ArtifactStore) -> None:
