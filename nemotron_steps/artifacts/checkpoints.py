@@ -15,7 +15,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.chat_templates import chat_template, roles_written
 from nemotron_steps.artifacts.confinement import require_relative
-from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
+from nemotron_steps.config.hybrid_layers import LARGEST, bounds_time_steps, pattern_of, time_step_limit
 from nemotron_steps.errors import ArtifactError, fetch_again
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -213,16 +213,16 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         "intermediate_size",
         "moe_intermediate_size",
     ):
-        if isinstance(text.get(key), int):
+        if type(text.get(key)) is int:
             attributes[key] = text[key]
     pattern = pattern_of(text)
     if pattern:
         attributes.update(_hybrid_attributes(pattern, text))
-    experts = next((text[key] for key in _EXPERTS if isinstance(text.get(key), int)), None)
+    experts = next((text[key] for key in _EXPERTS if type(text.get(key)) is int), None)
     if experts is not None and (not pattern or "E" in pattern):
         attributes["num_experts"] = experts
     attributes["shape"] = {key: text[key] for key in _SHAPE if isinstance(text.get(key), int | str | list)}
-    if isinstance(text.get("max_position_embeddings"), int):
+    if type(text.get("max_position_embeddings")) is int:
         attributes["sequence_length"] = _positions(text)
     attributes["tokenizer"] = tokenizer_digest(folder)
     tokens = _tokenizer_size(folder)
@@ -273,13 +273,15 @@ def _bounds_time_steps(config: Mapping[str, Any]) -> bool:
 
 
 def _positions(config: Mapping[str, Any]) -> int:
-    """Longest sequence that a model's position embedding was made for, scaling included."""
+    """Longest sequence that a model's position embedding was made for, scaling included as far as that can be."""
     stated = int(config["max_position_embeddings"])
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping) or (scaling.get("rope_type") or scaling.get("type")) not in ("yarn", "linear"):
         return stated
     original, factor = scaling.get("original_max_position_embeddings") or stated, scaling.get("factor") or 1.0
-    return max(stated, int(original * factor)) if isinstance(original * factor, int | float) else stated
+    if not all(type(number) in (int, float) and 0 < number <= LARGEST for number in (original, factor)):
+        return stated  # whoever loads it reports that
+    return max(stated, int(original * factor))
 
 
 def tokenizer_digest(folder: Path) -> str:

@@ -1,13 +1,14 @@
 """What a hybrid's config.json says of its layers: their kinds, a letter each, and what bounds their time steps.
 
 Older files have one string (`hybrid_override_pattern`), those of transformers 5 a list of names (`layers_block_type`).
+What sizes no model can have is here too, of every family.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 KINDS = {"M": "Mamba-2", "E": "experts", "*": "attention", "-": "MLP"}
@@ -31,8 +32,16 @@ _COUNTS = {
     ),
 }
 """Letter of a layer → the sizes that it needs; those of kinds that a model has no layer of may say anything."""
+_COUNTS_OF_KINDS = {
+    "dense": ("intermediate_size",),
+    "mixture": ("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+}
+"""Kind of a family whose layers are all equal → the sizes that they need beside those of every model."""
+_LISTED = ("num_hidden_layers", "num_local_experts", "num_experts", "n_routed_experts")
 LARGEST = 2**31 - 1
 """More than any size of a model."""
+LISTED = 2**14
+"""At most so many layers, or experts, each of which has tensors with names of its own."""
 
 
 def pattern_of(
@@ -46,12 +55,19 @@ def pattern_of(
     return "".join(letter if letter in KINDS else UNKNOWN for letter in pattern) if isinstance(pattern, str) else ""
 
 
-def misdescribed(shape: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What no hybrid can be: what is wrong, what would be right, what is there.
+def misdescribed(shape: Mapping[str, Any], kind: str = "hybrid") -> Iterator[tuple[str, str, str]]:
+    """What no model can be: what is wrong, what would be right, what is there.
 
     Args:
         shape: keys of its config.json, or as many as are recorded of a checkpoint.
+        kind: of its family (config/families.py).
     """
+    if kind != "hybrid":
+        yield from _miscounted(shape, (*_COUNTS[""], *_COUNTS_OF_KINDS[kind]))
+        tied = shape.get("tie_word_embeddings")
+        if not isinstance(tied, bool | None):
+            yield "a tie_word_embeddings that is no truth value", "true or false", json.dumps(tied)[:40]
+        return
     pattern, layers = pattern_of(shape), shape.get("num_hidden_layers")
     if UNKNOWN in pattern:
         kinds = ", ".join(f"{letter} {kind}" for letter, kind in KINDS.items())
@@ -63,12 +79,16 @@ def misdescribed(shape: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             f"{layers} layers",
             f"{len(pattern)}: {pattern}",
         )
-    for key in (key for letter, keys in _COUNTS.items() if letter in pattern for key in keys):
-        value = shape.get(key)
-        if value is not None and (type(value) is not int or not 0 < value <= LARGEST):
+    yield from _miscounted(shape, [key for letter, keys in _COUNTS.items() if letter in pattern for key in keys])
+
+
+def _miscounted(shape: Mapping[str, Any], keys: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    for key in keys:
+        value, most = shape.get(key), LISTED if key in _LISTED else LARGEST
+        if value is not None and (type(value) is not int or not 0 < value <= most):
             yield (
-                f"{'an' if key.startswith('n_') else 'a'} {key} that is no count",
-                f"a whole number from 1 to {LARGEST}",
+                f"{'an' if key.startswith(('n_', 'i')) else 'a'} {key} that is no count",
+                f"a whole number from 1 to {most}",
                 json.dumps(value)[:40],
             )
 

@@ -209,7 +209,7 @@ class Architecture:
             ArtifactError: a required key is missing or malformed.
         """
         family = config.get("model_type")
-        if family not in FAMILIES:
+        if not isinstance(family, str) or family not in FAMILIES:
             raise UnsupportedError(
                 "this model family has no Megatron mapping",
                 where=where,
@@ -252,7 +252,8 @@ def facts_of(folder: str | Path) -> ModelFacts | None:
     """
     path = hf_folder(folder) / "config.json"
     config = read_config(path)
-    return Architecture.from_config(config, where=str(path)).facts if config.get("model_type") in FAMILIES else None
+    known = str(config.get("model_type")) in FAMILIES
+    return Architecture.from_config(config, where=str(path)).facts if known else None
 
 
 def hf_folder(folder: str | Path) -> Path:
@@ -273,6 +274,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ArtifactError("config.json is not JSON", where=place, found=error.msg, hints=published) from error
     except UnicodeDecodeError as error:
         raise ArtifactError("config.json is not UTF-8", where=str(path), found=error.reason, hints=published) from error
+    except (ValueError, RecursionError) as error:  # more digits, or more levels, than Python reads
+        raise ArtifactError("config.json is not JSON", where=str(path), found=str(error), hints=published) from error
     if not isinstance(config, dict):
         found = type(config).__name__
         raise ArtifactError("config.json is not an object", where=str(path), found=found, hints=published)

@@ -193,7 +193,7 @@ def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
         family = FAMILIES.get(str(recorded.get("model_type")))
         if port.type != "checkpoint_hf" or "model_type" not in port.attributes or family is None:
             continue
-        for what, expected, found in misdescribed(recorded.get("shape", {})) if family.kind == "hybrid" else ():
+        for what, expected, found in misdescribed(recorded.get("shape", {}), family.kind):
             yield ModelLimitProblem(
                 f"config.json of '{port.name}' has {what}",
                 chain=(f"{subject.key}.{port.name}",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,19 @@ HYBRID = {"model_type": "nemotron_h", "hybrid_override_pattern": "M*M-", "mamba_
             {"sequence_length": 128},
         ),
         ({"max_position_embeddings": None}, {"sequence_length": None}),
+        ({"max_position_embeddings": True}, {"sequence_length": None}),
+        ({"hidden_size": True, "num_experts": False}, {"hidden_size": None, "num_experts": None}),
+        *(
+            ({"rope_scaling": {"type": "yarn", "factor": bad}}, {"sequence_length": 64})
+            for bad in ("2", True, [2], {"a": 1}, math.inf, math.nan, 10**400, -2.0)
+        ),
+        *(
+            (
+                {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": bad}},
+                {"sequence_length": 64},
+            )
+            for bad in ("64", True, [64], {"a": 1}, math.inf, math.nan, 10**400)
+        ),
     ],
 )
 def test_what_a_config_says(config: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:

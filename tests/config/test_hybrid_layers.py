@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.hybrid_layers import LARGEST, bounds_time_steps, misdescribed, pattern_of, time_step_limit
+from nemotron_steps.config.hybrid_layers import (
+    LARGEST,
+    LISTED,
+    bounds_time_steps,
+    misdescribed,
+    pattern_of,
+    time_step_limit,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +83,24 @@ PATTERN = {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "hidden_si
 )
 def test_what_no_hybrid_can_be_is_told(changes: dict[str, Any], told: list[tuple[str, str]]) -> None:
     assert [(what, found) for what, _, found in misdescribed({**PATTERN, **changes})] == told
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("dense", {}, []),
+        ("mixture", {"num_experts": LISTED, "num_local_experts": None, "intermediate_size": 0}, []),
+        ("dense", {"num_experts": 0, "hybrid_override_pattern": "MX"}, []),
+        ("dense", {"num_hidden_layers": LISTED + 1}, [("a num_hidden_layers that is no count", str(LISTED + 1))]),
+        ("dense", {"intermediate_size": 0}, [("an intermediate_size that is no count", "0")]),
+        ("dense", {"head_dim": "16"}, [("a head_dim that is no count", '"16"')]),
+        ("dense", {"tie_word_embeddings": "false"}, [("a tie_word_embeddings that is no truth value", '"false"')]),
+        ("mixture", {"num_experts": -4}, [("a num_experts that is no count", "-4")]),
+        ("mixture", {"num_experts_per_tok": True}, [("a num_experts_per_tok that is no count", "true")]),
+    ],
+)
+def test_what_no_model_of_equal_layers_can_be_is_told(
+    kind: str, changes: dict[str, Any], told: list[tuple[str, str]]
+) -> None:
+    shape = {"num_hidden_layers": 4, "hidden_size": 64, "tie_word_embeddings": True, **changes}
+    assert [(what, found) for what, _, found in misdescribed(shape, kind)] == told

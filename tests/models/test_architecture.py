@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import ArtifactError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture, Mamba2, RopeScaling, hf_folder, read_config
+from nemotron_steps.models.architecture import Architecture, Mamba2, RopeScaling, facts_of, hf_folder, read_config
 from nemotron_steps.models.families.config_values import ConfigValues
 
 QWEN3: dict[str, Any] = {
@@ -72,7 +72,7 @@ def test_experts_are_counted_under_either_name() -> None:
     ("change", "error", "said"),
     [
         ({"hidden_size": ...}, ArtifactError, "lacks hidden_size"),
-        ({"vocab_size": "many"}, ArtifactError, "malformed"),
+        ({"vocab_size": "many"}, ArtifactError, "vocab_size is no count"),
         ({"num_attention_heads": 7}, ArtifactError, "do not divide"),
         ({"model_type": "gpt2"}, UnsupportedError, "no Megatron mapping"),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "quantised"),
@@ -81,6 +81,146 @@ def test_experts_are_counted_under_either_name() -> None:
 def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         read(**change)
+
+
+MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+COUNTS = [*(key for key, value in QWEN3.items() if type(value) is int), *(key for key in MOE if key != "model_type")]
+NO_COUNTS = ("64", 64.0, 1.5, 0, -1, True, [64], {"a": 1}, 10**400, math.inf, math.nan)
+
+
+def refusal(**changes: Any) -> ArtifactError:
+    with pytest.raises(ArtifactError) as caught:
+        read(**changes)
+    assert caught.value.where == "config.json" and caught.value.expected and caught.value.hints
+    return caught.value
+
+
+@pytest.mark.parametrize("key", COUNTS)
+def test_a_size_of_equal_layers_is_a_count_or_refused_by_name(key: str) -> None:
+    for value in NO_COUNTS:
+        if (key, value) != ("intermediate_size", 0):  # a mixture has no use for it
+            assert key in refusal(**{**MOE, key: value}).what
+    if key not in ("head_dim", "num_key_value_heads"):
+        assert refusal(**{**MOE, key: None}).found == "null"
+        assert refusal(**{**MOE, key: ...}).found == "no such key"
+    assert "intermediate_size" in refusal(intermediate_size=0).what and read(**MOE, intermediate_size=0).is_moe
+
+
+@pytest.mark.parametrize(
+    "key", ["tie_word_embeddings", "norm_topk_prob", "attention_bias", "mlp_bias", "use_sliding_window"]
+)
+def test_a_flag_in_quotes_is_refused_instead_of_being_true(key: str) -> None:
+    for value in ("false", "", 0, 1, [], {}):
+        assert f"{key} is no truth value" in refusal(**{**MOE, key: value}).what
+    assert read(**{**MOE, key: None}) == read(**{**MOE, key: False})
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "initializer_range", "rope_theta"])
+def test_a_number_of_equal_layers_is_finite_and_above_zero(key: str) -> None:
+    for value in ("1e-5", None, True, [1.0], {}, 0, -1.0, 10**400, math.inf, math.nan):
+        refused = refusal(**{key: value})
+        assert f"{key} is out of range" in refused.what and refused.expected == "a number above 0"
+    assert read(rope_theta=10000).rope_theta == 1e4
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is larger"),
+        ({**MOE, "num_experts": 2**31 - 1}, "num_experts is larger"),
+        ({**MOE, "num_experts_per_tok": 5}, "as many experts"),
+        ({"head_dim": ..., "num_attention_heads": 128}, "no width"),
+        ({"layer_types": 3}, "layer_types is malformed"),
+        ({"mlp_only_layers": "none"}, "mlp_only_layers is malformed"),
+        ({"decoder_sparse_step": None}, "decoder_sparse_step"),
+        ({"decoder_sparse_step": True}, "decoder_sparse_step is no count"),
+        ({"partial_rotary_factor": "half"}, "partial_rotary_factor is out of range"),
+    ],
+)
+def test_sizes_of_equal_layers_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
+    assert said in refusal(**changes).what
+
+
+@pytest.mark.parametrize("model_type", [["qwen3"], {"a": 1}, None, 3])
+def test_a_family_that_is_no_name_is_refused(model_type: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no Megatron mapping"):
+        read(model_type=model_type)
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3, "model_type": model_type}))
+    assert facts_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ("yarn", " is malformed"),
+        ([1], " is malformed"),
+        ([], " is malformed"),
+        (False, " is malformed"),
+        *(({"rope_type": name}, ".rope_type is no name") for name in (0, [], {}, True)),
+        *(({"rope_type": "linear", "factor": bad}, ".factor is out of range") for bad in ("2", 0, -2, None, [2], True)),
+        *(({"type": "yarn", "factor": bad}, ".factor is out of range") for bad in (math.inf, math.nan, 10**400, 1e308)),
+        *(
+            ({"rope_type": "yarn", "original_max_position_embeddings": bad}, ".original_max_position_embeddings is")
+            for bad in ("64", 64.0, 0, -64, [64], {}, 10**400, math.nan)
+        ),
+        *(
+            ({"rope_type": "llama3", name: bad}, f".{name} is out of range")
+            for name in ("low_freq_factor", "high_freq_factor", "rope_theta")
+            for bad in ("1", 0, -1, None, [1], 10**400)
+        ),
+        *(
+            ({"rope_type": "yarn", name: bad}, f".{name} is out of range")
+            for name in ("beta_fast", "beta_slow", "attention_factor")
+            for bad in ("1", 0, [1], math.nan)
+        ),
+        *(({"rope_type": "yarn", "mscale": bad}, ".mscale is out of range") for bad in ("1", True, [1])),
+        ({"rope_type": "yarn", "truncate": "false"}, ".truncate is no truth value"),
+        ({"rope_type": "yarn", "rope_theta": 1.0}, ".rope_theta is out of range"),
+    ],
+)
+def test_a_rotary_scaling_that_cannot_be_is_refused_with_its_key(key: str, scaling: Any, said: str) -> None:
+    assert f"{key}{said}" in refusal(**{key: scaling}).what
+
+
+def test_rotary_parameters_for_each_kind_of_layer_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="unknown rotary scaling") as caught:
+        read(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e6}})
+    assert caught.value.found == "full_attention"
+
+
+def test_rotary_parameters_without_a_base_take_the_one_beside_them() -> None:
+    assert read(rope_parameters={"rope_type": "linear", "factor": 2.0}).rope_theta == 5e5
+    assert read(rope_parameters={"rope_type": "default"}, rope_theta=...).rope_theta == 1e4
+
+
+def test_two_rotary_scalings_say_the_same_or_are_refused() -> None:
+    linear = {"rope_type": "linear", "factor": 2.0}
+    both = read(rope_parameters={**linear, "rope_theta": 5e5}, rope_scaling={"type": "linear", "factor": 2.0})
+    assert both == read(rope_scaling=linear)
+    assert "different positions" in refusal(rope_parameters=linear, rope_scaling={**linear, "factor": 4.0}).what
+    default = {"rope_type": "default", "rope_theta": 5e5}
+    assert "different positions" in refusal(rope_parameters=default, rope_scaling=linear).what
+
+
+def test_null_stands_for_what_transformers_works_out_itself() -> None:
+    worked_out = {"num_key_value_heads": None, "head_dim": None, "rope_scaling": None, "sliding_window": None}
+    found = read(**worked_out, rope_parameters=None, layer_types=None, mlp_only_layers=None)
+    assert (found.num_key_value_heads, found.head_dim, found.rope_scaling) == (8, 8, None)
+    absent = dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings"))
+    assert read(rope_scaling={"type": "yarn", **absent}) == read(rope_scaling={"type": "yarn"})
+
+
+@pytest.mark.parametrize("text", ['{"hidden_size": ' + "1" * 5000 + "}", "[" * 100_000])
+def test_a_config_beyond_what_json_is_read_to_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ArtifactError, match="is not JSON"):
+        Architecture.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -161,3 +301,8 @@ def test_values_are_counts_and_numbers_within_their_bounds() -> None:
         with pytest.raises(ArtifactError, match="out of range") as refused:
             values.number(name, 1.0, least=least)
         assert refused.value.expected == ("a number" if least == -math.inf else "a number above 0")
+    with pytest.raises(ArtifactError, match=r"within\.b is out of range") as refused:
+        ConfigValues({"b": 3}, "m/config.json", "within").number("b", 1.0, most=2)
+    assert refused.value.expected == "a number, at most 2"
+    with pytest.raises(ArtifactError, match="a is out of range"):
+        values.number("a", 1.0, nullable=False)

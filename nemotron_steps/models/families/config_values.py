@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.hybrid_layers import LARGEST
 from nemotron_steps.errors import ArtifactError
-
-LISTED = 2**14
-"""At most so many layers, or experts, each of which has tensors with names of its own."""
 
 
 class ConfigValues:
@@ -22,10 +19,12 @@ class ConfigValues:
     Args:
         config: its keys.
         where: of the file, for errors.
+        within: the key that these are under, for errors; "" for those of the file itself.
     """
 
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+    def __init__(self, config: Mapping[str, Any], where: str, within: str = "") -> None:
         self._config, self._where = config, where
+        self._prefix = f"{within}." if within else ""
 
     def count(self, *names: str, least: int = 1, most: int = LARGEST, default: int | None = None) -> int:
         """The whole number under the first of these keys that is there and not null; ArtifactError for any other."""
@@ -35,9 +34,11 @@ class ConfigValues:
             return default
         value = self._config[name]
         if type(value) is not int or value < least:
-            raise self.refusal(f"{name} is no count", f"a whole number of at least {least}", written(value))
+            raise self.refusal(
+                f"{self._prefix}{name} is no count", f"a whole number of at least {least}", written(value)
+            )
         if value > most:
-            raise self.refusal(f"{name} is larger than any model's", f"at most {most}", written(value))
+            raise self.refusal(f"{self._prefix}{name} is larger than any model's", f"at most {most}", written(value))
         return value
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -45,18 +46,45 @@ class ConfigValues:
         name = next((name for name in names if name in self._config), None)
         value = default if name is None else self._config[name]
         if not isinstance(value, bool | None):
-            raise self.refusal(f"{name} is no truth value", "true or false", written(value))
+            raise self.refusal(f"{self._prefix}{name} is no truth value", "true or false", written(value))
         return bool(value)
 
-    def number(self, name: str, default: float, *, least: float = -math.inf) -> float:
-        """The number under a key, above `least`; ArtifactError for anything else."""
+    def number(
+        self,
+        name: str,
+        default: float,
+        *,
+        least: float = -math.inf,
+        most: float = sys.float_info.max,
+        nullable: bool = True,
+    ) -> float:
+        """The number under a key, above `least` and up to `most`; ArtifactError for anything else.
+
+        Args:
+            default: where the key is missing, or null and `nullable`.
+        """
         value = self._config.get(name)
-        if value is None:
+        if value is None and (nullable or name not in self._config):
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= sys.float_info.max:
-            above = "" if least == -math.inf else f" above {least:g}"
-            raise self.refusal(f"{name} is out of range", f"a number{above}", written(value))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= most:
+            bounds = "" if least == -math.inf else f" above {least:g}"
+            bounds += "" if most == sys.float_info.max else f", at most {most:g}"
+            raise self.refusal(f"{self._prefix}{name} is out of range", f"a number{bounds}", written(value))
         return float(value)
+
+    def listed(self, name: str) -> Sequence[Any]:
+        """The list under a key, empty where that is missing or null; ArtifactError for anything else."""
+        value = self._config.get(name)
+        if not isinstance(value, list | tuple | None):
+            raise self.refusal(f"{self._prefix}{name} is malformed", "a list", written(value))
+        return value or ()
+
+    def under(self, name: str) -> Mapping[str, Any]:
+        """The keys under a key, none where that is missing or null; ArtifactError for anything else."""
+        value = self._config.get(name)
+        if not isinstance(value, Mapping | None):
+            raise self.refusal(f"{self._prefix}{name} is malformed", "an object", written(value))
+        return value or {}
 
     def refusal(self, what: str, expected: str, found: str, *mends: str) -> ArtifactError:
         """The error for values that a model cannot have.
@@ -71,7 +99,8 @@ class ConfigValues:
     def _first(self, names: tuple[str, ...], *, required: bool) -> str | None:
         name = next((name for name in names if self._config.get(name) is not None), None)
         if name is None and required:
-            raise self.refusal(f"config.json lacks {names[0]}", names[0], "no such key")
+            found = "null" if any(name in self._config for name in names) else "no such key"
+            raise self.refusal(f"config.json lacks {self._prefix}{names[0]}", names[0], found)
         return name
 
 

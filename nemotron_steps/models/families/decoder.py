@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nemotron_steps.config.hybrid_layers import LARGEST, LISTED
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
-from nemotron_steps.models.families.config_values import ConfigValues
+from nemotron_steps.models.families.config_values import ConfigValues, written
 from nemotron_steps.models.mapping import Layout, Parameter
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 CARRIED = ""
 _QK_NORM = ("qwen3", "qwen3_moe")
+_ROPE_BESIDES = {"rope_theta", "type", "partial_rotary_factor"}
+"""Keys of rotary parameters beside those of their scaling."""
 
 
 def read(config: Mapping[str, Any], where: str) -> Architecture:
@@ -23,42 +28,36 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         ArtifactError: a required key is missing or malformed.
     """
     family = str(config["model_type"])
-    _refuse_unsupported(config, family, where)
-    try:
-        heads = int(config["num_attention_heads"])
-        hidden = int(config["hidden_size"])
-        rope_theta, rope_scaling = _read_rope(config, where)
-        moe = family == "qwen3_moe"
+    values = ConfigValues(config, where)
+    _refuse_unsupported(config, family, values, where)
+    moe = family == "qwen3_moe"
+    hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
+    rope_theta, rope_scaling = _read_rope(config, values, where)
+    architecture = Architecture(
+        family=family,
+        hidden_size=hidden,
+        num_layers=values.count("num_hidden_layers", most=LISTED),
+        num_attention_heads=heads,
+        num_key_value_heads=values.count("num_key_value_heads", default=heads),
+        head_dim=values.count("head_dim", default=hidden // heads),
+        ffn_hidden_size=values.count("intermediate_size", least=int(not moe)),
+        vocab_size=values.count("vocab_size"),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        norm_eps=values.number("rms_norm_eps", 1e-6, least=0, nullable=False),
+        max_position_embeddings=values.count("max_position_embeddings"),
+        qk_norm=family in _QK_NORM,
+        qkv_bias=family == "qwen2",
+        tied_embeddings=values.flag("tie_word_embeddings", default=False),
+        initializer_range=values.number("initializer_range", 0.02, least=0, nullable=False),
         # transformers 4 says num_experts, transformers 5 num_local_experts.
-        experts = int(config.get("num_local_experts") or config["num_experts"]) if moe else 0
-        return Architecture(
-            family=family,
-            hidden_size=hidden,
-            num_layers=int(config["num_hidden_layers"]),
-            num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
-            ffn_hidden_size=int(config["intermediate_size"]),
-            vocab_size=int(config["vocab_size"]),
-            rope_theta=rope_theta,
-            rope_scaling=rope_scaling,
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            max_position_embeddings=int(config["max_position_embeddings"]),
-            qk_norm=family in _QK_NORM,
-            qkv_bias=family == "qwen2",
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            initializer_range=float(config.get("initializer_range", 0.02)),
-            num_experts=experts,
-            experts_per_token=int(config["num_experts_per_tok"]) if moe else 0,
-            moe_ffn_hidden_size=int(config["moe_intermediate_size"]) if moe else 0,
-            norm_topk_prob=bool(config.get("norm_topk_prob", False)),
-        )
-    except KeyError as error:
-        values = ConfigValues(config, where)
-        raise values.refusal(f"config.json lacks {error.args[0]}", str(error.args[0]), "no such key") from error
-    except (TypeError, ValueError) as error:
-        values = ConfigValues(config, where)
-        raise values.refusal("config.json has a malformed value", "what transformers writes", str(error)) from error
+        num_experts=values.count("num_local_experts", "num_experts", most=LISTED) if moe else 0,
+        experts_per_token=values.count("num_experts_per_tok") if moe else 0,
+        moe_ffn_hidden_size=values.count("moe_intermediate_size") if moe else 0,
+        norm_topk_prob=values.flag("norm_topk_prob", default=False),
+    )
+    _refuse_uneven(architecture, values)
+    return architecture
 
 
 def parameters(architecture: Architecture) -> Iterator[Parameter]:
@@ -134,40 +133,84 @@ def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parame
     yield Parameter(f"{ours}.mlp.experts.linear_fc2.weight", down, hidden_rows, Layout.EXPERTS, layer=layer)
 
 
-def _read_rope(config: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
-    parameters = dict(config.get("rope_parameters") or {})
-    if not parameters:
-        parameters = dict(config.get("rope_scaling") or {})
-        parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    theta = float(parameters.pop("rope_theta", 10000.0))
-    rope_type = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
-    parameters.pop("type", None)
+def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> tuple[float, RopeScaling | None]:
+    within = "rope_parameters" if values.under("rope_parameters") else "rope_scaling"
+    stated, older = values.under(within), values.under("rope_scaling")
+    if within == "rope_parameters" and _apart(stated, older):
+        what = "rope_parameters and rope_scaling describe different positions"
+        raise values.refusal(what, "one of them", f"{written(stated)} and {written(older)}", "delete the other")
+    rope = ConfigValues(stated, where, within)
+    rope_type = next((stated[key] for key in ("rope_type", "type") if stated.get(key) is not None), "default")
+    if not isinstance(rope_type, str):
+        raise rope.refusal(f"{within}.rope_type is no name", " | ".join(ROPE_TYPES), written(rope_type))
     if rope_type not in ROPE_TYPES:
         raise UnsupportedError(
-            "this rotary scaling is not implemented", where=where, expected=" | ".join(ROPE_TYPES), found=str(rope_type)
+            "this rotary scaling is not implemented", where=where, expected=" | ".join(ROPE_TYPES), found=rope_type
         )
-    if parameters.pop("partial_rotary_factor", 1.0) != 1.0 or config.get("partial_rotary_factor", 1.0) != 1.0:
+    if any(each.number("partial_rotary_factor", 1.0, nullable=False) != 1.0 for each in (rope, values)):
         raise UnsupportedError("partial rotary embeddings are not implemented", where=where)
-    if rope_type == "default":
-        return theta, None
-    known = {name: value for name, value in parameters.items() if name in RopeScaling.__dataclass_fields__}
-    unknown = sorted(set(parameters) - set(known))
+    unknown = sorted(set(stated) - set(RopeScaling.__dataclass_fields__) - _ROPE_BESIDES)
     if unknown:
         raise UnsupportedError("unknown rotary scaling parameters", where=where, found=", ".join(unknown))
-    if known.get("original_max_position_embeddings") is None:
-        known["original_max_position_embeddings"] = int(config["max_position_embeddings"])
-    return theta, RopeScaling(rope_type=rope_type, **known)
+    # YaRN divides by the logarithm of the base.
+    theta = (rope if "rope_theta" in stated else values).number(
+        "rope_theta", 10000.0, least=int(rope_type == "yarn"), nullable=False
+    )
+    return theta, None if rope_type == "default" else _read_scaling(rope_type, stated, rope, values)
 
 
-def _refuse_unsupported(config: Mapping[str, Any], family: str, where: str) -> None:
+def _apart(stated: Mapping[str, Any], older: Mapping[str, Any]) -> bool:
+    """Whether two descriptions of rotary scaling disagree, whichever of their names each uses."""
+    names = {"type": "rope_type"}
+    said = [{names.get(key, key): value for key, value in each.items()} for each in (stated, older)]
+    return any(key != "rope_theta" and said[0].get(key) != value for key, value in said[1].items())
+
+
+def _read_scaling(rope_type: str, stated: Mapping[str, Any], rope: ConfigValues, values: ConfigValues) -> RopeScaling:
+    def number(name: str, default: float, most: float = sys.float_info.max) -> float:
+        return rope.number(name, default, least=0, most=most, nullable=False)
+
+    def optional(name: str, least: float = -math.inf) -> float | None:
+        return None if stated.get(name) is None else rope.number(name, 0.0, least=least)
+
+    return RopeScaling(
+        rope_type=rope_type,
+        factor=number("factor", RopeScaling.factor, LARGEST),
+        low_freq_factor=number("low_freq_factor", RopeScaling.low_freq_factor),
+        high_freq_factor=number("high_freq_factor", RopeScaling.high_freq_factor),
+        original_max_position_embeddings=rope.count(
+            "original_max_position_embeddings", default=values.count("max_position_embeddings")
+        ),
+        beta_fast=number("beta_fast", RopeScaling.beta_fast),
+        beta_slow=number("beta_slow", RopeScaling.beta_slow),
+        attention_factor=optional("attention_factor", 0),
+        mscale=optional("mscale"),
+        mscale_all_dim=optional("mscale_all_dim"),
+        truncate=rope.flag("truncate", default=RopeScaling.truncate),
+    )
+
+
+def _refuse_unsupported(config: Mapping[str, Any], family: str, values: ConfigValues, where: str) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedError("only SiLU MLPs are implemented", where=where, found=str(config["hidden_act"]))
     for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
-        if config.get(key):
+        if values.flag(key, default=False):
             raise UnsupportedError(
                 f"{key} is not implemented for {family}", where=where, expected="false", found="true"
             )
-    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+    if any(kind != "full_attention" for kind in values.listed("layer_types")):
         raise UnsupportedError("only full attention layers are implemented", where=where)
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+    every = "decoder_sparse_step" not in config or values.count("decoder_sparse_step", least=0) == 1
+    if not every or values.listed("mlp_only_layers"):
         raise UnsupportedError("mixtures of experts must be in every layer", where=where)
+
+
+def _refuse_uneven(architecture: Architecture, values: ConfigValues) -> None:
+    """Counts of one model that do not go together."""
+    heads, hidden = architecture.num_attention_heads, architecture.hidden_size
+    if not architecture.head_dim:
+        raise values.refusal("hidden_size leaves attention heads no width", f"at least {heads}", str(hidden))
+    experts, chosen = architecture.num_experts, architecture.experts_per_token
+    if chosen > experts:
+        what = "a token cannot have as many experts as num_experts_per_tok says"
+        raise values.refusal(what, f"1 to {experts}", str(chosen))

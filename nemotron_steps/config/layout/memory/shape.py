@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.hybrid_layers import LARGEST, UNKNOWN, pattern_of
+from nemotron_steps.config.hybrid_layers import LARGEST, LISTED, UNKNOWN, pattern_of
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.layout.stages import stage_layers
 
@@ -114,9 +114,9 @@ class ModelShape:
     def read(cls, config: Mapping[str, Any]) -> ModelShape | None:
         """From what config.json says, or as much of it as is recorded of a checkpoint; None if that is too little."""
 
-        def number(*names: str, default: int | None = None) -> int:
+        def number(*names: str, default: int | None = None, most: int = LARGEST) -> int:
             value = next((config[name] for name in names if type(config.get(name)) is int), default)
-            if value is None or not 0 <= value <= LARGEST:
+            if value is None or not 0 <= value <= most:
                 raise KeyError(names[0])
             return value
 
@@ -141,7 +141,7 @@ class ModelShape:
                     )
                 experts = experts if any(EXPERTS in layer for layer in layers) else 0
             else:
-                layers = (ATTENTION + (EXPERTS if experts else MLP),) * number("num_hidden_layers")
+                layers = (ATTENTION + (EXPERTS if experts else MLP),) * number("num_hidden_layers", most=LISTED)
             return cls(
                 family=family,
                 hidden=hidden,

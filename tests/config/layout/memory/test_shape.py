@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from nemotron_steps.config.hybrid_layers import LISTED
 from nemotron_steps.config.layout.memory.adapters import held_by_adapters
 from nemotron_steps.config.layout.memory.shape import Held, ModelShape, held, held_ahead
 from nemotron_steps.config.layout.sizes import LayoutSizes
@@ -40,6 +41,11 @@ def test_both_generations_of_config_files_give_one_shape():
 @pytest.mark.parametrize("missing", ["vocab_size", "hidden_size", "mamba_num_heads", "num_experts_per_tok"])
 def test_a_config_that_says_too_little_has_no_shape(missing):
     assert ModelShape.read({key: value for key, value in NANO_30B.items() if key != missing}) is None
+
+
+def test_a_model_of_more_layers_than_any_has_no_shape():
+    assert ModelShape.read({**QWEN3_8B, "num_hidden_layers": LISTED}) is not None
+    assert ModelShape.read({**QWEN3_8B, "num_hidden_layers": LISTED + 1}) is None
 
 
 def test_ranks_hold_the_model_once():
