@@ -15,7 +15,8 @@ from typing import Any
 
 from nemotron_steps.artifacts.chat_templates import chat_template, roles_written
 from nemotron_steps.artifacts.confinement import require_relative
-from nemotron_steps.config.hybrid_layers import LARGEST, bounds_time_steps, pattern_of, time_step_limit
+from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
+from nemotron_steps.config.model_sizes import LARGEST
 from nemotron_steps.errors import ArtifactError, fetch_again
 
 _MAX_HEADER_BYTES = 100_000_000

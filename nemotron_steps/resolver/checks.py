@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.hybrid_layers import misdescribed
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond
 from nemotron_steps.config.layout.memory.devices import StepMemory
@@ -22,6 +21,7 @@ from nemotron_steps.config.layout.misfits import Misfit, misfits, told
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.layout.teacher_fit import teacher_misfits
 from nemotron_steps.config.layout.teachers import TEACHERS, read_teachers
+from nemotron_steps.config.model_sizes import misdescribed
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.memory import memory_fits, memory_of
 from nemotron_steps.resolver.problems import (
@@ -187,7 +187,7 @@ def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 
 def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """What config.json of a hub model to convert says of its layers and sizes can be (config/hybrid_layers.py)."""
+    """What config.json of a hub model to convert says of its layers and sizes can be (config/model_sizes.py)."""
     for port in subject.manifest.consumes:
         recorded = subject.artifacts.get(port.name, {})
         family = FAMILIES.get(str(recorded.get("model_type")))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.config.hybrid_layers import LARGEST
+from nemotron_steps.config.model_sizes import LARGEST
 from nemotron_steps.errors import ArtifactError
 
 

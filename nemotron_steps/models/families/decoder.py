@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemotron_steps.config.hybrid_layers import LARGEST, LISTED
+from nemotron_steps.config.model_sizes import LARGEST, LISTED
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
 from nemotron_steps.models.families.config_values import ConfigValues, written

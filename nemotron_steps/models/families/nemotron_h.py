@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, LISTED, UNKNOWN, pattern_of, time_step_limit
+from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of, time_step_limit
+from nemotron_steps.config.model_sizes import LISTED
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.families.config_values import ConfigValues, written
