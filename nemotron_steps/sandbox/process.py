@@ -163,6 +163,8 @@ async def gone(process: asyncio.subprocess.Process) -> int:
 
     asyncio's own wait is also for its pipes, which what it has started may hold open.
     """
+    if process.returncode is not None:
+        return process.returncode  # its number may be another's by now
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     with suppress(ProcessLookupError):  # it has been reaped
         pidfd = os.pidfd_open(process.pid)

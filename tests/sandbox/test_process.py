@@ -39,6 +39,18 @@ def test_output_beyond_the_limit_counts_also_where_the_programs_end_is_seen_firs
         assert (found.outcome, found.stdout) == (outcome, "x" * 10)
 
 
+def test_the_number_of_a_process_that_has_ended_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be another's, which runs on."""
+
+    async def body() -> int:
+        child = await asyncio.create_subprocess_exec("sh", "-c", "exit 3")
+        await child.wait()
+        monkeypatch.setattr(process.os, "pidfd_open", lambda pid: pytest.fail("asked of a number that is free"))
+        return await process.gone(child)
+
+    assert asyncio.run(body()) == 3
+
+
 def test_each_output_has_the_limit_to_itself() -> None:
     found = ended("os.write(1, b'x' * 10); os.write(2, b'y' * 10)", output_bytes=10)
     assert (found.outcome, found.stdout, found.stderr) == (Outcome.EXITED, "x" * 10, "y" * 10)
