@@ -146,6 +146,7 @@ def test_a_twin_has_nothing_that_is_equal_by_being_constant():
         ({"time_step_limit": [-1.0, -0.5]}, ArtifactError, "time_step_limit leaves no time step"),
         ({"time_step_limit": [0, 10**400]}, ArtifactError, "time_step_limit is malformed"),
         ({"layer_norm_epsilon": 10**400}, ArtifactError, "layer_norm_epsilon is out of range"),
+        ({"routed_scaling_factor": -(10**400)}, ArtifactError, "routed_scaling_factor is out of range"),
         ({"hidden_size": 10**400}, ArtifactError, "hidden_size is larger than any model's"),
         ({"n_routed_experts": 10**9}, ArtifactError, "n_routed_experts is larger than any model's"),
         ({"num_nextn_predict_layers": 10**9}, ArtifactError, "num_nextn_predict_layers is larger than any model's"),
