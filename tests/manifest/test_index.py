@@ -133,6 +133,10 @@ def test_installing_a_distribution_is_noticed(tmp_path: Path, pack: Path) -> Non
     )
     assert run() == "False True"
     assert run() == "True True"
+    # Another of the same name and version in its place.
+    (site / "plugin-1.dist-info/entry_points.txt").write_text("")
+    os.utime(site / "plugin-1.dist-info", (1, 1))
+    assert run() == "False False"
 
 
 def test_subtype_aware_filters(tmp_path: Path, pack: Path) -> None:

@@ -81,6 +81,27 @@ def test_both_outputs_share_what_may_be_written(ask: Ask) -> None:
     assert (answer["outcome"], answer["out"], answer["err"]) == ("output_limit", "123456", "1234")
 
 
+def test_outputs_that_are_both_too_long_are_kept_as_far_as_they_may_be_together(ask: Ask) -> None:
+    # Both are there when the server looks, and what is over in one takes nothing from the end of the other.
+    both = "kill -STOP $PPID; printf 12345678901; printf 123456789012345 >&2; kill -CONT $PPID; sleep 30"
+    answer = ask("sh", "-c", both)
+    assert (answer["outcome"], len(answer["out"] + answer["err"])) == ("output_limit", 10)
+
+
+def test_all_that_a_pipe_holds_when_the_time_is_over_is_kept(ask: Ask) -> None:
+    fills = """
+import fcntl, os, signal, time
+fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)
+os.write(1, b"x" * 300_000)
+time.sleep(3)
+os.kill(os.getppid(), signal.SIGCONT)
+time.sleep(30)
+"""
+    script = 'kill -STOP $PPID; exec python3 -I -S -c "$0"'  # the server sees its clock and the pipe at once
+    answer = ask("sh", "-c", script, fills, wall_s=3.0, output_bytes=400_000)
+    assert (answer["outcome"], len(answer["out"])) == ("timeout", 300_000)
+
+
 @pytest.mark.parametrize("script", ["sleep 30", "exec >&- 2>&-; sleep 30", "sleep 30 & sleep 30"])
 def test_a_command_out_of_time_goes_with_what_it_started(ask: Ask, script: str) -> None:
     answer = ask("sh", "-c", f"echo on; {script}", wall_s=1.0)

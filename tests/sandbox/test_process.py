@@ -51,6 +51,25 @@ def test_the_number_of_a_process_that_has_ended_is_waited_for_no_more(monkeypatc
     assert asyncio.run(body()) == 3
 
 
+def test_what_is_ready_as_its_setting_up_takes_too_long_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve, looks = process._Run._serve, []
+
+    def late(run: process._Run, until: float) -> None:
+        """The thread's turn comes when the time is over: what was said meanwhile is not looked at yet."""
+        looks.append(until)
+        if len(looks) > 1:
+            serve(run, until)
+
+    monkeypatch.setattr(process._Run, "_serve", late)
+    monkeypatch.setattr(process, "SETUP_S", 0.0)
+    reading, writing = os.pipe()
+    os.write(writing, b"ready\n")
+    os.close(writing)
+    found = ended("print('x')", watch=process.Watch(reading, None, ()))
+    os.close(reading)
+    assert (found.outcome, found.stdout, found.ready) == (Outcome.EXITED, "x\n", True)
+
+
 def test_each_output_has_the_limit_to_itself() -> None:
     found = ended("os.write(1, b'x' * 10); os.write(2, b'y' * 10)", output_bytes=10)
     assert (found.outcome, found.stdout, found.stderr) == (Outcome.EXITED, "x" * 10, "y" * 10)

@@ -131,7 +131,10 @@ JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
 
 @pytest.mark.parametrize("layout", ["plain", "roles"])
 def test_a_judge_without_room_for_an_answer_is_told_before_anything_is_loaded(layout: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
     write_tokenizer(tmp_path)  # of a token for each character
+    cut_off = {"direction": "Right", "max_length": 32, "strategy": "LongestFirst", "stride": 0}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation": cut_off}))  # which is not asked for
 
     def check(length: int, **judge: Any) -> None:
         model = {"model": str(tmp_path), "max_total_sequence_length": length, **judge}
@@ -155,5 +158,5 @@ def test_a_judge_without_room_for_an_answer_is_told_before_anything_is_loaded(la
         check(tokens)
     check(tokens + 1)
     check(64, backend="http", base_url="http://127.0.0.1:1/v1")  # what a server takes is not known
-    (tmp_path / "tokenizer.json").unlink()
+    file.unlink()
     check(64)  # nor what one that is made later will count
