@@ -37,7 +37,6 @@ def line():
             del told[:end + 1]
             if taken:
                 return taken
-            seen = 0
         else:
             seen = len(told)
             part = os.read(channel, 1 << 20)
