@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,3 +46,21 @@ def test_a_grader_is_called_by_its_name_and_what_it_raises_is_told() -> None:
     called = {"grader": "builtins:divmod", "arguments": [7, 2]}
     assert answer_request(called) == {"value": (3, 1)}
     assert "ZeroDivisionError" in answer_request({**called, "arguments": [7, 0]})["error"]
+
+
+def test_a_grader_is_imported_before_its_time_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "import traceback\nBY = [frame.name for frame in traceback.extract_stack()]\ndef imported_by(): return BY\n"
+    (tmp_path / "tells_its_import.py").write_text(told)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+    async def ask() -> Any:
+        pool = GradingPool(importlib.import_module("tells_its_import").imported_by, size=1, timeout_s=60.0)
+        try:
+            return await pool.call()
+        finally:
+            await pool.close()
+
+    by = asyncio.run(ask())
+    del sys.modules["tells_its_import"]
+    assert "serve" in by and "answer_request" not in by
