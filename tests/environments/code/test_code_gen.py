@@ -85,6 +85,8 @@ class TestInTheSandbox:
 
     def test_crashes_loops_and_exits_fail(self) -> None:
         assert "ZeroDivisionError" in grade("1/0", ADD).details["problem"]
+        wordy = "import sys; sys.stderr.write('x' * 10_000); 1/0"
+        assert "ZeroDivisionError" in grade(wordy, ADD).details["problem"]  # the end of what it says
         assert "time-out" in grade("while True: pass", ADD, unit_test_timeout_secs=1.0).details["problem"]
         assert grade("print(3); raise SystemExit(3)", ADD).reward == 0.0
 
