@@ -412,8 +412,11 @@ def test_what_the_engine_leaves_behind_holds_no_session_up(engine, monkeypatch: 
     begun = time.monotonic()
 
     async def enter() -> None:
+        before = len(os.listdir("/proc/self/fd"))
         async with ContainerSession("docker", "image"):
             pass
+        while len(os.listdir("/proc/self/fd")) > before:  # until the other ends close, were they not let go of
+            await asyncio.sleep(0.01)
 
     if "ready" in does:
         monkeypatch.setattr(ContainerSession, "_image_user", AsyncMock(return_value=[]))
