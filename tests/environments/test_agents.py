@@ -134,6 +134,14 @@ def tool_row(agent: str) -> dict[str, Any]:
     return row(agent, expected_action={"type": "function_call", "name": "search", "arguments": arguments})
 
 
+@pytest.mark.parametrize("agent", ["mcqa_simple'agent", "mcqa simple agent", "mcqa_simple/agent"])
+def test_a_name_that_a_command_cannot_hold_is_in_none(agent: str) -> None:
+    with pytest.raises(DataError, match="no environment here serves") as caught:
+        route(row(agent), "rows.jsonl:3")
+    assert str(caught.value.expected).startswith("mcqa_simple_agent, which is the nearest name")
+    assert not any(agent in hint or hint.startswith("sed 's") for hint in caught.value.hints)
+
+
 def test_agents_of_one_environment_keep_their_own_settings_side_by_side() -> None:
     environments = EnvironmentSet({}, {})
     answer = Response("", tool_calls=[ToolCall("search", json.dumps({"query": "one two x y z w"}), "c")])
