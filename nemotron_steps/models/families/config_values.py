@@ -67,7 +67,12 @@ class ConfigValues:
         if value is None and (nullable or name not in self._config):
             return default
         floats = sys.float_info.max
-        if type(value) not in (int, float) or not least < value <= most or not -floats <= value:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least < value <= most
+            or value < -floats
+        ):
             bounds = "" if least == -math.inf else f" above {least:g}"
             bounds += "" if most == floats else f", at most {most:g}"
             raise self.refusal(f"{self._prefix}{name} is out of range", f"a number{bounds}", written(value))
