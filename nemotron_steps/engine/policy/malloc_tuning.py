@@ -43,7 +43,7 @@ def share_gpu_memory() -> None:
     """
     settings = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys()
     if torch.cuda.is_available() and not settings:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         _Phases.share = True
 
 

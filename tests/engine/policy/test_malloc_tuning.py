@@ -50,7 +50,7 @@ def test_a_gpus_memory_is_shared_by_phases_unless_the_user_says_how_it_is_kept(s
     monkeypatch.setattr(malloc_tuning._Phases, "share", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", told.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     if said is not None:
@@ -66,7 +66,7 @@ def test_a_gpus_memory_is_shared_by_phases_unless_the_user_says_how_it_is_kept(s
 def test_without_a_gpu_no_allocator_is_told_anything(monkeypatch):
     monkeypatch.setattr(malloc_tuning._Phases, "share", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", lambda _: pytest.fail("there is none"))
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda _: pytest.fail("there is none"))
     malloc_tuning.share_gpu_memory()
     assert not malloc_tuning._Phases.share
 
