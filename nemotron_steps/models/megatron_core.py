@@ -6,11 +6,12 @@ first keeps the import about three times shorter and lets the same modules build
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from nemotron_steps.errors import UnsupportedError
@@ -85,7 +86,7 @@ def ensure_process_group() -> None:
     """Initialise torch.distributed unless it already is.
 
     Under a launcher (WORLD_SIZE > 1 in the environment) the launcher's rendezvous is used. Alone, a one-rank group
-    over an in-memory store: no port is opened.
+    over an in-memory store: no port is opened, and the process leaves it as it ends, or NCCL warns of it.
     """
     import torch
     import torch.distributed as dist
@@ -99,3 +100,12 @@ def ensure_process_group() -> None:
         dist.init_process_group(backend)
         return
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    atexit.register(_leave_process_group)
+
+
+def _leave_process_group() -> None:
+    import torch.distributed as dist
+
+    with suppress(RuntimeError):  # of a GPU that failed, which has been told
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -31,3 +32,16 @@ def test_without_cuda_its_questions_are_answered_for_the_cpu_only_while_it_asks(
         torch.cuda.synchronize()
         raise ZeroDivisionError
     assert (torch.cuda.current_device, torch.cuda.synchronize) == before
+
+
+def test_a_process_leaves_the_group_it_began_as_it_ends() -> None:
+    program = """
+import atexit
+import torch.distributed as dist
+atexit.register(lambda: print(dist.is_initialized()))
+from nemotron_steps.models.megatron_core import ensure_process_group
+ensure_process_group()
+print(dist.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
