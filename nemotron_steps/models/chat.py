@@ -23,6 +23,8 @@ from nemotron_steps.errors import ArtifactError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+"""Any other is some template's own: response_1, response_2 and principle of generative reward models."""
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of the one class for tokenizers that tokenizer.json describes in full."""
@@ -234,6 +236,16 @@ def _what_follows(mark: str, text: str) -> str:
     if not found:
         raise ArtifactError("the chat template does not show what an assistant said", expected=mark, found=repr(text))
     return rest
+
+
+def left_out(messages: Sequence[Mapping[str, Any]], text: str) -> list[str]:
+    """Roles of messages that a template passed over without a word, as most do with roles that are not COMMON_ROLES.
+
+    Args:
+        text: the chat as the template wrote it.
+    """
+    own = [message for message in messages if message.get("role") not in COMMON_ROLES]
+    return [str(each.get("role")) for each in own if str(each.get("content") or "").strip() not in text]
 
 
 def _word_absent_from(text: str) -> str:

@@ -1,4 +1,5 @@
-"""Questions that leave a judge no room for its answer, found before anything is loaded. Nothing here may import torch.
+"""Questions that leave a judge no room for its answer, or that its chat template does not write, found before anything
+is loaded. Nothing here may import torch.
 
 A question is counted by its texts alone, and its environment asks about answers that say nothing: what is too long here
 is too long in any case. Texts of fewer bytes than the judge's context cannot have more tokens, and are not looked at.
@@ -7,12 +8,16 @@ is too long in any case. Texts of fewer bytes than the judge's context cannot ha
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
 from nemotron_steps.environments.judged.judges import Messages, longer_context
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import ArtifactError, DataError, show_line
 from nemotron_steps.models.architecture import hf_folder
+from nemotron_steps.models.chat import COMMON_ROLES, ChatFormat, left_out
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,6 +33,7 @@ class JudgeToBe:
     def __init__(self, role: str, config: VllmModelConfig) -> None:
         self._role = role
         self._config = config
+        self._unwritten: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """Never asked."""
@@ -51,16 +57,38 @@ class JudgeToBe:
             hints=(longer_context(key, tokens + max_tokens), *show_line(where)),
         )
 
+    def unwritten(self, messages: Messages) -> tuple[str, ...]:
+        """Roles of a question that the judge's template refuses or leaves out; see MeasuringJudge."""
+        own = tuple(role for role in (message["role"] for message in messages) if role not in COMMON_ROLES)
+        if own not in self._unwritten:
+            self._unwritten[own] = self._tried(own) if own else ()
+        return self._unwritten[own]
+
+    def _tried(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        if self._folder is None:
+            return ()
+        marked = [{"role": role, "content": f"what {role} said"} for role in ("user", *own)]
+        try:
+            return tuple(left_out(marked, ChatFormat.from_folder(self._folder).render_text(marked)))
+        except ArtifactError:  # without a template; who loads it says so
+            return ()
+        except (TemplateError, TypeError, ValueError):  # `raise_exception` of a role that it does not know
+            return own
+
     @cached_property
-    def _tokenizer(self) -> Tokenizer | None:
+    def _folder(self) -> Path | None:
         """None for a judge that somebody else serves, or that is not here yet."""
         if self._config.backend == "http" or self._config.model is None:
             return None
-        file = hf_folder(self._config.model) / "tokenizer.json"
-        if not file.is_file():
+        folder = hf_folder(self._config.model)
+        return folder if (folder / "tokenizer.json").is_file() else None
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        if self._folder is None:
             return None
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
         tokenizer.no_truncation()
         return tokenizer

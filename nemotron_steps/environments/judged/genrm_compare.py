@@ -27,7 +27,7 @@ from nemotron_steps.environments.judged.judges import MeasuringJudge
 from nemotron_steps.environments.judged.judging import JudgeSampling
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES, MAX_NOTES, Note, note_of
 from nemotron_steps.environments.responses import conversation, split_reasoning
-from nemotron_steps.errors import JudgeUnavailableError
+from nemotron_steps.errors import ConfigError, JudgeUnavailableError
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge, Messages
@@ -109,12 +109,23 @@ class GenrmCompare(Environment):
             raise RowError("principle", "a string", type(row["principle"]).__name__)
 
     def check_row_with_resources(self, row: Row, where: str) -> None:
-        """See Environment; also that the judge has room for an answer, whatever it compares."""
+        """See Environment; also that the judge sees what it compares, and has room for an answer."""
         super().check_row_with_resources(row, where)
         judge = self.judges.get(JUDGE_ROLE)
         if isinstance(judge, MeasuringJudge):
+            question = self._question(row, "", "")
+            if unwritten := judge.unwritten(question):
+                raise ConfigError(
+                    f"the chat template of {JUDGE_ROLE} does not write {' and '.join(unwritten)} messages: the "
+                    "judge would not see what it is asked about",
+                    where=f"env.nemo_gym.environments.{self.name}.layout={self.config.layout}",
+                    expected="a generative reward model whose template does, or another layout",
+                    hints=(
+                        f"env.nemo_gym.environments.{self.name}.layout=plain   # one user message, for any chat model",
+                    ),
+                )
             most = self.config.genrm_responses_create_params.max_output_tokens
-            judge.refuse_longer(self._question(row, "", ""), where, max_tokens=most)
+            judge.refuse_longer(question, where, max_tokens=most)
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """A group of one: the default score."""

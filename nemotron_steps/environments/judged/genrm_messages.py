@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 Layout = Literal["roles", "plain"]
 """roles: the custom roles response_1, response_2 and principle that GenRM chat templates define.
@@ -132,6 +132,11 @@ def comparison_messages(
     if principle is not None:
         parts.append(_tagged("principle", neutralize(principle)))
     return [{"role": "user", "content": "\n".join(parts)}]
+
+
+def layout_of(messages: Sequence[Mapping[str, Any]]) -> Layout:
+    """The layout that a comparison was written in."""
+    return "roles" if any(message.get("role") == "response_1" for message in messages) else "plain"
 
 
 def verdict_text(score_1: int, score_2: int, ranking: int) -> str:

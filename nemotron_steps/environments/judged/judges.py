@@ -57,6 +57,9 @@ class MeasuringJudge(Protocol):
             DataError: it does.
         """
 
+    def unwritten(self, messages: Messages) -> tuple[str, ...]:
+        """Roles of a question whose messages the judge would never see: its chat template refuses or drops them."""
+
 
 def longer_context(key: str, tokens: int) -> str:
     """A hint: the key of a judge's context with the power of two that holds so many tokens."""

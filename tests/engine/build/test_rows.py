@@ -160,3 +160,36 @@ def test_a_judge_without_room_for_an_answer_is_told_before_anything_is_loaded(la
     check(64, backend="http", base_url="http://127.0.0.1:1/v1")  # what a server takes is not known
     file.unlink()
     check(64)  # nor what one that is made later will count
+
+
+@pytest.mark.parametrize("backend", ["vllm", "embedded", "http"])
+def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loaded(backend: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    model = {"model": str(tmp_path), "backend": backend}
+    if backend == "http":
+        model["base_url"] = "http://127.0.0.1:1/v1"
+
+    def check(template: str, layout: str) -> None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+        gym = {
+            "genrm_model": {"responses_api_models": {"vllm_model": model}},
+            "environments": {"genrm_compare": {"layout": layout, "use_principle": True}},
+        }
+        row = {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "genrm_simple_agent"}}
+        config = EnvConfig.model_validate({"nemo_gym": gym})
+        check_rows(config, [PromptRow(0, row, "rows.jsonl:3")], only=None, policy_served=False)
+
+    any_role = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    refusing = "{% for m in messages if m.role != 'user' %}{{ raise_exception('no ' + m.role) }}{% endfor %}"
+    users = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    check(any_role, "roles")
+    check(users, "plain")
+    if backend == "http":  # how a server writes them is not known
+        check(users, "roles")
+        return
+    for template in (users, refusing):
+        with pytest.raises(ConfigError, match="does not write response_1 and response_2 and principle") as caught:
+            check(template, "roles")
+    assert caught.value.hints[0].startswith("env.nemo_gym.environments.genrm_compare.layout=plain")
+    with pytest.raises(ConfigError, match="does not write principle messages"):
+        check(any_role.replace("messages", "messages if m.role != 'principle'"), "roles")
