@@ -7,6 +7,7 @@ has them. The arithmetic itself is config/layout, which the engine asks as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -250,6 +251,26 @@ def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
         return
 
 
+def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """A generative reward model compares answers that are laid out as in its training data."""
+    judge, settings = "env.nemo_gym.genrm_model.", "env.nemo_gym.environments."
+    told = {key: value for key, value in subject.config.flat.items() if re.fullmatch(rf"{settings}\w+\.layout", key)}
+    for port in subject.manifest.consumes:
+        trained = subject.artifacts.get(port.name, {}).get("comparison_layout")
+        if not any(key.startswith(judge) for key in port.bindings):
+            continue
+        if trained is not None and trained not in (told.values() or ("roles",)):
+            key = next(iter(told), f"{settings}genrm_compare.layout")
+            yield AttributeConflict(
+                f"'{port.name}' of {subject.key} was trained on comparisons laid out otherwise than it would be asked",
+                chain=(f"{subject.key}.{port.name}",),
+                where=subject.where(key),
+                expected=f"{key}={trained}",
+                found=str(told.get(key, "roles")),
+                hints=(f"{key}={trained}",),
+            )
+
+
 def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The config asks for no more nodes and GPUs than its profile has."""
     for key, name in (("cluster.num_nodes", "nodes"), ("cluster.gpus_per_node", "gpus_per_node")):
@@ -290,6 +311,7 @@ CHECKS: tuple[Check, ...] = (
     models_are_described,
     chats_can_be_written,
     prompts_are_graded,
+    judges_are_asked_as_trained,
     profile_size,
     memory_fits,
     sorted_data_is_served_in_order,

@@ -15,6 +15,7 @@ from nemotron_steps.resolver.checks import (
     CHECKS,
     CheckSubject,
     chats_can_be_written,
+    judges_are_asked_as_trained,
     layout_fits,
     profile_size,
     prompts_are_graded,
@@ -101,6 +102,30 @@ def test_the_first_prompts_that_nothing_grades_are_told(artifacts: dict[str, Any
 def test_prompts_are_graded_by_row_only_where_the_config_says_exactly_so(value: Any) -> None:
     config = {"env": {"should_use_nemo_gym": value}}
     assert list(prompts_are_graded(subject(port("a"), config=config, a=UNGRADED))) == []
+
+
+@pytest.mark.parametrize(
+    ("trained", "settings", "hint"),
+    [
+        ("plain", {}, "genrm_compare.layout=plain"),
+        ("roles", {}, None),
+        (None, {}, None),
+        ("roles", {"genrm_compare": {"layout": "plain"}}, "genrm_compare.layout=roles"),
+        ("plain", {"genrm_compare": {"layout": "plain"}}, None),
+        ("plain", {"genrm_compare": {"use_principle": False}}, "genrm_compare.layout=plain"),
+        ("plain", {"mine": {"layout": "plain"}}, None),
+        ("roles", {"mine": {"layout": "plain"}}, "mine.layout=roles"),
+    ],
+)
+def test_a_judge_is_asked_in_the_layout_that_it_was_trained_on(
+    trained: str | None, settings: dict[str, Any], hint: str | None
+) -> None:
+    judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.model"
+    config = {"env": {"nemo_gym": {"environments": settings}}}
+    recorded = {} if trained is None else {"comparison_layout": trained}
+    found = list(judges_are_asked_as_trained(subject(port("judge", judge), config=config, judge=recorded)))
+    assert [problem.hints for problem in found] == ([(f"env.nemo_gym.environments.{hint}",)] if hint else [])
+    assert not list(judges_are_asked_as_trained(subject(port("checkpoint_hf"), config=config, checkpoint_hf=recorded)))
 
 
 @pytest.mark.parametrize(

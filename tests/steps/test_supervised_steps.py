@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -201,10 +202,24 @@ def test_a_judge_is_measured_on_held_out_pairs_once_its_policy_is_gone(
     assert judged.notes == [
         *(("saved", "reward_model"), "closed", ("generates", "reward_model", "bfloat16"), (("judge", 3), 20, 0.5))
     ]
-    assert judged.attributes == {"heldout_agreement": 0.75}
+    assert judged.attributes == {"heldout_agreement": 0.75}  # and no layout, of no rows
     assert [r["sample"]["question"] for r in judged.records if r["kind"] == "sample"] == [str(n) for n in range(8)]
     (summary,) = [record["values"] for record in judged.records if record["kind"] == "summary"]
     assert summary == {"loss": 1.0, "heldout_agreement": 0.75, "heldout_pairs": 20, "heldout_unparsed": 1}
+
+
+@pytest.mark.parametrize(("asked", "layout"), [("user", "plain"), ("response_1", "roles")])
+def test_how_a_judge_was_asked_in_training_is_recorded(
+    asked: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "train.jsonl"
+    rows.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}, {"role": asked, "content": "y"}]}))
+    judged = Judged(monkeypatch, agreed=15)
+    judged.run(tmp_path, data={"train": {"data_path": str(rows)}})
+    assert judged.attributes == {"comparison_layout": layout}
+    rows.write_text(json.dumps({"input_ids": [1], "loss_mask": [0], "seq_start_id": [0]}))
+    judged.run(tmp_path, data={"train": {"data_path": str(rows)}})
+    assert judged.attributes == {}
 
 
 def test_a_judge_that_agrees_too_seldom_is_refused_with_what_would_help(

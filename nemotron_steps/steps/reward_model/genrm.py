@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from nemotron_steps.artifacts.prompt_data import first_row
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.engine.backends.generator import build_generator
@@ -9,6 +12,7 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.agreement import measure_agreement
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+from nemotron_steps.environments.judged.genrm_messages import layout_of
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.sft.training import trained_on_chats
@@ -21,6 +25,9 @@ def run(context: StepContext[GenRmConfig]) -> None:
     with trained_on_chats(context, config) as trained:  # a placed policy leaves its devices to the judge
         trained.policy.save_hf(folder)
     summary = dict(trained.summary)
+    first = first_row(Path(config.data.train.data_path)) if config.data.train.data_path is not None else None
+    if first is not None and "messages" in first:  # packed rows are tokens
+        context.outputs["reward_model"].attributes["comparison_layout"] = layout_of(first["messages"])
     if config.data.heldout.data_path is not None:
         rows = read_rows(config.data.heldout.data_path)[: config.agreement.max_pairs]
         limit = config.policy.max_total_sequence_length
