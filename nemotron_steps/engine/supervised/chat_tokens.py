@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from nemotron_steps.errors import DataError, first_line, show_line
+from nemotron_steps.models.chat import left_out
 
 if TYPE_CHECKING:
     from nemotron_steps.models.chat import ChatFormat
@@ -65,6 +66,13 @@ def encode_chat(
                 found=first_line(error),
                 hints=show_line(where),
             ) from error
+        if missing := left_out(turns[:position], before):
+            raise DataError(
+                f"the chat template leaves out the {missing[0]} message",
+                where=where,
+                expected="a model whose template writes that role, or comparisons that any template writes",
+                hints=("comparisons.layout=plain   # of data_prep/sft_prep", *show_line(where)),
+            )
         if not before.startswith(rendered) or not after.startswith(before):
             raise DataError(
                 "the chat template rewrites earlier turns",

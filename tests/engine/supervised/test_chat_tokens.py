@@ -93,3 +93,12 @@ def test_a_chat_that_teaches_nothing_or_cannot_be_written_is_refused(turns: list
     with pytest.raises(DataError, match=what) as caught:
         encode_chat(format_of(), turns, "f:1", {})
     assert caught.value.where == "f:1"
+
+
+def test_a_comparison_that_the_template_passes_over_is_refused() -> None:
+    roles = ("user", "response_1", "response_2", "assistant")
+    turns = [{"role": role, "content": f" {role} "} for role in roles]
+    encode_chat(format_of(said="{{ m.content | trim }}"), turns, "f:3", {})
+    with pytest.raises(DataError, match="leaves out the response_2 message") as caught:
+        encode_chat(format_of(said="{% if m.role != 'response_2' %}{{ m.content }}{% endif %}"), turns, "f:3", {})
+    assert caught.value.where == "f:3" and caught.value.hints[0].startswith("comparisons.layout=plain")
