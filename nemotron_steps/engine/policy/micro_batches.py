@@ -6,8 +6,9 @@ Every rank plans the whole batch, so no communication is needed to agree. The lo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -74,6 +75,8 @@ def plan_micro_batches(
     Rows that were packed ahead of training stay as they were packed, next ones sharing a micro-batch where the budget
     has room for both. A policy that pads takes their sequences one by one.
 
+    Where there is less than a budget's worth for every rank, the ranks share it.
+
     Without a budget of its own, a micro-batch holds as many tokens as its number of longest rows would: those of the
     last step, where `max_total_sequence_length_end` raises the length.
 
@@ -94,7 +97,9 @@ def plan_micro_batches(
     lengths = [int(all_lengths[row]) for row in rows]
     if padded:
         rounding = budgeted.sequence_length_round
-        bins = token_budget_micro_batches(lengths, budget, length_multiple=rounding, unit=unit, key=key)
+        cut = partial(token_budget_micro_batches, lengths, length_multiple=rounding, unit=unit, key=key)
+        widths = [unit * round_up(max(lengths[start : start + unit]), rounding) for start in range(0, len(rows), unit)]
+        bins = _over_ranks(cut, widths, budget, data_ranks)
     else:
         ready = batch.packed_row is not None
         families = _packed(batch, rows, lengths) if ready else _families(batch, rows, lengths, budget, unit, ahead)
@@ -110,10 +115,28 @@ def plan_micro_batches(
             )
         packing = config.sequence_packing
         algorithm = packing.algorithm if packing.enabled else "modified_first_fit_decreasing"
-        packed = pack("concatenative" if ready else algorithm, sizes, budget)
+        packed = _over_ranks(partial(pack, "concatenative" if ready else algorithm, sizes), sizes, budget, data_ranks)
         bins = [[position for number in chosen for position in families[number].positions] for chosen in packed]
     shares = [bins[rank::data_ranks] for rank in range(data_ranks)]
     return [[[rows[position] for position in sorted(part)] for part in share] for share in shares]
+
+
+def _over_ranks(
+    cut: Callable[[int], list[list[int]]], sizes: Sequence[int], budget: int, ranks: int
+) -> list[list[int]]:
+    """Bins under about the smallest budget that gives no rank more of them than the whole budget does: few full bins
+    would leave ranks without work, and a last one that is nearly empty would have the others wait for a full one."""
+    bins = cut(budget)
+    if ranks == 1:
+        return bins
+    most = round_up(len(bins), ranks)
+    smaller = max(max(sizes), -(-sum(sizes) // most))
+    while smaller < budget:
+        found = cut(smaller)
+        if len(found) <= most:
+            return found
+        smaller += -(-smaller // 16)
+    return bins
 
 
 def token_multiple(config: PolicyConfig) -> int:

@@ -211,6 +211,39 @@ def test_rollouts_of_one_prompt_share_a_micro_batch():
         assert caught.value.where == f"policy.{mode}.train_mb_tokens"
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("budget", "parts"), [(400, [4]), (200, [4]), (80, [4]), (79, [2, 2]), (40, [2, 2])])
+def test_ranks_share_what_few_of_them_could_hold(budget, parts, padded):
+    batch = grouped_batch(prompts=((10, 1),) * 16, width=20)
+    batch.lengths[:] = 20
+    mode = "dynamic_batching" if padded else "sequence_packing"
+    cut = {"enabled": True, "train_mb_tokens": budget, "sequence_length_round": 1}
+    config = PolicyConfig.model_validate({mode: cut})
+    plan = plan_micro_batches(batch, range(16), config, 4, train=True, padded=padded)
+    assert [[len(part) for part in share] for share in plan] == [parts] * 4
+    few = plan_micro_batches(batch, range(2), config, 4, train=True, padded=padded)
+    assert sorted(row for share in few for part in share for row in part) == [0, 1]  # fewer rows than ranks
+
+
+@given(
+    prompts=groups,
+    data_ranks=st.integers(2, 5),
+    budget=st.integers(17, 60),
+    unit=st.sampled_from([1, 2]),
+    padded=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_sharing_gives_no_rank_more_micro_batches_than_the_budget_makes(prompts, data_ranks, budget, unit, padded):
+    batch = grouped_batch(prompts=(*prompts, (3, 4)), width=16)
+    rows = list(range(len(batch) // unit * unit))
+    mode = "dynamic_batching" if padded else "sequence_packing"
+    cut = {"enabled": True, "train_mb_tokens": unit * budget, "sequence_length_round": 1}
+    config = PolicyConfig.model_validate({mode: cut})
+    ((*alone,),) = plan_micro_batches(batch, rows, config, 1, train=True, unit=unit, padded=padded)
+    plan = plan_micro_batches(batch, rows, config, data_ranks, train=True, unit=unit, padded=padded)
+    assert max(len(share) for share in plan) <= -(-len(alone) // data_ranks)
+
+
 @pytest.mark.parametrize("mode", ["sequence_packing", "dynamic_batching"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_inference_has_a_budget_of_its_own(mode, padded):
