@@ -147,7 +147,9 @@ class SequencePackingConfig(Section):
 
     enabled: bool = False
     train_mb_tokens: PositiveInt | None = None
+    """None: of train_micro_batch_size sequences (pairs, for DPO) of max_total_sequence_length."""
     logprob_mb_tokens: PositiveInt | None = None
+    """None: of logprob_batch_size such sequences."""
     algorithm: Literal["modified_first_fit_decreasing", "first_fit_decreasing", "concatenative"] = (
         "modified_first_fit_decreasing"
     )
@@ -161,6 +163,7 @@ class DynamicBatchingConfig(Section):
 
     enabled: bool = False
     train_mb_tokens: PositiveInt | None = None
+    """As for sequence_packing, and so is the next."""
     logprob_mb_tokens: PositiveInt | None = None
     sequence_length_round: PositiveInt = 64
     """Megatron: as for sequence_packing. Dtensor: sequences count as padded to a multiple of this."""

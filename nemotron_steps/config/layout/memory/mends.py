@@ -167,9 +167,12 @@ def _micro_batches(settings: MemorySettings) -> Iterator[list[Overrides]]:
             yield [(("policy.logprob_batch_size", rows),) for rows in _halves(settings.logprob_batch, 1)]
         return
     least = settings.longest * settings.rows_per_unit
-    budget = settings.budget or least
-    if budget > least:
-        yield [((f"policy.{section}.train_mb_tokens", tokens),) for tokens in _halves(budget, least)]
+    budgets = {"train_mb_tokens": settings.budget}
+    if settings.has_reference or settings.teachers:
+        budgets["logprob_mb_tokens"] = settings.logprob_budget
+    for name, budget in budgets.items():
+        if budget is not None and budget > least:
+            yield [((f"policy.{section}.{name}", tokens),) for tokens in _halves(budget, least)]
 
 
 def _more_gpus(settings: MemorySettings, model: ModelShape | None) -> Iterator[list[Overrides]]:

@@ -71,5 +71,11 @@ def test_what_is_offered_gets_smaller_down_to_the_least_and_not_below(value, lea
 def test_a_smaller_budget_that_is_offered_holds_a_whole_pair():
     pairs = {"dpo.reference_policy_kl_penalty": 0.1, "policy.max_total_sequence_length": 1024}
     packing = {"policy.sequence_packing.enabled": True, "policy.sequence_packing.train_mb_tokens": 8192}
-    (ladder,) = _micro_batches(MemorySettings.read({**pairs, **packing}.get))
-    assert ladder == [(("policy.sequence_packing.train_mb_tokens", tokens),) for tokens in (4096, 2048)]
+    ladders = list(_micro_batches(MemorySettings.read({**pairs, **packing}.get)))
+    assert ladders == [
+        [((f"policy.sequence_packing.{name}", tokens),) for tokens in (4096, 2048)]
+        for name in ("train_mb_tokens", "logprob_mb_tokens")  # the reference's logprobs: of 4 pairs by default
+    ]
+    alone = {key: value for key, value in {**pairs, **packing}.items() if not key.startswith("dpo.")}
+    (ladder,) = _micro_batches(MemorySettings.read(alone.get))  # no reference
+    assert {key for ((key, _),) in ladder} == {"policy.sequence_packing.train_mb_tokens"}

@@ -84,6 +84,7 @@ LONG = (
     "policy.megatron_cfg.activation_checkpointing=false",
     "policy.max_total_sequence_length=16384",
 )
+WIDE = ("rl/nemo_rl/dpo", "one_node", "qwen8b", "policy.sequence_packing.train_mb_tokens=32768")
 CASES = [
     ("rl/nemo_rl/rlvr", "one_gpu", "qwen8b"),
     ("rl/nemo_rl/rlvr", "one_node", "qwen30b", "policy.megatron_cfg.expert_model_parallel_size=4"),
@@ -92,7 +93,7 @@ CASES = [
     ("rl/nemo_rl/rlvr", "one_node", "qwen8b", "policy.generation.backend=embedded"),
     ("rl/nemo_rl/rlvr", "one_gpu", "nano"),
     ("rl/nemo_rl/rlvr", "one_gpu", "qwen30b"),
-    ("rl/nemo_rl/dpo", "one_node", "qwen8b"),
+    WIDE,
     ("sft/megatron_bridge", "one_gpu", "qwen8b"),
     ("rl/nemo_rl/rlvr", "one_gpu", "nano4b", "policy.megatron_cfg.activation_checkpointing=false"),
     UNSHARDED,
@@ -119,7 +120,9 @@ def test_the_hint_is_what_takes_least_from_the_run(bench, given):
     assert first == "policy.megatron_cfg.optimizer.use_distributed_optimizer=true"
     first = refused(bench, given, *LONG).hints[0]
     assert first == "policy.megatron_cfg.activation_checkpointing=true"
-    assert refused(bench, given, "rl/nemo_rl/dpo", "one_node", "qwen8b").hints[0] == "policy.train_micro_batch_size=1"
+    assert refused(bench, given, *WIDE).hints[0] == "policy.sequence_packing.train_mb_tokens=16384"
+    by_rows = "policy.sequence_packing.enabled=false", "policy.train_micro_batch_size=2"
+    assert refused(bench, given, *WIDE[:3], *by_rows).hints[0] == "policy.train_micro_batch_size=1"
     share = refused(bench, given, *GREEDY).hints[0]
     assert share == "policy.generation.vllm_cfg.gpu_memory_utilization=0.7"
 

@@ -1,0 +1,61 @@
+"""The shipped configs that train on chats and pairs cut a batch by tokens, as many as the longest row may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.cli.request import Workbench
+from nemotron_steps.config.layout.memory.batch import BatchArithmetic
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
+from nemotron_steps.engine.supervised.chat_data import batch_of
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
+from nemotron_steps.manifest.packs import builtin_pack_root
+from tests.config.layout.memory.shapes import flat
+
+STEPS = {"sft/megatron_bridge": 1, "reward_model/genrm": 1, "sft/automodel": 1, "rl/nemo_rl/dpo": 2}
+"""Step → sequences of what its batch counts: a chat, or the two of a pair."""
+CONFIGS = [
+    (step, name)
+    for step in STEPS
+    for name in ("one_gpu", "one_node", "cpu")
+    if Path(builtin_pack_root(), "configs", step, f"{name}.yaml").exists()
+]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+
+
+def micro_batches(values, unit, length):
+    """Rows of each micro-batch of each rank, of a step whose chats all have that length."""
+    policy = PolicyConfig.model_validate(values["policy"])
+    rows = policy.train_global_batch_size * unit
+    batch = batch_of([ChatSequence([number] * length, [0] + [1] * (length - 1)) for number in range(rows)])
+    padded, ranks = policy.dtensor_cfg.enabled, max(1, values["cluster"].get("gpus_per_node", 0))
+    plan = plan_micro_batches(batch, range(rows), policy, ranks, train=True, unit=unit, padded=padded)
+    return [[len(part) for part in share] for share in plan]
+
+
+@pytest.mark.parametrize(("step", "config"), CONFIGS)
+def test_short_rows_are_trained_on_together_on_every_rank(step, config, bench):
+    values, unit = bench.compose(step, config, ()).values, STEPS[step]
+    shares = micro_batches(values, unit, 100)
+    rows = values["policy"]["train_global_batch_size"] * unit
+    assert len(shares) == {"one_gpu": 1, "one_node": 8, "cpu": 1}[config]
+    assert [[rows // len(shares)]] * len(shares) == shares  # one micro-batch, and no rank idle
+
+
+@pytest.mark.parametrize("more", [(), ("policy.max_total_sequence_length=5000",)])
+@pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] != "cpu"])
+def test_rows_of_the_greatest_length_have_a_micro_batch_each(step, config, more, bench):
+    """So that the memory of a step is what one row (of a pair, two) takes, whatever length is asked for."""
+    values, unit = bench.compose(step, config, more).values, STEPS[step]
+    longest = values["policy"]["max_total_sequence_length"]
+    assert {part for share in micro_batches(values, unit, longest) for part in share} == {unit}
+    predicted = BatchArithmetic.of(MemorySettings.read(flat(values).get))
+    assert (predicted.tokens, predicted.micro_rows) == (longest * unit, unit)
