@@ -38,9 +38,16 @@ def _quoted(word: str) -> str:
 def _replaced(words: list[str], typed: str, meant: str) -> list[str]:
     """The words with the first occurrence of `typed` replaced: a word, an override by its key, a REF.
 
+    What begins with `--input ` is an input that was given as an override, here with the step in front that it had.
     What ends with a space takes the next word with it: `("a.b ", "a.b=")` makes `a.b=4` of `a.b 4`.
     """
     for at in range(len(words)):
+        if meant.startswith("--input "):
+            word = words[at].lstrip("+")
+            stage = word.removesuffix(typed.lstrip("+"))
+            if word != stage and stage[-1:] in ("", ".") and words[at - 1] != "--input":
+                return [*words[:at], "--input", stage + meant.removeprefix("--input "), *words[at + 1 :]]
+            continue
         if typed.endswith(" ") and words[at] == typed[:-1] and at + 1 < len(words):
             return [*words[:at], meant + words[at + 1], *words[at + 2 :]]
         if words[at] == typed:

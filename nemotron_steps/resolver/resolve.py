@@ -18,6 +18,7 @@ from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.many import with_named_ports
+from nemotron_steps.resolver.misplaced import take_out_inputs
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
 from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Request
@@ -54,7 +55,7 @@ def resolve(
     """
     problems: list[StepsError] = [problem for error in known for problem in getattr(error, "problems", ()) or (error,)]
     graph = Graph(registry, compose, problems)
-    goals = _goal_nodes(request, graph)
+    goals = _goal_nodes(request, graph, compose)
     bare = assign_bare_inputs(request, graph, goals)
     sources = Sources(request, graph, describe_input, goals, bare)
     for goal, node in goals:
@@ -97,17 +98,27 @@ def resolve(
     )
 
 
-def _goal_nodes(request: Request, graph: Graph) -> list[tuple[Goal, Node]]:
-    goals = []
+def _goal_nodes(request: Request, graph: Graph, compose: Compose) -> list[tuple[Goal, Node]]:
+    goals: list[tuple[Goal, Node]] = []
     because = f"stage of {request.name}" if request.name else "asked for"
-    for goal in request.goals:
-        manifest = None if goal.earlier else graph.find_step(goal.step_id, goal.where.get(""))
-        if manifest is not None:
-            key = goal.name or manifest.id
-            manifest = with_named_ports(manifest, key, goal, request)
-            node = graph.add(key, manifest, goal.config_name, goal.overrides, because)
-            node.instance, node.checks = goal.instance, goal.checks
-            goals.append((goal, node))
+    steps = [
+        (goal, goal.name or manifest.id, manifest)
+        for goal in request.goals
+        if not goal.earlier and (manifest := graph.find_step(goal.step_id, goal.where.get(""))) is not None
+    ]
+    every = {key: manifest for _, key, manifest in steps}
+    misplaced: list[tuple[str, str]] = []
+    for goal, key, own in steps:
+        # A bare override of a list is the last step's; an input may be any step's.
+        near = {key: own, **(every if request.chained else {})}
+        overrides, taken = take_out_inputs(goal, key, near, graph, compose, alone=len(request.goals) == 1)
+        manifest = with_named_ports(own, key, goal, request)
+        node = graph.add(key, manifest, goal.config_name, overrides, because)
+        node.instance, node.checks = goal.instance, goal.checks
+        goals.append((goal, node))
+        misplaced += [(node.key if owner == key else owner, port) for owner, port in taken]
+    for key, port in misplaced:  # that nothing feeds it need not be said as well
+        graph.nodes[key].failed.add(port)
     return goals
 
 

@@ -160,6 +160,29 @@ FAULTS = (
         setup=on.questions(),
     ),
     Fault(
+        "two inputs after one --input",
+        "plan rl/nemo_rl/rlvr -c one_gpu --input policy=model prompts=rows.jsonl grpo.max_num_steps=3",
+        "E200",
+        "steps plan rl/nemo_rl/rlvr -c one_gpu --input policy=model --input prompts=rows.jsonl grpo.max_num_steps=3",
+        setup=on.together(on.model(), on.questions()),
+    ),
+    Fault(
+        "inputs without --input",
+        "run rl/nemo_rl/rlhf -c one_gpu -d policy=model prompts=rows.jsonl reward_model=model",
+        "E200",
+        "steps run rl/nemo_rl/rlhf -c one_gpu -d --input policy=model --input prompts=rows.jsonl "
+        "--input reward_model=model",
+        setup=on.together(on.model(positions=131072), on.questions()),
+        pasted=-1,
+    ),
+    Fault(
+        "an input of a pipeline's stage without --input",
+        "plan toy_all train.rows=toy/make/rows:v1",
+        "E200",
+        "steps plan toy_all --input train.rows=toy/make/rows:v1",
+        setup=on.after("run toy/make"),
+    ),
+    Fault(
         "a file that is not there",
         f"plan {RLVR} --input prompts=row.jsonl",
         "E400",
