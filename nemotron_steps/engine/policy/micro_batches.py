@@ -127,7 +127,7 @@ def _over_ranks(
     """Bins under about the smallest budget that gives no rank more of them than the whole budget does: few full bins
     would leave ranks without work, and a last one that is nearly empty would have the others wait for a full one."""
     bins = cut(budget)
-    if ranks == 1:
+    if ranks == 1 or not bins:
         return bins
     most = round_up(len(bins), ranks)
     smaller = max(max(sizes), -(-sum(sizes) // most))
