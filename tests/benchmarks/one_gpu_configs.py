@@ -81,7 +81,7 @@ HYBRID = {
     "time_step_min": 1e-30,
 }
 SMALL = ["grpo.num_prompts_per_step=2", "heldout.max_prompts=8", "policy.generation.max_new_tokens=16"]
-CPU = {"rl/nemo_rl/dpo": ["dpo.max_num_steps=1"], "sft": ["sft.max_num_steps=2"]}
+CPU = {name: ["sft.max_num_steps=2"] for name in ("sft", "reward_model")} | {"rl/nemo_rl/dpo": ["dpo.max_num_steps=1"]}
 
 
 def write_model(folder: Path, tokenizer: Path, family: str, sizes: dict) -> None:
