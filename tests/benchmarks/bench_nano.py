@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="the first ones of the pattern; all by default")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--trl", action="store_true", help="TRL on the same checkpoint, after it")
+    parser.add_argument("--trl", action="store_true", help="TRL on the same checkpoint, before it")
     parser.add_argument("--scratch", type=Path, help="where the checkpoint is written for the time of the run")
     asked = parser.parse_args()
     layers = asked.layers or len(SHAPES[asked.model]["hybrid_override_pattern"])
@@ -114,6 +114,9 @@ def main() -> None:
             "layers": layers,
             "checkpoint_s": time.perf_counter() - started,
         }
+        if asked.trl:
+            results["trl"] = child("tests.benchmarks.grpo_trl", str(folder), "4", "--gpu", "4 B")
+            print(json.dumps(results), flush=True)
         (folder / "run.json").write_text(json.dumps(nano_config(folder, asked.model, asked.steps, asked.gpus)))
         ours = child("tests.benchmarks.grpo_ours", str(folder))
         ours.pop("rewards", None)
@@ -125,8 +128,6 @@ def main() -> None:
             ours["trained_tokens_per_s_gpu"] = tokens / seconds
             ours["generated_tokens_per_s_gpu"] = ours["generated_tokens_per_s"] / asked.gpus
         results.update(met_parameters=met, nemotron_steps=ours)
-        if asked.trl:
-            results["trl"] = child("tests.benchmarks.grpo_trl", str(folder), "4", "--gpu", "4 B")
     print(json.dumps(results))
 
 

@@ -46,8 +46,10 @@ def main(folder: Path) -> None:
         if record["kind"] == "metrics":
             records.append(record["values"])
             phases = {k: round(v, 3) for k, v in record["values"].items() if k.startswith("timing/") and v > 0.001}
-            say(f"step {len(records)}: {phases}")
+            peak = f", {memory.peak_gib:.1f} GiB at most" if memory.peak_gib else ""
+            say(f"step {len(records)}: {phases}{peak}")  # what is left of a run that is cut off
 
+    memory = PeakMemory()
     started = time.perf_counter()
     config = RlConfig.model_validate_json((folder / "run.json").read_text())
     batch = config.policy.train_global_batch_size
@@ -56,7 +58,7 @@ def main(folder: Path) -> None:
     run, _ = build_run(config, rows, work=folder / "work", started=time.monotonic(), reporter=tracker)
     loaded = time.perf_counter() - started
     say("loaded")
-    with PeakMemory() as memory:
+    with memory:
         (train_async if config.grpo.async_grpo.enabled else train)(run)
     run.close()
     warm = records[min(3, len(records) - 1) :]

@@ -63,10 +63,11 @@ def make_checkpoint(folder: Path, seed: int = 0) -> None:
 class PeakMemory:
     """Most GPU memory in use at once, whichever processes have it; looked at every 20 ms. None without a GPU."""
 
+    peak_gib: float | None = None
+
     def __enter__(self) -> PeakMemory:
         import torch
 
-        self.peak_gib: float | None = None
         self.timeline: list[tuple[float, float]] = []
         """(seconds, GiB) of every look."""
         self._ended = threading.Event()
