@@ -254,12 +254,13 @@ def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
 def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[PlanProblem]:
     """A generative reward model compares answers that are laid out as in its training data."""
     judge, settings = "env.nemo_gym.genrm_model.", "env.nemo_gym.environments."
-    told = {key: value for key, value in subject.config.flat.items() if re.fullmatch(rf"{settings}\w+\.layout", key)}
     for port in subject.manifest.consumes:
         trained = subject.artifacts.get(port.name, {}).get("comparison_layout")
-        if not any(key.startswith(judge) for key in port.bindings):
+        if trained is None or not any(key.startswith(judge) for key in port.bindings):
             continue
-        if trained is not None and trained not in (told.values() or ("roles",)):
+        flat = subject.config.flat
+        told = {key: value for key, value in flat.items() if re.fullmatch(rf"{settings}\w+\.layout", key)}
+        if trained not in (told.values() or ("roles",)):
             key = next(iter(told), f"{settings}genrm_compare.layout")
             yield AttributeConflict(
                 f"'{port.name}' of {subject.key} was trained on comparisons laid out otherwise than it would be asked",

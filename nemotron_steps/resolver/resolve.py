@@ -110,7 +110,7 @@ def _goal_nodes(request: Request, graph: Graph, compose: Compose) -> list[tuple[
     misplaced: list[tuple[str, str]] = []
     for goal, key, own in steps:
         # A bare override of a list is the last step's; an input may be any step's.
-        near = {key: own, **(every if request.chained else {})}
+        near = {key: own, **(every if request.chained and goal.overrides else {})}
         overrides, taken = take_out_inputs(goal, key, near, graph, compose, alone=len(request.goals) == 1)
         manifest = with_named_ports(own, key, goal, request)
         node = graph.add(key, manifest, goal.config_name, overrides, because)
