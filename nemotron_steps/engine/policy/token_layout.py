@@ -77,12 +77,16 @@ class RowSpans:
     """int64 [whole rows + 1], where the suffixes of each whole row begin among all; on CPU."""
     lengths: torch.Tensor
     """int64 [whole rows + suffix rows]; on CPU."""
+    rows: torch.Tensor
+    """int32 [whole rows + suffix rows, 6]: where each row begins and its length, the same of its prompt (0, 0 without
+    one), and the range of the tokens whose prompt it is."""
 
     def to(self, device: torch.device) -> RowSpans:
         """The same on another device."""
         prompt, suffix, family = (s and s.to(device) for s in (self.prompt, self.suffix, self.family))
+        rows = self.rows.to(device, non_blocking=True)
         return RowSpans(
-            self.whole.to(device), prompt, self.prompt_tokens, suffix, family, self.first_suffix, self.lengths
+            self.whole.to(device), prompt, self.prompt_tokens, suffix, family, self.first_suffix, self.lengths, rows
         )
 
 
@@ -333,6 +337,13 @@ def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_p
     """Where rows begin and end, the first `parents` whole ones being shared prompts."""
     first_suffix = np.zeros(len(whole_lengths) + 1, np.int64)
     np.cumsum(np.bincount(suffix_parents, minlength=len(whole_lengths)), out=first_suffix[1:])
+    lengths = np.concatenate([whole_lengths, suffix_lengths])
+    starts = _starts(lengths)
+    rows = np.zeros((len(lengths), 6), np.int32)
+    rows[:, 0], rows[:, 1] = starts, lengths
+    rows[len(whole_lengths) :, 2:4] = rows[suffix_parents, :2]
+    bounds = np.append(starts, lengths.sum())[len(whole_lengths) :][first_suffix]
+    rows[: len(whole_lengths), 4], rows[: len(whole_lengths), 5] = bounds[:-1], bounds[1:]
     return RowSpans(
         whole=_spans(whole_lengths),
         prompt=_spans(whole_lengths[:parents]) if parents else None,
@@ -340,7 +351,8 @@ def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_p
         suffix=_spans(suffix_lengths) if parents else None,
         family=_spans(np.bincount(suffix_parents, suffix_lengths)) if parents else None,
         first_suffix=torch.from_numpy(first_suffix),
-        lengths=torch.from_numpy(np.concatenate([whole_lengths, suffix_lengths])),
+        lengths=torch.from_numpy(lengths),
+        rows=torch.from_numpy(rows),
     )
 
 

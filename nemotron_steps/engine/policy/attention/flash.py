@@ -1,10 +1,13 @@
-"""FlashAttention over flat tokens, on CUDA in half precision: no padding, and shared prompts attended to in place.
+"""Attention over flat tokens, on CUDA in half precision: no padding, and shared prompts attended to in place.
 
-A suffix attends to its prompt and to itself by two calls whose results are merged by their log-sum-exp. Their
-gradients are again two calls, each given the merged result: the attention probabilities that FlashAttention's backward
-pass recomputes from a log-sum-exp are then those of the whole row (as in ring attention, arXiv 2310.01889).
+    packed_attention.py    our own kernels, wherever they run
+    te_attention.py        cuDNN's attention, for rows longer than PACKED where Transformer Engine is installed
+    here                   torch's FlashAttention 2, and how either is called
 
-The calls are torch's FlashAttention 2, or cuDNN's attention where Transformer Engine is installed (te_attention.py).
+By the last two a suffix attends to its prompt and to itself in two calls, whose results are merged by their
+log-sum-exp. Their gradients are again two calls, each given the merged result: the attention probabilities that
+FlashAttention's backward pass recomputes from a log-sum-exp are then those of the whole row (as in ring attention,
+arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -15,18 +18,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.policy.attention import te_attention
+from nemotron_steps.engine.policy.attention import packed_attention, te_attention
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.policy.token_layout import RowSpans, Spans, TokenLayout
+
+PACKED = 2048
+"""Tokens of the longest row up to which our own kernels are faster than cuDNN's. On an H200, forward and backward: of
+1,024 tokens 3.9 ms to 5.3, of 4,096 12.2 to 10.5."""
 
 
 def flat_flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
 ) -> torch.Tensor:
     """As attention.FlatAttention.forward: query [T, heads, head_dim] → [T, heads · head_dim]."""
+    if packed_attention.takes(query, key) and not _left_to_cudnn(query, key, layout.spans):
+        return packed_attention.packed_attention(query, key, value, layout).flatten(1)
     out: torch.Tensor = _FlatFlash.apply(query, key, value, layout)  # type: ignore[no-untyped-call]
     return out.flatten(1)
+
+
+def _left_to_cudnn(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> bool:
+    """Whether rows are so long that cuDNN's attention is faster, and it is there."""
+    longest = max(part.max_seqlen for part in (spans.whole, spans.suffix) if part is not None)
+    return longest > PACKED and te_attention.takes(query, key, spans)
 
 
 class _FlatFlash(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Attention in half precision on a GPU, by torch's FlashAttention and by Transformer Engine's, against float32.
+"""Attention in half precision on a GPU, by torch's FlashAttention, Transformer Engine's and ours, against float32.
 
 python3 -m tests.engine.policy.attention.attention_on_gpu [--time]
 
@@ -17,14 +17,14 @@ from unittest import mock
 
 import torch
 
-from nemotron_steps.engine.policy.attention import te_attention
+from nemotron_steps.engine.policy.attention import packed_attention, te_attention
 from nemotron_steps.engine.policy.attention.attention import FlatAttention
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from tests.engine.policy.batches import grouped_batch
 
-KERNELS = ("torch", "transformer engine")
+KERNELS = ("torch", "packed", "transformer engine")
 LAYOUTS = {
     "suffixes and loners": {"prompts": ((70, 5), (133, 3), (5, 1), (40, 1), (1, 2)), "width": 300, "divisible_by": 1},
     "suffixes, padded": {"prompts": ((64, 4), (9, 4)), "width": 130, "divisible_by": 8},
@@ -38,9 +38,16 @@ NAMES = ("output", "query's gradient", "key's", "value's")
 @contextlib.contextmanager
 def attention_by(kernels: str) -> Iterator[None]:
     """Choose the kernels, whatever is installed."""
-    chosen = kernels == "transformer engine"
-    with mock.patch.object(te_attention, "takes", lambda *_: chosen):
+    with (
+        mock.patch.object(te_attention, "takes", lambda *_: kernels == "transformer engine"),
+        mock.patch.object(packed_attention, "takes", lambda *_: kernels == "packed"),
+    ):
         yield
+
+
+def available() -> tuple[str, ...]:
+    """Kernels that are installed."""
+    return KERNELS if te_attention.load() is not None else KERNELS[:2]
 
 
 def layout_of(name: str) -> TokenLayout:
@@ -69,11 +76,11 @@ def run(attend: Callable, tensors: list[torch.Tensor], layout: TokenLayout, dtyp
 
 
 def errors(layout: TokenLayout, heads: tuple[int, int, int], dtype: torch.dtype) -> dict[str, dict[str, float]]:
-    """Of either kernels: norm of the difference from float32 over the norm of that, of the output and gradients."""
+    """Of each kernel: norm of the difference from float32 over the norm of that, of the output and gradients."""
     tensors = tensors_of(layout, heads, dtype)
     expected = run(FlatAttention(None), tensors, layout, torch.float32)
     found = {}
-    for kernels in KERNELS:
+    for kernels in available():
         with attention_by(kernels):
             mine = run(flat_flash_attention, tensors, layout, dtype)
         found[kernels] = {
@@ -83,12 +90,12 @@ def errors(layout: TokenLayout, heads: tuple[int, int, int], dtype: torch.dtype)
 
 
 def wrong(found: dict[str, dict[str, float]]) -> list[str]:
-    """Where Transformer Engine's errors are not those of rounding, which torch's kernel has as well."""
-    mine, theirs = (found[kernels] for kernels in reversed(KERNELS))
+    """Where errors are not those of rounding, which torch's kernel has as well."""
     return [
-        f"{name}: {mine[name]:.2e}, torch's {theirs[name]:.2e}"
+        f"{name} of {kernels}: {mine[name]:.2e}, torch's {found['torch'][name]:.2e}"
+        for kernels, mine in found.items()
         for name in NAMES
-        if not mine[name] <= 1.5 * theirs[name]
+        if not mine[name] <= 1.5 * found["torch"][name]
     ]
 
 
@@ -112,13 +119,13 @@ def timing_layout(prompts: int, members: int, prompt: int, length: int) -> Token
 
 
 def timing(layout: TokenLayout, heads: tuple[int, int, int] = (16, 8, 128)) -> dict[str, dict[str, float]]:
-    """Of either kernels, bfloat16: milliseconds forward and backward, of a first call, and GiB that a pass takes."""
+    """Of each kernel, bfloat16: milliseconds forward and backward, of a first call, and GiB that a pass takes."""
     from triton.testing import do_bench
 
     tensors = tensors_of(layout, heads, torch.bfloat16)
     leaves = [tensor.requires_grad_() for tensor in tensors[:3]]
     found = {}
-    for kernels in KERNELS:
+    for kernels in available():
         with attention_by(kernels):
             torch.cuda.synchronize()
             before, started = torch.cuda.memory_allocated(), time.perf_counter()
@@ -152,7 +159,7 @@ TIMED = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--time", action="store_true", help="and how long both take")
+    parser.add_argument("--time", action="store_true", help="and how long each takes")
     arguments = parser.parse_args()
     failures = []
     for name in LAYOUTS:
