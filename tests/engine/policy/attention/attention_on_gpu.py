@@ -118,7 +118,7 @@ def timing_layout(prompts: int, members: int, prompt: int, length: int) -> Token
     return build_layout(batch, range(rows))
 
 
-def timing(layout: TokenLayout, heads: tuple[int, int, int] = (16, 8, 128)) -> dict[str, dict[str, float]]:
+def timing(layout: TokenLayout, heads: tuple[int, int, int]) -> dict[str, dict[str, float]]:
     """Of each kernel, bfloat16: milliseconds forward and backward, of a first call, and GiB that a pass takes."""
     from triton.testing import do_bench
 
@@ -147,14 +147,25 @@ def timing(layout: TokenLayout, heads: tuple[int, int, int] = (16, 8, 128)) -> d
 
 
 TIMED = {
-    "512 x 300, prompts of 44 shared by 8": (64, 8, 44, 300),
-    "512 x 300, nothing shared": (512, 1, 44, 300),
-    "48 x 300, prompts of 44 shared by 8": (6, 8, 44, 300),
-    "64 x 1,024, prompts of 64 shared by 8": (8, 8, 64, 1024),
-    "64 x 4,096, prompts of 64 shared by 8": (8, 8, 64, 4096),
-    "64 x 4,096, nothing shared": (64, 1, 64, 4096),
+    "512 x 300, prompts of 44 shared by 8": ((64, 8, 44, 300), HEADS[0]),
+    "512 x 300, nothing shared": ((512, 1, 44, 300), HEADS[0]),
+    "48 x 300, prompts of 44 shared by 8": ((6, 8, 44, 300), HEADS[0]),
+    "64 x 4,096, prompts of 64 shared by 8": ((8, 8, 64, 4096), HEADS[0]),
+    "64 x 4,096, nothing shared": ((64, 1, 64, 4096), HEADS[0]),
+    "32 x 324, prompts of 68 shared by 8, heads of a 4 B model": ((4, 8, 68, 324), (40, 20, 128)),
+    "the same, heads of Nano 4B": ((4, 8, 68, 324), (40, 8, 128)),
+    "48 x 324, prompts of 68 shared by 8": ((6, 8, 68, 324), HEADS[0]),
+    "the same, heads of 64": ((6, 8, 68, 324), (16, 8, 64)),
+    "128 x 128, prompts of 64 shared by 8": ((16, 8, 64, 128), HEADS[0]),
+    "64 x 512, prompts of 64 shared by 8, 32 heads": ((8, 8, 64, 512), (32, 8, 128)),
+    "64 x 1,024, prompts of 64 shared by 8": ((8, 8, 64, 1024), HEADS[0]),
+    "64 x 1,024, nothing shared": ((64, 1, 64, 1024), HEADS[0]),
+    "32 x 2,048, prompts of 64 shared by 8": ((4, 8, 64, 2048), HEADS[0]),
+    "16 x 2,304, prompts of 2,048 shared by 8": ((2, 8, 2048, 2304), HEADS[0]),
+    "16 x 4,096, prompts of 64 shared by 8": ((2, 8, 64, 4096), HEADS[0]),
+    "16 x 4,096, nothing shared": ((16, 1, 64, 4096), HEADS[0]),
 }
-"""Groups, sequences of each, tokens shared, tokens of a sequence."""
+"""Groups, sequences of each, tokens shared, tokens of a sequence; heads, as in HEADS."""
 
 
 def main() -> None:
@@ -169,8 +180,8 @@ def main() -> None:
                 case = f"{name}, heads {heads}, {dtype}"
                 failures += [f"{case}: {what}" for what in wrong(found)]
                 print(json.dumps({case: found}), flush=True)
-    for name, shape in TIMED.items() if arguments.time else ():
-        print(json.dumps({name: timing(timing_layout(*shape).to(torch.device("cuda")))}), flush=True)
+    for name, (shape, heads) in TIMED.items() if arguments.time else ():
+        print(json.dumps({name: timing(timing_layout(*shape).to(torch.device("cuda")), heads)}), flush=True)
     if failures:
         sys.exit("\n".join(failures))
 
