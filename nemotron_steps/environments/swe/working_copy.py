@@ -32,6 +32,8 @@ QUICK_S = 60.0
 """For the harness's own commands."""
 
 _DIFF = re.compile(r"^diff --git ", re.MULTILINE)
+_LINK = re.compile(r"^(new file mode|index [0-9a-f.]+) 120000$", re.MULTILINE)
+"""Of a symbolic link that is new, or leads somewhere else than it did."""
 _SUM = re.compile(r"([0-9a-f]{64})  \./(.+)")
 
 
@@ -225,7 +227,7 @@ class ImageCopy(WorkingCopy):
         for begin, end in zip(begins, [*begins[1:], len(result.stdout)], strict=False):
             piece = result.stdout[begin:end]
             path = _path_of(piece)
-            if path is None or is_protected(path, paths) or "\nnew file mode 120000" in piece:
+            if path is None or is_protected(path, paths) or _LINK.search(piece):
                 left_out.append(path or piece.splitlines()[0])
             else:
                 kept.append(piece)
