@@ -353,6 +353,27 @@ def test_members_admitted_after_an_update_use_no_old_prefix() -> None:
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
 
 
+def test_a_member_that_waits_alone_through_an_update_uses_no_old_prefix() -> None:
+    """Those of its group that were admitted before have ended; another request holds the row that it waits for."""
+    _, generator = make(rows=1)
+    other, _ = random_model("qwen3-tied")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    prompt = prompt_of(4, 14)
+    generator.submit(GenerationRequest("a", prompt, SamplingParams(1, seed=1), 2))
+    generator.submit(GenerationRequest("b", prompt, SamplingParams(1, seed=1)))
+    (first,) = generator.step()
+    assert (first.request_id, first.index, first.weight_versions) == ("a", 0, [0])
+    generator.update_weights(other.state_dict().items(), 1)
+    done = drain(generator)
+    assert sorted(done) == [("a", 1), ("b", 0)]
+    for completion in done.values():
+        assert completion.weight_versions == [1]
+        expected = full_logprobs(other, prompt, completion.token_ids)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
 def test_bad_requests_are_refused_and_leave_nothing_pending() -> None:
     _, generator = make(length=16)
     good = SamplingParams(4)
