@@ -211,6 +211,18 @@ def test_rollouts_of_one_prompt_share_a_micro_batch():
         assert caught.value.where == f"policy.{mode}.train_mb_tokens"
 
 
+def test_a_budget_holds_the_ends_of_prompts_that_read_ahead():
+    """Where answers are read ahead, the last tokens of a shared prompt are computed for each of them."""
+    batch = grouped_batch(prompts=((10, 4),), width=14)
+    batch.lengths[:] = 14
+    packing = {"enabled": True, "train_mb_tokens": 28, "sequence_length_round": 1}
+    config = PolicyConfig.model_validate({"sequence_packing": packing})
+    for ahead, parts in ((0, [4]), (1, [3, 1]), (2, [3, 1]), (3, [3, 1]), (5, [2, 2])):
+        (plan,) = plan_micro_batches(batch, range(4), config, 1, train=True, ahead=ahead)
+        assert [len(part) for part in plan] == parts, ahead
+        assert max(len(build_layout(batch, part, ahead=ahead).token_ids) for part in plan) <= 28
+
+
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("budget", "parts"), [(400, [4]), (200, [4]), (80, [4]), (79, [2, 2]), (40, [2, 2])])
 def test_ranks_share_what_few_of_them_could_hold(budget, parts, padded):
