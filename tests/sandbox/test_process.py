@@ -252,6 +252,31 @@ def test_a_run_that_is_given_up_is_killed_before_whoever_gave_it_up_goes_on() ->
     assert asyncio.run(given_up()) < 20
 
 
+def test_a_run_that_is_given_up_twice_is_waited_for_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it works with may be closed once its caller goes on."""
+    kill = process._kill
+
+    def slowly(child: subprocess.Popen[bytes]) -> None:
+        time.sleep(0.2)
+        kill(child)
+
+    async def given_up() -> bytes:
+        reading, writing = os.pipe2(os.O_NONBLOCK)
+        with open(reading, "rb", buffering=0) as end:
+            run = asyncio.create_task(run_process(["sleep", "60"], b"", wall_s=60, output_bytes=1, pass_fds=[writing]))
+            await asyncio.sleep(0.1)
+            os.close(writing)
+            for _ in range(3):
+                run.cancel()
+                await asyncio.sleep(0.01)
+            with pytest.raises(asyncio.CancelledError):
+                await run
+            return os.read(end.fileno(), 1)  # would block while somebody could write
+
+    monkeypatch.setattr(process, "_kill", slowly)
+    assert asyncio.run(given_up()) == b""
+
+
 def test_a_run_is_over_when_the_first_process_of_its_sandbox_is_gone() -> None:
     """It is in the group no more than what a sandbox has started, and holds no pipe."""
     first = """
