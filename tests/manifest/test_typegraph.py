@@ -101,6 +101,7 @@ def test_own_conversions_replace_inherited_ones() -> None:
     )
     assert graph.path("judge", "dist") is None
     assert graph.path("student", "dist") == (Conversion("hf", "dist", "c"),)
+    assert graph.leading_to("dist") == {"dist": 0, "hf": 1, "student": 1}
     assert graph.is_a("judge", "hf")
 
 
