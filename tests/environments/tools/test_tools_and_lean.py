@@ -231,6 +231,7 @@ def test_a_statement_must_end_where_its_proof_begins() -> None:
         create("math_formal_lean").check_row({**ROW, "formal_statement": "theorem t : True"}, "f:1")
 
 
+@pytest.mark.sandbox
 def test_sessions_are_optional_for_a_single_proof() -> None:
     environment = create("math_formal_lean")
     verdict = asyncio.run(environment.verify(ROW, Response("nothing"), Session()))
