@@ -1,8 +1,7 @@
 """What every test shares: one torch thread, a home of its own, and what to do where a program is missing.
 
-A test marked vllm, ray, slurm, sandbox, containers or compiler needs something a plain Python environment may lack. On
-a developer's machine it is skipped with the command that installs it; with CI set, its absence is a failure, so that
-nothing is skipped there.
+A test marked with a name of NEEDS needs something a plain Python environment may lack. On a developer's machine it is
+skipped with the command that installs it; with CI set, its absence is a failure, so that nothing is skipped there.
 
 GPUs are hidden from tests unless --cuda is given: those marked cuda need it.
 """
@@ -42,6 +41,8 @@ NEEDS = {
     ),
     "sandbox": (lambda: shutil.which("bwrap") is not None, "scripts/install_system.sh"),
     "compiler": (lambda: shutil.which("gcc") is not None, "scripts/install_system.sh"),
+    "browser": (lambda: any(map(shutil.which, ("chromium", "google-chrome"))), "scripts/install_system.sh"),
+    "mkdocs": (lambda: importlib.util.find_spec("mkdocs") is not None, "make setup-test"),
 }
 
 

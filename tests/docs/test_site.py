@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -15,10 +14,8 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.manifest.registry import load_registry
 from tests.docs.pages import ROOT, cells
 
-needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
 
-
-@needs_mkdocs
+@pytest.mark.mkdocs
 def test_the_site_builds_without_a_warning_and_has_a_page_a_step_and_a_place_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)

@@ -156,7 +156,7 @@ def test_an_empty_home_has_a_page(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.browser
 def test_it_sorts_filters_and_changes_its_theme_in_a_browser_on_a_phone(home, tmp_path):
     page = write_index(home)
     steps = """<script>

@@ -16,7 +16,7 @@ from nemotron_steps.runs.report import write_report
 from tests.runs.runner_toy_plan import run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (scripts/install_system.sh)")
+pytestmark = pytest.mark.browser
 HOSTILE = (
     '</pre><script>document.title="owned"</script><img src=x onerror=\'document.title="owned"\'>'
     '<svg onload=document.title="owned"> ${"a" * 5} \u202e ' + "w" * 3000

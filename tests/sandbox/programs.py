@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import platform
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +16,6 @@ from nemotron_steps.sandbox.syscalls import BY_ARGUMENT, DANGEROUS, HARMLESS, NE
 
 MIB = 2**20
 NUMBERS = calls(platform.machine(), HARMLESS, BY_ARGUMENT, NETWORK, SHARING, DANGEROUS)
-needs_bubblewrap = [
-    pytest.mark.sandbox,
-    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
-]
 
 PRELUDE = f"""
 import ctypes, errno, mmap, os, resource, signal, socket, struct, sys, time

@@ -15,9 +15,9 @@ import pytest
 from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.bubblewrap import SYSTEM_FOLDERS, BubblewrapSandbox
-from tests.sandbox.programs import MIB, needs_bubblewrap, started, with_argument
+from tests.sandbox.programs import MIB, started, with_argument
 
-pytestmark = needs_bubblewrap
+pytestmark = pytest.mark.sandbox
 
 
 def run(**arguments: Any) -> SandboxResult:

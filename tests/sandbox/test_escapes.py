@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from tests.sandbox.programs import NUMBERS, PRELUDE, needs_bubblewrap, run, sections, started, with_argument
+from tests.sandbox.programs import NUMBERS, PRELUDE, run, sections, started, with_argument
 
-pytestmark = needs_bubblewrap
+pytestmark = pytest.mark.sandbox
 SESSION_KEYRING, UNLINK = -3, 9
 
 ATTEMPTS = """

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.sandbox import Limits, Outcome
-from tests.sandbox.programs import MIB, needs_bubblewrap, run, sections
+from tests.sandbox.programs import MIB, run, sections
 
-pytestmark = needs_bubblewrap
+pytestmark = pytest.mark.sandbox
 ALLOWED = 128 * MIB
 LIMITS = Limits(wall_s=60, memory_bytes=ALLOWED, scratch_bytes=1024 * MIB, file_bytes=1024 * MIB)
 

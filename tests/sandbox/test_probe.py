@@ -22,9 +22,8 @@ from nemotron_steps.sandbox.probe import _canary_file, _canary_folders, probe
 from nemotron_steps.sandbox.process import Rest, Watch
 from nemotron_steps.sandbox.seccomp import allowed, architecture, filter_program
 from nemotron_steps.sandbox.syscalls import DANGEROUS, NETWORK, SHARING, calls
-from tests.sandbox.programs import needs_bubblewrap
 
-pytestmark = needs_bubblewrap
+pytestmark = pytest.mark.sandbox
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="a user namespace holds where this is taken away")
 

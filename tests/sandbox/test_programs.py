@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import pytest
 
 from nemotron_steps.sandbox import Limits, SandboxResult
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from tests.sandbox.programs import PRELUDE, needs_bubblewrap, run, sections, started
+from tests.sandbox.programs import PRELUDE, run, sections, started
 
-pytestmark = needs_bubblewrap
+pytestmark = pytest.mark.sandbox
 
 PROGRAMS = """
 # threads
@@ -87,7 +86,6 @@ def test_numeric_libraries_run() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_a_compiler_and_what_it_makes_run() -> None:
     source = (
         "#include <pthread.h>\n#include <stdio.h>\n"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import shutil
 import zlib
 from typing import Any
 
@@ -15,11 +14,6 @@ from nemotron_steps.environments.code.code_gen import breaks_thinking_tags, extr
 from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import DataError
 from nemotron_steps.sandbox import Outcome, SandboxResult
-
-needs_sandbox = [
-    pytest.mark.sandbox,
-    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
-]
 
 
 def row(inputs: list[str], outputs: list[str], function: str | None = None) -> dict[str, Any]:
@@ -42,7 +36,7 @@ ADD = row(["1 2\n", "3 4\n"], ["3\n", "7\n"])
 
 
 class TestInTheSandbox:
-    pytestmark = needs_sandbox
+    pytestmark = pytest.mark.sandbox
 
     def test_every_test_must_pass(self) -> None:
         assert grade("print(sum(map(int, input().split())))", ADD).reward == 1.0

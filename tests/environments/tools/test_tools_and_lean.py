@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ def cells(*codes: Any, **config: Any) -> list[str]:
 
 
 @pytest.mark.sandbox
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 class TestPythonTool:
     def test_state_lasts_and_the_last_expression_is_shown(self) -> None:
         assert cells("x = 3\nprint('once')", "x += 1\nx", "x * 10", "print(x)") == ["once\n", "4\n", "40\n", "4\n"]
@@ -169,7 +167,6 @@ def block(proof: str) -> str:
 
 
 @pytest.mark.sandbox
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 class TestWithACompiler:
     def run(self, *turns: str, **config: Any) -> tuple[list[str | None], Any]:
         environment = create("math_formal_lean", config)
