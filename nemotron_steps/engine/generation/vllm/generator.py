@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,8 @@ class VllmGenerator:
 
     Raises:
         UnsupportedError: vLLM is not installed, or cannot do here what is asked of it.
-        WorkerLostError: a tensor-parallel worker died or does not answer; from `step` and `update_weights` as well.
+        WorkerLostError: a process of the engine's died or does not answer; from `submit`, `step` and `update_weights`
+            as well.
     """
 
     def __init__(
@@ -148,7 +150,8 @@ class VllmGenerator:
             if seed is not None:
                 stream = stream_key(seed, request.request_id, index) & _LARGEST_SEED
                 params = _sampling_params(request.params, room, seed=stream)
-            self._engine.add_request(key, prompt, params)
+            with self._alive():
+                self._engine.add_request(key, prompt, params)
             self._sequences[key] = _Sequence(request.request_id, index, [(0, self.weight_version)])
 
     def step(self) -> list[Completion]:
@@ -181,12 +184,14 @@ class VllmGenerator:
         return completions
 
     def _decode(self) -> Any:
-        if self._to_workers is None:
-            return self._engine.step()
         if self._own_process:
             wait_for_output(self._engine)
-        with self._to_workers.alive():
+        with self._alive():
             return self._engine.step()
+
+    def _alive(self) -> AbstractContextManager[None]:
+        """A failure that comes from a dead or silent worker is a WorkerLostError, where there are workers."""
+        return nullcontext() if self._to_workers is None else self._to_workers.alive()
 
     @property
     def sampled_tokens(self) -> int:

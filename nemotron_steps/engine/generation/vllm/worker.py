@@ -150,6 +150,7 @@ class OfferedTransfer(_LayerwiseTransfer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        _end_with_ours()
         from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
 
         self._ends: dict[str, ReceivingEnd] = {}
@@ -167,8 +168,14 @@ class OfferedTransfer(_LayerwiseTransfer):
         self._load(self._ends[update_info.channel].weights(None))
 
 
-if multiprocessing.parent_process() is not None:  # a process of vLLM's own: it has nothing to do without ours
-    end_with_parent()
+def _end_with_ours() -> None:
+    """A process of vLLM's own has nothing to do without ours. Said where such a process begins to work as well as when
+    this module is loaded: one that was forked is born with the modules of its parent."""
+    if multiprocessing.parent_process() is not None:
+        end_with_parent()
+
+
+_end_with_ours()
 for _name, _backend in ((IN_PROCESS, InProcessTransfer), (OFFERED, OfferedTransfer)):
     WeightTransferEngineFactory.register_engine(_name, _backend)
 

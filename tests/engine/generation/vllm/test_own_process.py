@@ -122,7 +122,7 @@ ORPHAN = """
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
     if __name__ == "__main__":
-        VllmGenerator(
+        generator = VllmGenerator(
             Path(sys.argv[1]),
             VllmConfig(async_engine=True, enforce_eager=True, max_num_seqs=32),
             max_total_length=64,
@@ -133,21 +133,42 @@ ORPHAN = """
 """
 
 
-def test_an_engine_ends_with_the_process_that_started_it(model, tmp_path):  # noqa: F811
+FORKED = """
+    import multiprocessing, os, time
+    from types import SimpleNamespace
+    from nemotron_steps.engine.generation.vllm.worker import OfferedTransfer
+
+    def engine():
+        OfferedTransfer(None, SimpleNamespace(parallel_config=None, model_config=None), None, None)
+        print("children", os.getpid(), flush=True)
+        time.sleep(600)
+
+    process = multiprocessing.get_context("fork").Process(target=engine)
+    process.start()
+    process.join()
+"""
+"""What vLLM does where this process has not used CUDA yet, and never on CPU. The child has all modules already: none
+that it imports tells it what it is."""
+
+
+@pytest.mark.parametrize("program", [ORPHAN, FORKED], ids=["spawned", "forked"])
+def test_an_engine_ends_with_the_process_that_started_it(model, tmp_path, program):  # noqa: F811
     script = tmp_path / "parent.py"
-    script.write_text(textwrap.dedent(ORPHAN))
+    script.write_text(textwrap.dedent(program))
     with subprocess.Popen([sys.executable, str(script), str(model[0])], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        line = next(line for line in parent.stdout if line.startswith("children"))
-        children = [psutil.Process(int(pid)) for pid in line.split()[1:]]
-        assert children
-        parent.kill()
-        parent.wait()
-        _, alive = psutil.wait_procs(children, timeout=20)
+        try:
+            assert parent.stdout is not None
+            line = next(line for line in parent.stdout if line.startswith("children"))
+            children = [psutil.Process(int(pid)) for pid in line.split()[1:]]
+        finally:
+            parent.kill()
+    assert children
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
 
 
-def test_a_killed_engine_is_a_lost_worker(generator):  # the last one: it has no engine any more
+def test_a_killed_engine_is_a_lost_worker(generator, model):  # noqa: F811  (the last one: it has no engine any more)
+    _, network = model
     generator.submit(GenerationRequest("lost", PROMPTS[0], SamplingParams(max_new_tokens=40, stop_token_ids=(EOS,)), 4))
     for process in engines():
         os.kill(process.pid, signal.SIGKILL)
@@ -155,3 +176,9 @@ def test_a_killed_engine_is_a_lost_worker(generator):  # the last one: it has no
     with pytest.raises(WorkerLostError, match="vLLM engine"):
         while time.monotonic() < deadline:
             generator.step()
+    with pytest.raises(WorkerLostError, match="vLLM engine"):
+        generator.submit(GenerationRequest("later", PROMPTS[0], SamplingParams(max_new_tokens=4), 1))
+    generator.cancel("lost")
+    generator.cancel("later")
+    with pytest.raises(WorkerLostError, match="vLLM engine"):
+        generator.update_weights(network.state_dict().items(), 1000)
