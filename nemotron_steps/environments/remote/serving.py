@@ -173,14 +173,14 @@ class EnvironmentServer:
         return Reply(404, {"error": f"no session for tool {path!r}; POST /seed_session first and send its cookie"})
 
     async def _seed(self, body: dict[str, Any]) -> Reply:
-        self.environment.check_row(body, "request")
+        self.environment.check_row_with_resources(body, "request")
         session = await self.environment.seed(body)
         key = secrets.token_urlsafe(24)
         self._sessions[key] = _Held(session, time.monotonic())
         return Reply(200, {"tools": session.tools}, _set_cookie(key))
 
     async def _verify(self, body: dict[str, Any], cookie: str | None) -> Reply:
-        self.environment.check_row(body, "request")
+        self.environment.check_row_with_resources(body, "request")
         response = _response(body["response"])
         held = self._sessions.pop(cookie or "", None)
         session = held.session if held is not None else await self.environment.seed_recorded(body)
@@ -190,7 +190,7 @@ class EnvironmentServer:
         url = body.get("policy_base_url") or self._model_url
         if url is None:
             return Reply(400, {"error": "no model server: `policy_base_url` in the request, or --model-url"})
-        self.environment.check_row(body, "request")
+        self.environment.check_row_with_resources(body, "request")
         client = JsonClient(str(url))
         session = await self.environment.seed(body)
         try:
@@ -253,7 +253,7 @@ class EnvironmentServer:
 
     async def _verify_group(self, body: dict[str, Any]) -> Reply:
         row = body["row"]
-        self.environment.check_row(row, "request")
+        self.environment.check_row_with_resources(row, "request")
         sessions: list[Session] = []
         try:
             for _ in body["responses"]:

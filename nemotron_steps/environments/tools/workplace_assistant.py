@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
 
 
+GROUND_TRUTH_FAILS = "ground_truth_fails"
+"""Failure class: a call of the row's ground truth fails on the databases, so there is nothing to compare with."""
+
+
 class WorkplaceConfig(EnvironmentConfig):
     """Settings."""
 
@@ -68,18 +72,7 @@ class WorkplaceAssistant(Environment):
     def check_resources(self, row: Row) -> None:
         """Every call of the ground truth must work on the databases: a row for others has nothing to be compared with,
         and doing nothing would be right."""
-        workplace = Workplace(self._tables())
-        for index, call in enumerate(row["ground_truth"]):
-            output = workplace.call(str(call["name"]), _call(call).parsed_arguments() or {})
-            if isinstance(output, str) and output.startswith("Error:"):
-                found = self.config.databases or "the made-up company of this package"
-                raise RowError(
-                    f"ground_truth[{index}]",
-                    "a call that works on the databases. Public rows need NeMo-Gym's, the folder "
-                    "resources_servers/workplace_assistant/csv_data/processed: "
-                    "env.nemo_gym.environments.workplace_assistant.databases=FOLDER",
-                    f"{output} (databases: {found})",
-                )
+        self._wanted(row)
 
     async def seed(self, row: Row) -> Session:
         """The row's tools over fresh databases."""
@@ -96,14 +89,41 @@ class WorkplaceAssistant(Environment):
         return json.dumps({"output": session.state.call(name, arguments)})
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
-        """1 if both ends are the same, else 0. Without a session, the response's own calls are replayed."""
+        """1 if both ends are the same, else 0. Without a session, the response's own calls are replayed. A ground truth
+        that fails is a failure: who changes nothing would be right."""
+        try:
+            wanted = self._wanted(row)
+        except RowError as error:
+            return Verdict.failed(GROUND_TRUTH_FAILS, message=str(error))
         reached = session.state
         if reached is None:
             reached = self._replay(response.tool_calls)
-        wanted = self._replay([_call(call) for call in row["ground_truth"]])
         got, want = reached.state(), wanted.state()
         wrong = [name for name in want if got[name] != want[name]]
         return Verdict(float(not wrong), {"tool_calls": float(len(response.tool_calls))}, details={"differs": wrong})
+
+    def _wanted(self, row: Row) -> Workplace:
+        """The databases after the ground truth.
+
+        Raises:
+            RowError: a call of it fails on them.
+        """
+        workplace = Workplace(self._tables())
+        for index, call in enumerate(row["ground_truth"]):
+            arguments = _call(call).parsed_arguments()
+            if arguments is None:
+                raise RowError(f"ground_truth[{index}]", "JSON arguments", repr(call)[:80])
+            output = workplace.call(str(call["name"]), arguments)
+            if isinstance(output, str) and output.startswith("Error:"):
+                found = self.config.databases or "the made-up company of this package"
+                raise RowError(
+                    f"ground_truth[{index}]",
+                    "a call that works on the databases. Public rows need NeMo-Gym's, the folder "
+                    "resources_servers/workplace_assistant/csv_data/processed: "
+                    "env.nemo_gym.environments.workplace_assistant.databases=FOLDER",
+                    f"{output} (databases: {found})",
+                )
+        return workplace
 
     def _replay(self, calls: list[ToolCall]) -> Workplace:
         workplace = Workplace(self._tables())

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, RowError, Session, Verdict
 from nemotron_steps.environments.http_server import Reply, Request
 from nemotron_steps.environments.remote import serving
 from nemotron_steps.environments.remote.serving import EnvironmentServer
@@ -111,6 +111,19 @@ def test_each_request_has_its_status(method: str, path: str, body: Any, status: 
     environment = Pairs()
     reply = asyncio.run(asked(EnvironmentServer(environment), path, body, method=method))
     assert (reply.status, environment.open) == (status, 0)
+
+
+@pytest.mark.parametrize("path", ["/seed_session", "/verify", "/run", "/verify_group"])
+def test_a_row_that_does_not_fit_what_the_environment_is_configured_with_is_refused(path: str) -> None:
+    class Elsewhere(Pairs):
+        def check_resources(self, row: Row) -> None:
+            raise RowError("responses_create_params", "one of these databases", "another")
+
+    environment = Elsewhere()
+    server = EnvironmentServer(environment, model_url="http://127.0.0.1:9/v1")
+    body = {"row": ROW, "responses": [{"output": []}]} if path == "/verify_group" else answered("x")
+    reply = asyncio.run(asked(server, path, body))
+    assert (reply.status, reply.body["error"]["found"], environment.open) == (422, "another", 0)
 
 
 @pytest.mark.parametrize(("error", "status"), [(WorkerLostError("it died"), 503), (KeyError("x"), 422)])

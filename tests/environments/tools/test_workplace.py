@@ -196,3 +196,16 @@ def test_a_row_for_other_databases_is_refused_by_the_run_and_not_by_data_prepara
     assert "databases=FOLDER" in str(caught.value.expected)
     with pytest.raises(DataError):
         EnvironmentSet({}, {}, only="workplace_assistant").check_rows([(foreign, "f:1")])
+
+
+@pytest.mark.parametrize(
+    "wrong", [call("email_reply_email", email_id="404", body="x"), {"name": "x", "arguments": "{"}]
+)
+def test_a_ground_truth_that_fails_judges_no_answer(environment: Environment, wrong: dict[str, Any]) -> None:
+    async def judged() -> list[Verdict]:
+        sessions = [Session(), await environment.seed(row())]
+        return await environment.verify_group(row(REPLY, wrong), [Response("x")] * 2, sessions)
+
+    for verdict in asyncio.run(judged()):
+        assert (verdict.reward, verdict.failure) == (None, "ground_truth_fails")
+        assert "ground_truth[1]" in verdict.details["message"]
