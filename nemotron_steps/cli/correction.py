@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from nemotron_steps.config.redaction import redact_text
+from nemotron_steps.config.redaction import MASK, is_secret_key, may_be_secret, redact_text
 from nemotron_steps.errors import StepsError
 
 
@@ -25,9 +25,15 @@ def add_corrected_command(error: StepsError, prog: str, words: Sequence[str]) ->
         return
     # The one problem of a request is shown in its place.
     shown = problems[0] if len(problems) == 1 else error
-    hint = redact_text(" ".join(map(_quoted, [*prog.split(), *corrected])))
+    hint = redact_text(" ".join(_quoted(_shown(word)) for word in [*prog.split(), *corrected]))
     if hint not in shown.hints:
         shown.hints = (hint, *shown.hints)
+
+
+def _shown(word: str) -> str:
+    """A word without its value, if it is an override whose key was probably meant for a secret one."""
+    key, equals, _ = word.partition("=")
+    return f"{redact_text(key)}={MASK}" if equals and may_be_secret(key.lstrip("+~")) else word
 
 
 def _quoted(word: str) -> str:
@@ -37,6 +43,8 @@ def _quoted(word: str) -> str:
 
 def _replaced(words: list[str], typed: str, meant: str) -> list[str]:
     """The words with the first occurrence of `typed` replaced: a word, an override by its key, a REF.
+
+    The value of a key that may be a secret's is neither shown nor given to a key that is none.
 
     What begins with `--input ` is an input that was given as an override, here with the step in front that it had.
     What ends with a space takes the next word with it: `("a.b ", "a.b=")` makes `a.b=4` of `a.b 4`.
@@ -57,6 +65,10 @@ def _replaced(words: list[str], typed: str, meant: str) -> list[str]:
         key = head.removeprefix(sign)
         if key == typed or key.endswith("." + typed):
             stage = key.removesuffix(typed)
+            if may_be_secret(key) and meant and "=" not in meant:
+                if not is_secret_key(meant):  # the value of a secret is not that of another key
+                    return words
+                value = MASK
             new = f"{sign}{stage}{meant}" if "=" in meant else f"{sign}{stage}{meant}{equals}{value}"
             return [*words[:at], *([new] if meant else []), *words[at + 1 :]]
         if equals and value == typed:

@@ -20,6 +20,7 @@ __all__ = [
     "Redactor",
     "is_secret_key",
     "mask",
+    "may_be_secret",
     "note_variables",
     "redact",
     "redact_text",
@@ -71,16 +72,20 @@ def shown_override(text: str, *meant: str) -> str:
     Args:
         meant: other keys that it may have been meant for.
     """
-    from difflib import get_close_matches
-
     key, equals, value = text.partition("=")
     if not equals:
         return text
     names = (key.lstrip("+~"), *meant)
-    misspelled = get_close_matches(names[0].rpartition(".")[2].lower(), _USUAL, n=1, cutoff=0.8)
-    if misspelled or any(is_secret_key(name) for name in names) or looks_random(value):
-        return f"{key}={MASK}"
+    if may_be_secret(names[0]) or any(map(is_secret_key, meant)) or looks_random(value):
+        return f"{redact_text(key)}={MASK}"
     return redact_text(text)
+
+
+def may_be_secret(key: str) -> bool:
+    """Whether a key that someone typed names a secret, or was probably meant to."""
+    from difflib import get_close_matches
+
+    return is_secret_key(key) or bool(get_close_matches(key.rpartition(".")[2].lower(), _USUAL, n=1, cutoff=0.8))
 
 
 class Redactor:
@@ -118,7 +123,7 @@ class Redactor:
         """Text with every secret masked; see redact_text."""
         key, equals, value = text.partition("=")
         if equals and not re.search(r"\s", key) and _is_secret(key.lstrip("+~"), value):
-            return f"{key}={MASK}"
+            return f"{self._mask_inside(key)}={MASK}"  # a URL's parameter, and what is secret before it
         return self._mask_inside(text)
 
     def _mask_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:

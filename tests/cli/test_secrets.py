@@ -143,3 +143,11 @@ def test_the_value_of_a_refused_override_is_not_echoed(cli, override):
         assert result.code == 2 and result.err.startswith("error[")
         assert canaries(result.out + result.err) == set()
     assert canaries(cli("plan", "toy_all", override).err) == set()
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+@pytest.mark.parametrize("key", ["policy.hf_token", "env.nemo_gym.judge_model.api_key", "policy.api_kye"])
+def test_the_value_of_an_unknown_key_that_looks_secret_is_offered_under_no_other_key(cli, key, flags):
+    result = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", f"{key}=canary-typed", *flags)
+    assert result.code != 0 and f"unknown key '{key}'" in result.out + result.err
+    assert canaries(result.out + result.err) == set()

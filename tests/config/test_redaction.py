@@ -164,6 +164,8 @@ def test_redact_an_override():
         ("sent Bearer abcdef0123456789", "sent Bearer ***"),
         ("GET https://h/v1?api-version=2&key=abc#token=d", "GET https://h/v1?api-version=2&key=***#token=***"),
         ("https://user:pa/ss@host/x", "https://***@host/x"),
+        ("http://user:hunter2@h:8000/v1?api_key=abc", "http://***@h:8000/v1?api_key=***"),
+        ("http://user:hunter2@h:8000/v1?n=1&api_key=abc&m=2", "http://***@h:8000/v1?n=1&api_key=***&m=2"),
         ("s3 https://b/k?X-Amz-Signature=ab&X-Amz-Date=2", "s3 https://b/k?X-Amz-Signature=***&X-Amz-Date=2"),
         ("key sk-proj-a1b2c3d4e5f6g7h8i9 here", "key *** here"),
         ("hf_abcdefghijklmnopqrstuvwxyz012345", "***"),
@@ -212,6 +214,7 @@ def test_masking_takes_time_in_proportion_to_the_text(piece):
         ("model.tokenizer=gpt2", "model.tokenizer=gpt2"),
         ("a.b=Zx81kQ0pLmN2vB7c", "a.b=***"),
         ("~a.b", "~a.b"),
+        ("http://user:hunter2@h/v1?api_key=abc", "http://***@h/v1?api_key=***"),
     ],
 )
 def test_a_refused_override_is_shown_without_what_may_be_a_secret(override, shown):
