@@ -1,7 +1,8 @@
 """`steps run -r PROFILE` and `-b PROFILE` under an executor other than this machine: submit, and follow if attached.
 
-The job runs `steps run --resume RUN`; what was asked is read from the run folder there, so that nothing of it has to
-be spelled again in a script. JOB_VARIABLE tells that command that it is the job and works here.
+The job runs `steps run --resume RUN`; what was asked, and what of it is forced, is read from the run folder there, so
+that nothing of it has to be spelled again in a script, and a job that is begun again goes on. JOB_VARIABLE tells that
+command that it is the job and works here.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def submit_asked(
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
 
-    plan = with_cached(bench, bench.plan(asked), force=force)
+    plan = with_cached(bench, bench.plan(asked), force=force, resume=resume)
     refuse_unimplemented(plan)
     redacted = asked.redacted()
     if MASK in redacted.command:
@@ -101,9 +102,10 @@ def submit_asked(
         bench.store,
         profile,
         run_id=run_id,
-        arguments=["--force"] if force else [],
+        arguments=[],
         environment={**_variables_read(plan, profile), **_profiles_file(), JOB_VARIABLE: run_id},
         request=redacted.to_dict(),
+        forced=plan.goals if force else (),
         attached=attached,
         force_squash=force_squash,
     )

@@ -35,12 +35,15 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def dry_run(bench: Workbench, asked: Asked, profile: Profile | None, *, force: bool, as_json: bool) -> int:
+def dry_run(
+    bench: Workbench, asked: Asked, profile: Profile | None, *, force: bool, resume: str | None, as_json: bool
+) -> int:
     """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
 
     All of it redacted. Inputs that are not given, or not here, are no mistake yet.
     """
-    found = with_cached(bench, bench.plan(asked, allow_unfilled=True), force=force, allow_unfilled=True)
+    found = bench.plan(asked, allow_unfilled=True)
+    found = with_cached(bench, found, force=force, resume=resume, allow_unfilled=True)
     if as_json:
         fields = plan_fields(found)
         fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}
@@ -73,28 +76,33 @@ def _show_unfilled(found: Plan, terminal: Terminal) -> None:
             terminal.print(f"      {terminal.style(printable(redact_text(hint)), 'cyan')}")
 
 
-def with_cached(bench: Workbench, found: Plan, *, force: bool = False, allow_unfilled: bool = False) -> Plan:
+def with_cached(
+    bench: Workbench, found: Plan, *, force: bool = False, resume: str | None = None, allow_unfilled: bool = False
+) -> Plan:
     """The plan with what is already there filled in; a home that does not exist yet holds nothing.
 
     Args:
         force: the steps asked for run whatever is there, so what reads their outputs cannot be known to be cached.
+        resume: a run that is continued: so do the steps that it was forced to make and has not made.
         allow_unfilled: what an earlier stage did not leave is the plan's `unfilled` instead of an error.
     """
     from nemotron_steps.resolver.earlier import without_absent
     from nemotron_steps.resolver.plan import StepOutput
     from nemotron_steps.runs.cache import with_cached as look_up
+    from nemotron_steps.runs.run_folder import get_run
 
     looked_up = look_up(found, bench.store)
     found = without_absent(looked_up, allow_unfilled=allow_unfilled)
     if found is not looked_up:
         found = look_up(found, bench.store)
-    if not force:
+    forced = set(found.goals) if force else set(get_run(bench.store, resume).forced) if resume else set()
+    if not forced:
         return found
     run: set[str] = set()
     steps = []
     for step in found.steps:
         reads = {source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)}
-        if step.key in found.goals or step.cached is None or reads & run:
+        if step.key in forced or step.cached is None or reads & run:
             run.add(step.key)
             step = replace(step, cached=None)
         steps.append(step)

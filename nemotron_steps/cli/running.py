@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if profile is not None:
         os.environ.update(profile.variables_here)
     if arguments.dry_run:
-        return dry_run(bench, asked, profile, force=arguments.force, as_json=arguments.as_json)
+        return dry_run(bench, asked, profile, force=arguments.force, resume=arguments.resume, as_json=arguments.as_json)
     if profile is not None and not (profile.runs_here and arguments.batch is None):
         return launch(arguments, bench, asked, profile)
     return _attached(arguments, bench, asked)
@@ -85,7 +85,7 @@ def run_here(
         StepsError: the plan's errors, or the first step's that failed, with how to look closer and to go on.
     """
     bound_spinning()
-    plan = with_cached(bench, bench.plan(asked), force=force)
+    plan = with_cached(bench, bench.plan(asked), force=force, resume=resume)
     if terminal is not None:
         show_plan(plan, terminal, asked)
         terminal.print()

@@ -96,7 +96,8 @@ def execute(
         plan: from the resolver.
         store: the home's artifacts; run and work folders go to the same home.
         types: the type graph the plan was resolved with, for supertypes of what is committed and consumed.
-        force: run the plan's goals even if they are cached, from the start. What they consume stays cached.
+        force: run the plan's goals even if they are cached, from the start. What they consume stays cached. A run
+            that is resumed without it goes on with those that it was forced to make and has not made.
         resume: id of an earlier (or submitted) run: its folder is continued instead of a new one begun.
         listeners: called with every record, after it was written.
         request: what was asked, kept redacted in run.json; `resume` by id alone needs it.
@@ -171,6 +172,8 @@ class _Run:
             step["overrides"] = [recorder.redact_text(text) for text in step["overrides"]]
         write_atomic(folder / "plan.json", to_json_bytes(as_dict))
         write_atomic(folder / "config.yaml", self._config_yaml().encode())
+        if self.force:
+            recorder.set_forced(dict.fromkeys(self.plan.goals, ""))
         pending = {planned.key: {"state": "pending"} for planned in self.plan.steps}
         recorder.set_status(
             RUNNING,
@@ -250,20 +253,22 @@ class _Run:
         check_inputs(planned, inputs, self.types)
         key = cache_key(planned, inputs)
         tracker = self.recorder.tracker(planned.key)
-        force = self.force and planned.key in self.plan.goals
+        forced = self.recorder.info.forced.get(planned.key)
         work = WorkFolder(self.store.backend.local("work"), key)
-        if not force:
+        if forced is None:
             entry = recall(self.store, key)
             if entry is not None:
                 work.remove_if_abandoned()
                 return self._reuse(planned, entry, "cached")
         holder = {"run": self.recorder.folder.id, "step": planned.key}
         with hold(work.lock, holder, lambda other: tracker.record("step_waiting", holder=other)) as waited:
-            entry = recall(self.store, key) if waited or not force else None
+            entry = recall(self.store, key) if waited or forced is None else None
             if entry is not None:
+                self._not_forced_any_more(planned)
                 return self._reuse(planned, entry, "reused")
-            if force:
+            if forced not in (None, key):  # else what is there is this step's own, of an attempt that was killed
                 work.remove()
+                self.recorder.set_forced({**self.recorder.info.forced, planned.key: key})
             config = validated_config(planned, inputs)
             resumed = work.has_progress()
             tracker.record("step_started", cache_key=key, work=str(work.path), resumed=resumed)
@@ -272,12 +277,19 @@ class _Run:
             outputs = self._commit(planned, key, inputs, work, filled[0])
             entry = CacheEntry(key, self.recorder.folder.id, filled[2], outputs, filled[1])
             remember(self.store, entry)
+            # Before the folder goes: a kill in between must not have the step made once more.
+            self._not_forced_any_more(planned)
             work.remove()
         refs = {port: artifact.ref for port, artifact in outputs.items()}
         tracker.record("step_finished", outputs=refs, seconds=entry.seconds)
         signals = self.recorder.signals(planned.key)
         found = advice.hints_for_signals(signals, planned.manifest, planned.config)
         return _result(planned, entry, "ran", outputs, tuple(found))
+
+    def _not_forced_any_more(self, planned: PlannedStep) -> None:
+        forced = self.recorder.info.forced
+        if planned.key in forced:
+            self.recorder.set_forced({key: began for key, began in forced.items() if key != planned.key})
 
     def _open_inputs(self, planned: PlannedStep) -> dict[str, Artifact]:
         inputs: dict[str, Artifact] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ def submit(
     arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
     request: Mapping[str, Any] | None = None,
+    forced: Iterable[str] = (),
     attached: bool = False,
     force_squash: bool = False,
 ) -> RunInfo:
@@ -72,6 +73,7 @@ def submit(
         run_id: a run whose folder exists (`RunFolder.create`).
         arguments: the words after `steps run`, without `--resume` and `--home`.
         request: what the job is to do, redacted, where it is not what the run was asked for before.
+        forced: keys of steps that the run makes whatever is cached; none leaves it with those that it has yet to make.
         attached: somebody waits for it.
 
     Raises UnsupportedError if the executor is not available or gives no name for the job, or the home cannot be seen by
@@ -88,6 +90,7 @@ def submit(
             )
         try:
             folder_says = before if request is None else replace(before, request=dict(request))
+            folder_says = replace(folder_says, forced=dict.fromkeys(forced, "") or before.forced)
             job = _start(store, folder, folder_says, profile, arguments, environment or {}, attached, force_squash)
         except BaseException as error:
             _undo(folder, before, error)

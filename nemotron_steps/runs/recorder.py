@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -85,6 +85,10 @@ class Recorder:
         """Change a step's state in run.json."""
         steps = {**self.info.steps, key: {**self.info.steps.get(key, {}), "state": state, **fields}}
         self.info = self.folder.update(self.info, steps=self.redact(steps))
+
+    def set_forced(self, forced: Mapping[str, str]) -> None:
+        """Change in run.json which steps are yet to be made whatever is cached."""
+        self.info = self.folder.update(self.info, forced=dict(forced))
 
     def set_status(self, status: str, **fields: Any) -> None:
         """Change the run's state in run.json."""

@@ -66,6 +66,8 @@ class RunInfo:
         executor: which executor works on it, and `job`, its name there (a Slurm job id).
         pid, host: the process that works or last worked on it.
         attempts: how often it was started.
+        forced: step key → for each step that this run has yet to make whatever is cached, the cache key under which it
+            began, "" before that.
         error: the error it ended with, as StepsError.to_dict.
         created, updated: Unix seconds.
     """
@@ -80,6 +82,7 @@ class RunInfo:
     pid: int = 0
     host: str = ""
     attempts: int = 0
+    forced: dict[str, str] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     created: float = 0.0
     updated: float = 0.0
@@ -116,6 +119,7 @@ _RUN: Mapping[Any, Any] = {
     "steps": Optional(Values(_STEP)),
     **dict.fromkeys(("executor", "job", "host"), Optional(TEXT)),
     **dict.fromkeys(("pid", "attempts"), Optional(COUNT)),
+    "forced": Optional(Values(str)),
     "error": Optional((None, _ERROR)),
     **dict.fromkeys(("created", "updated"), Optional(TIME)),
 }

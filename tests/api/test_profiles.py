@@ -191,4 +191,5 @@ def test_what_is_forced_here_is_forced_where_it_works(monkeypatch: pytest.Monkey
     first = run(**ASKED, profile="queue", wait=False, progress=False, force=True)
     again = run(**ASKED, profile="queue", wait=False, progress=False, resume=first.id)
     assert again.id == first.id and [launch.attached for launch in taken] == [False, False]
-    assert ["--force" in launch.arguments for launch in taken] == [True, False]
+    assert get_run(ArtifactStore(), first.id).forced == {"toy/train": ""}
+    assert not any("--force" in launch.arguments for launch in taken)

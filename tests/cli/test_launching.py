@@ -129,13 +129,14 @@ def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: C
     assert said.code == 0 and "open job job-1" in said.out
     (launch,) = queue
     assert f"steps logs {launch.run_id} -f" in said.out and f"steps cancel {launch.run_id}" in said.out
-    assert {"--force", "--resume", launch.run_id} <= set(launch.arguments)
+    assert {"--resume", launch.run_id} <= set(launch.arguments)
+    assert cli("status", launch.run_id, "--json").json["forced"] == {"toy/train": ""}
     profiles = str(Path("env.toml").absolute())
     assert launch.environment == {JOB_VARIABLE: launch.run_id, "NEMOTRON_ENV_FILE": profiles}
     assert not launch.attached and not launch.force_squash
     again = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", launch.run_id, "--json").json
     assert again == {"run": launch.run_id, "executor": "open", "job": "job-2"}
-    assert "--force" not in queue[1].arguments
+    assert not any("--force" in launch.arguments for launch in queue)  # a job begun again would begin anew
     latest = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", "latest", "--json").json
     assert latest == {"run": launch.run_id, "executor": "open", "job": "job-3"}
     shown = cli("status", launch.run_id)

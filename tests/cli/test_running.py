@@ -96,6 +96,27 @@ def test_resume_needs_only_the_run(cli):
     assert "no run is called" in cli("run", "--resume", "nonsense").err
 
 
+def test_a_forced_run_that_was_killed_is_resumed_by_its_id_alone(cli, workplace):
+    asked = ("run", "toy/train", "-c", "tiny", "seconds_per_step=0.3")
+    cli(*asked)
+    command = [*COMMAND, *asked, "--force"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=workplace)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "[toy/train] started" in line:
+            break
+    process.kill()
+    process.communicate(timeout=30)
+    run = cli("status", "--json").json
+    assert run["status"] == "killed" and list(run["forced"]) == ["toy/train"]
+    planned = cli("run", "--resume", run["id"], "-d", "--json").json
+    assert [step["cached"] is None for step in planned["steps"]] == [False, True]
+    resumed = cli("run", "--resume", run["id"])
+    assert resumed.code == 0 and "1 cached" in resumed.out and "nothing to do" not in resumed.out
+    again = cli("run", "--resume", run["id"])
+    assert "nothing to do" in again.out
+
+
 @pytest.mark.parametrize(
     ("request_", "found"),
     [

@@ -16,13 +16,14 @@ import pytest
 
 from nemotron_steps.artifacts.object_store import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import NonFiniteLossError, StepFailedError, StorageError
+from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, StepFailedError, StorageError
 from nemotron_steps.manifest.models import Produces, StepManifest
 from nemotron_steps.resolver.plan import Instance, Plan
 from nemotron_steps.runs import execute as execute_module
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.runs.execute import _artifact_name, execute
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
+from nemotron_steps.runs.work import WorkFolder
 from tests.runs import runner_toy_steps
 from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 
@@ -66,6 +67,66 @@ def test_force_begins_anew_where_a_checkpoint_was_left(store: ArtifactStore) -> 
     with pytest.raises(StepFailedError):
         run(store, records, train={"fail": "bug"}, force=True)
     assert loaded(records) == [0]
+
+
+def killed_at(index: int) -> Callable[[dict[str, Any]], None]:
+    def listener(record: dict[str, Any]) -> None:
+        if record["kind"] == "metrics" and record["index"] == index:
+            raise KeyboardInterrupt
+
+    return listener
+
+
+def test_a_forced_run_that_was_stopped_goes_on_with_what_it_was_forced_to_make(store: ArtifactStore) -> None:
+    run(store)
+    with pytest.raises(InterruptedRunError):
+        execute(make_plan(), store, force=True, listeners=[killed_at(6)])
+    stopped = get_run(store, "latest")
+    key = stopped.steps["toy/train"]["cache_key"]
+    assert stopped.forced == {"toy/train": key}
+    records: Records = []
+    assert states(run(store, records, resume=stopped.id)) == ["cached", "ran"] and loaded(records) == [6]
+    assert get_run(store, stopped.id).forced == {}
+    assert states(run(store, resume=stopped.id)) == ["cached", "cached"]
+
+
+def test_a_forced_run_that_goes_on_begins_anew_only_what_it_had_not_begun(store: ArtifactStore) -> None:
+    with pytest.raises(StepFailedError):
+        run(store, train={"fail": "bug"})
+    forced = replace(make_plan(train={"fail": "bug"}), goals=("toy/make", "toy/train"))
+
+    def stop(record: dict[str, Any]) -> None:
+        if (record["kind"], record["step"]) == ("step_finished", "toy/make"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError):
+        execute(forced, store, force=True, listeners=[stop])
+    stopped = get_run(store, "latest").id
+    records: Records = []
+    with pytest.raises(StepFailedError):  # at step 5: from the start, not from the checkpoint of the run before
+        execute(forced, store, resume=stopped, listeners=[records.append])
+    assert [record["step"] for record in records if record["kind"] == "step_cached"] == ["toy/make"]
+    assert loaded(records) == [0]
+    result = execute(forced, store, resume=stopped, listeners=[records.append])
+    assert states(result) == ["cached", "ran"] and loaded(records) == [0, 5]
+
+
+def test_a_step_that_a_forced_run_committed_before_it_was_killed_is_not_made_again(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(store)
+
+    def killed(folder: WorkFolder) -> None:
+        if get_run(store, "latest").forced == {} and folder.path.exists():
+            raise KeyboardInterrupt
+        remove(folder)
+
+    remove = WorkFolder.remove
+    monkeypatch.setattr(WorkFolder, "remove", killed)
+    with pytest.raises(InterruptedRunError):
+        run(store, force=True)
+    monkeypatch.setattr(WorkFolder, "remove", remove)
+    assert states(run(store, resume="latest")) == ["cached", "cached"]
 
 
 def test_force_takes_what_another_run_made_while_this_one_waited(

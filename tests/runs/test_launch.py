@@ -379,7 +379,7 @@ def test_a_launch_has_what_it_was_submitted_with(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     RunFolder(store, "r1").create("toy", {"targets": ["a"]})
-    given: dict[str, Any] = {"environment": {"A": "1"}, "attached": True, "force_squash": True}
+    given: dict[str, Any] = {"environment": {"A": "1"}, "attached": True, "force_squash": True, "forced": ["b"]}
     launching.submit(store, FAR, run_id="r1", arguments=(), request={"targets": ["b"]}, **given)
     (launch,) = queue.launches
     assert (launch.environment, launch.attached, launch.force_squash) == ({"A": "1"}, True, True)
@@ -387,3 +387,4 @@ def test_a_launch_has_what_it_was_submitted_with(
     assert get_run(store, "r1").request == {"targets": ["b"]}
     launching.submit(store, FAR, run_id="r1", arguments=())
     assert get_run(store, "r1").request == {"targets": ["b"]} and queue.launches[1].environment == {}
+    assert get_run(store, "r1").forced == {"b": ""}
