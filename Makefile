@@ -57,9 +57,9 @@ unit-slurm:
 test-cuda:
 	python3 -m pytest --cuda -m cuda
 
-# The documentation as a site, in build/site: open index.html.
+# The documentation as a site, in build/site: open index.html. Not --quiet, under which --strict counts no warning.
 docs: setup-test
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 bench-cpu: setup-test
 	$(UV) trl==1.16.0
