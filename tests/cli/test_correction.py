@@ -10,7 +10,7 @@ from nemotron_steps.errors import ConfigError, PlanError
 
 def corrected(words: list[str], *slips: tuple[str, str]) -> tuple[str, ...]:
     problems = [ConfigError("unknown key", meant=slip) for slip in slips]
-    error = PlanError("a plan", problems)
+    error = PlanError("a plan", problems=problems)
     add_corrected_command(error, "steps", words)
     return (*error.hints, *(hint for problem in problems for hint in problem.hints))
 
