@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
@@ -167,21 +168,31 @@ def _check_inputs(
                 at_port[port] = source.attributes
             else:
                 at_port[port] = known.get((source.step_key, source.port), {})
+        new = _new_model(node)
         for output in node.manifest.produces:
-            if output.attributes:
-                known[node.key, output.name] = output.attributes
+            attributes = {**(new if output.inherits is not None else {}), **output.attributes}
+            if attributes:
+                known[node.key, output.name] = attributes
         if any(at_port.values()):
             labels = {port: graph.label(source) for port, source in node.inputs.items()}
             problems = check_attributes(node.manifest, at_port, key=node.key, sources=labels)
             conflicts += problems
             for output in node.manifest.produces:
-                if output.inherits is not None and not problems:  # what is wrong here is told once
+                if output.inherits in node.inputs and not problems:  # what is wrong here is told once
                     declared = [graph.types.types.get(name) for name in graph.types.ancestors(output.type)]
                     names = {name for each in declared if each is not None for name in each.attributes}
                     inherited = at_port.get(output.inherits, {})
                     kept = {n: v for n, v in inherited.items() if n in names}
                     known[node.key, output.name] = {**kept, **output.attributes}
     return found, conflicts
+
+
+def _new_model(node: Node) -> dict[str, Any]:
+    """What will be recorded of the model that a step makes from scratch; nothing where one is given to start from."""
+    if node.config is None or any(output.inherits in node.inputs for output in node.manifest.produces):
+        return {}
+    model = ModelFacts.from_scratch(node.config.flat.get)
+    return {} if model is None else model.attributes()
 
 
 def _hidden_steps(goals: Sequence[Node], registry: Registry) -> Iterator[str]:

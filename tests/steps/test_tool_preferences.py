@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from nemotron_steps.artifacts.validators import validate
@@ -303,6 +304,24 @@ def test_the_chain_to_dpo_type_checks(tmp_path, monkeypatch, capsys):
     plan = json.loads(capsys.readouterr().out)
     planned = [step["step"] for step in plan["steps"]]
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
+
+
+def test_pairs_longer_than_a_policy_that_is_still_to_be_trained_has_positions_are_refused_when_planned(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
+    assert steps(["plan", "rl/nemo_rl/dpo", "-c", "tiny", "policy.max_total_sequence_length=1025"]) == 2
+    told = capsys.readouterr().err
+    assert "is more than the positions of the model" in told and "policy.max_total_sequence_length=1024" in told
+
+
+@pytest.mark.slow
+def test_the_tiny_config_of_dpo_runs_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
+    config = yaml.safe_load(Path("configs/rl/nemo_rl/dpo/tiny.yaml").read_text())
+    overrides = json.dumps([*config["inputs"]["policy"]["overrides"], "sft.max_num_steps=2"])
+    shorter = [f"inputs.policy.overrides={overrides}", "dpo.max_num_steps=1", "dpo.val_batches=1"]
+    assert steps(["run", "rl/nemo_rl/dpo", "-c", "tiny", *shorter]) == 0
 
 
 def test_the_end_of_the_nano3_pipeline_plans_over_own_rows_and_policy(tmp_path, monkeypatch, capsys):

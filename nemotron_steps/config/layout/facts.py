@@ -110,6 +110,24 @@ class ModelFacts:
             mtp_layers=get("hybrid.num_nextn_predict_layers") if mixture else 0,
         )
 
+    def attributes(self) -> dict[str, Any]:
+        """The inverse of `from_attributes`: what will be recorded of a checkpoint of this model, where it is known."""
+        found = {
+            "model_type": self.model_type,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.attention_heads,
+            "num_key_value_heads": self.key_value_heads,
+            "head_dim": self.head_dim,
+            "num_experts": self.experts or None,
+            "moe_intermediate_size" if self.experts else "intermediate_size": self.mlp_width,
+            "shared_expert_width": self.shared_width,
+            "mamba_num_heads": self.mamba_heads,
+            "mamba_groups": self.mamba_groups,
+            "mtp_layers": self.mtp_layers,
+            "sequence_length": self.positions,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
     @classmethod
     def from_attributes(cls, attributes: Mapping[str, Any]) -> ModelFacts | None:
         """From what is recorded of a checkpoint (artifacts/checkpoints.py); None if that does not say what it is."""

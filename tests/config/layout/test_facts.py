@@ -120,6 +120,13 @@ def test_a_new_hybrid_has_the_facts_of_the_layers_in_its_pattern(pattern: str, f
     assert found == ModelFacts("nemotron_h", layers=len(pattern), **{**common, "mtp_layers": 0, **facts})
 
 
+@pytest.mark.parametrize("pattern", [None, "M*", "*-", "ME", "E-*"])
+def test_what_will_be_recorded_of_a_new_model_has_its_facts(pattern: str | None) -> None:
+    model = new() if pattern is None else new({**HYBRID, "pattern": pattern}, architecture="nemotron_h")
+    assert model is not None
+    assert ModelFacts.from_attributes(model.attributes()) == model
+
+
 def test_a_new_hybrids_experts_are_counted_or_nothing_is_known() -> None:
     without = {key: value for key, value in HYBRID.items() if key != "n_routed_experts"}
     assert new({**without, "pattern": "ME"}, architecture="nemotron_h") is None
