@@ -101,7 +101,8 @@ class SignalMonitor:
 
     Args:
         thresholds: bounds of the rules.
-        reward_range: declared (lowest, highest) reward; None takes the lowest and highest seen in the run.
+        reward_range: declared (lowest, highest) reward; None, or a bound that is not finite, takes the lowest and
+            highest seen in the run.
         judge_failures: failure classes, as in `failures/<class>` metrics, that mean a judge did not answer, or not
             readably.
         max_policy_lag: `max_trajectory_age_steps` of an asynchronous run; None when lag has no bound.
@@ -199,7 +200,7 @@ def reward_saturated(m: SignalMonitor) -> Finding | None:
     window = m.window("reward/mean")
     if window is None:
         return None
-    if m.reward_range is not None:
+    if m.reward_range is not None and all(map(math.isfinite, m.reward_range)):
         low, high = m.reward_range
     else:
         low = min(m.everything("reward/min"), default=0.0)

@@ -199,6 +199,16 @@ def test_a_declared_reward_range_is_used_and_an_observed_one_otherwise() -> None
     assert run(judged, reward_range=(0.0, 10.0)) == []
 
 
+@pytest.mark.parametrize("rewards", [(0.0, 0.0, 0.0), (0.0, 100.0, 700.0)])
+def test_an_open_reward_range_is_not_at_its_top(rewards: tuple[float, ...]) -> None:
+    """A reward function of the user's own declares none."""
+    low, mean, high = rewards
+    judged = after(0, reward__mean=mean, reward__min=low, reward__max=high)
+    assert run(judged, reward_range=(-math.inf, math.inf)) == []
+    top = after(0, reward__mean=690.0, reward__min=0.0, reward__max=700.0)
+    assert [s.name for s in run(top, reward_range=(-math.inf, math.inf))] == ["reward_saturated"]
+
+
 def test_a_resumed_monitor_neither_forgets_nor_repeats() -> None:
     rng = random.Random(0)
     first = SignalMonitor(SignalThresholds(), max_policy_lag=1)
