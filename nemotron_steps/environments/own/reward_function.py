@@ -41,7 +41,7 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
-from nemotron_steps.environments.grading_pool import GradingPool
+from nemotron_steps.environments.grading_pool import VERIFIER_CRASHED, GradingPool
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,7 +140,11 @@ class RewardFunctionEnvironment(Environment):
         told = {each.function.rpartition(":")[2]: reward for each, reward in pairs if reward is not None}
         if not told:
             return Verdict.failed("no_reward", message="every reward function gave None")
-        return Verdict(sum(each.weight * reward for each, reward in pairs if reward is not None), told)
+        total = sum(each.weight * reward for each, reward in pairs if reward is not None)
+        if not math.isfinite(total):
+            parts = ", ".join(f"{each.weight} * {each.function} {reward}" for each, reward in pairs)
+            return Verdict.failed(VERIFIER_CRASHED, message=f"the sum of the rewards is {total}: {parts}")
+        return Verdict(total, told)
 
 
 class _RewardFailedError(CannotJudgeError):
@@ -173,6 +177,7 @@ def call(function: str, prompt: Any, completions: list[str], columns: dict[str, 
 
     Raises:
         TypeError: it gave something else than a number or None for each answer.
+        ValueError: a number that it gave is not finite.
     """
     loaded = load(function)
     if set(inspect.signature(loaded).parameters) >= _VERL:
@@ -244,9 +249,14 @@ def _awaited(value: Any) -> Any:
 
 def _number(reward: Any, function: str) -> float:
     try:
-        return float(reward)
+        number = float(reward)
     except (TypeError, ValueError):
         raise TypeError(f"{function} gave {reward!r}, which is no number and not None") from None
+    except OverflowError:
+        raise ValueError(f"{function} gave a number that is too large for a float") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{function} gave {number}, which is no finite number and not None")
+    return number
 
 
 def load(function: str) -> Callable[..., Any]:

@@ -44,6 +44,22 @@ def a_text(completions, **kwargs):
     return ["good"] * len(completions)
 
 
+def not_a_number(completions, **kwargs):
+    return [float("nan")] * len(completions)
+
+
+def infinite(solution_str, ground_truth):
+    return -float("inf")
+
+
+def huge(completions, **kwargs):
+    return [1e308] * len(completions)
+
+
+def too_large(completions, **kwargs):
+    return [10**400] * len(completions)
+
+
 def raises(completions, **kwargs):
     raise RuntimeError("no such key: gold")
 

@@ -100,6 +100,9 @@ def test_an_answer_that_no_function_judges_has_no_reward() -> None:
         ("too_few", "gave 1 rewards for 2 completions"),
         ("too_many", "gave 3 rewards for 2 completions"),
         ("a_text", "gave 'good', which is no number and not None"),
+        ("not_a_number", "own_rewards.py:not_a_number gave nan, which is no finite number and not None"),
+        ("infinite", "own_rewards.py:infinite gave -inf, which is no finite number and not None"),
+        ("too_large", "own_rewards.py:too_large gave a number that is too large for a float"),
         ("raises", "no such key: gold"),
     ],
 )
@@ -119,6 +122,12 @@ def test_a_function_that_fails_comes_with_the_command_that_calls_it_alone() -> N
     assert json.loads(words[3])[1:] == ["1 + 1?", ["2"], {"answer": "2", "key": "it's", "long": "..."}]
     verdicts = graded(["raises"], ["1", "2", "3"], row)
     assert json.loads(shlex.split(verdicts[2].details["hint"], comments=True)[3])[2] == ["1", "2"]
+
+
+def test_a_weighted_sum_that_is_not_finite_is_no_reward_and_tells_its_parts() -> None:
+    (verdict,) = graded(["matches", {"function": f"{FILE}:huge", "weight": 10.0}], ["2"])
+    assert (verdict.reward, verdict.failure) == (None, "verifier_crashed")
+    assert f"1.0 * {FILE}:matches 1.0, 10.0 * {FILE}:huge 1e+308" in verdict.details["message"]
 
 
 def test_a_function_that_hangs_is_cut_off() -> None:
