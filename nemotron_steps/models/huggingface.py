@@ -186,10 +186,11 @@ def carried_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
     prefix = module_of(family.name).CARRIED if family is not None else ""
     if prefix and folder.name == "hf" and not (folder / CARRIED).is_file():
-        from nemotron_steps.models.megatron_checkpoint import trained_mtp
+        from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint, trained_mtp
 
-        yield from trained_mtp(folder.parent)
-        return
+        if is_megatron_checkpoint(folder.parent):  # a hub folder may have that name, too
+            yield from trained_mtp(folder.parent)
+            return
     if prefix and any(folder.glob("*.safetensors")):
         reader = WeightReader(folder)
         for name in sorted(reader.names()):

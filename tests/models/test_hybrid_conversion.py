@@ -16,7 +16,7 @@ from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.chat import ChatFormat
-from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
+from nemotron_steps.models.huggingface import carried_tensors, load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.mapping import parameters, shard, to_megatron, unshard
 from nemotron_steps.models.megatron_checkpoint import (
     Place,
@@ -58,6 +58,13 @@ def test_a_hub_folder_comes_back_whole(tmp_path):
     assert json.loads((tmp_path / "back/config.json").read_text()) == config
     for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hub" / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["hf", "hub"])
+def test_a_hub_folder_keeps_its_prediction_blocks_whatever_it_is_called(tmp_path, name):
+    write_hybrid("mtp", tmp_path / name)
+    assert len(list(carried_tensors(tmp_path / name))) == 32
+
 
 
 def test_tensors_that_become_one_are_as_wide_as_the_widest_and_keep_their_values(tmp_path):
