@@ -15,6 +15,7 @@ import torch
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batches.batching import fixed_micro_batches, round_up, token_budget_micro_batches
 from nemotron_steps.engine.batches.packing import pack
+from nemotron_steps.engine.policy.token_layout import prompt_content
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError
 
@@ -179,7 +180,7 @@ def _families(
         positions = list(range(start, start + unit))
         tokens = sum(lengths[position] for position in positions)
         prompt = int(prompts[rows[start]])
-        content = batch.input_ids[rows[start], :prompt].numpy().tobytes()
+        content = prompt_content(batch, rows[start], prompt)
         shared = tokens - max(prompt - ahead, 0) * unit
         if content == before and families[-1].tokens + shared <= budget:
             families[-1].positions.extend(positions)

@@ -235,7 +235,8 @@ def build_layout(
     width = ids.shape[1]
     prompt = np.where(trained.any(axis=1), trained.argmax(axis=1), lengths)
     shared = np.maximum(prompt - ahead, 0)
-    sharing = _shared_prompts(ids, prompt, shared, lengths, trained) if share_prompts else _Sharing([], {}, {})
+    contents = [prompt_content(batch, row, int(tokens)) for row, tokens in zip(index, prompt, strict=True)]
+    sharing = _shared_prompts(contents, shared, lengths, trained) if share_prompts else _Sharing([], {}, {})
     parents, parent_of, carrier = sharing
     alone = [row for row in range(len(index)) if row not in parent_of and row not in carrier]
     # Whole rows: each shared prompt once (from its first rollout), then every unshared sequence.
@@ -367,17 +368,26 @@ class _Sharing(NamedTuple):
     """Row that needs nothing of its own → row that carries it."""
 
 
-def _shared_prompts(ids: Ints, prompt: Ints, shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]) -> _Sharing:
+def prompt_content(batch: TrainBatch, row: int, tokens: int) -> bytes:
+    """What a row's first `tokens` tokens must have in common with those of another to be computed once for both: their
+    ids, and the experts that are replayed for them."""
+    content = batch.input_ids[row, :tokens].numpy().tobytes()
+    return content if batch.routed_experts is None else content + batch.routed_experts[row, :tokens].numpy().tobytes()
+
+
+def _shared_prompts(
+    contents: Sequence[bytes], shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
+) -> _Sharing:
     """Who computes what of the prompts that several rows begin with. A row whose answer is one token is predicted from
     the prompt's end and needs nothing computed of its own where another row has the same prompt.
 
     Args:
-        prompt: [n], tokens of each row's prompt, and `shared` how many of them are computed once.
+        contents: of each row's prompt; `shared` [n] is how many of its tokens are computed once.
     """
     by_prompt: dict[bytes, list[int]] = {}
-    for row in range(len(ids)):
+    for row, content in enumerate(contents):
         if shared[row] > 0 and trained[row].any():
-            by_prompt.setdefault(ids[row, : prompt[row]].tobytes(), []).append(row)
+            by_prompt.setdefault(content, []).append(row)
     parents: list[int] = []
     parent_of: dict[int, int] = {}
     carrier: dict[int, int] = {}

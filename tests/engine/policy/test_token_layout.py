@@ -140,6 +140,18 @@ def test_on_another_device_a_layout_is_whole(idle):
         assert moved[name].device.type == ("cpu" if on_cpu else "meta"), name
 
 
+def test_a_prompt_is_computed_once_for_rows_that_replay_the_same_experts_for_it():
+    batch = grouped_batch(prompts=((6, 4),), width=20)
+    batch.routed_experts = some_routes(batch, 2, 2, 8)
+    batch.routed_experts[1:] = batch.routed_experts[0].clone()
+    assert build_layout(batch, range(4)).whole_tokens == 6
+    batch.routed_experts[2:, 3] = batch.routed_experts[2:, 3].flip(-1)  # of two rows, one of the prompt's tokens
+    layout = build_layout(batch, range(4))
+    assert layout.whole_tokens == 12 and layout.parent.tolist() == [0, 0, 1, 1]
+    for number, row in enumerate((0, 2)):
+        assert torch.equal(layout.routed_experts[6 * number : 6 * number + 6], batch.routed_experts[row, :6])
+
+
 def test_a_row_of_one_trained_token_is_carried_by_another_wherever_that_is():
     batch = grouped_batch(prompts=((5, 4),), width=12)
     batch.lengths[:] = torch.tensor([6, 9, 8, 6])
