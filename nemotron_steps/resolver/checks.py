@@ -284,8 +284,22 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
             where=subject.where(key),
             expected=f"{key} of at most {offered} (the profile's {name})",
             found=str(wanted),
-            hints=(f"{key}={offered}", f"set {name} = {wanted} in the profile of env.toml"),
+            hints=(
+                *([f"{key}={offered}"] if _works(subject, key, offered) else []),
+                f"set {name} = {wanted} in the profile of env.toml",
+            ),
         )
+
+
+def _works(subject: CheckSubject, key: str, value: int) -> bool:
+    """Whether with this value of a key neither layout nor memory is refused that is not already."""
+    if value < 1:
+        return False
+    config = subject.config.with_value(key, value)
+    changed = replace(subject, config=config)
+    if changed.misfits and not subject.misfits:
+        return False
+    return not (changed.memory and changed.memory.shortages) or bool(subject.memory and subject.memory.shortages)
 
 
 def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProblem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -93,9 +93,20 @@ class StepConfig:
         """What the layout is checked and its memory predicted from."""
         return LayoutSizes.read(self.flat.get)
 
+    def with_value(self, key: str, value: Any) -> StepConfig:
+        """The config with another value of a dotted key that it has."""
+        head, _, rest = key.partition(".")
+        return replace(self, values=_with_value(self.values, head, rest, value))
+
     def where(self, key: str) -> str | None:
         """What set a key, if known."""
         return self.origin(key) if self.origin is not None else None
+
+
+def _with_value(values: Mapping[str, Any], head: str, rest: str, value: Any) -> dict[str, Any]:
+    if rest:
+        value = _with_value(values[head], *rest.partition(".")[::2], value)
+    return {**values, head: value}
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:

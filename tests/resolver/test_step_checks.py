@@ -146,6 +146,29 @@ def test_no_more_is_asked_for_than_a_profile_has(
     assert [problem.found for problem in profile_size(subject(config={"cluster": cluster}, profile=profile))] == told
 
 
+@pytest.mark.parametrize(
+    ("judge_nodes", "nodes", "hints"),
+    [
+        (8, 1, ["set nodes = 72 in the profile of env.toml"]),
+        (8, 16, ["cluster.num_nodes=16", "set nodes = 72 in the profile of env.toml"]),
+        (0, 1, ["cluster.num_nodes=1", "set nodes = 72 in the profile of env.toml"]),
+        (0, 0, ["set nodes = 72 in the profile of env.toml"]),
+    ],
+)
+def test_what_a_profile_has_is_offered_only_where_the_layout_comes_out_even_over_it(
+    judge_nodes: int, nodes: int, hints: list[str]
+) -> None:
+    config = {
+        "policy": {"train_global_batch_size": 4608},
+        "cluster": {"backend": "ray", "num_nodes": 72, "gpus_per_node": 8},
+        "env": {"nemo_gym": {"num_gpu_nodes": judge_nodes}},
+    }
+    step = subject(config=config, profile={"nodes": nodes})
+    assert not step.misfits
+    (problem,) = profile_size(step)
+    assert list(problem.hints) == hints
+
+
 @pytest.mark.parametrize(("shuffle", "told"), [(True, ["key.b"]), (False, []), (None, []), ("yes", [])])
 def test_every_port_with_sorted_data_is_told_where_it_would_be_shuffled(shuffle: Any, told: list[str]) -> None:
     step = subject(port("a"), port("b"), config={"data": {"shuffle": shuffle}}, b={"order": "length"})
