@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, TEACHER, Lines, StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.config.layout.memory.mends import memory_mends
+from nemotron_steps.config.layout.memory.mends import memory_mends, share_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.sizes import JUDGES
@@ -39,14 +39,20 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     memory = subject.memory
     if memory is None or not memory.shortages:
         return
-    get = subject.get
-    hints = memory_mends(get, lambda role: _shape(subject, role), subject.model, teachers=subject.teacher_models)
+    get, teachers = subject.get, subject.teacher_models
+    mended = memory_mends(get, lambda role: _shape(subject, role), subject.model, teachers=teachers)
+    hints = [*mended]
     larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
     if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
         hints.append(f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200")
     if not hints or subject.config.sizes.backend != "ray":
         hints.append(f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for")
-    for shortage in memory.shortages:
+    for number, shortage in enumerate(memory.shortages):
+        if shortage.key != CAPACITY and not (number == 0 and mended):  # else what mends everything is said already
+            own = share_mends(
+                get, lambda role: _shape(subject, role), subject.model, key=shortage.key, teachers=teachers
+            )
+            hints = [*own, *hints]
         yield MemoryProblem(
             f"{subject.key}: {shortage.what}",
             chain=(subject.key,),

@@ -41,18 +41,13 @@ def memory_mends(
         teachers: the same of each teacher, as far as they are known.
     """
 
-    def under(overrides: Overrides) -> Callable[[str], Any]:
-        changed = dict(overrides)
-        return lambda key: changed[key] if key in changed else get(key)
-
     def comes_out_even(overrides: Overrides) -> bool:
-        sizes = LayoutSizes.read(under(overrides))
-        return not misfits(sizes, facts) and not any(teacher_misfits(sizes, teachers or {}))
+        return _comes_out_even(_under(overrides, get), facts, teachers)
 
     def fits(overrides: Overrides) -> bool:
         if not comes_out_even(overrides):
             return False
-        return not step_memory(MemorySettings.read(under(overrides)), model_of).shortages
+        return not step_memory(MemorySettings.read(_under(overrides, get)), model_of).shortages
 
     found: list[Overrides] = []
     settings = MemorySettings.read(get)
@@ -69,6 +64,48 @@ def memory_mends(
         if found:
             break
     return [_text(each) for each in found]
+
+
+def share_mends(
+    get: Callable[[str], Any],
+    model_of: Callable[[str], ModelShape | None],
+    facts: ModelFacts | None = None,
+    *,
+    key: str,
+    teachers: Mapping[str, ModelFacts] | None = None,
+) -> list[str]:
+    """Overrides after which a share of a GPU holds what vLLM needs, and nothing else lacks more than before.
+
+    Args:
+        key: of the share.
+    """
+    settings = MemorySettings.read(get)
+    memory = step_memory(settings, model_of)
+    before = {shortage.what: shortage.needed for shortage in memory.shortages}
+
+    def helps(overrides: Overrides) -> bool:
+        changed = _under(overrides, get)
+        if not _comes_out_even(changed, facts, teachers):
+            return False
+        after = step_memory(MemorySettings.read(changed), model_of).shortages
+        return all(each.key != key and each.needed <= before.get(each.what, 0) for each in after)
+
+    about = {key, f"{VLLM}.tensor_parallel_size"} if key == UTILIZATION else {key}
+    ladders = [ladder for ladder in _generation(settings, memory) if ladder and ladder[0][0][0] in about]
+    least = [next(filter(helps, ladder), None) for ladder in ladders]
+    return [_text(overrides) for overrides in least if overrides is not None]
+
+
+def _under(overrides: Overrides, get: Callable[[str], Any]) -> Callable[[str], Any]:
+    changed = dict(overrides)
+    return lambda key: changed[key] if key in changed else get(key)
+
+
+def _comes_out_even(
+    get: Callable[[str], Any], facts: ModelFacts | None, teachers: Mapping[str, ModelFacts] | None
+) -> bool:
+    sizes = LayoutSizes.read(get)
+    return not misfits(sizes, facts) and not any(teacher_misfits(sizes, teachers or {}))
 
 
 def _lowest(ladders: tuple[list[Overrides], ...], fits: Callable[[Overrides], bool]) -> Overrides | None:
@@ -229,4 +266,8 @@ def _shares(settings: MemorySettings, memory: StepMemory, role: str, utilization
 
 
 def _text(overrides: Overrides) -> str:
-    return " ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in overrides)
+    # Two ladders may begin with the same overrides; of two values of a key the last holds, as when it was tried.
+    changed = dict(overrides)
+    return " ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed.items()
+    )

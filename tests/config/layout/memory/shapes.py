@@ -64,6 +64,13 @@ QWEN3_8B: dict[str, Any] = {
     "vocab_size": 151936,
     "tie_word_embeddings": False,
 }
+QWEN3_32B: dict[str, Any] = {
+    **QWEN3_8B,
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+}
 QWEN3_30B_A3B: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "hidden_size": 2048,

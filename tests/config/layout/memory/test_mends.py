@@ -10,15 +10,22 @@ import yaml
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.mends import _generation, _ladders, _more_gpus, memory_mends
+from nemotron_steps.config.layout.memory.mends import _generation, _ladders, _more_gpus, memory_mends, share_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.sizes import VLLM
 from nemotron_steps.errors import PlanError
-from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, SUPER_120B, flat
+from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, SUPER_120B, flat
 from tests.models.checkpoints import write_tokenizer
 
-MODELS = {"nano": NANO_30B, "nano4b": NANO_4B, "super": SUPER_120B, "qwen8b": QWEN3_8B, "qwen30b": QWEN3_30B_A3B}
+MODELS = {
+    "nano": NANO_30B,
+    "nano4b": NANO_4B,
+    "super": SUPER_120B,
+    "qwen8b": QWEN3_8B,
+    "qwen30b": QWEN3_30B_A3B,
+    "qwen32b": QWEN3_32B,
+}
 ROWS = {
     "prompts": {"responses_create_params": {"input": "A or B?"}, "agent_ref": {"name": "mcqa_simple_agent"}},
     "preferences": {"prompt": "A or B?", "chosen": "A", "rejected": "B"},
@@ -93,6 +100,8 @@ CASES = [
     ("rl/nemo_rl/rlvr", "one_node", "qwen8b", "policy.generation.backend=embedded"),
     ("rl/nemo_rl/rlvr", "one_gpu", "nano"),
     ("rl/nemo_rl/rlvr", "one_gpu", "qwen30b"),
+    ("rl/nemo_rl/rlvr", "one_gpu", "qwen32b"),
+    ("rl/nemo_rl/rlvr", "test", "qwen32b"),
     WIDE,
     ("sft/megatron_bridge", "one_gpu", "qwen8b"),
     ("rl/nemo_rl/rlvr", "one_gpu", "nano4b", "policy.megatron_cfg.activation_checkpointing=false"),
@@ -110,6 +119,7 @@ def test_every_hint_pasted_plans(asked, bench, given):
     assert overriding, problem.render()
     for hint in overriding:
         pasted = hint.partition("   #")[0].split(" ")
+        assert len({override.partition("=")[0] for override in pasted}) == len(pasted), hint
         memory = planned(bench, given, *asked, *pasted).memory
         assert memory.shortages == [] and memory.devices, hint
 
@@ -125,6 +135,47 @@ def test_the_hint_is_what_takes_least_from_the_run(bench, given):
     assert refused(bench, given, *WIDE[:3], *by_rows).hints[0] == "policy.train_micro_batch_size=1"
     share = refused(bench, given, *GREEDY).hints[0]
     assert share == "policy.generation.vllm_cfg.gpu_memory_utilization=0.7"
+
+
+SHARE = "vLLM's share of a GPU does not hold the generator's weights and one sequence"
+
+
+@pytest.mark.parametrize(
+    ("asked", "hints"),
+    [
+        (("one_gpu", "qwen32b"), ["policy.generation.vllm_cfg.gpu_memory_utilization=0.8"]),
+        (("one_gpu", "super"), []),
+    ],
+)
+def test_a_share_that_holds_no_generator_has_a_hint_of_its_own_where_it_is_not_all_that_is_wrong(
+    asked, hints, bench, given
+):
+    with pytest.raises(PlanError) as caught:
+        planned(bench, given, "rl/nemo_rl/rlvr", *asked)
+    (share,) = [problem for problem in caught.value.problems if problem.what.endswith(SHARE)]
+    assert caught.value.problems[0] is not share and list(share.hints) == hints
+    for hint in hints:
+        with pytest.raises(PlanError) as after:
+            planned(bench, given, "rl/nemo_rl/rlvr", *asked, hint)
+        assert not [problem for problem in after.value.problems if problem.what.endswith(SHARE)]
+
+
+def test_a_judges_share_is_offered_by_itself():
+    shape = ModelShape.read(NANO_4B)
+    key = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+    values = {
+        f"{key}.model": "judge",
+        f"{key}.backend": "vllm",
+        f"{key}.gpu_memory_utilization": 0.05,
+        "policy.train_global_batch_size": 8,
+        "cluster.backend": "ray",
+        "cluster.gpus_per_node": 1,
+        "cluster.num_nodes": 2,
+        "env.nemo_gym.num_gpu_nodes": 1,
+        "cluster.gpu_memory_gib": 60,
+    }
+    offered = share_mends(values.get, lambda role: shape, key=f"{key}.gpu_memory_utilization")
+    assert offered == [f"{key}.gpu_memory_utilization=0.2"]
 
 
 def test_the_refusal_says_how_much_is_needed_of_what(bench, given):
