@@ -52,6 +52,7 @@ class WeightReader:
                 hints=fetch_again(self.folder),
             )
         self._handles: dict[str, Any] = {}
+        file_of: dict[str, str] = {}
         for name in files:
             try:
                 handle: Any = safe_open(str(self.folder / name), framework="pt", device="cpu")
@@ -63,6 +64,14 @@ class WeightReader:
                     hints=fetch_again(self.folder, self.folder / name),
                 ) from error
             for key in list(handle.keys()):
+                if key in file_of and not index.is_file():
+                    raise ArtifactError(
+                        f"two weights files have the tensor {key}, and no index says which counts",
+                        where=str(self.folder),
+                        expected=f"one of them, or {_INDEX}",
+                        found=f"{file_of[key]} and {name}",
+                    )
+                file_of[key] = name
                 self._handles[key] = handle
 
     def names(self) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
@@ -48,3 +49,11 @@ def test_a_folder_without_weights_says_what_is_in_it(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as refused:
         WeightReader(tmp_path)
     assert refused.value.found == ", ".join(f"{number}.bin" for number in range(8))
+
+
+def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
+    for name in ("model.safetensors", "zz_old.safetensors"):
+        save_file({"norm.weight": torch.ones(2)}, tmp_path / name)
+    with pytest.raises(ArtifactError) as caught:
+        WeightReader(tmp_path)
+    assert "norm.weight" in str(caught.value) and caught.value.found == "model.safetensors and zz_old.safetensors"

@@ -66,7 +66,6 @@ def test_a_hub_folder_keeps_its_prediction_blocks_whatever_it_is_called(tmp_path
     assert len(list(carried_tensors(tmp_path / name))) == 32
 
 
-
 def test_tensors_that_become_one_are_as_wide_as_the_widest_and_keep_their_values(tmp_path):
     write_hybrid("latent", tmp_path / "hub")
     types = [torch.float32, torch.bfloat16, torch.float16]

@@ -375,9 +375,7 @@ def prompt_content(batch: TrainBatch, row: int, tokens: int) -> bytes:
     return content if batch.routed_experts is None else content + batch.routed_experts[row, :tokens].numpy().tobytes()
 
 
-def _shared_prompts(
-    contents: Sequence[bytes], shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
-) -> _Sharing:
+def _shared_prompts(contents: Sequence[bytes], shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]) -> _Sharing:
     """Who computes what of the prompts that several rows begin with. A row whose answer is one token is predicted from
     the prompt's end and needs nothing computed of its own where another row has the same prompt.
 
