@@ -244,6 +244,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         (SftConfig, {**HYBRID, "from_scratch.tie_word_embeddings": False}),
         (SftConfig, {**HYBRID, "from_scratch.hybrid.n_groups": 3}),
         (SftConfig, {**HYBRID, "from_scratch.hybrid.num_experts_per_tok": 9}),
+        (SftConfig, {"from_scratch.num_attention_heads": 4, "from_scratch.num_key_value_heads": 3}),
     ],
     ids=str,
 )

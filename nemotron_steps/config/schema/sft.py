@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -80,6 +81,12 @@ class FromScratchConfig(Section):
                         (f"{name}={str(FromScratchConfig.model_fields[name].default).lower()}",),
                     )
                     for name, why in _NOT_OF_HYBRIDS.items()
+                ),
+                Rule(
+                    self.num_attention_heads % self.num_key_value_heads != 0,
+                    "num_key_value_heads",
+                    "from_scratch.num_key_value_heads does not divide num_attention_heads",
+                    (f"num_key_value_heads={math.gcd(self.num_attention_heads, self.num_key_value_heads)}",),
                 ),
                 Rule(
                     hybrid is not None and hybrid.mamba_num_heads % hybrid.n_groups != 0,
