@@ -19,7 +19,8 @@ from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules
-from nemotron_steps.models.architecture import Architecture, facts_of
+from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder
+from nemotron_steps.steps.hub_folder import check_tensors
 
 MODEL_PORTS = ("policy", "model")
 """What the training steps call the port of the model that they train."""
@@ -40,13 +41,17 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
 
     Raises:
         ConfigError: see config/layout; or an adapter is asked of a linear layer that cannot have one.
-        ArtifactError, UnsupportedError: the model's config.json is missing, or not of a model that can be trained.
+        ArtifactError, UnsupportedError: the model's config.json is missing, or not of a model that can be trained; or
+            tensors of a Hugging Face folder are not those of its config.json, see steps/hub_folder.
     """
     folder = config.policy.checkpoint
     made_later = any(port in inputs and inputs[port] is None for port in MODEL_PORTS)
     known = folder is not None and not made_later and Path(folder).is_dir()
     model = facts_of(folder) if known and folder is not None else ModelFacts.from_scratch(getter(config))
     refuse(sizes_of(config), model)
+    reads_hub = config.policy.dtensor_cfg.enabled and model is not None
+    if reads_hub and known and folder is not None and hf_folder(folder) == Path(folder):
+        check_tensors(Path(folder))
     peft = config.policy.megatron_cfg.peft
     if peft.enabled and known and folder is not None:
         adapter_pairs(Architecture.from_folder(folder), peft, key="policy.megatron_cfg.peft")
