@@ -28,7 +28,7 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.remote.head_server import HeadServer, HeadServerConfig, UnknownServerError
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError, text_of
 from nemotron_steps.environments.responses import response_object
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
@@ -254,7 +254,7 @@ class RemoteEnvironment(Environment):
         if failure or reward is None or answer.get("mask_sample") or (instance or {}).get("mask_sample"):
             reason = failure or answer.get("failure_kind") or answer.get("failure_reason")
             named = reason if isinstance(reason, str) else ENVIRONMENT_REFUSED
-            return Verdict.failed(named[:100], message=str(answer.get("details") or "")[:500])
+            return Verdict.failed(named[:100], message=text_of(answer.get("details") or "", 500))
         low, high = self.reward_range
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not low <= reward <= high:
             return _refused(f"reward outside [{low}, {high}]", reward)

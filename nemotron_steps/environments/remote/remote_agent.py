@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import AgentRun, Response, Row, Session, Verdict
-from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
+from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError, text_of
 from nemotron_steps.environments.remote.remote import ENVIRONMENT_REFUSED, ENVIRONMENT_UNAVAILABLE, RemoteEnvironment
 from nemotron_steps.errors import ConfigError
 
@@ -49,7 +49,7 @@ class RemoteAgent(RemoteEnvironment):
         response = (answer.get("response") if isinstance(answer, dict) else None) or {}
         output = response.get("output") if isinstance(response, dict) else None
         if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
-            return AgentRun([], Verdict.failed(ENVIRONMENT_REFUSED, message=f"no output items: {str(answer)[:200]}"))
+            return AgentRun([], Verdict.failed(ENVIRONMENT_REFUSED, message=f"no output items: {text_of(answer, 200)}"))
         return AgentRun(output, self._verdict(answer), truncated=bool(response.get("incomplete_details")))
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:

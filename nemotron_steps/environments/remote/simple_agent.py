@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemotron_steps.environments.base import Environment, Session
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError, text_of
 from nemotron_steps.environments.responses import Response, function_call_output_item
 from nemotron_steps.errors import WorkerLostError
 
@@ -66,7 +66,7 @@ async def _ask(client: JsonClient, body: dict[str, Any]) -> dict[str, Any]:
         raise _lost(client, str(error)) from error
     output = answer.get("output") if isinstance(answer, dict) else None
     if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
-        raise _lost(client, f"no output items: {str(answer)[:200]}")
+        raise _lost(client, f"no output items: {text_of(answer, 200)}")
     return dict(answer)
 
 

@@ -128,6 +128,17 @@ def test_a_failures_name_and_message_are_cut() -> None:
     assert named.failure == "kind"
 
 
+def test_what_is_too_deep_to_be_written_out_is_a_failure_all_the_same() -> None:
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    verdict = served()[0]._verdict({"reward": 1, "failure": "x", "details": deep})
+    assert (verdict.failure, verdict.details) == ("x", {"message": "list"})
+    agent, _ = served({"response": {"output": deep}}, name="remote_agent", policy_base_url="http://h/v1")
+    run = asyncio.run(agent.run_agent(ROW, {}))
+    assert (run.verdict.failure, run.verdict.details) == ("environment_refused", {"message": "no output items: dict"})
+
+
 def test_fields_that_the_server_needs_are_looked_for_however_deep() -> None:
     environment, _ = served(row_fields=("target", "a.b"))
     environment.check_row({**ROW, "a": {"b": 0}}, "f:1")
