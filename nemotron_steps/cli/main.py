@@ -143,14 +143,37 @@ def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, 
     except (Exception, KeyboardInterrupt) as error:
         from nemotron_steps.cli.errors import exit_code, report
 
+        if isinstance(error, OSError) and (unwritten := _unwritten(error)) is not None:
+            error, as_json = unwritten, as_json and unwritten.where is None
         if isinstance(error, StepsError):
             from nemotron_steps.cli.correction import add_corrected_command
 
             add_corrected_command(error, prog, arguments)
-        with suppress(BrokenPipeError):
+        with suppress(OSError):  # nobody can be told
             return report(error, as_json=as_json)
         return exit_code(error)
     return code
+
+
+def _unwritten(error: OSError) -> StepsError | None:
+    """What to say of a write that failed for want of room, which is no mistake of this program; None of other errors.
+
+    Where that was standard output, what is still to be written there goes nowhere.
+    """
+    import errno
+
+    from nemotron_steps.cli.errors import location
+    from nemotron_steps.errors import StorageError
+
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    if error.errno not in full or error.filename is not None or hasattr(error, "log_path"):
+        return None
+    where = None
+    if os.path.dirname(__file__) == os.path.dirname(location(error) or ""):  # these modules print; others write files
+        where = "standard output"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    hints = ("free some space, or send the output elsewhere, and run the same command again",)
+    return StorageError(f"writing failed: {error.strerror}", where=where, hints=hints)
 
 
 if __name__ == "__main__":

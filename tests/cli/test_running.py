@@ -17,7 +17,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.running import _RunSeen, asked_before
-from nemotron_steps.errors import JudgeUnavailableError, PlanError, RequestError
+from nemotron_steps.errors import JudgeUnavailableError, PlanError, RequestError, StorageError
 from nemotron_steps.runs.run_folder import RunFolder
 
 COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
@@ -300,6 +300,17 @@ def test_a_closed_pipe_is_no_error(workplace):
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     assert "BrokenPipe" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "list --json"])
+def test_an_output_that_is_full_is_one_error_and_no_traceback(workplace, command):
+    command = f"{sys.executable} -m nemotron_steps.cli.main {command}"
+    result = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, timeout=30)
+    assert result.returncode == StorageError.exit_code
+    assert result.stderr.startswith("error[E610]: writing failed: No space left on device\n  --> standard output\n")
+    assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
+    silent = subprocess.run(["bash", "-c", f"{command} > /dev/full 2>&1"], timeout=30, check=False)
+    assert silent.returncode != 0
 
 
 def test_status_and_report(cli):
