@@ -155,6 +155,8 @@ class ArtifactStore:
         supertypes: Sequence[str] = (),
     ) -> Artifact:
         """Copy a file or folder of the user's into the home as an artifact. The type is sniffed unless given."""
+        if path.is_dir():
+            tree_files(path, user_folder=True)  # a link that leads out is refused before anything is read
         type_name = type_name or require_type(path)
         # Checked where it lies, so that an error names the user's own file; the copy is checked again at commit.
         validate(type_name, path, supertypes)

@@ -7,12 +7,14 @@ nearest supertype's, and at last only have to hold a file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts import adapters, rows
 from nemotron_steps.artifacts.checkpoints import listing, read_json_object, validate_hf, validate_megatron
+from nemotron_steps.artifacts.confinement import link_root
 from nemotron_steps.errors import ArtifactError, StepsError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 
@@ -96,10 +98,15 @@ def sniff_type(path: Path) -> str | None:
 
 
 def jsonl_files(folder: Path) -> list[Path]:
-    """Every JSON Lines file of an artifact folder, at any depth, sorted; a file stands for itself."""
+    """Every JSON Lines file of an artifact folder, at any depth, sorted; a file stands for itself.
+
+    A link that leads out is none of them, in a hidden entry either, which is no part of the artifact.
+    """
     if folder.is_file():
         return [folder]
-    return sorted(path for path in folder.rglob("*.jsonl") if path.is_file())
+    inside = os.path.realpath(link_root(folder)).rstrip(os.sep) + os.sep
+    found = (path for path in folder.rglob("*.jsonl") if path.is_file())
+    return sorted(path for path in found if not path.is_symlink() or os.path.realpath(path).startswith(inside))
 
 
 def _sniff_jsonl(files: Sequence[Path]) -> str:

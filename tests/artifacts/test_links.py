@@ -40,6 +40,33 @@ def test_a_link_out_of_the_folder_is_refused_by_name(store: ArtifactStore, folde
     assert store.list_artifacts() == []
 
 
+@pytest.mark.parametrize("name", ["first.jsonl", ".first.jsonl", ".cache/first.jsonl"])
+@pytest.mark.parametrize("type_name", [None, "training_jsonl"])
+@pytest.mark.parametrize("way", ["add", "reference"])
+def test_the_file_of_a_link_out_of_the_folder_is_never_read(
+    store: ArtifactStore, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, type_name: str | None, way: str
+) -> None:
+    link = folder / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(folder.parent / "secret.txt")
+    read: list[Path] = []
+    there = Path.open
+
+    def noted(path: Path, *args: Any, **more: Any) -> Any:
+        read.append(path)
+        return there(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", noted)
+    if name == "first.jsonl":
+        with pytest.raises(ArtifactError, match="symbolic link leads out") as caught:
+            getattr(store, way)(folder, type_name=type_name, name="a")
+        assert "canary" not in str(caught.value)
+    else:  # no part of the artifact
+        artifact = getattr(store, way)(folder, type_name=type_name, name="a")
+        assert [file.path for file in artifact.files] == ["train.jsonl"] and read
+    assert link not in read
+
+
 @pytest.mark.parametrize(("target", "stays"), [("other", True), ("../runs", False), ("../artifacts-old", False)])
 def test_a_path_of_a_record_stays_in_its_first_folder_whatever_others_are_called(
     target: str, stays: bool, tmp_path: Path
