@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from nemotron_steps.config.schema.eval import GradingConfig
@@ -19,7 +19,10 @@ from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.errors import StepsError
 from nemotron_steps.models.chat import ChatFormat
+
+_OF_POLICY = "policy.generation."
 
 
 def grade(
@@ -46,7 +49,10 @@ def grade(
     needs = check_rows(config.env, every, only=only, policy_served=config.generation.vllm_cfg.expose_http_server)
     chat = ChatFormat.from_folder(folder)
     longest = settings.max_total_sequence_length
-    generator = build_generator(folder, config.generation, chat, max_total_length=longest, precision=settings.precision)
+    with _own_keys():
+        generator = build_generator(
+            folder, config.generation, chat, max_total_length=longest, precision=settings.precision
+        )
     with ExitStack() as resources:
         resources.callback(generator.close)
         sampler = AsyncSampler(generator, name="policy")
@@ -84,3 +90,15 @@ def grade(
     for name, groups in graded.items():
         refuse_failures(sets[name], groups, settings.samples_per_prompt)
     return graded, collector
+
+
+@contextmanager
+def _own_keys() -> Iterator[None]:
+    """Generators name the keys of a policy; these steps have the same ones without its prefix, and train nothing."""
+    try:
+        yield
+    except StepsError as error:
+        own = error.where and error.where.replace(_OF_POLICY, "generation.")
+        hints = (hint.replace(_OF_POLICY, "generation.") for hint in error.hints)
+        error.where, error.hints = own, tuple(hint for hint in hints if "inputs.policy." not in hint)
+        raise

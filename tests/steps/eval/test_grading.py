@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.eval import GradingConfig
-from nemotron_steps.errors import StepFailedError
+from nemotron_steps.errors import StepFailedError, UnsupportedError
 from nemotron_steps.steps.eval import grading
 
 SETS = {"a": ["a0", "a1"], "b": ["b0"]}
@@ -100,3 +100,20 @@ def test_environments_and_model_are_closed_where_answering_fails(noted: list[Any
     with pytest.raises(StepFailedError, match="lost"):
         grading.grade(Path("model"), {"a": ["lost"], "b": ["b0"]}, config(), None, environment=None)  # type: ignore
     assert noted[-3:] == [("collect", ["lost"], ["eval/0"], 3), ("close",), ("generator closed",)]
+
+
+def test_what_a_generator_cannot_do_is_told_with_the_keys_of_this_step(
+    noted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedError(
+            "no kernel",
+            where="policy.generation.backend=vllm",
+            hints=["policy.generation.backend=embedded", "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'"],
+        )
+
+    monkeypatch.setattr(grading, "build_generator", refuse)
+    with pytest.raises(UnsupportedError) as caught:
+        grading.grade(Path("model"), SETS, config(), None, environment="mcqa")  # type: ignore[arg-type]
+    assert caught.value.where == "generation.backend=vllm"
+    assert caught.value.hints == ("generation.backend=embedded",)
