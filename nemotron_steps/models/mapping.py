@@ -240,16 +240,22 @@ class Stored:
 def check_stored(stored: Mapping[str, Stored], architecture: Architecture, where: str) -> None:
     """Refuse what `to_megatron` would, before any tensor is read."""
     wanted = parameters(architecture)
+    shapes = {n: shape for p in wanted for n, shape in zip(p.hf_names, p.hf_shapes, strict=True) if n in stored}
+    # A quantised checkpoint has scales as well, which the model has no place for: that would be said of them.
+    for name in shapes:
+        _check_type(name, stored[name], where)
     _check_names(set(stored), wanted, architecture, where)
-    for parameter in wanted:
-        for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
-            if name in stored:
-                _check_tensor(name, stored[name], shape, where)
+    for name, shape in shapes.items():
+        _check_tensor(name, stored[name], shape, where)
+
+
+def _check_type(name: str, stored: Stored, where: str | None) -> None:
+    if not stored.is_plain:
+        raise quantised(f"the tensor {name} is {stored.dtype}", where)
 
 
 def _check_tensor(name: str, stored: Stored, shape: tuple[int, ...], where: str | None) -> None:
-    if not stored.is_plain:
-        raise quantised(f"the tensor {name} is {stored.dtype}", where)
+    _check_type(name, stored, where)
     if stored.shape != shape:
         raise ArtifactError(
             f"the tensor {name} has another shape than config.json says",

@@ -193,6 +193,10 @@ _NORM = "model.norm.weight"
     (lambda weights: {**weights, "model.more.weight": torch.zeros(2)}, "no place for: model.more.weight"),
     (lambda weights: {**weights, _NORM: torch.zeros(3)}, f"the tensor {_NORM} has another shape"),
     (lambda weights: {**weights, _NORM: weights[_NORM].to(torch.float8_e4m3fn)}, f"the tensor {_NORM} is f8_e4m3"),
+    (
+        lambda weights: {**weights, _NORM: weights[_NORM].byte(), f"{_NORM}_scale": torch.ones(1)},
+        f"the tensor {_NORM} is u8",
+    ),
 ])  # fmt: skip
 def test_tensors_of_a_hub_folder_are_read_before_any_step_starts(step, change, told, tmp_path):
     folder = tmp_path / "hub"
