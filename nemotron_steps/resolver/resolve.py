@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nemotron_steps.config.layout.facts import ModelFacts
@@ -192,7 +193,7 @@ def _new_model(node: Node) -> dict[str, Any]:
     if node.config is None or any(output.inherits in node.inputs for output in node.manifest.produces):
         return {}
     model = ModelFacts.from_scratch(node.config.flat.get)
-    return {} if model is None else model.attributes()
+    return {} if model is None else replace(model, positions=None).attributes()  # lengths are checked when run
 
 
 def _hidden_steps(goals: Sequence[Node], registry: Registry) -> Iterator[str]:

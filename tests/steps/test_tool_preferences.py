@@ -306,15 +306,6 @@ def test_the_chain_to_dpo_type_checks(tmp_path, monkeypatch, capsys):
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
 
 
-def test_pairs_longer_than_a_policy_that_is_still_to_be_trained_has_positions_are_refused_when_planned(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
-    assert steps(["plan", "rl/nemo_rl/dpo", "-c", "tiny", "policy.max_total_sequence_length=1025"]) == 2
-    told = capsys.readouterr().err
-    assert "is more than the positions of the model" in told and "policy.max_total_sequence_length=1024" in told
-
-
 @pytest.mark.slow
 def test_the_tiny_config_of_dpo_runs_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
