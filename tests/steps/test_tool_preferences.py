@@ -306,6 +306,13 @@ def test_the_chain_to_dpo_type_checks(tmp_path, monkeypatch, capsys):
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
 
 
+def test_a_layout_is_checked_against_a_policy_that_the_plan_itself_makes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
+    ranks = ["policy.megatron_cfg.tensor_model_parallel_size=3", "cluster.backend=ray", "cluster.policy_workers=3"]
+    assert steps(["plan", "rl/nemo_rl/dpo", "-c", "tiny", *ranks]) == 2
+    assert "tensor_model_parallel_size=3 does not divide attention heads" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_tiny_config_of_dpo_runs_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
