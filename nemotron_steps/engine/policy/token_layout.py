@@ -81,6 +81,11 @@ class RowSpans:
     """int32 [whole rows + suffix rows, 6]: where each row begins and its length, the same of its prompt (0, 0 without
     one), and the range of the tokens whose prompt it is."""
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row, without its prompt where that is shared."""
+        return max(part.max_seqlen for part in (self.whole, self.suffix) if part is not None)
+
     def to(self, device: torch.device) -> RowSpans:
         """The same on another device."""
         prompt, suffix, family = (s and s.to(device) for s in (self.prompt, self.suffix, self.family))

@@ -40,8 +40,7 @@ def flat_flash_attention(
 
 def _left_to_cudnn(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> bool:
     """Whether rows are so long that cuDNN's attention is faster, and it is there."""
-    longest = max(part.max_seqlen for part in (spans.whole, spans.suffix) if part is not None)
-    return longest > PACKED and te_attention.takes(query, key, spans)
+    return spans.longest > PACKED and te_attention.takes(query, key, spans)
 
 
 class _FlatFlash(torch.autograd.Function):

@@ -30,9 +30,8 @@ def takes(query: torch.Tensor, key: torch.Tensor) -> bool:
 def packed_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
     """As attention.FlatAttention.forward: query [T, heads, head_dim] → [T, heads, head_dim]."""
     spans = layout.spans
-    longest = max(part.max_seqlen for part in (spans.whole, spans.suffix) if part is not None)
     out: torch.Tensor = _Packed.apply(  # type: ignore[no-untyped-call]
-        query.contiguous(), key.contiguous(), value.contiguous(), spans.rows, longest, layout.padding
+        query.contiguous(), key.contiguous(), value.contiguous(), spans.rows, spans.longest, layout.padding
     )
     return out
 

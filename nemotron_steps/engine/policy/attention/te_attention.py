@@ -41,7 +41,7 @@ def takes(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> bool:
     tokens, heads, head_dim = query.shape
     if max(len(part.cu_seqlens) - 1 for part in parts) > MOST_RUNS:
         return False
-    if tokens * heads * max(part.max_seqlen for part in parts) < LEAST_WORK:
+    if tokens * heads * spans.longest < LEAST_WORK:
         return False
     return _works(query.device, query.dtype, heads, head_dim, key.shape[1])
 
