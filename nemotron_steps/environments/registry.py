@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.config.entry_points import entry_points
 from nemotron_steps.errors import ConfigError, UnknownNameError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 
@@ -214,7 +215,5 @@ def plugin(name: str) -> EntryPoint | None:
 
 @lru_cache(maxsize=8)
 def _plugins(search_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Registered plug-ins. Reading every installed distribution takes tens of milliseconds, and every row asks."""
-    from importlib.metadata import entry_points
-
-    return tuple(entry_points(group=ENTRY_POINT_GROUP))
+    """Registered plug-ins, looked for once: every row asks."""
+    return entry_points(group=ENTRY_POINT_GROUP)

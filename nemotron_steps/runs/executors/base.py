@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from nemotron_steps.config.entry_points import entry_points
 from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.errors.plugins import load_object
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "nemotron_steps.executors"
 
