@@ -47,7 +47,7 @@ def _replaced(words: list[str], typed: str, meant: str) -> list[str]:
     The value of a key that may be a secret's is neither shown nor given to a key that is none.
 
     What begins with `--input ` is an input that was given as an override, here with the step in front that it had.
-    What ends with a space takes the next word with it: `("a.b ", "a.b=")` makes `a.b=4` of `a.b 4`.
+    What ends with a space takes the next word with it: `("a.b ", "a.b=")` makes `a.b=4` of `a.b 4`, and of `a.b = 4`.
     """
     for at in range(len(words)):
         if meant.startswith("--input "):
@@ -57,10 +57,15 @@ def _replaced(words: list[str], typed: str, meant: str) -> list[str]:
                 return [*words[:at], "--input", stage + meant.removeprefix("--input "), *words[at + 1 :]]
             continue
         if typed.endswith(" ") and words[at] == typed[:-1] and at + 1 < len(words):
-            return [*words[:at], meant + words[at + 1], *words[at + 2 :]]
+            after = words[at + 2 :] if words[at + 1] in ("=", ":") and len(words) > at + 2 else words[at + 1 :]
+            return [*words[:at], meant + after[0].removeprefix("="), *after[1:]]
         if words[at] == typed:
             return [*words[:at], *([meant] if meant else []), *words[at + 1 :]]
         head, equals, value = words[at].partition("=")
+        if equals and typed.startswith("-") and head == typed:
+            if may_be_secret(typed.lstrip("-")) and not may_be_secret(meant):
+                return words
+            return [*words[:at], f"{meant}={value}", *words[at + 1 :]]
         sign = head[: len(head) - len(head.lstrip("+~-"))]
         key = head.removeprefix(sign)
         if key == typed or key.endswith("." + typed):

@@ -113,12 +113,21 @@ def _load(reference: str) -> Handler:
 
 
 def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageError:
+    from nemotron_steps.cli.apart import key_meant
     from nemotron_steps.config.names import nearest
 
     hidden = {"command", "handler", "words", "as_json"}
+    key = key_meant(flag) if hasattr(namespace, "words") or hasattr(namespace, "settings") else None
     flags = ["--" + name.replace("_", "-") for name in vars(namespace) if name not in hidden] + ["--json"]
     command = " ".join(part for part in (prog, namespace.command) if part)
-    typed = flag.split("=", 1)[0]
+    typed, equals, _ = flag.partition("=")
+    if key is not None:
+        return UsageError(
+            f"`{command}` has no flag '{typed}'",
+            expected="an override, KEY=VALUE, for a key of the config",
+            hints=(f"{command} --help",),
+            meant=(typed, key) if equals else (f"{typed} ", f"{key}="),
+        )
     close = nearest(typed, flags)
     return UsageError(
         f"`{command}` has no flag '{flag}'",
@@ -141,16 +150,19 @@ def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, 
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
     except (Exception, KeyboardInterrupt) as error:
+        from nemotron_steps.cli.apart import secrets_apart
         from nemotron_steps.cli.errors import exit_code, report
+        from nemotron_steps.config.redaction import masking
 
         if isinstance(error, OSError) and (unwritten := _unwritten(error)) is not None:
             error, as_json = unwritten, as_json and unwritten.where is None
-        if isinstance(error, StepsError):
-            from nemotron_steps.cli.correction import add_corrected_command
+        with masking(secrets_apart(arguments)):
+            if isinstance(error, StepsError):
+                from nemotron_steps.cli.correction import add_corrected_command
 
-            add_corrected_command(error, prog, arguments)
-        with suppress(OSError):  # nobody can be told
-            return report(error, as_json=as_json)
+                add_corrected_command(error, prog, arguments)
+            with suppress(OSError):  # nobody can be told
+                return report(error, as_json=as_json)
         return exit_code(error)
     return code
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.cli.apart import require_together
 from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import UsageError
@@ -228,6 +229,7 @@ def result_fields(result: RunResult) -> dict[str, Any]:
 def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
     """The request as typed, or, for `--resume RUN` alone, as that run was asked for."""
     if arguments.words or not arguments.resume:
+        require_together(arguments.words, bench)
         return asked_from(arguments)
     profile = arguments.run or arguments.batch
     asked = asked_before(bench, arguments.resume, profile=profile, ignore_checks=arguments.ignore_checks)

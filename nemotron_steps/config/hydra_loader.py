@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemotron_steps.config.composition_cache import Dependencies
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import shown_override
+from nemotron_steps.config.redaction import MASK, may_be_secret, shown_override
 from nemotron_steps.config.search import Mount
 from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError, first_line
@@ -147,8 +147,11 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     parser = OverridesParser.create()
     parsed: list[Override] = []
     problems: list[ConfigError] = []
-    for text in overrides:
-        shown = shown_override(text)
+    for before, text in zip(("", *overrides), overrides, strict=False):
+        shown = MASK if _ends_in_secret_key(before) and not re.match(r"[^=]+=[^=]", text) else shown_override(text)
+        if text.startswith("="):  # Hydra takes it for one of the defaults list
+            problems.append(ConfigError(f"override '{shown}' has no key", expected="key=value, +key=value or ~key"))
+            continue
         try:
             override = parser.parse_override(text)
         except HydraException as error:
@@ -178,6 +181,12 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
             continue
         parsed.append(override)
     return parsed, problems
+
+
+def _ends_in_secret_key(override: str) -> bool:
+    """Whether what stands after an override may be the value of its key, `["hf_token", "x"]`, and a secret."""
+    key, _, value = override.partition("=")
+    return not value and may_be_secret(key.strip("+~-: "))
 
 
 def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrides: Sequence[Override]) -> Composition:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from nemotron_steps.config.secret_names import Strength, is_secret_key, strength
@@ -20,6 +21,7 @@ __all__ = [
     "Redactor",
     "is_secret_key",
     "mask",
+    "masking",
     "may_be_secret",
     "note_variables",
     "redact",
@@ -37,11 +39,24 @@ _USUAL = ("api_key", "apikey", "token", "hf_token", "auth_token", "access_token"
 """What a misspelled key may have been meant for."""
 
 _interpolated: set[str] = set()
+_masked_words: frozenset[str] = frozenset()
 
 
 def note_variables(names: Iterable[str]) -> None:
     """Remember that a config of this process reads these environment variables."""
     _interpolated.update(names)
+
+
+@contextmanager
+def masking(words: Iterable[str]) -> Iterator[None]:
+    """While it lasts these are masked too, however short, wherever they are no part of a longer word."""
+    global _masked_words
+    before = _masked_words
+    _masked_words = before | {word for word in words if word}
+    try:
+        yield
+    finally:
+        _masked_words = before
 
 
 def mask(key: str, value: Any, environment: Mapping[str, str] | None = None) -> Any:
@@ -74,7 +89,8 @@ def shown_override(text: str, *meant: str) -> str:
     """
     key, equals, value = text.partition("=")
     if not equals:
-        return text
+        apart = re.match(r"[+~-]*([\w.-]+)(?:\s*:|\s)\s*(?=\S)", text)
+        return f"{apart[0]}{MASK}" if apart is not None and may_be_secret(apart[1]) else redact_text(text)
     names = (key.lstrip("+~"), *meant)
     if may_be_secret(names[0]) or any(map(is_secret_key, meant)) or looks_random(value):
         return f"{redact_text(key)}={MASK}"
@@ -85,7 +101,8 @@ def may_be_secret(key: str) -> bool:
     """Whether a key that someone typed names a secret, or was probably meant to."""
     from difflib import get_close_matches
 
-    return is_secret_key(key) or bool(get_close_matches(key.rpartition(".")[2].lower(), _USUAL, n=1, cutoff=0.8))
+    name = key.rpartition(".")[2].lower().replace("-", "_")
+    return is_secret_key(key) or bool(get_close_matches(name, _USUAL, n=1, cutoff=0.8))
 
 
 class Redactor:
@@ -105,6 +122,8 @@ class Redactor:
                 found.setdefault(value, f"${{oc.env:{name}}}")
         kept = [value for value in found if len(value) >= _SHORTEST and not _is_path(value)]
         self._replaced = [(value, found[value]) for value in sorted(kept, key=len, reverse=True)]
+        words = "|".join(re.escape(word) for word in sorted(_masked_words, key=len, reverse=True))
+        self._words = re.compile(rf"(?<!\w)(?:{words})(?!\w)") if words else None
 
     @classmethod
     def of(cls, environment: Mapping[str, str] | None) -> Redactor:
@@ -143,6 +162,8 @@ class Redactor:
     def _mask_inside(self, text: str) -> str:
         for secret, shown in self._replaced:
             text = text.replace(secret, shown)
+        if self._words is not None:
+            text = self._words.sub(MASK, text)
         return mask_shapes(text)
 
 

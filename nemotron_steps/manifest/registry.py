@@ -83,7 +83,7 @@ class Registry:
             f"there is no step '{step_id}'",
             expected="an id that `steps list` shows",
             hints=(*(f"steps show {name}" for name in close), "steps list"),
-            meant=(step_id, close[0]) if close else _apart(step_id),
+            meant=(step_id, close[0]) if close else None,
         )
 
     def pipeline(self, name: str) -> PipelineManifest:
@@ -413,11 +413,6 @@ def _why_no_converter(
     if not any(graph.is_a(port.type, target) for port in step.produces):
         return f"step '{step_id}' produces no '{target}'"
     return None
-
-
-def _apart(name: str) -> tuple[str, str] | None:
-    """`a.key` and `=` that stand apart, as another program's flags would."""
-    return (f"{name} ", f"{name}=") if "." in name and "/" not in name and not name.startswith(".") else None
 
 
 def _find(name: str, plain: Mapping[str, M], hidden: Mapping[str, M]) -> M | None:

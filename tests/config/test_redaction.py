@@ -5,10 +5,12 @@ import time
 import pytest
 
 from nemotron_steps.config import redaction
+from nemotron_steps.config.hydra_loader import parse_overrides
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import (
     MASK,
     is_secret_key,
+    masking,
     note_variables,
     redact,
     redact_text,
@@ -226,3 +228,23 @@ def test_nearest():
     assert nearest("rlhf", steps)[0] == "rl/nemo_rl/rlhf"
     assert nearest("rl/nemo_rl/rlfh", steps)[0] == "rl/nemo_rl/rlhf"
     assert nearest("quantum", steps) == ()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["judge.api_key canary"], ["judge.api_key: canary"], ["judge.api_key", "canary"], ["judge.api_key", "=canary"]],
+)
+def test_an_override_without_a_sign_is_refused_without_the_value_of_a_secret(overrides: list[str]) -> None:
+    parsed, problems = parse_overrides(overrides)
+    assert not parsed and problems and not [each for each in problems if "canary" in str(each)]
+
+
+def test_an_override_without_a_key_is_refused() -> None:
+    parsed, (problem,) = parse_overrides(["a=1", "=4"])
+    assert len(parsed) == 1 and "has no key" in problem.what
+
+
+def test_masked_words_are_masked_alone_and_no_longer_than_asked() -> None:
+    with masking(["ab", ""]):
+        assert redact_text("ab, cab and ab") == "***, cab and ***"
+    assert redact_text("ab") == "ab"
