@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -259,8 +260,10 @@ class Workbench:
             raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")
         if found is not None and not type_name.startswith("checkpoint"):
             return SuppliedInput(ref, type_name, _at_a_glance(path) if type_name == "rl_prompts" else {})
+        nested = path / "hf"  # of a Megatron checkpoint
+        model = str(nested if nested.is_dir() else path) if self._is_checkpoint(type_name) else None
         try:
-            return SuppliedInput(ref, type_name, validate(type_name, path, types.ancestors(type_name)))
+            return SuppliedInput(ref, type_name, validate(type_name, path, types.ancestors(type_name)), folder=model)
         except ArtifactError as error:
             if type_name != "checkpoint_hf" or has_weights(path):
                 raise
@@ -269,9 +272,9 @@ class Workbench:
                 where=error.where,
                 expected=error.expected,
                 found=error.found,
-                hints=(f"hf download MODEL --local-dir {ref}   # its weights as well",),
+                hints=(f"hf download MODEL --local-dir {shlex.quote(str(path))}   # its weights as well",),
             )
-            return SuppliedInput(ref, type_name, validate_model_folder(path), absent=absent)
+            return SuppliedInput(ref, type_name, validate_model_folder(path), absent=absent, folder=model)
 
     def profile(self, name: str | None) -> Profile | None:
         """An env.toml profile by name, as its executor reads it; None for no name, and in a job."""

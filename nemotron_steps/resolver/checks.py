@@ -8,6 +8,7 @@ has them. The arithmetic itself is config/layout, which the engine asks as well.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond
+from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond, template_file
 from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.config.layout.mends import mends
 from nemotron_steps.config.layout.misfits import Misfit, misfits, told
@@ -25,6 +26,7 @@ from nemotron_steps.config.layout.teachers import TEACHERS, read_teachers
 from nemotron_steps.config.model_sizes import misdescribed
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.memory import memory_fits, memory_of
+from nemotron_steps.resolver.plan import InputSource, SuppliedInput
 from nemotron_steps.resolver.problems import (
     AttributeConflict,
     BatchSizeProblem,
@@ -48,6 +50,9 @@ class CheckSubject:
         config: its composed config.
         profile: the env.toml profile it will be launched with (nodes, gpus_per_node, …); empty for none.
         artifacts: port → what is recorded of the artifact that will be there, as far as it is known by now.
+        inputs: port → where its artifact comes from.
+        origins: port → the supplied artifact that what is recorded was read from: the port's own, or one that it is
+            made from.
     """
 
     key: str
@@ -55,6 +60,8 @@ class CheckSubject:
     config: StepConfig
     profile: Mapping[str, Any]
     artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    inputs: Mapping[str, InputSource] = field(default_factory=dict)
+    origins: Mapping[str, SuppliedInput] = field(default_factory=dict)
 
     def integer(self, key: str) -> int | None:
         """An integer config value, or None."""
@@ -90,6 +97,10 @@ class CheckSubject:
     def where(self, key: str) -> str | None:
         """What set a config key."""
         return self.config.where(key)
+
+    def folder(self, port: str) -> str | None:
+        """The user's folder whose config.json and tokenizer the model of a port has; None where there is none."""
+        return self.origins[port].folder if port in self.origins else None
 
     @cached_property
     def model(self) -> ModelFacts | None:
@@ -176,7 +187,7 @@ def teachers_fit(subject: CheckSubject) -> Iterator[PlanProblem]:
 def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
     """Models have the positions for what is asked of them, and a chat template (config/layout/limits.py)."""
     for key, port, model in subject.models:
-        for each in beyond(key, port, model, subject.config.flat.get):
+        for each in beyond(key, port, model, subject.config.flat.get, subject.folder(port)):
             yield ModelLimitProblem(
                 each.what,
                 chain=(f"{subject.key}.{port}",),
@@ -188,20 +199,30 @@ def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 
 def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """What config.json of a hub model to convert says of its layers and sizes can be (config/model_sizes.py)."""
-    for port in subject.manifest.consumes:
-        recorded = subject.artifacts.get(port.name, {})
+    """What config.json of a model says of its layers and sizes can be (config/model_sizes.py). Told of the input that
+    the user gave, and not again of what is made from it."""
+    for port, source in subject.inputs.items():
+        recorded = subject.artifacts.get(port, {})
         family = FAMILIES.get(str(recorded.get("model_type")))
-        if port.type != "checkpoint_hf" or "model_type" not in port.attributes or family is None:
+        if not isinstance(source, SuppliedInput) or family is None:
             continue
         for what, expected, found in misdescribed(recorded.get("shape", {}), family.kind):
             yield ModelLimitProblem(
-                f"config.json of '{port.name}' has {what}",
-                chain=(f"{subject.key}.{port.name}",),
+                f"config.json of {source.ref} has {what}",
+                chain=(source.ref, f"{subject.key}.{port}"),
+                where=f"{source.folder}/config.json" if source.folder is not None else None,
                 expected=expected,
                 found=found,
-                hints=("hf download MODEL config.json --local-dir PATH   # as it was published",),
+                hints=(_published(source),),
             )
+
+
+def _published(source: SuppliedInput) -> str:
+    """Brings a model's config.json as it was published. Files of the home's own artifacts stay as they were hashed."""
+    if source.folder is not None:
+        return f"hf download MODEL config.json --local-dir {shlex.quote(source.folder)}   # as it was published"
+    copy = shlex.quote(f"{re.split('[:@]', source.ref)[0].rpartition('/')[2]}-as-published")
+    return f"hf download MODEL --local-dir {copy}   # and give {copy} in place of {source.ref}"
 
 
 def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -220,7 +241,7 @@ def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
                 expected=", ".join(attributes["roles"]),
                 found=", ".join(written) or "no message of any role",
                 hints=(
-                    f"cp TEMPLATE.jinja MODEL/chat_template.jinja   # one that writes {named} messages",
+                    f"cp TEMPLATE.jinja {template_file(subject.folder(policy))}   # one that writes {named} messages",
                     f"--input {policy}=PATH   # a model whose template does",
                 ),
             )

@@ -28,6 +28,8 @@ class SuppliedInput:
         attributes: what is known about it (tokenizer, architecture, …).
         config_key: set when the reference came from the port's bound config key, which then already holds it.
         absent: what of it is not here, so that it can be planned with and not run with.
+        folder: of a model that the user has, what holds its config.json; None for anything else, artifacts of the home
+            included: what was copied there is not to be changed.
     """
 
     ref: str
@@ -35,6 +37,7 @@ class SuppliedInput:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     config_key: str | None = None
     absent: AbsentInput | None = None
+    folder: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""

@@ -69,10 +69,10 @@ def resolve(
     report_unused(request.inputs, sources.used | {port for _, port in bare}, graph)
     nodes = [node for _, node in goals]
     order = graph.in_order(nodes)
-    artifacts, conflicts = _check_inputs(order, graph)
+    artifacts, origins, conflicts = _check_inputs(order, graph)
     subjects = {
-        node.key: CheckSubject(node.key, node.manifest, node.config, profile or {}, artifacts[node.key])
-        for node in order
+        key: CheckSubject(key, node.manifest, node.config, profile or {}, artifacts[key], node.inputs, origins[key])
+        for key, node in ((node.key, node) for node in order)
         if node.config is not None
     }
     for node in order:
@@ -153,22 +153,28 @@ def _for_stage(hint: str, stage: str) -> str:
 
 def _check_inputs(
     order: Sequence[Node], graph: Graph
-) -> tuple[dict[str, dict[str, Mapping[str, Any]]], list[AttributeConflict]]:
+) -> tuple[dict[str, dict[str, Mapping[str, Any]]], dict[str, dict[str, SuppliedInput]], list[AttributeConflict]]:
     """Attributes of supplied artifacts, carried along outputs that inherit them, against what ports need.
 
     Returns:
-        Step key → port → what is known of the artifact that will be there; and every conflict.
+        Step key → port → what is known of the artifact that will be there; the same for the supplied one that it is
+        known of; and every conflict.
     """
     conflicts: list[AttributeConflict] = []
     known: dict[tuple[str, str], Mapping[str, Any]] = {}
+    inherited_from: dict[tuple[str, str], SuppliedInput] = {}
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    origins: dict[str, dict[str, SuppliedInput]] = {}
     for node in order:
         at_port = found[node.key] = {}
+        from_port = origins[node.key] = {}
         for port, source in node.inputs.items():
             if isinstance(source, SuppliedInput):
-                at_port[port] = source.attributes
-            else:
-                at_port[port] = known.get((source.step_key, source.port), {})
+                at_port[port], from_port[port] = source.attributes, source
+                continue
+            at_port[port] = known.get((source.step_key, source.port), {})
+            if (source.step_key, source.port) in inherited_from:
+                from_port[port] = inherited_from[source.step_key, source.port]
         new = _new_model(node)
         for output in node.manifest.produces:
             attributes = {**(new if output.inherits is not None else {}), **output.attributes}
@@ -185,7 +191,9 @@ def _check_inputs(
                     inherited = at_port.get(output.inherits, {})
                     kept = {n: v for n, v in inherited.items() if n in names}
                     known[node.key, output.name] = {**kept, **output.attributes}
-    return found, conflicts
+                    if output.inherits in from_port:
+                        inherited_from[node.key, output.name] = from_port[output.inherits]
+    return found, origins, conflicts
 
 
 def _new_model(node: Node) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def test_a_checkpoint_that_modelopt_quantised_is_refused_when_planned(cli: Cli, 
     (policy / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
     assert refused.code == 2 and "is quantised" in refused.err and "hf_quant_config.json" in refused.err
-    assert "hint: hf download MODEL-BF16" in refused.err
+    whole = f"{policy}-BF16"
+    assert f"hint: hf download MODEL-BF16 --local-dir {whole}   # then --input policy={whole}" in refused.err
 
 
 def test_types_declare_what_is_recorded_of_a_checkpoint(tmp_path: Path) -> None:
@@ -95,7 +96,36 @@ def test_a_plan_reads_what_a_models_config_says_of_its_layers(
     policy = hub_folder(workplace / "hub", **changes)
     result = cli("plan", *f"{step}={policy}".split())
     assert result.code == (2 if said else 0), result.err
-    assert said is None or (f"config.json of 'checkpoint_hf' has {said}" in result.err and "hint: " in result.err)
+    assert said is None or (f"config.json of {policy} has {said}" in result.err and "hint: " in result.err)
+
+
+def test_a_config_that_cannot_be_is_told_once_with_the_folder_that_a_pasted_hint_mends(
+    cli: Cli, workplace: Path
+) -> None:
+    """Of an artifact of the home, whose files stay, with a folder to give in its place."""
+    broken = hub_folder(workplace / "my hub", num_hidden_layers=51)
+    refused = cli("plan", "rl/nemo_rl/rlvr", "eval/model_eval", "-c", "tiny", "--input", f"policy={broken}")
+    assert refused.err.count("a layer pattern of another length") == 1
+    assert f"--> {broken}/config.json" in refused.err
+    assert f"hint: hf download MODEL config.json --local-dir '{broken}'   # as it was published" in refused.err
+    assert cli("artifacts", "add", str(broken), "--name", "nano").code == 0
+    refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", "--input", "policy=nano:v1")
+    assert "config.json of nano:v1 has a layer pattern of another length" in refused.err
+    copy = "nano-as-published"
+    assert f"hint: hf download MODEL --local-dir {copy}   # and give {copy} in place of nano:v1" in refused.err
+
+
+def test_what_a_models_tokenizer_lacks_is_told_with_the_users_folder_across_a_conversion(
+    cli: Cli, workplace: Path
+) -> None:
+    policy = hub_folder(workplace / "hub")
+    (policy / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((policy / "tokenizer_config.json").read_text())
+    settings = {key: value for key, value in settings.items() if key not in ("chat_template", "eos_token")}
+    (policy / "tokenizer_config.json").write_text(json.dumps(settings))
+    refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
+    assert f"hint: cp TEMPLATE.jinja {policy}/chat_template.jinja" in refused.err
+    assert f" {policy} '<|im_end|>'   # what its template ends a turn with" in refused.err
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "[" * 100_000])

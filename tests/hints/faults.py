@@ -284,8 +284,8 @@ FAULTS = (
         "a model without a chat template",
         f"plan {RLVR} --input policy=model",
         "E312",
-        "cp TEMPLATE.jinja MODEL/chat_template.jinja   # of the model it was made from, or of its family",
-        put={"TEMPLATE.jinja": "family.jinja", "MODEL": "model"},
+        "cp TEMPLATE.jinja model/chat_template.jinja   # of the model it was made from, or of its family",
+        put={"TEMPLATE.jinja": "family.jinja"},
         setup=on.model(template=False),
     ),
     Fault(

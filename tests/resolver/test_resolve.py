@@ -379,9 +379,10 @@ def test_an_output_inherits_what_its_type_declares_and_nothing_else(strict: Worl
     nodes = [Node(step.key, step.manifest, None, (), None, "", inputs=dict(step.inputs)) for step in plan]
     graph = Graph(strict.registry, strict.compose, [])
     graph.nodes.update({node.key: node for node in nodes})
-    found, conflicts = _check_inputs(nodes, graph)
+    found, origins, conflicts = _check_inputs(nodes, graph)
     assert conflicts == [] and found["s"]["policy"] == {"tokenizer": "T1", "rows": 5}
     assert found["then"]["policy"] == {"tokenizer": "T1"}
+    assert {port: each.ref for port, each in origins["then"].items()} == {"policy": "T1", "judge": "T1hf"}
 
 
 def test_parameter_choices_and_existence(strict: World) -> None:

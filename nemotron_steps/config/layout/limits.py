@@ -43,13 +43,21 @@ class BeyondModel:
     hints: tuple[str, ...]
 
 
-def beyond(model_key: str, port: str, model: ModelFacts, get: Callable[[str], Any]) -> Iterator[BeyondModel]:
+def template_file(folder: str | None) -> str:
+    """Where the chat template of a model is, as a shell takes it; `folder`: with its tokenizer, None where unknown."""
+    return shlex.quote(f"{folder or 'MODEL'}/chat_template.jinja")
+
+
+def beyond(
+    model_key: str, port: str, model: ModelFacts, get: Callable[[str], Any], folder: str | None = None
+) -> Iterator[BeyondModel]:
     """What a config asks of one of its models that the model was not made for.
 
     Args:
         model_key: one of LENGTHS.
         port: the input that the model comes from.
         get: dotted key → value of the config, or None.
+        folder: of the user's, with the model's config.json and tokenizer; None where there is none.
     """
     lengths = {key: get(key) for key in LENGTHS[model_key]}
     longer = [key for key, length in lengths.items() if type(length) is int and length > (model.positions or length)]
@@ -62,6 +70,7 @@ def beyond(model_key: str, port: str, model: ModelFacts, get: Callable[[str], An
             (" ".join(f"{key}={model.positions}" for key in longer),),
         )
     if model.quantised is not None:
+        whole = shlex.quote(f"{folder or 'MODEL'}-BF16")
         yield BeyondModel(
             f"the model of '{port}' is quantised, and only whole weights can be converted and trained",
             model_key,
@@ -69,7 +78,7 @@ def beyond(model_key: str, port: str, model: ModelFacts, get: Callable[[str], An
             f"quantization_config of {model.quantised}",
             (
                 f"--input {port}=PATH   # the model that it was quantised from",
-                "hf download MODEL-BF16 --local-dir PATH",
+                f"hf download MODEL-BF16 --local-dir {whole}   # then --input {port}={whole}",
             ),
         )
     if model.has_chat_template is False:
@@ -79,7 +88,7 @@ def beyond(model_key: str, port: str, model: ModelFacts, get: Callable[[str], An
             "chat_template.jinja, or a chat_template in tokenizer_config.json",
             "neither",
             (
-                "cp TEMPLATE.jinja MODEL/chat_template.jinja   # of the model it was made from, or of its family",
+                f"cp TEMPLATE.jinja {template_file(folder)}   # of the model it was made from, or of its family",
                 f"--input {port}=PATH   # a model with a chat template",
             ),
         )
@@ -90,7 +99,8 @@ def beyond(model_key: str, port: str, model: ModelFacts, get: Callable[[str], An
             "an eos_token in tokenizer_config.json that is one of the tokenizer's tokens",
             "none, or one that it does not have",
             (
-                f"python -c {shlex.quote(_SET_END)} MODEL '<|im_end|>'   # what its template ends a turn with",
+                f"python -c {shlex.quote(_SET_END)} {shlex.quote(folder or 'MODEL')} '<|im_end|>'"
+                "   # what its template ends a turn with",
                 f"--input {port}=PATH   # a model with an end token",
             ),
         )
