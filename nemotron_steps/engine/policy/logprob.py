@@ -130,7 +130,7 @@ class _LinearLogprobs(torch.autograd.Function):
         logprobs = torch.empty(total, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(logprobs)
         hits = torch.zeros_like(logprobs)
-        normalizer = torch.empty_like(logprobs)
+        normalizer = torch.empty(2, total, dtype=torch.float32, device=hidden.device)
         direction = torch.empty_like(hidden) if needs_grad else None
         keep = needs_grad and total * rows * weight.element_size() <= KEPT_RESIDUAL_BYTES
         kept: list[torch.Tensor] = []
@@ -147,19 +147,19 @@ class _LinearLogprobs(torch.autograd.Function):
             if truncation is not None and lightest is not None:
                 lightest[part] = _lightest_kept(logits, truncation, group, width)
                 _leave_out(logits, lightest[part])
-            lse, chosen = _normalize(logits, local[part], group)
+            highest, log_mass, chosen = _normalize(logits, local[part], group)
             if lightest is None:
-                torch.sub(chosen, lse, out=logprobs[part])
+                torch.sub(chosen - highest, log_mass, out=logprobs[part])
                 anchor = logprobs[part]
             else:
                 kept_target = chosen >= lightest[part]
                 local[part] = torch.where(kept_target, local[part], NOT_HERE)
-                logprobs[part] = torch.where(kept_target, chosen - lse, -torch.inf)
-                anchor = torch.where(kept_target, chosen, 0.0) - lse
-            normalizer[part] = lse
+                logprobs[part] = torch.where(kept_target, chosen - highest - log_mass, -torch.inf)
+                anchor = torch.where(kept_target, chosen, 0.0) - highest - log_mass
+            normalizer[0, part], normalizer[1, part] = highest, log_mass
             if not (needs_grad or with_entropy):
                 continue
-            residuals = _residuals(logits, lse, local[part])
+            residuals = _residuals(logits, highest, log_mass, local[part])
             toward = linear_forward(residuals, weight.t())
             if group is not None:
                 dist.all_reduce(toward, group=group)
@@ -192,7 +192,7 @@ class _LinearLogprobs(torch.autograd.Function):
                     logits = linear_forward(hidden[part], weight)
                     if lightest is not None:
                         _leave_out(logits, lightest[part])
-                    residuals = _residuals(logits, normalizer[part], local[part])
+                    residuals = _residuals(logits, normalizer[0, part], normalizer[1, part], local[part])
                 grad_weight += outer_product(residuals, scaled[part])
             grad_weight = grad_weight.to(weight.dtype)
             if ctx.padding:
@@ -202,8 +202,10 @@ class _LinearLogprobs(torch.autograd.Function):
 
 def _normalize(
     logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [n] log-sum-exp over the whole vocabulary, and the logit of each target.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Over the whole vocabulary, float32 [n]: the largest logit, log Σ exp(logit − largest), and the target's logit.
+
+    The first two are never added: of a token with p near 1, what 1 − p is would be lost to rounding.
 
     Under a group, `logits` are this rank's columns and `local` is NOT_HERE for targets that another rank holds.
     """
@@ -212,20 +214,18 @@ def _normalize(
         from nemotron_steps.engine.policy.kernels.triton_kernels import softmax_statistics
 
         largest, mass, chosen = softmax_statistics(logits, column)
-        if group is None:
-            return mass.log_().add_(largest), chosen
     else:
         logits = logits.float()
         chosen = logits.gather(1, column[:, None]).squeeze(1)
-        if group is None:
-            return logits.logsumexp(-1), chosen
         largest = logits.amax(-1)
         mass = (logits - largest[:, None]).exp_().sum(-1)
+    if group is None:
+        return largest, mass.log_(), chosen
     highest = largest.clone()
     dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
     sums = torch.stack((mass * (largest - highest).exp_(), chosen.masked_fill(local == NOT_HERE, 0.0)))
     dist.all_reduce(sums, group=group)
-    return sums[0].log_().add_(highest), sums[1]
+    return highest, sums[0].log_(), sums[1]
 
 
 def _hits(logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -275,13 +275,15 @@ def _leave_out(logits: torch.Tensor, lightest: torch.Tensor) -> None:
     logits.masked_fill_(logits < lightest[:, None], torch.finfo(logits.dtype).min / 2)
 
 
-def _residuals(logits: torch.Tensor, lse: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """onehot(local) − exp(logits − lse), formed in float32, in the logits' type; may overwrite the logits. A row whose
-    target is NOT_HERE has no one."""
+def _residuals(
+    logits: torch.Tensor, highest: torch.Tensor, log_mass: torch.Tensor, local: torch.Tensor
+) -> torch.Tensor:
+    """onehot(local) − exp(logits − highest − log_mass), formed in float32, in the logits' type; may overwrite the
+    logits. A row whose target is NOT_HERE has no one."""
     if logits.is_cuda and logits.dtype is not torch.float32:
         from nemotron_steps.engine.policy.kernels.triton_kernels import to_residuals
 
-        return to_residuals(logits, lse, local)
-    residuals = logits.float().sub_(lse[:, None]).exp_().neg_()
+        return to_residuals(logits, highest, log_mass, local)
+    residuals = logits.float().sub_(highest[:, None]).sub_(log_mass[:, None]).exp_().neg_()
     residuals.scatter_add_(1, local.clamp(min=0)[:, None], (local != NOT_HERE).to(residuals.dtype)[:, None])
     return residuals.to(logits.dtype)

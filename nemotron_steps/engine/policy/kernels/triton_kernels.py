@@ -381,13 +381,16 @@ def _softmax_statistics(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _to_residuals(logits, lse, targets, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _to_residuals(  # type: ignore[no-untyped-def]
+    logits, highest, log_mass, targets, columns, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = logits + row * columns + column
     values = tl.load(at, mask=column < columns, other=0.0).to(tl.float32)
     one = tl.where(column == tl.load(targets + row), 1.0, 0.0)
-    tl.store(at, (one - tl.exp(values - tl.load(lse + row))).to(logits.dtype.element_ty), mask=column < columns)
+    share = tl.exp(values - tl.load(highest + row) - tl.load(log_mass + row))
+    tl.store(at, (one - share).to(logits.dtype.element_ty), mask=column < columns)
 
 
 def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -399,9 +402,12 @@ def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor) -> tuple[tor
     return largest, total, chosen
 
 
-def to_residuals(logits: torch.Tensor, lse: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """onehot(targets) − exp(logits − lse), in place, rounded to the logits' type last. A target below 0 is none."""
+def to_residuals(
+    logits: torch.Tensor, highest: torch.Tensor, log_mass: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """onehot(targets) − exp(logits − highest − log_mass), in place, rounded to the logits' type last; `highest` and
+    `log_mass` float32 [n]. A target below 0 is none."""
     rows, columns = logits.shape
     if rows:
-        _to_residuals[(rows, triton.cdiv(columns, 4096))](logits, lse, targets, columns, BLOCK=4096)
+        _to_residuals[(rows, triton.cdiv(columns, 4096))](logits, highest, log_mass, targets, columns, BLOCK=4096)
     return logits

@@ -80,10 +80,12 @@ assert torch.equal(chosen, logits.gather(1, targets[:, None]).squeeze(1))
 targets[3] = -1  # another rank's
 expected = torch.nn.functional.one_hot(targets.clamp(min=0), 5000) - logits.softmax(-1)
 expected[3] = -logits[3].softmax(-1)
-torch.testing.assert_close(triton_kernels.to_residuals(logits.clone(), logits.logsumexp(-1), targets), expected)
+found = triton_kernels.to_residuals(logits.clone(), largest, total.log(), targets)
+torch.testing.assert_close(found, expected)
 sure = torch.zeros(2, 5000, dtype=torch.float16)
-sure[:, 7] = 17.0  # p = 1 - 2e-4, which 16 bits round to 1
-residuals = triton_kernels.to_residuals(sure.clone(), sure.float().logsumexp(-1), torch.tensor([7, 7]))
+sure[:, 7] = 20.0  # p = 1 - 1e-5, which 16 bits round to 1
+largest, total, _ = triton_kernels.softmax_statistics(sure, torch.tensor([7, 7]))
+residuals = triton_kernels.to_residuals(sure.clone(), largest, total.log(), torch.tensor([7, 7]))
 left = 1 - sure[0].double().softmax(-1)[7]
 torch.testing.assert_close(residuals[:, 7].double(), left.expand(2), atol=0, rtol=0.01)
 """
