@@ -86,7 +86,7 @@ class Contents:
             if not artifact.location:
                 return [gone(artifact, backend)]
             try:
-                self._store.require_allowed(artifact)
+                require_allowed(self._store, artifact)
             except ArtifactError as error:
                 return [error]
             place = Path(artifact.location)
@@ -170,6 +170,38 @@ def gone(artifact: Artifact, backend: Backend) -> ArtifactError:
         expected="the folder it was registered from" if artifact.location else "a committed artifact",
         hints=(recreate_hint(artifact),),
     )
+
+
+def require_allowed(store: ArtifactStore, artifact: Artifact) -> None:
+    """ArtifactError for an artifact in a folder outside the home that is gone, or that this user never supplied."""
+    if not Path(artifact.location).is_dir():
+        raise gone(artifact, store.backend)
+    _require_supplied(store, artifact)
+
+
+def place_of(store: ArtifactStore, artifact: Artifact) -> Path:
+    """The folder that an artifact would be read from; nothing of it is read.
+
+    Raises ArtifactError where that is a folder outside the home that this user never supplied.
+    """
+    backend = store.backend
+    if not artifact.location or backend.read(f"{OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
+        return backend.scratch / OBJECTS / artifact.digest
+    _require_supplied(store, artifact)
+    return Path(artifact.location)
+
+
+def _require_supplied(store: ArtifactStore, artifact: Artifact) -> None:
+    if not store.imports.allows(artifact.location):
+        raise ArtifactError(
+            f"artifact '{artifact.ref}' lies in a folder outside the home that you never gave as an input",
+            where=artifact.location,
+            expected="an artifact of the home, or a folder that this user supplied from this machine",
+            hints=(
+                f"--input PORT={shlex.quote(artifact.location)}   # if you trust it",
+                f"steps artifacts add {shlex.quote(artifact.location)}",
+            ),
+        )
 
 
 def recreate_hint(artifact: Artifact) -> str:

@@ -24,7 +24,6 @@ import json
 import logging
 import os
 import re
-import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +47,16 @@ from nemotron_steps.artifacts.files import (
     write_atomic,
 )
 from nemotron_steps.artifacts.imports import Imports, default_name, require_type, stat_of
-from nemotron_steps.artifacts.integrity import NAMES, OBJECTS, REFERENCES, Contents, corrupt, gone, object_problems
+from nemotron_steps.artifacts.integrity import (
+    NAMES,
+    OBJECTS,
+    REFERENCES,
+    Contents,
+    corrupt,
+    gone,
+    object_problems,
+    require_allowed,
+)
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import (
     MANIFEST_NAME,
@@ -302,21 +310,6 @@ class ArtifactStore:
                 artifacts.append(record)
         return artifacts
 
-    def require_allowed(self, artifact: Artifact) -> None:
-        """ArtifactError for an artifact in a folder outside the home that is gone, or that this user never supplied."""
-        if not Path(artifact.location).is_dir():
-            raise gone(artifact, self.backend)
-        if not self.imports.allows(artifact.location):
-            raise ArtifactError(
-                f"artifact '{artifact.ref}' lies in a folder outside the home that you never gave as an input",
-                where=artifact.location,
-                expected="an artifact of the home, or a folder that this user supplied from this machine",
-                hints=(
-                    f"--input PORT={shlex.quote(artifact.location)}   # if you trust it",
-                    f"steps artifacts add {shlex.quote(artifact.location)}",
-                ),
-            )
-
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _new_version(self, artifact: Artifact) -> Artifact:
@@ -365,7 +358,7 @@ class ArtifactStore:
             return self.backend.local_tree(f"{OBJECTS}/{artifact.digest}", artifact.files)
         if not artifact.location:
             raise gone(artifact, self.backend)
-        self.require_allowed(artifact)
+        require_allowed(self, artifact)
         return Path(artifact.location)
 
     def _problems(self, artifact: Artifact, folder: Path, *, full: bool) -> list[ArtifactError]:

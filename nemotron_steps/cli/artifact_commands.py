@@ -11,6 +11,7 @@ from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.summary import shown_path
 from nemotron_steps.cli.terminal import Terminal, printable, size
+from nemotron_steps.errors import ArtifactError
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +30,7 @@ def list_artifacts(arguments: argparse.Namespace) -> int:
         wanted = bench.registry.type(arguments.type).name
         found = [artifact for artifact in found if bench.registry.types.is_a(artifact.type, wanted)]
     if arguments.as_json:
-        print_json([_fields(artifact) for artifact in found])
+        print_json([_fields(artifact, bench.store, refuse=False) for artifact in found])
         return 0
     terminal = Terminal.of()
     if not found:
@@ -53,9 +54,13 @@ def list_artifacts(arguments: argparse.Namespace) -> int:
 
 def show_artifacts(arguments: argparse.Namespace) -> int:
     """`steps artifacts show REF`."""
-    artifact = Workbench(arguments.home).store.find(arguments.ref)
+    from nemotron_steps.artifacts.integrity import place_of
+
+    store = Workbench(arguments.home).store
+    artifact = store.find(arguments.ref)
+    place = place_of(store, artifact)
     if arguments.as_json:
-        print_json(_fields(artifact))
+        print_json(_fields(artifact, store))
         return 0
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(artifact.ref, 'bold')}  {terminal.style(artifact.type, 'cyan')}")
@@ -63,7 +68,7 @@ def show_artifacts(arguments: argparse.Namespace) -> int:
         ["digest", artifact.digest],
         ["made by", _origin(artifact)],
         ["created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(artifact.created))],
-        ["path", shown_path(artifact.path)],
+        ["path", shown_path(place)],
         *(["input", f"{edge.port} = {edge.ref or edge.digest[:12]}"] for edge in artifact.inputs),
         *([f"{name}", _shown(value)] for name, value in sorted(artifact.attributes.items())),
     ]
@@ -144,7 +149,7 @@ def add_artifacts(arguments: argparse.Namespace) -> int:
         Path(arguments.path).expanduser(), type_name=arguments.type, name=arguments.name, supertypes=supertypes
     )
     if arguments.as_json:
-        print_json(_fields(artifact))
+        print_json(_fields(artifact, bench.store))
         return 0
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(artifact.ref, 'bold')}  {terminal.style(artifact.type, 'cyan')}")
@@ -152,8 +157,17 @@ def add_artifacts(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fields(artifact: Artifact) -> dict[str, Any]:
-    return {**artifact.to_json(), "ref": artifact.ref, "path": str(artifact.path)}
+def _fields(artifact: Artifact, store: ArtifactStore, *, refuse: bool = True) -> dict[str, Any]:
+    """An artifact as JSON. A folder that this user never supplied is refused, or else left out."""
+    from nemotron_steps.artifacts.integrity import place_of
+
+    fields: dict[str, Any] = {**artifact.to_json(), "ref": artifact.ref}
+    try:
+        return {**fields, "path": str(place_of(store, artifact))}
+    except ArtifactError:
+        if refuse:
+            raise
+        return {**fields, "path": None, "location": None}
 
 
 def _origin(artifact: Artifact) -> str:

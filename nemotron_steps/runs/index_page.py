@@ -15,8 +15,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nemotron_steps.artifacts.files import write_atomic
+from nemotron_steps.artifacts.integrity import OBJECTS, place_of
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs.lines import readable_size, seconds
 from nemotron_steps.runs.run_folder import KILLED, RunInfo, list_runs
 
@@ -33,10 +35,19 @@ def write_index(store: ArtifactStore, path: Path | None = None) -> Path:
     """
     home = store.backend.scratch
     path = path or home / INDEX_NAME
-    page = render_index(store.backend.url, list_runs(store), store.list_artifacts(), home, path.absolute().parent)
+    artifacts = [_placed(artifact, store) for artifact in store.list_artifacts()]
+    page = render_index(store.backend.url, list_runs(store), artifacts, home, path.absolute().parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page.encode())
     return path
+
+
+def _placed(artifact: Artifact, store: ArtifactStore) -> Artifact:
+    """An artifact at the folder that a link may lead to; one where nothing is, for a folder that may be anybody's."""
+    try:
+        return artifact.at(place_of(store, artifact))
+    except ArtifactError:
+        return artifact.at(store.backend.scratch / OBJECTS / artifact.digest)
 
 
 def render_index(title: str, runs: Sequence[RunInfo], artifacts: Sequence[Artifact], home: Path, folder: Path) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from nemotron_steps.artifacts.models import Edge, Producer
+import pytest
+
+from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer, tree_digest
+from nemotron_steps.artifacts.records import artifact_bytes
 from nemotron_steps.artifacts.store import ArtifactStore
 from tests.cli.conftest import Cli
 
@@ -129,3 +134,53 @@ def test_a_long_attribute_is_shown_by_its_beginning_and_an_input_without_a_name_
     shown = [" ".join(line.split()) for line in cli("artifacts", "show", "mine").out.splitlines()]
     assert "input rows = 0123456789ab" in shown
     assert "just " + "x" * 80 in shown and "more " + "y" * 77 + "..." in shown
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_record_of_a_folder_that_this_user_never_supplied_is_not_shown_with_it(
+    cli: Cli, workplace: Path, flags: tuple[str, ...]
+) -> None:
+    (workplace / "outside").mkdir()
+    content = b'{"x": 1}\n'
+    (workplace / "outside" / "train.jsonl").write_bytes(content)
+    forge(workplace, str(workplace / "outside"), content)
+    shown = cli("artifacts", "show", "forged", *flags)
+    verified = cli("artifacts", "verify", "forged", *flags)
+    assert shown.code == verified.code == 2
+    for result in (shown, verified):
+        assert "never gave as an input" in result.out + result.err and "made by" not in result.out
+    for command in ("list", "lineage"):
+        listed = cli("artifacts", command, *(("forged",) if command == "lineage" else ()), *flags)
+        assert listed.code == 0 and str(workplace / "outside") not in listed.out
+
+
+def test_a_folder_that_this_user_supplied_is_shown_with_its_record(cli: Cli, workplace: Path) -> None:
+    (workplace / "mine").mkdir()
+    (workplace / "mine" / "train.jsonl").write_text('{"x": 1}\n')
+    store = ArtifactStore(str(workplace / "home"))
+    made = store.reference(workplace / "mine")
+    assert cli("artifacts", "show", made.ref, "--json").json["path"] == str(workplace / "mine")
+    # The same rows in the home: there they are read, wherever a record says they were.
+    store.add(workplace / "mine")
+    assert "home/artifacts/objects" in cli("artifacts", "show", made.ref, "--json").json["path"]
+
+
+def forge(workplace: Path, location: str, content: bytes) -> None:
+    """Records by which rows of any folder are an artifact, as whoever can write to a shared home may write them."""
+    file = FileRecord("train.jsonl", len(content), hashlib.sha256(content).hexdigest())
+    made = Artifact(
+        "training_jsonl",
+        tree_digest("training_jsonl", [file]),
+        Path(location),
+        files=(file,),
+        name="forged",
+        created=1.0,
+    )
+    made = replace(made, location=location)
+    artifacts = workplace / "home" / "artifacts"
+    for path, record in (
+        (artifacts / "references" / f"{made.digest}.json", made),
+        (artifacts / "names" / "forged" / "v1.json", replace(made, version=1)),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(artifact_bytes(record))

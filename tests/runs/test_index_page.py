@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from nemotron_steps.artifacts.imports import Imports
 from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.index_page import render_index, write_index
@@ -61,6 +62,18 @@ def test_every_link_leads_to_a_report_or_an_artifact(home, tmp_path, place):
     assert {each.relative_to(home.backend.scratch.resolve()).parts[0] for each in found} == {"runs", "artifacts"}
     assert len(found) == 3 and all(each.exists() for each in found)
     assert "toy/first -c tiny" in text and "rows:v1" in text and "1 ran" in text
+
+
+def test_a_record_of_a_folder_that_this_user_never_supplied_is_no_link(home, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "train.jsonl").write_text('{"x": 2}\n')
+    home.reference(tmp_path / "outside", name="theirs")
+    assert [link for link in Page(write_index(home).read_text()).links if link.endswith("outside")]
+    # Somebody else's look at the same home.
+    other = ArtifactStore(home.backend.url)
+    other.imports = Imports(tmp_path / "notes of another user")
+    text = write_index(other).read_text()
+    assert "theirs:v1" in text and not [link for link in Page(text).links if "outside" in link]
 
 
 def test_a_page_needs_nothing_from_elsewhere(home):
