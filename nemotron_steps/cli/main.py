@@ -139,7 +139,10 @@ def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageE
 
 def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, as_json: bool) -> int:
     try:
-        code = action()
+        try:
+            code = action()
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (`| head`) is gone; what is still buffered must not raise again at exit.
@@ -147,8 +150,6 @@ def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, 
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else 1
     except (Exception, KeyboardInterrupt) as error:
         from nemotron_steps.cli.apart import secrets_apart
         from nemotron_steps.cli.errors import exit_code, report

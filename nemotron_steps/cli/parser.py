@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -31,6 +32,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError; `main` prints it and exits with 2."""
         raise UsageError(message, hints=(f"{self.prog} --help",))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse's own keeps silent about help that cannot be written.
+        (file or sys.stderr).write(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

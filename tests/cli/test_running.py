@@ -302,7 +302,9 @@ def test_a_closed_pipe_is_no_error(workplace):
     assert "BrokenPipe" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["list", "list --json"])
+@pytest.mark.parametrize(
+    "command", ["list", "list --json", "--version", "--help", "", "list --help", "run --help", "env list --help"]
+)
 def test_an_output_that_is_full_is_one_error_and_no_traceback(workplace, command):
     command = f"{sys.executable} -m nemotron_steps.cli.main {command}"
     result = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, timeout=30)
