@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.entry_points import entry_points
 from nemotron_steps.errors import ConfigError, UnknownNameError, UnsupportedError
+from nemotron_steps.errors.entry_points import entry_points
 from nemotron_steps.errors.plugins import load_object
 
 if TYPE_CHECKING:

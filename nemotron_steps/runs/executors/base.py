@@ -10,10 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nemotron_steps.config.entry_points import entry_points
 from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.config.redaction import mask
 from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors.entry_points import entry_points
 from nemotron_steps.errors.plugins import load_object
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.entry_points import entry_points
+from nemotron_steps.errors.entry_points import entry_points
 
 GROUP = "some_tool.plugins"
 
@@ -74,7 +74,7 @@ def test_what_a_finder_of_its_own_announces(tmp_path: Path, monkeypatch: pytest.
 
 def test_metadata_is_not_even_imported_where_nothing_is_announced(tmp_path: Path) -> None:
     code = (
-        "import json, sys; from nemotron_steps.config.entry_points import entry_points;"
+        "import json, sys; from nemotron_steps.errors.entry_points import entry_points;"
         f"found = entry_points({GROUP!r}); print(json.dumps([len(found), 'importlib.metadata' in sys.modules]))"
     )
     answer = subprocess.run(
