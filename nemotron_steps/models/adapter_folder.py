@@ -146,9 +146,8 @@ class AdapterFolder:
         if len(self.pairs) < len(halves):
             alone = next(name for name in halves if name not in self.pairs)
             raise ArtifactError(f"half of the adapter of {alone} is missing", where=str(self.folder / WEIGHTS))
-        recorded = _read_json(self.folder / BASE) if (self.folder / BASE).is_file() else {}
-        self.base: str | None = recorded.get("path")
-        self._fingerprint = recorded.get("fingerprint")
+        self.base = recorded_base(self.folder)
+        self._fingerprint = _recorded(self.folder).get("fingerprint")
 
     def check_base(self, read: Callable[[str], torch.Tensor], names: Collection[str], where: Path) -> None:
         """Refuse a checkpoint that the adapter does not fit, or was not trained on."""
@@ -176,6 +175,17 @@ class AdapterFolder:
         for name, tensor in weights:
             pair = self.pairs.get(name)
             yield name, tensor if pair is None else low_rank_sum(tensor, *pair, self.scale)
+
+
+def recorded_base(adapter: str | Path) -> str | None:
+    """Path of the checkpoint that an adapter names as its own; None without base.json. ArtifactError if that is no JSON
+    object."""
+    path: str | None = _recorded(Path(adapter)).get("path")
+    return path
+
+
+def _recorded(adapter: Path) -> dict[str, Any]:
+    return _read_json(adapter / BASE) if (adapter / BASE).is_file() else {}
 
 
 def merge_adapter(adapter: str | Path, base: str | Path | None, target: str | Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,13 +235,15 @@ class Architecture:
 
 
 def quantised(found: str, where: str | None = None) -> UnsupportedError:
-    """The refusal of a checkpoint whose weights are not plain numbers."""
+    """The refusal of a checkpoint whose weights are not plain numbers; `where`: its folder, or its config.json."""
+    folder = str(where).removesuffix("/config.json") if where is not None else "MODEL"
+    whole = shlex.quote(f"{folder}-BF16")
     return UnsupportedError(
         "the checkpoint is quantised, and only whole weights can be converted and trained",
         where=where,
         expected="bfloat16, float16 or float32 weights",
         found=found,
-        hints=("hf download MODEL-BF16 --local-dir PATH   # the checkpoint that this one was quantised from",),
+        hints=(f"hf download MODEL-BF16 --local-dir {whole}   # the checkpoint that this one was quantised from",),
     )
 
 
@@ -264,7 +267,8 @@ def hf_folder(folder: str | Path) -> Path:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Parse a config.json. Raises ArtifactError if it is missing or not a JSON object."""
-    published = (f"hf download MODEL config.json --local-dir {path.parent}   # as it was published",)
+    folder = shlex.quote(str(path.parent))
+    published = (f"hf download MODEL config.json --local-dir {folder}   # as it was published",)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -6,6 +6,7 @@ Weights are only ever read from safetensors, never from pickled `.bin` files. No
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -64,13 +65,8 @@ class WeightReader:
                     hints=fetch_again(self.folder, self.folder / name),
                 ) from error
             for key in list(handle.keys()):
-                if key in file_of and not index.is_file():
-                    raise ArtifactError(
-                        f"two weights files have the tensor {key}, and no index says which counts",
-                        where=str(self.folder),
-                        expected=f"one of them, or {_INDEX}",
-                        found=f"{file_of[key]} and {name}",
-                    )
+                if key in file_of:
+                    raise in_two_files(key, self.folder, file_of[key], name)
                 file_of[key] = name
                 self._handles[key] = handle
 
@@ -82,6 +78,24 @@ class WeightReader:
         """One tensor. KeyError if there is none of that name."""
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor
+
+
+def in_two_files(name: str, folder: Path, first: str, second: str) -> ArtifactError:
+    """The refusal of a tensor that two weights files have: even with an index, who loads them takes either."""
+    unused = (
+        f"mv {file} {file}.unused   # leaves that of {other}"
+        for file, other in (
+            (shlex.quote(str(folder / second)), first),
+            (shlex.quote(str(folder / first)), second),
+        )
+    )
+    return ArtifactError(
+        f"two weights files have the tensor {name}",
+        where=str(folder),
+        expected="every tensor in one file",
+        found=f"{first} and {second}",
+        hints=(*unused,),
+    )
 
 
 class FiniteReader(WeightReader):

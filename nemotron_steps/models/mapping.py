@@ -13,6 +13,7 @@ Names are those of the whole model on one rank; pipeline and expert parallelism 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -283,7 +284,7 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
     missing = [name for name in needed if name not in names]
     prefix = module_of(architecture.family).CARRIED
     if missing:
-        again = "download or export the checkpoint again; if it is whole, its config.json is of another model"
+        again = _published(where) or ("download or export the checkpoint again",)
         untrained = "policy.megatron_cfg.mtp_num_layers=0   # trains the model without them"
         of_blocks = architecture.trains_mtp and all(name.startswith(prefix) for name in missing)
         raise ArtifactError(
@@ -291,7 +292,7 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
             where=where,
             expected=f"{len(needed)} tensors, as config.json says",
             found=f"{len(missing)} of them missing",
-            hints=(untrained, again) if of_blocks else (again,),
+            hints=(untrained, *again) if of_blocks else again,
         )
     carried = "" if architecture.trains_mtp else prefix
     known = {name for p in wanted for name in p.hf_names}
@@ -306,13 +307,18 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
             where=where,
             expected=f"the {len(needed)} tensors that config.json says, and no more",
             found=f"{len(extra)} more",
-            hints=("its config.json is of another model, or these tensors are an adapter's: merge it, then convert",),
+            hints=(
+                *_published(where),
+                "its config.json is of another model, or these tensors are an adapter's: merge it, then convert",
+            ),
         )
 
 
 def _published(where: str | None) -> tuple[str, ...]:
     """What to do where weights and config.json in a folder are not of one model."""
-    return () if where is None else (f"hf download MODEL --local-dir {where}   # weights and config.json of one model",)
+    if where is None:
+        return ()
+    return (f"hf download MODEL --local-dir {shlex.quote(where)}   # weights and config.json of one model",)
 
 
 def to_hf(weights: Mapping[str, torch.Tensor], architecture: Architecture) -> Iterator[tuple[str, torch.Tensor]]:

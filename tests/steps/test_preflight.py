@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.errors import ArtifactError, ConfigError, DataError, UnsupportedError
-from nemotron_steps.errors.plugins import load_object
+from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
 from nemotron_steps.steps import placement
 from nemotron_steps.steps.placement import refuse_without_gpus
 from nemotron_steps.steps.rl import preflight
 from nemotron_steps.steps.sft.preflight import check as check_sft
-from tests.models.checkpoints import write_checkpoint
 
 
 def test_prompts_that_an_earlier_step_will_make_replace_those_of_the_config():
@@ -181,39 +175,3 @@ def test_what_one_process_or_a_machine_without_gpus_cannot_do_is_refused_before_
             placement.check(SftConfig.model_validate({**given, "cluster": cluster}), {})
         with pytest.raises(UnsupportedError, match=told):
             preflight.check(RlConfig.model_validate({"cluster": cluster}), {"prompts": None})
-
-
-_MANIFESTS = Path(__file__).parents[2] / "manifests"
-_NORM = "model.norm.weight"
-
-
-@pytest.mark.parametrize("step", ["sft/automodel", "eval/model_eval"])
-@pytest.mark.parametrize(("change", "told"), [
-    (lambda weights: {name: each for name, each in weights.items() if name != _NORM}, f"lacks the tensor {_NORM}"),
-    (lambda weights: {**weights, "model.more.weight": torch.zeros(2)}, "no place for: model.more.weight"),
-    (lambda weights: {**weights, _NORM: torch.zeros(3)}, f"the tensor {_NORM} has another shape"),
-    (lambda weights: {**weights, _NORM: weights[_NORM].to(torch.float8_e4m3fn)}, f"the tensor {_NORM} is f8_e4m3"),
-    (
-        lambda weights: {**weights, _NORM: weights[_NORM].byte(), f"{_NORM}_scale": torch.ones(1)},
-        f"the tensor {_NORM} is u8",
-    ),
-])  # fmt: skip
-def test_tensors_of_a_hub_folder_are_read_before_any_step_starts(step, change, told, tmp_path):
-    folder = tmp_path / "hub"
-    write_checkpoint("qwen3", folder)
-    table = tomllib.loads((_MANIFESTS / f"{step}.toml").read_text())["step"]
-    look = load_object(table["preflight"])
-    of_policy = step == "sft/automodel"
-    policy = {"checkpoint": str(folder), "max_total_sequence_length": 64, "dtensor_cfg": {"enabled": True}}
-    given = {"policy": policy} if of_policy else {"model": str(folder)}
-    config = load_object(table["config_schema"]).model_validate(given)
-    look(config, {})
-    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
-    with pytest.raises((ArtifactError, UnsupportedError)) as caught:
-        look(config, {})
-    assert told in f"{caught.value.what} {caught.value.found}"
-    assert caught.value.where == str(folder)
-    look(config, {"model": None})  # an earlier step will make another
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    if of_policy:
-        look(config, {})  # a family that only transformers knows

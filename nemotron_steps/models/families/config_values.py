@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,7 +99,8 @@ class ConfigValues:
         Args:
             mends: what to do; without any the published file is the mend.
         """
-        published = f"hf download MODEL config.json --local-dir {Path(self._where).parent}   # as it was published"
+        folder = shlex.quote(str(Path(self._where).parent))
+        published = f"hf download MODEL config.json --local-dir {folder}   # as it was published"
         hints = (*(f"{mend} in {self._where}" for mend in mends), published)
         return ArtifactError(what, where=self._where, expected=expected, found=found, hints=hints)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from nemotron_steps.config.hybrid_layers import pattern_of
 from nemotron_steps.config.schema.convert import MergeConfig
 from nemotron_steps.models.adapter_folder import merge_adapter
-from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.architecture import read_config
 from nemotron_steps.runs.context import StepContext
 
 
@@ -12,4 +13,5 @@ def run(context: StepContext[MergeConfig]) -> None:
     """Add the `adapter` to its base and write the `model` output."""
     target = context.outputs["model"].path
     merge_adapter(context.inputs["adapter"].path, context.config.base, target)
-    context.tracker.summary({"layers": Architecture.from_folder(target).num_layers})
+    config = read_config(target / "config.json")  # of any family: adapters of all that PEFT trains are merged
+    context.tracker.summary({"layers": len(pattern_of(config)) or config.get("num_hidden_layers")})

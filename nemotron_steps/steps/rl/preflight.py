@@ -23,6 +23,7 @@ from nemotron_steps.engine.build.rows import (
 from nemotron_steps.environments.own.reward_function import load
 from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
+from nemotron_steps.steps.hub_folder import check_judges
 from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus
 
 
@@ -30,6 +31,7 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
     refuse_rl_without_ray(config)
     refuse_misfits(config, inputs)
+    check_judges(config.env.nemo_gym, inputs)
     check_low_effort(config)
     load_reward_functions(config)
     refuse_without_gpus(config.cluster)

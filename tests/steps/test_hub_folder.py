@@ -1,0 +1,183 @@
+"""Tensors of every Hugging Face folder that a step reads, looked at before the first step of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.errors.plugins import load_object
+from tests.models.checkpoints import write_checkpoint
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+NORM = "model.norm.weight"
+JUDGE = "genrm_model"
+Given = Callable[[str], dict[str, Any]]
+
+
+def of_model(folder: str) -> dict[str, Any]:
+    return {"model": folder}
+
+
+def of_policy(folder: str) -> dict[str, Any]:
+    policy = {"checkpoint": folder, "max_total_sequence_length": 64, "dtensor_cfg": {"enabled": True}}
+    return {"policy": policy}
+
+
+def of_judge(folder: str, role: str = JUDGE, **settings: Any) -> dict[str, Any]:
+    vllm_model = {"model": folder, "max_total_sequence_length": 64, **settings}
+    return {"env": {"nemo_gym": {role: {"responses_api_models": {"vllm_model": vllm_model}}}}}
+
+
+def of_safety_judge(folder: str) -> dict[str, Any]:
+    return of_judge(folder, "safety_model")
+
+
+READERS: dict[tuple[str, str], Given] = {
+    ("convert/merge_adapter", "base"): lambda folder: {"base": folder},
+    ("data_prep/difficulty", "model"): of_model,
+    ("eval/model_eval", "model"): of_model,
+    ("eval/stages", "models"): lambda folder: {"models": {"one": folder}},
+    ("rl/nemo_rl/rlhf", "reward_model"): of_judge,
+    ("rl/nemo_rl/rlvr", "reward_model"): of_judge,
+    ("sft/automodel", "model"): of_policy,
+}
+"""(step, port) → a config that has the folder, as the port's binding puts it there."""
+BY_CONFIG = [(step, of_safety_judge) for step in (
+    "data_prep/difficulty", "eval/model_eval", "eval/stages", "rl/nemo_rl/opd", "rl/nemo_rl/rlhf", "rl/nemo_rl/rlvr",
+    "rl/nemo_rl/swe",
+)]  # fmt: skip
+"""Steps with judges that no port brings."""
+
+
+def preflight(step: str, given: dict[str, Any]) -> Callable[[dict[str, Artifact | None]], None]:
+    """The preflight of a step with a config, as a function of its inputs."""
+    table = tomllib.loads((MANIFESTS / f"{step}.toml").read_text())["step"]
+    look, config = load_object(table["preflight"]), load_object(table["config_schema"]).model_validate(given)
+    later = dict.fromkeys(("prompts", "teachers.one")) if step.startswith("rl/") else {}
+    return lambda inputs: look(config, {**later, **inputs})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hub") / "whole"
+    write_checkpoint("qwen3", folder)
+    return folder
+
+
+@pytest.fixture
+def hub(whole: Path, tmp_path: Path) -> Path:
+    """A folder that is whole so far."""
+    return Path(shutil.copytree(whole, tmp_path / "hub"))
+
+
+def change(hub: Path, **tensors: torch.Tensor | None) -> None:
+    weights: dict[str, Any] = {**load_file(hub / "model.safetensors"), **tensors}
+    save_file({name: each for name, each in weights.items() if each is not None}, hub / "model.safetensors")
+
+
+def refusal(look: Callable[[dict[str, Artifact | None]], None], **inputs: Artifact | None) -> Any:
+    with pytest.raises((ArtifactError, UnsupportedError)) as caught:
+        look(inputs)
+    return caught.value
+
+
+def test_every_port_of_hub_folders_is_looked_at() -> None:
+    """But the one that every step's preflight would convert: hf_to_megatron looks at its input itself."""
+    ports = {
+        (table["step"]["id"], port.get("name", port["type"]))
+        for file in MANIFESTS.rglob("*.toml")
+        if "step" in (table := tomllib.loads(file.read_text()))
+        for port in table.get("consumes", ())
+        if port["type"] == "checkpoint_hf"
+    }
+    assert ports == {*READERS, ("convert/hf_to_megatron", "checkpoint_hf")}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "told"),
+    [
+        ({NORM: None}, f"lacks the tensor {NORM}"),
+        ({"model.more.weight": torch.zeros(2)}, "no place for: model.more.weight"),
+        ({NORM: torch.zeros(3)}, f"the tensor {NORM} has another shape"),
+        ({NORM: torch.zeros(2, dtype=torch.float8_e4m3fn)}, f"the tensor {NORM} is f8_e4m3"),
+        ({NORM: torch.zeros(2).byte(), f"{NORM}_scale": torch.ones(1)}, f"the tensor {NORM} is u8"),
+    ],
+)
+def test_a_tensor_that_is_not_the_models_is_named_with_its_folder(
+    tensors: dict[str, torch.Tensor | None], told: str, hub: Path
+) -> None:
+    change(hub, **tensors)
+    error = refusal(preflight("eval/model_eval", of_model(str(hub))))
+    assert told in f"{error.what} {error.found}" and error.where == str(hub)
+    assert str(hub) in error.hints[0] and error.hints[0].startswith("hf download MODEL")
+
+
+@pytest.mark.parametrize(("step", "given"), [
+    *((step, given) for (step, _), given in READERS.items()), *BY_CONFIG,
+])  # fmt: skip
+def test_no_step_starts_a_run_with_a_folder_that_lacks_a_tensor(step: str, given: Given, hub: Path) -> None:
+    look = preflight(step, given(str(hub)))
+    look({})
+    change(hub, **{NORM: None})
+    assert f"lacks the tensor {NORM}" in refusal(look).what
+
+
+@pytest.mark.parametrize(("step", "port"), [each for each in READERS if each[0] != "eval/stages"])
+def test_what_an_earlier_step_will_make_is_not_looked_at(step: str, port: str, hub: Path) -> None:
+    change(hub, **{NORM: None})
+    preflight(step, READERS[step, port](str(hub)))({port: None})
+
+
+def test_a_tensor_in_two_files_is_named_with_commands_that_leave_one(hub: Path) -> None:
+    save_file({NORM: torch.ones(64)}, hub / "old one.safetensors")
+    look = preflight("eval/model_eval", of_model(str(hub)))
+    error = refusal(look)
+    assert NORM in error.what and error.found == "model.safetensors and old one.safetensors"
+    old = f"'{hub}/old one.safetensors'"
+    assert f"mv {old} {old}.unused   # leaves that of model.safetensors" in error.hints
+    (hub / "old one.safetensors").rename(hub / "old one.safetensors.unused")
+    look({})
+
+
+def test_an_adapters_own_base_is_looked_at_where_none_is_given(hub: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "base.json").write_text(json.dumps({"path": str(hub)}))
+    given = Artifact("adapter", "sha256:0", adapter)
+    look = preflight("convert/merge_adapter", {})
+    look({"adapter": given})
+    change(hub, **{NORM: None})
+    assert f"lacks the tensor {NORM}" in refusal(look, adapter=given).what
+    look({"adapter": None})
+
+
+@pytest.mark.parametrize("config", [
+    {"model_type": "gpt2"},
+    {"use_sliding_window": True, "sliding_window": 8, "layer_types": None},
+    {"quantization_config": {"quant_method": "fp8"}},
+])  # fmt: skip
+def test_what_only_a_library_knows_is_left_to_it(config: dict[str, Any], hub: Path) -> None:
+    change(hub, **{NORM: None})
+    changed = {**json.loads((hub / "config.json").read_text()), **config}
+    (hub / "config.json").write_text(json.dumps(changed))
+    preflight("rl/nemo_rl/rlvr", of_judge(str(hub), backend="vllm"))({})
+    preflight("convert/merge_adapter", {"base": str(hub)})({})
+    assert isinstance(refusal(preflight("rl/nemo_rl/rlvr", of_judge(str(hub)))), UnsupportedError)
+    if config == {"model_type": "gpt2"}:
+        preflight("sft/automodel", of_policy(str(hub)))({})
+
+
+def test_a_judge_that_somebody_else_serves_has_no_folder_here(hub: Path) -> None:
+    change(hub, **{NORM: None})
+    served = of_judge(str(hub), backend="http", base_url="http://127.0.0.1:1/v1")
+    preflight("rl/nemo_rl/rlvr", served)({})
