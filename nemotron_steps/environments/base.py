@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES, noting
-from nemotron_steps.environments.responses import Response, ToolCall
+from nemotron_steps.environments.responses import Response, ToolCall, text_of
 from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError, show_line
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ class Verdict:
         if (self.reward is None) != (self.failure is not None):
             raise ValueError(f"a verdict has a reward or a failure, not both or neither: {self!r}")
         if self.reward is not None and not _is_finite(self.reward):
-            raise InvalidVerdictError(f"reward must be a finite number, found {self.reward!r}")
+            raise InvalidVerdictError(f"reward must be a finite number, found {text_of(self.reward, 200, repr)}")
         strange = {name: value for name, value in self.components.items() if not _is_finite(value)}
         if strange:
-            raise InvalidVerdictError(f"components must be finite numbers, found {strange!r}")
+            raise InvalidVerdictError(f"components must be finite numbers, found {text_of(strange, 200, repr)}")
 
     @classmethod
     def failed(cls, failure: str, **details: Any) -> Verdict:
@@ -356,7 +356,7 @@ class Environment(ABC):
             f"`{method}` of environment `{self.name}` returned something else than {expected}",
             where=f"{type(self).__module__}:{type(self).__qualname__}.{method}",
             expected=expected,
-            found=repr(found)[:200],
+            found=text_of(found, 200, repr),
             hints=(
                 "return Verdict(reward)   # from nemotron_steps.environments.base; reward in reward_range",
                 'raise CannotJudgeError("failure_class")   # where no judgement is possible',
@@ -365,7 +365,10 @@ class Environment(ABC):
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def lookup(row: Row, path: str) -> Any:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.environments.responses import Response, conversation
+from nemotron_steps.environments.responses import Response, conversation, text_of
 from nemotron_steps.errors import DataError, UnsupportedError, show_line
 
 if TYPE_CHECKING:
@@ -158,12 +159,13 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
             ),
         )
     reward = rollout.get("reward")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
+    number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) <= sys.float_info.max
+    if reward is not None and not number:
         raise DataError(
-            "a recorded reward is no number",
+            "a recorded reward is no finite number",
             where=f"{where} field reward",
-            expected="a number, or null where it could not be judged",
-            found=repr(reward)[:80],
+            expected="a finite number, or null where it could not be judged",
+            found=text_of(reward, 80, repr),
             hints=('"reward": null   # where it could not be judged', *show_line(where)),
         )
 

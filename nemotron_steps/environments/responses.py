@@ -7,7 +7,7 @@ Not a client and not a parser of answers: each environment extracts its own answ
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,9 +101,7 @@ class Response:
             if kind == "reasoning":
                 reasoning.append(content_text(item.get("summary") or item.get("content")))
             elif kind == "function_call":
-                calls.append(
-                    ToolCall(str(item.get("name", "")), str(item.get("arguments", "")), str(item.get("call_id", "")))
-                )
+                calls.append(ToolCall(*(text_of(item.get(key, "")) for key in ("name", "arguments", "call_id"))))
             elif kind == "message" and item.get("role", "assistant") == "assistant":
                 thought, text = split_reasoning(content_text(item.get("content")))
                 if thought:
@@ -150,6 +148,18 @@ def _part_text(part: Mapping[str, Any]) -> str:
         return ""
     text = part.get("text")
     return text if isinstance(text, str) else ""
+
+
+def text_of(value: Any, limit: int | None = None, form: Callable[[Any], str] = str) -> str:
+    """The beginning of a value that others sent, as text: a text itself, and the type of what cannot be written out.
+
+    Args:
+        form: `str` or `repr`.
+    """
+    try:
+        return form(value)[:limit]
+    except (ValueError, RecursionError):  # too many digits, or too deep
+        return type(value).__name__
 
 
 def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:

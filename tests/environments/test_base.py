@@ -113,6 +113,10 @@ def test_a_reward_that_is_no_number_is_named() -> None:
     for reward in (float("nan"), "1", [1.0]):
         verdict = judge(NotANumber(reward))[0]
         assert verdict.failure == VERDICT_INVALID and repr(reward) in verdict.details["message"]
+    # An integer beyond every float, and one that cannot even be written out.
+    for reward, shown in ((10**400, "1000"), (10**5000, "int"), (-(10**5000), "int")):
+        verdict = judge(NotANumber(reward))[0]
+        assert verdict.failure == VERDICT_INVALID and f"found {shown}" in verdict.details["message"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,7 @@ def test_a_reward_that_is_no_number_is_named() -> None:
         {"reward": "1"},
         {"reward": 1.0, "components": {"a": float("nan")}},
         {"reward": 1.0, "components": {"a": "much"}},
+        {"reward": 1.0, "components": {"a": 10**5000}},
         {"reward": None, "failure": "x", "components": {"a": float("inf")}},
     ],
 )

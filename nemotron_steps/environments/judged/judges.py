@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
-from nemotron_steps.environments.responses import content_text
+from nemotron_steps.environments.responses import content_text, text_of
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
 
 Messages = Sequence[dict[str, str]]
@@ -167,7 +167,7 @@ class HttpJudge:
         try:
             return content_text(answer["choices"][0]["message"].get("content"))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise self._unavailable(f"unexpected answer {str(answer)[:200]}") from error
+            raise self._unavailable(f"unexpected answer {text_of(answer, 200)}") from error
 
     def close(self) -> None:
         """Stop the client's threads."""
@@ -198,7 +198,10 @@ def served_model(base_url: str, api_key_env: str | None = None) -> str:
 
 def _listed_model(client: JsonClient) -> str:
     try:
-        return str(client.read("/models")["data"][0]["id"])
+        name = client.read("/models")["data"][0]["id"]
+        if not isinstance(name, str):
+            raise TypeError(f"its first id is {text_of(name, 200, repr)}")
+        return name
     except (ServerUnreachableError, HttpStatusError, KeyError, IndexError, TypeError) as error:
         raise JudgeUnavailableError(
             "a judge's server lists no model",

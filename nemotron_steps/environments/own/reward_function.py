@@ -42,6 +42,7 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.grading_pool import VERIFIER_CRASHED, GradingPool
+from nemotron_steps.environments.responses import text_of
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ def _number(reward: Any, function: str) -> float:
     try:
         number = float(reward)
     except (TypeError, ValueError):
-        raise TypeError(f"{function} gave {reward!r}, which is no number and not None") from None
+        raise TypeError(f"{function} gave {text_of(reward, 200, repr)}, which is no number and not None") from None
     except OverflowError:
         raise ValueError(f"{function} gave a number that is too large for a float") from None
     if not math.isfinite(number):

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.responses import text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
 GLOBAL_CONFIG = "/global_config_dict_yaml"
@@ -80,7 +81,7 @@ class HeadServer:
             used = self._instance(name, AGENTS).get("resources_server")
             if not isinstance(used, Mapping):
                 raise self._incomplete(f"which resources server the agent {name} uses", used)
-            name = str(used.get("name"))
+            name = text_of(used.get("name"))
         return self._address(name, RESOURCES)
 
     @cached_property
@@ -111,7 +112,7 @@ class HeadServer:
         return found
 
     def _named(self, kind: str) -> list[str]:
-        return [str(name) for name, entry in self.known.items() if isinstance(entry, Mapping) and kind in entry]
+        return [text_of(name) for name, entry in self.known.items() if isinstance(entry, Mapping) and kind in entry]
 
     def _instance(self, name: str, kind: str) -> Mapping[str, Any]:
         """The settings of a server: those of the first implementation below its name, as NeMo-Gym itself reads it."""
@@ -137,7 +138,7 @@ class HeadServer:
             "the head server does not say where a server of NeMo-Gym is",
             where=f"{self.config.url}{GLOBAL_CONFIG}",
             expected=expected,
-            found=repr(found)[:200],
+            found=text_of(found, 200, repr),
             hints=(f"curl {self.config.url}{GLOBAL_CONFIG}",),
         )
 

@@ -164,14 +164,6 @@ class JsonClient:
         raise ServerUnreachableError(f"{self.base_url}{path} failed {self._retries + 1} times ({cause})")
 
 
-def text_of(value: Any, limit: int) -> str:
-    """The beginning of an answer as text: of a text itself, of what cannot be written out its type."""
-    try:
-        return str(value)[:limit]
-    except (ValueError, RecursionError):  # too many digits, or too deep
-        return type(value).__name__
-
-
 def _well_formed(url: str) -> bool:
     try:
         parts = urlsplit(url)

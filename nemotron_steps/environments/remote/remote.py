@@ -28,8 +28,8 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.remote.head_server import HeadServer, HeadServerConfig, UnknownServerError
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError, text_of
-from nemotron_steps.environments.responses import response_object
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.responses import response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -212,7 +212,10 @@ class RemoteEnvironment(Environment):
             raise self._lost(opened.client, error) from error
         opened.cookies = cookies or opened.cookies
         output = answer.get("output") if isinstance(answer, dict) and set(answer) == {"output"} else answer
-        return output if isinstance(output, str) else json.dumps(output)
+        try:
+            return output if isinstance(output, str) else json.dumps(output)
+        except RecursionError:
+            return "error: the answer is nested too deep"
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """The server's reward; a masked or missing one is a failure."""
@@ -278,8 +281,4 @@ class RemoteEnvironment(Environment):
 
 
 def _refused(what: str, found: Any) -> Verdict:
-    try:
-        shown = repr(found)[:200]
-    except (ValueError, RecursionError):  # too many digits, or too deep, to be written out
-        shown = type(found).__name__
-    return Verdict.failed(ENVIRONMENT_REFUSED, message=f"{what}: {shown}")
+    return Verdict.failed(ENVIRONMENT_REFUSED, message=f"{what}: {text_of(found, 200, repr)}")

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import AgentRun, Response, Row, Session, Verdict
-from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError, text_of
+from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
 from nemotron_steps.environments.remote.remote import ENVIRONMENT_REFUSED, ENVIRONMENT_UNAVAILABLE, RemoteEnvironment
+from nemotron_steps.environments.responses import text_of
 from nemotron_steps.errors import ConfigError
 
 

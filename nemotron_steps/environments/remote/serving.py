@@ -136,7 +136,7 @@ class EnvironmentServer:
             return await self._post(unquote(request.path.strip("/")), body, _cookie(request))
         except DataError as error:
             return Reply(422, {"error": error.to_dict()})
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             return Reply(422, {"error": f"malformed request: {error!r}"})
         except StepsError as error:
             return Reply(503, {"error": error.to_dict()})

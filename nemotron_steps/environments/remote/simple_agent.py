@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemotron_steps.environments.base import Environment, Session
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError, text_of
-from nemotron_steps.environments.responses import Response, function_call_output_item
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.responses import Response, function_call_output_item, text_of
 from nemotron_steps.errors import WorkerLostError
 
 _NOT_FOR_THE_MODEL = ("background", "stream", "store", "previous_response_id")

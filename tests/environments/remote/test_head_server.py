@@ -16,7 +16,12 @@ from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote import json_http
-from nemotron_steps.environments.remote.head_server import GLOBAL_CONFIG, HeadServer, HeadServerConfig
+from nemotron_steps.environments.remote.head_server import (
+    GLOBAL_CONFIG,
+    HeadServer,
+    HeadServerConfig,
+    UnknownServerError,
+)
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
@@ -185,6 +190,7 @@ def test_no_head_server_is_an_error_and_no_failed_rollout() -> None:
         CONFIG % ("127.0.0.1", 65536, "127.0.0.1", 1),
         CONFIG % ("name@elsewhere/", 1, "127.0.0.1", 1),
         yaml.safe_dump({"sums": {"resources_servers": {"ledger": {"host": "127.0.0.1"}}}}),
+        f"sums: {{resources_servers: {{ledger: {{host: 127.0.0.1, port: 0x{'f' * 9999}}}}}}}",
         yaml.safe_dump({"sums": {"resources_servers": None}}),
         yaml.safe_dump({"sums": {"responses_api_agents": {"simple_agent": {"resources_server": None}}}}),
     ],
@@ -195,6 +201,13 @@ def test_a_config_that_does_not_say_where_the_server_is_is_refused(answer: Any) 
         with pytest.raises(ConfigError, match="does not say where") as caught:
             found.resources_server("sums")
     assert caught.value.hints == (f"curl http://127.0.0.1:{settings['port']}/global_config_dict_yaml",)
+
+
+def test_a_name_of_too_many_digits_to_be_written_out_is_none_of_the_servers() -> None:
+    with head(f"? 0x{'f' * 9999}\n: {{resources_servers: {{}}}}") as (settings, _):
+        found = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, retries=0)
+        with pytest.raises(UnknownServerError):
+            found.resources_server("sums")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -23,7 +24,7 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
-from nemotron_steps.environments.judged.judges import HttpJudge
+from nemotron_steps.environments.judged.judges import HttpJudge, served_model
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.remote.serving import EnvironmentServer
@@ -317,6 +318,28 @@ def test_a_judge_without_an_answer_is_unavailable(status: int, answer: Any) -> N
         ask(HttpJudge(f"{url}/v1", "judge", retries=1, backoff_s=0.01))
     assert len(seen) <= 2
     assert caught.value.hints == (f"curl {url}/v1/models",)
+
+
+@pytest.mark.parametrize("found", ["too deep", "too many digits"])
+def test_a_judge_is_unavailable_also_where_its_answer_cannot_be_written_out(found: str) -> None:
+    answer: Any = 10**5000
+    for _ in range(5000 if found == "too deep" else 1):
+        answer = [answer]
+
+    async def post(*args: Any, **kwargs: Any) -> tuple[Any, None]:
+        return answer, None
+
+    judge: Any = HttpJudge("http://127.0.0.1:9/v1", "judge")
+    judge._client = SimpleNamespace(post=post, base_url="URL", base_urls=("URL",))
+    with pytest.raises(JudgeUnavailableError) as caught:
+        ask(judge)
+    assert caught.value.found == "unexpected answer list"
+
+
+@pytest.mark.parametrize("listed", [{"data": [{"id": ["m"]}]}, {"data": [{"id": None}]}, {"data": [{}]}, []])
+def test_a_judges_server_that_lists_no_name_lists_no_model(listed: Any) -> None:
+    with scripted_server(lambda path, body: (200, listed)) as (url, _), pytest.raises(JudgeUnavailableError):
+        served_model(url)
 
 
 def test_a_judge_that_answers_nothing_answers_empty_text() -> None:

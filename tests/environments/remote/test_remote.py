@@ -139,6 +139,18 @@ def test_what_is_too_deep_to_be_written_out_is_a_failure_all_the_same() -> None:
     assert (run.verdict.failure, run.verdict.details) == ("environment_refused", {"message": "no output items: dict"})
 
 
+def test_a_tools_output_that_is_too_deep_to_be_written_out_is_an_error_of_the_tool() -> None:
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+
+    async def output(environment: Any) -> str:
+        return await environment.call_tool(await environment.seed(ROW), "add", {})
+
+    environment, _ = served({}, {"output": deep})
+    assert asyncio.run(output(environment)) == "error: the answer is nested too deep"
+
+
 def test_fields_that_the_server_needs_are_looked_for_however_deep() -> None:
     environment, _ = served(row_fields=("target", "a.b"))
     environment.check_row({**ROW, "a": {"b": 0}}, "f:1")

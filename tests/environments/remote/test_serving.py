@@ -102,6 +102,8 @@ def test_a_session_is_judged_once_and_a_second_time_as_a_recording() -> None:
         ("POST", "/verify", ROW, 422),
         ("POST", "/verify_group", {}, 422),
         ("POST", "/aggregate_metrics", {"verify_responses": [1]}, 422),
+        ("POST", "/aggregate_metrics", {"verify_responses": [{"reward": 10**400}]}, 422),
+        ("POST", "/aggregate_metrics", {"verify_responses": [{"reward": 1e308}, {"reward": 1e308}]}, 422),
         ("POST", "/add", {}, 404),
         ("GET", "/nothing", {}, 404),
         *(("GET", path, {}, 200) for path in ("/", "/health", "/healthz", "/livez", "/readyz", "/server_instances")),
