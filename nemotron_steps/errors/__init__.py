@@ -31,6 +31,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+RESUME = "steps run --resume latest"
+"""In a hint of what knows no run: of the newest one. Whoever knows the run puts its id there (`of_run`)."""
 _POINTER = b"version https://git-lfs"
 """How a file begins that git-lfs has put in place of a large one."""
 
@@ -99,6 +101,12 @@ class StepsError(Exception):
             "found": self.found,
             "hints": list(self.hints),
         }
+
+
+def of_run(error: StepsError, run: str) -> StepsError:
+    """The error, with the run's id in hints that go on with one."""
+    error.hints = tuple(hint.replace(RESUME, f"steps run --resume {run}") for hint in error.hints)
+    return error
 
 
 def show_line(where: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.files import as_storage_error, free_bytes
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.errors import StepFailedError, StepsError, StorageError, UnsupportedError
+from nemotron_steps.errors import StepFailedError, StepsError, StorageError, UnsupportedError, of_run
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.inputs import filled_config
@@ -85,7 +85,7 @@ def validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> An
 def as_steps_error(error: Exception, planned: PlannedStep, work: Path, run_id: str) -> StepsError:
     """What a step raised, as an error of this package."""
     if isinstance(error, StepsError) and not isinstance(error, StorageError):
-        return error
+        return of_run(error, run_id)
     if _of_engine(error):
         return UnsupportedError(
             f"step '{planned.step_id}' needs a package of the engine: {error}",

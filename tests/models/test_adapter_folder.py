@@ -104,6 +104,17 @@ def test_merging_adds_the_scaled_product_and_nothing_else(adapter, base, tmp_pat
         torch.testing.assert_close(merged[name], tensor, atol=1e-5, rtol=0)
 
 
+def test_a_base_of_a_family_that_only_peft_knows_is_merged_to_the_end(adapter, base, tmp_path):
+    config = {**json.loads((base / "config.json").read_text()), "model_type": "stablelm"}
+    (base / "config.json").write_text(json.dumps(config))
+    context = plain_context(
+        step.MergeConfig(), tmp_path / "run", inputs={"adapter": adapter}, outputs={"model": "checkpoint_hf"}
+    )
+    step.run(context)
+    assert load_hf_weights(context.outputs["model"].path).keys() == load_hf_weights(base).keys()
+    assert '"layers":3' in "".join(file.read_text() for file in (tmp_path / "run").glob("*.jsonl"))
+
+
 def test_another_base_is_refused_whatever_its_shapes(adapter, tmp_path):
     write_checkpoint("qwen3", tmp_path / "other", seed=1)
     with pytest.raises(ArtifactError, match="not the one that the adapter was trained on") as refused:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from nemotron_steps.errors import DataError, JudgeUnavailableError, NonFiniteLossError
+from nemotron_steps.errors import RESUME, DataError, JudgeUnavailableError, NonFiniteLossError, WorkerLostError
 from nemotron_steps.runs.context import StepContext
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ def _fail(kind: str, context: StepContext[Any]) -> None:
         raise NonFiniteLossError("the loss is NaN at step 5", where="step 5")
     if kind == "judge":
         raise JudgeUnavailableError("the judge did not answer after 3 tries")
+    if kind == "lost":
+        raise WorkerLostError("the worker is lost", hints=["steps doctor", f"{RESUME}   # goes on"])
     if kind.startswith("row "):
         raise DataError("the row is no good", where=kind.removeprefix("row "))
     if kind == "bug":

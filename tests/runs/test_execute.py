@@ -19,6 +19,7 @@ from nemotron_steps.errors import (
     NonFiniteLossError,
     StepFailedError,
     UnsupportedError,
+    WorkerLostError,
 )
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest
 from nemotron_steps.resolver.plan import Plan
@@ -178,6 +179,14 @@ def test_failures_carry_the_manifests_advice(store: ArtifactStore) -> None:
     with pytest.raises(StepFailedError) as oom:
         run(store, train={"fail": "oom", "steps": 10})
     assert any("halve it" in hint and "steps=5" in hint for hint in oom.value.hints)
+
+
+def test_a_hint_to_go_on_names_the_run_whatever_was_run_since(store: ArtifactStore) -> None:
+    with pytest.raises(WorkerLostError) as lost:
+        run(store, train={"fail": "lost"})
+    failed = get_run(store, "latest")
+    assert lost.value.hints[:2] == ("steps doctor", f"steps run --resume {failed.id}   # goes on")
+    assert failed.error is not None and f"--resume {failed.id}" in str(failed.error)
 
 
 def test_signal_is_answered_with_the_runs_own_numbers(store: ArtifactStore) -> None:

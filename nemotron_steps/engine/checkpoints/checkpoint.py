@@ -31,7 +31,7 @@ from nemotron_steps.config.schema.rl import CheckpointingConfig
 from nemotron_steps.engine.checkpoints.deadline import Deadline
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
-from nemotron_steps.errors import ConfigError, RetryableError, StepsError, StorageError
+from nemotron_steps.errors import RESUME, ConfigError, RetryableError, StepsError, StorageError
 
 STATE_FILE = "state.json"
 _FOLDER = re.compile(r"step_([0-9]{8,})")
@@ -119,7 +119,7 @@ class CheckpointManager:
             where=f"checkpointing.checkpoint_must_save_by={self._config.checkpoint_must_save_by}",
             expected=f"{total_steps} steps",
             found=f"{step} trained",
-            hints=["steps run --resume RUN"],
+            hints=[RESUME],
         )
 
     def due(self, step: int, last: bool) -> bool:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator, SamplingParams
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import RESUME, WorkerLostError
 
 LOOK_SECONDS = 0.25
 STALL_SECONDS = 60.0
@@ -146,5 +146,5 @@ class _StallWatch:
             raise WorkerLostError(
                 f"the generator `{self._name}` has sampled no token for {STALL_SECONDS:.0f} s",
                 found=f"{self._generator.pending()} samples pending",
-                hints=["steps run --resume RUN"],
+                hints=[RESUME],
             )

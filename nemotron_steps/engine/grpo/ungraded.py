@@ -17,7 +17,7 @@ from nemotron_steps.engine.rollouts.failures import BROKEN
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.environments.base import ENVIRONMENT_LOST, JUDGE_UNAVAILABLE
 from nemotron_steps.environments.remote.remote import ENVIRONMENT_UNAVAILABLE
-from nemotron_steps.errors import EngineError, JudgeUnavailableError, StepsError, WorkerLostError, show_line
+from nemotron_steps.errors import RESUME, EngineError, JudgeUnavailableError, StepsError, WorkerLostError, show_line
 
 TRIED_AGAIN = BROKEN | {JUDGE_UNAVAILABLE, ENVIRONMENT_UNAVAILABLE}
 """Failure classes that another attempt may be without."""
@@ -196,7 +196,7 @@ def _broken(failures: Sequence[_Failed], what: str) -> StepsError:
     order = [environment for environment, _ in by_environment.most_common()]
     failures = sorted(failures, key=lambda failed: order.index(failed.environment))
     lost = all(failed.failure == ENVIRONMENT_LOST for failed in failures)
-    mended = "steps run --resume RUN   # goes on from the last checkpoint, once it is mended"
+    mended = f"{RESUME}   # goes on from the last checkpoint, once it is mended"
     return _error(WorkerLostError if lost else EngineError, failures, what, mended)
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import RESUME, WorkerLostError
 
 ENVIRONMENT_SECONDS = 3600.0
 """For one call: seeding, a tool, a follow-up question, the verdict of a group."""
@@ -39,5 +39,5 @@ async def call_with_timeout(name: str, call: str, answer: Awaitable[Answer]) -> 
         raise WorkerLostError(
             f"the environment `{name}` has not answered for {limit:.0f} s: it, or a judge it asks, is dead",
             where=f"{name}.{call}",
-            hints=["steps run --resume RUN"],
+            hints=[RESUME],
         ) from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import RESUME, WorkerLostError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -72,7 +72,7 @@ class _Steps:
                 where=f"transfer {self.transfer}, bucket {bucket}",
                 expected=f"`{what}` from {', '.join(receivers)} within {seconds:.0f} s",
                 found=str(error).splitlines()[0],
-                hints=("steps run --resume latest   # goes on from the last training checkpoint",),
+                hints=(f"{RESUME}   # goes on from the last training checkpoint",),
             ) from error
 
     def forget(self, keys_of: Sequence[tuple[int, str, str]]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nemotron_steps.errors import EngineError, StepsError, WorkerLostError, first_line
+from nemotron_steps.errors import RESUME, EngineError, StepsError, WorkerLostError, first_line
 
 START_SECONDS = 180.0
 """An actor's process starts and imports within this time."""
@@ -88,7 +88,7 @@ class Worker:
             where=f"process {self.pid} on {self.host}" + (f", log {self.log}" if self.log else ""),
             expected="a living process",
             found=found,
-            hints=["steps run --resume RUN   # goes on from the last checkpoint"],
+            hints=[f"{RESUME}   # goes on from the last checkpoint"],
         )
 
     def _last_lines(self) -> list[str]:

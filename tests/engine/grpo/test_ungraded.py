@@ -125,6 +125,9 @@ def test_more_than_half_broken_ends_a_run_with_the_environment_its_row_and_the_f
     assert error.where == "environment `math`, row rows.jsonl:2"  # which broke most
     assert "2 x math: verify_failed" not in str(error.found) and "4 x math: verify_failed" in str(error.found)
     assert "Traceback: bad row" in str(error.found) and error.hints[0].startswith("sed -n 2p rows.jsonl")
+    assert (
+        error.hints[1].partition("   #")[0] == "steps run --resume latest"
+    )  # as pasted, where no runner names the run
 
 
 def test_what_succeeds_at_another_attempt_is_no_longer_counted() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import RESUME, WorkerLostError
 
 LOOK_SECONDS = 1.0
 """How often a wait looks whether the engine lives."""
@@ -69,5 +69,5 @@ def lost_engine(found: str) -> WorkerLostError:
         "the process of a vLLM engine is lost",
         where=f"a child of process {os.getpid()} on {socket.gethostname()}",
         found=found,
-        hints=["steps run --resume RUN   # goes on from the last checkpoint"],
+        hints=[f"{RESUME}   # goes on from the last checkpoint"],
     )

@@ -26,7 +26,7 @@ from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamSender
 from nemotron_steps.engine.workers.rendezvous import serve_store
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import RESUME, WorkerLostError
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -234,5 +234,5 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
         where=where,
         expected=f"{len(workers)} living processes (policy.generation.vllm_cfg.tensor_parallel_size)",
         found=cause,
-        hints=["steps run --resume RUN   # goes on from the last checkpoint"],
+        hints=[f"{RESUME}   # goes on from the last checkpoint"],
     )
