@@ -42,15 +42,48 @@ def config_of(tmp_path, model, *lengths, **data):
 
 
 def test_a_prompt_that_fills_the_sequence_is_refused_and_named(tmp_path, model):
-    config = config_of(tmp_path, model, 50, 100, 300)
-    with pytest.raises(DataError, match="2 of 3 prompts leave no room") as caught:
+    config = config_of(tmp_path, model, 50, 60, 100, 300)
+    with pytest.raises(DataError, match="2 of 4 prompts leave no room") as caught:
         preflight.check(config, {})
-    assert caught.value.where.endswith("train.jsonl:2")
+    assert caught.value.where.endswith("train.jsonl:3")
     assert caught.value.hints[:2] == (
         "data.max_input_seq_length=99   # leaves them out",
-        "policy.max_total_sequence_length=316",
+        "policy.max_total_sequence_length=316   # room for all of them",
     )
     preflight.check(config, {"policy": None})  # an earlier step will make the model that counts them
+
+
+@pytest.mark.parametrize(
+    ("lengths", "hints"),
+    [
+        ((50, 100, 300), ("policy.max_total_sequence_length=316", "data.max_input_seq_length=99")),
+        ((100, 300), ("policy.max_total_sequence_length=316", "sed -n 1p")),
+        # The model has 4,096 positions: no longer sequence than that can be asked for.
+        ((50, 100, 4090), ("policy.max_total_sequence_length=4096", "data.max_input_seq_length=99")),
+        ((50, 100, 4096), ("data.max_input_seq_length=99", "sed -n 2p")),
+        ((100, 4096), ("sed -n 1p",)),
+    ],
+)
+def test_where_most_prompts_leave_no_room_the_first_hint_gives_it_if_the_model_can(tmp_path, model, lengths, hints):
+    with pytest.raises(DataError, match="leave no room") as caught:
+        preflight.check(config_of(tmp_path, model, *lengths), {})
+    starts = [hint[: len(start)] for hint, start in zip(caught.value.hints, hints, strict=False)]
+    assert starts == list(hints)
+    assert any(hint.startswith("data.") for hint in caught.value.hints) is (50 in lengths)
+
+
+def test_where_sequences_grow_the_key_of_their_end_is_the_one_that_gives_room(tmp_path, model):
+    config = config_of(tmp_path, model, 100, 300)
+    growing = config.policy.model_copy(update={"max_total_sequence_length_end": 200})
+    with pytest.raises(DataError) as caught:
+        preflight.check(config.model_copy(update={"policy": growing}), {})
+    assert caught.value.expected == "fewer than 200 tokens (policy.max_total_sequence_length_end)"
+
+
+def test_a_limit_that_leaves_out_every_prompt_is_refused(tmp_path, model):
+    with pytest.raises(DataError, match="none of 2 prompts is within") as caught:
+        preflight.check(config_of(tmp_path, model, 50, 60, max_input_seq_length=49), {})
+    assert caught.value.hints[0].startswith("data.max_input_seq_length=null ")
 
 
 @pytest.mark.parametrize("change", [{"data": {"max_input_seq_length": 99}}, {"policy": 316}])

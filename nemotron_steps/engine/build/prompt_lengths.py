@@ -6,6 +6,7 @@ here is too long in any case. Texts of fewer bytes than the limit cannot have mo
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import overload
 
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows
-from nemotron_steps.errors import DataError, show_line
-from nemotron_steps.models.architecture import hf_folder
+from nemotron_steps.errors import ArtifactError, DataError, show_line
+from nemotron_steps.models.architecture import Architecture, hf_folder
 
 _AT_ONCE = 256
 """Prompts tokenized together."""
@@ -63,7 +64,7 @@ def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, in
 
 def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], None]) -> Sequence[PromptRow]:
     """Rows within `data.max_input_seq_length`. Without that, all of them: DataError, naming the first, if any fills the
-    whole sequence. Where there is no model yet nothing is looked at.
+    whole sequence; or if none is within it. Where there is no model yet nothing is looked at.
 
     Args:
         left_out: told how many rows are longer, if any.
@@ -77,29 +78,49 @@ def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], N
     long = longer_than(limit, rows, model)
     if not long:
         return rows
+    if len(long) == len(rows):
+        place, tokens = next(iter(long.items()))
+        raise DataError(
+            f"none of {len(rows)} prompts is within data.max_input_seq_length",
+            where=rows[place].where,
+            expected=f"at most {limit} tokens",
+            found=f"{tokens}, the shortest {min(long.values())}",
+            hints=["data.max_input_seq_length=null   # leaves none out", *show_line(rows[place].where)],
+        )
     left_out(len(long))
     return ChosenRows(rows, [place for place in range(len(rows)) if place not in long])
 
 
 def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None:
     policy = config.policy
-    limit = max(policy.max_total_sequence_length, policy.max_total_sequence_length_end or 0)
+    end = policy.max_total_sequence_length_end or 0
+    key = f"policy.max_total_sequence_length{'_end' if end > policy.max_total_sequence_length else ''}"
+    limit = max(policy.max_total_sequence_length, end)
     long = longer_than(limit - 1, rows, model)
     if not long:
         return
     place, tokens = next(iter(long.items()))
     most = max(long.values())
+    room = min(most + policy.generation.max_new_tokens, _positions(model))
+    longer = [f"{key}={room}   # room for all of them"] if room > most else []
+    shorter = [f"data.max_input_seq_length={limit - 1}   # leaves them out"] if len(long) < len(rows) else []
+    # To leave out most prompts is hardly what was meant.
+    first, second = (longer, shorter) if len(long) > len(rows) / 2 else (shorter, longer)
     raise DataError(
         f"{len(long)} of {len(rows)} prompts leave no room for an answer",
         where=rows[place].where,
-        expected=f"fewer than {limit} tokens (policy.max_total_sequence_length)",
+        expected=f"fewer than {limit} tokens ({key})",
         found=f"{tokens}, the longest {most}",
-        hints=[
-            f"data.max_input_seq_length={limit - 1}   # leaves them out",
-            f"policy.max_total_sequence_length={most + policy.generation.max_new_tokens}",
-            *show_line(rows[place].where),
-        ],
+        hints=[*first, *second, *show_line(rows[place].where)],
     )
+
+
+def _positions(model: str) -> float:
+    """The longest sequence that a model was made for; a longer one would be refused in turn."""
+    try:
+        return Architecture.from_folder(hf_folder(model)).positions
+    except ArtifactError:
+        return math.inf
 
 
 def _text(row: PromptRow) -> str:
