@@ -68,9 +68,8 @@ FAULTS = (
     Fault(
         "key and value apart",
         f"plan {RLVR} grpo.max_num_steps 5",
-        "E110",
+        "E120",
         "steps plan rl/nemo_rl/rlvr -c tiny grpo.max_num_steps=5",
-        pasted=-1,
     ),
     Fault("a misspelt stage", "run toy_all --until trian", "E120", "steps run toy_all --until train"),
     Fault("a misspelt environment", "env show mcqaa", "E110", "steps env show mcqa"),
