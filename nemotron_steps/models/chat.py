@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Any other is some template's own: response_1, response_2 and principle of generative reward models."""
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+MARKUP = frozenset({THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>", "<TOOLCALL>", "</TOOLCALL>"})
+"""Tags that are read in what a model says (engine/rollouts/parsers)."""
 _PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of the one class for tokenizers that tokenizer.json describes in full."""
 _KEEPING_PLAIN = ("llama", "qwen3", "qwen3_moe", "nemotron_h", None)
@@ -55,6 +57,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
         self._render_cached = lru_cache(maxsize=4096)(self._render)
+        self._after_text = lru_cache(maxsize=64)(self._what_follows_a_text)
 
     @classmethod
     def from_folder(cls, folder: str | Path, template_kwargs: Mapping[str, Any] | None = None) -> ChatFormat:
@@ -126,8 +129,7 @@ class ChatFormat:
         mark = _word_absent_from(json.dumps([list(messages), list(tools)]))
         before, after = self._around(mark, messages, tools)
         closing, tail = _what_follows(mark, before), _what_follows(mark, after)
-        end = self._end_of_turn.search(closing)
-        begun, ended = end.span() if end is not None else (len(closing), len(closing))
+        begun, ended = self._end_of_turn(closing, tail, tools)
         if tail[:ended] != closing[:ended]:
             raise ArtifactError(
                 "the chat template ends an assistant turn otherwise when a message follows",
@@ -148,10 +150,54 @@ class ChatFormat:
                 continue
         return self.render_text(last, tools, False), self.render_text([*last, *messages], tools)
 
+    def _end_of_turn(self, closing: str, tail: str, tools: Sequence[dict[str, Any]]) -> tuple[int, int]:
+        """Where the token that ends a turn is in `closing`; its end twice where no token ends turns.
+
+        What follows a mere text ends any turn. A turn that makes calls closes them before that, maybe with special
+        tokens as well (`</tool_call>`); if it has an end of its own (Llama's `<|eom_id|>`), that is the last one.
+
+        Args:
+            closing: what follows a turn that nothing follows. tail: the same of one that messages follow.
+        """
+        plain = self._after_text(json.dumps(list(tools)))
+        if plain is not None and closing.endswith(plain):
+            start = len(closing) - len(plain)
+            found = self._end_token(plain, tail[start:])
+            if found is not None:
+                return start + found[0], start + found[1]
+            at = closing.rfind(self.eos_text)
+            return (at, at + len(self.eos_text)) if at >= 0 else (len(closing), len(closing))
+        tokens = [match.span() for match in self._special_tokens.finditer(closing)]
+        return tokens[-1] if tokens else (len(closing), len(closing))
+
+    def _end_token(self, plain: str, followed: str) -> tuple[int, int] | None:
+        """Where the token that ends a text is in what follows it.
+
+        The tokenizer's end token, if it stays where messages follow (Cohere closes a text within a turn, Phi a chat
+        after one); else the first special one: of a base model with another end token (`<|endoftext|>`), `<|im_end|>`.
+
+        Args:
+            plain: with nothing after the turn. followed: with messages after it.
+        """
+        at = plain.find(self.eos_text)
+        ended = at + len(self.eos_text)
+        if at >= 0 and plain[:ended] == followed[:ended]:
+            return at, ended
+        first = self._special_tokens.search(plain)
+        return first.span() if first is not None else None
+
+    def _what_follows_a_text(self, tools_json: str) -> str | None:
+        """What the template writes after a turn that makes no calls; None where it refuses or hides one."""
+        mark, tools = _word_absent_from(tools_json), json.loads(tools_json)
+        (stub,) = _stubs(mark, ())
+        try:
+            return _what_follows(mark, self.render_text(stub, tools, False))
+        except (TemplateError, ArtifactError):
+            return None
+
     @cached_property
-    def _end_of_turn(self) -> re.Pattern[str]:
-        """What a template may end a turn with: the end token, or another special one (`<|im_end|>` of a base model
-        whose end token is `<|endoftext|>`)."""
+    def _special_tokens(self) -> re.Pattern[str]:
+        """The end token, and all that the tokenizer calls special."""
         special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         texts = sorted(special | {self.decode_token(self.eos_token_id)}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)))
@@ -166,8 +212,21 @@ class ChatFormat:
         return str(self.tokenizer.decode([token_id]))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled tokens, without special tokens."""
+        """Text of sampled tokens, without special tokens but those of MARKUP, which tell reasoning and calls."""
+        if self._special_markup:
+            silent = self._special_ids - self._special_markup
+            return str(self.tokenizer.decode([i for i in token_ids if i not in silent], skip_special_tokens=False))
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset({number for number, token in added if token.special} | {*self.tokenizer.all_special_ids})
+
+    @cached_property
+    def _special_markup(self) -> frozenset[int]:
+        """Tokens of MARKUP that the tokenizer calls special; most call none so."""
+        return frozenset(number for number in self._special_ids if self.decode_token(number) in MARKUP)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text by itself."""

@@ -26,10 +26,14 @@ TOOLS_OF = {"llama3": "llama3_json", "qwen3": "hermes"}
 """Tool parser of a family's model; the others write qwen3_coder."""
 
 
-def stock_chat(family: str) -> ChatFormat:
-    """The format of one of FAMILIES."""
+def stock_chat(family: str, *, special_markup: bool = False) -> ChatFormat:
+    """The format of one of FAMILIES.
+
+    Args:
+        special_markup: the tokenizer calls tags of reasoning and calls special, which the published ones do not.
+    """
     name, variables = FAMILIES[family]
-    tokenizer = _tokenizer("<|eot_id|>" if name == "llama3" else "<|im_end|>")
+    tokenizer = _tokenizer("<|eot_id|>" if name == "llama3" else "<|im_end|>", special_markup)
     tokenizer.chat_template = (_TEMPLATES / f"{name}.jinja").read_text()
     return ChatFormat(tokenizer, family, variables)
 
@@ -38,7 +42,7 @@ def tool_parser_of(family: str) -> str:
     return TOOLS_OF.get(family.split("-")[0], "qwen3_coder")
 
 
-def _tokenizer(end: str):
+def _tokenizer(end: str, special_markup: bool):
     from transformers import PreTrainedTokenizerFast
 
     markup = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -47,7 +51,7 @@ def _tokenizer(end: str):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_trained(), eos_token=end, bos_token="<|begin_of_text|>", additional_special_tokens=special
     )
-    tokenizer.add_tokens(markup)
+    tokenizer.add_tokens(markup, special_tokens=special_markup)
     return tokenizer
 
 

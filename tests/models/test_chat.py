@@ -20,6 +20,8 @@ from nemotron_steps.models.chat import ChatFormat
 from tests.models.stock_chats import FAMILIES, stock_chat
 
 CHATS = {family: stock_chat(family) for family in FAMILIES}
+MARKED = {family: stock_chat(family, special_markup=True) for family in FAMILIES}
+"""The same with `</tool_call>` and the like special tokens, as the ends of turns are."""
 TOOL = {"type": "function", "name": "add", "parameters": {"properties": {"by": {"type": "integer"}}}}
 WORDS = ["7", "yes", "the answer is\n\n7", " x ", "<b>", "stub", "stubx", '{"by": 1}', "die Lösung 😀"]
 
@@ -38,10 +40,12 @@ def sampled_turn(chat: ChatFormat, drawn: random.Random, *, calls: int) -> tuple
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
-def test_a_conversation_only_grows_and_grows_by_what_the_template_writes(family: str, seed: int) -> None:
-    chat, drawn = CHATS[family], random.Random(seed)
+@given(seed=st.integers(0, 2**32), chats=st.sampled_from([CHATS, MARKED]))
+@settings(max_examples=60, deadline=None)
+def test_a_conversation_only_grows_and_grows_by_what_the_template_writes(
+    family: str, seed: int, chats: dict[str, ChatFormat]
+) -> None:
+    chat, drawn = chats[family], random.Random(seed)
     tools = [TOOL] if drawn.random() < 0.7 else []
     messages = [{"role": "system", "content": drawn.choice(WORDS)}] if drawn.random() < 0.5 else []
     messages.append({"role": "user", "content": drawn.choice(WORDS)})
@@ -108,8 +112,48 @@ def test_a_turn_of_a_base_model_ends_where_the_template_ends_it() -> None:
     assert chat.tokenizer.decode(chat.render_continuation(question, turn_ended=False)) == f"<|im_end|>{text}"
 
 
-def of_template(template: str) -> ChatFormat:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turns_end_is_the_same_where_tags_of_calls_are_special_tokens(family: str) -> None:
+    results = [{"role": "tool", "content": "1"}] * (1 if family == "llama3" else 2)
+    for messages in (results, [{"role": "user", "content": "a"}], [*results, {"role": "user", "content": "a"}]):
+        for ended in (True, False):
+            texts = [
+                str(each[family].tokenizer.decode(each[family].render_continuation(messages, [TOOL], turn_ended=ended)))
+                for each in (CHATS, MARKED)
+            ]
+            assert texts[0] == texts[1] and texts[0].startswith(CHATS[family].eos_text) is not ended
+
+
+@pytest.mark.parametrize(
+    ("text_closes", "calls_close", "chat_closes", "continues"),
+    [
+        ("<|im_end|>", "</tool_call><|im_end|>", "", "<|im_end|>"),
+        ("</answer><|im_end|>", "</tool_call><|im_end|>", "", "<|im_end|>"),  # as Cohere's
+        ("<|eot_id|>", "</tool_call><|eot_id|>", "<|im_end|>", "<|eot_id|>"),  # as Phi's, whose chat has an end, too
+        ("<|im_end|>", "</tool_call><|eot_id|>", "", "<|eot_id|>"),  # as Llama's `<|eom_id|>`
+        ("", "</tool_call>", "", ""),  # as GLM's: the next turn ends it
+        ("", "</tool_call><|im_end|>", "", "<|im_end|>"),
+    ],
+)
+def test_a_turn_of_calls_ends_after_what_closes_them(
+    text_closes: str, calls_close: str, chat_closes: str, continues: str
+) -> None:
+    chat = of_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}"
+        "{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function.arguments.x }}" + calls_close + "{% else %}"
+        "{% if m.role == 'assistant' %}" + text_closes + "{% endif %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant {% else %}" + chat_closes + "{% endif %}",
+        "<tool_call>", "</tool_call>", "</answer>",
+    )  # fmt: skip
+    result = [{"role": "tool", "content": "7"}]
+    text = "<|im_start|>tool 7<|im_start|>assistant "
+    assert chat.tokenizer.decode(chat.render_continuation(result)) == text
+    assert chat.tokenizer.decode(chat.render_continuation(result, turn_ended=False)) == f"{continues}{text}"
+
+
+def of_template(template: str, *special: str) -> ChatFormat:
     chat = stock_chat("qwen3")
+    chat.tokenizer.add_tokens(list(special), special_tokens=True)
     chat.tokenizer.chat_template = template
     return ChatFormat(chat.tokenizer)
 
@@ -228,4 +272,12 @@ def test_a_tokenizer_alone_imports_no_code_of_models(tmp_path: Path) -> None:
 def test_text_of_sampled_tokens_is_without_special_ones_and_of_a_single_token_with_them() -> None:
     chat = stock_chat("qwen3")
     tokens = [*chat.tokenizer.encode("a"), chat.eos_token_id]
-    assert chat.decode(tokens) == "a" and chat.decode_token(chat.eos_token_id) == chat.tokenizer.eos_token
+    assert chat.decode([chat.eos_token_id, *tokens]) == "a"
+    assert chat.decode_token(chat.eos_token_id) == chat.tokenizer.eos_token
+
+
+def test_tags_that_are_read_stay_in_what_was_said_where_they_are_special_tokens() -> None:
+    """Or no call, and no reasoning, would be found."""
+    said = '<think>\nso\n</think>\n\n<tool_call>\n{"name": "add"}\n</tool_call>'
+    for chat in (CHATS["qwen3"], MARKED["qwen3"]):
+        assert chat.decode(chat.encode(f"<|im_start|>{said}<|im_end|>")) == said
