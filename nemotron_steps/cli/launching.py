@@ -102,7 +102,6 @@ def submit_asked(
         bench.store,
         profile,
         run_id=run_id,
-        arguments=[],
         environment={**_variables_read(plan, profile), **_profiles_file(), JOB_VARIABLE: run_id},
         request=redacted.to_dict(),
         forced=plan.goals if force else (),

@@ -166,14 +166,14 @@ class _Run:
     def begin(self, *, resumed: bool, request: Mapping[str, Any]) -> None:
         """Journal the start: plan.json, config.yaml, run.json, run_started."""
         recorder = self.recorder
+        if self.force:  # first of all: whatever ends the run from here on, it is resumed with it
+            recorder.set_forced(dict.fromkeys(self.plan.goals, ""))
         folder = recorder.folder.path
         as_dict = recorder.redact(plain(self.plan.to_dict()))
         for step in as_dict["steps"]:
             step["overrides"] = [recorder.redact_text(text) for text in step["overrides"]]
         write_atomic(folder / "plan.json", to_json_bytes(as_dict))
         write_atomic(folder / "config.yaml", self._config_yaml().encode())
-        if self.force:
-            recorder.set_forced(dict.fromkeys(self.plan.goals, ""))
         pending = {planned.key: {"state": "pending"} for planned in self.plan.steps}
         recorder.set_status(
             RUNNING,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,6 @@ def submit(
     profile: Profile,
     *,
     run_id: str,
-    arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
     request: Mapping[str, Any] | None = None,
     forced: Iterable[str] = (),
@@ -71,13 +70,13 @@ def submit(
 
     Args:
         run_id: a run whose folder exists (`RunFolder.create`).
-        arguments: the words after `steps run`, without `--resume` and `--home`.
         request: what the job is to do, redacted, where it is not what the run was asked for before.
         forced: keys of steps that the run makes whatever is cached; none leaves it with those that it has yet to make.
         attached: somebody waits for it.
 
     Raises UnsupportedError if the executor is not available or gives no name for the job, or the home cannot be seen by
-    the job. Whatever is raised, a run that was new says that it failed, and one that was there before is as it was.
+    the job. Whatever is raised, a run that was new says that it failed, and what it is forced to make; one that was
+    there before is as it was.
     """
     folder = RunFolder(store, run_id)
     with hold(folder.submit_lock, {"run": run_id}, lambda holder: _refuse_submitting(run_id, holder)):
@@ -88,12 +87,12 @@ def submit(
                 found=f"process {before.pid} on {before.host}",
                 hints=(f"steps cancel {run_id}",),
             )
+        says = before if request is None else replace(before, request=dict(request))
+        says = replace(says, forced=dict.fromkeys(forced, "") or before.forced)
         try:
-            folder_says = before if request is None else replace(before, request=dict(request))
-            folder_says = replace(folder_says, forced=dict.fromkeys(forced, "") or before.forced)
-            job = _start(store, folder, folder_says, profile, arguments, environment or {}, attached, force_squash)
+            job = _start(store, folder, says, profile, environment or {}, attached, force_squash)
         except BaseException as error:
-            _undo(folder, before, error)
+            _undo(folder, before, says, error)
             raise
         record = {"executor": profile.executor, "job": job, "submitted": time.time()}
         write_atomic(folder.path / JOB_FILE, to_json_bytes(record))
@@ -105,7 +104,6 @@ def _start(
     folder: RunFolder,
     info: RunInfo,
     profile: Profile,
-    arguments: Sequence[str],
     environment: Mapping[str, str],
     attached: bool,
     force_squash: bool,
@@ -118,11 +116,10 @@ def _start(
             where=store.backend.url,
             expected="--home FOLDER on a shared file system",
         )
-    words = (*_before_passthrough(arguments, ("--resume", folder.id, "--home", store.backend.url)),)
     launch = Launch(
         run_id=folder.id,
         folder=folder.path,
-        arguments=words,
+        arguments=("--resume", folder.id, "--home", store.backend.url),
         profile=profile,
         working_dir=Path.cwd(),
         environment=environment,
@@ -143,14 +140,15 @@ def _start(
     return job
 
 
-def _undo(folder: RunFolder, before: RunInfo, error: BaseException) -> None:
-    """What run.json says after a submission that failed."""
+def _undo(folder: RunFolder, before: RunInfo, says: RunInfo, error: BaseException) -> None:
+    """What run.json says after a submission that failed: of a run that never began, also what it is forced to make."""
     if before.attempts:
         folder.update(before)
         return
     interrupted = isinstance(error, KeyboardInterrupt)
     told = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
-    folder.update(before, status=INTERRUPTED if interrupted else FAILED, error=redact(told.to_dict()))
+    status = INTERRUPTED if interrupted else FAILED
+    folder.update(before, status=status, error=redact(told.to_dict()), forced=dict(says.forced))
 
 
 def _refuse_submitting(run_id: str, holder: Mapping[str, Any]) -> None:
@@ -355,9 +353,3 @@ def _job_error(info: RunInfo, status: JobStatus) -> StepsError:
         found=status.detail,
         hints=(f"the job's own output is in the run folder of {info.id}",),
     )
-
-
-def _before_passthrough(arguments: Sequence[str], extra: Sequence[str]) -> list[str]:
-    words = list(arguments)
-    at = words.index("--") if "--" in words else len(words)
-    return [*words[:at], *extra, *words[at:]]

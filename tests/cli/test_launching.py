@@ -48,6 +48,21 @@ def test_a_refused_submission_is_a_failed_run_that_nothing_waits_for(cli: Cli, c
     assert shown.code == 0 and "the queue is closed" in shown.err + shown.out
 
 
+def test_a_forced_run_whose_submission_was_refused_is_still_forced_when_it_is_resumed(
+    cli: Cli, closed_queue: None, workplace: Path
+) -> None:
+    made = ("run", "toy/train", "-c", "tiny")
+    assert cli(*made).code == cli(*made).code == 0
+    assert cli(*made, "-b", "there", "--force").code == 2
+    run = cli("runs", "--json").json[-1]["id"]
+    assert cli("run", "--resume", run, "-b", "there").code == 2
+    (workplace / "env.toml").write_text('[there]\nexecutor = "local"\n')
+    resumed = cli("run", "--resume", run, "--json")
+    assert resumed.code == 0, resumed.err
+    assert [step["state"] for step in resumed.json["steps"]] == ["cached", "ran"]
+    assert cli("status", run, "--json").json["forced"] == {}
+
+
 class OpenQueue(ClosedQueue):
     taken: ClassVar[list[base.Launch]] = []
 

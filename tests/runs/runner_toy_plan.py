@@ -13,6 +13,7 @@ from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, Supplied
 from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.lines import render
 from nemotron_steps.runs.results import RunResult
+from nemotron_steps.runs.run_folder import get_run
 
 MAKE = StepManifest(
     step=StepTable(
@@ -84,6 +85,10 @@ def run(store: ArtifactStore, records: list[dict[str, Any]] | None = None, **kwa
 
 def main(arguments: list[str]) -> int:
     home, *settings = arguments
+    store = ArtifactStore(Path(home))
+    # A job finds what was asked for in the run that it is to go on with.
+    for run in [word.partition("=")[2] for word in settings if word.startswith("resume=")]:
+        settings += get_run(store, run).request.get("overrides", [])
     sections: dict[str, dict[str, Any]] = {"make": {}, "train": {}}
     options: dict[str, Any] = {}
     for setting in settings:
@@ -98,7 +103,7 @@ def main(arguments: list[str]) -> int:
             print(line, flush=True)
 
     try:
-        execute(make_plan(**sections), ArtifactStore(Path(home)), listeners=[show], **options)
+        execute(make_plan(**sections), store, listeners=[show], **options)
     except StepsError as error:
         print(error.render(), flush=True)
         return error.exit_code

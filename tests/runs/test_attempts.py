@@ -90,6 +90,18 @@ def test_a_forced_run_that_was_stopped_goes_on_with_what_it_was_forced_to_make(s
     assert states(run(store, resume=stopped.id)) == ["cached", "cached"]
 
 
+def test_a_forced_run_that_failed_as_it_began_is_forced_when_it_is_resumed(store: ArtifactStore) -> None:
+    run(store)
+    folder = RunFolder(store, "r1")
+    folder.create("toy", {})
+    (folder.path / "plan.json").mkdir()  # a file of this name cannot be written
+    with pytest.raises((StorageError, OSError)):
+        run(store, force=True, resume="r1")
+    assert get_run(store, "r1").forced == {"toy/train": ""}
+    (folder.path / "plan.json").rmdir()
+    assert states(run(store, resume="r1")) == ["cached", "ran"]
+
+
 def test_a_forced_run_that_goes_on_begins_anew_only_what_it_had_not_begun(store: ArtifactStore) -> None:
     with pytest.raises(StepFailedError):
         run(store, train={"fail": "bug"})

@@ -73,10 +73,10 @@ def queue(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Queue:
     return queue
 
 
-def submitted(store: ArtifactStore, *arguments: str, **changes: Any) -> RunInfo:
+def submitted(store: ArtifactStore, **changes: Any) -> RunInfo:
     folder = RunFolder(store, "r1")
     folder.update(folder.load() or folder.create("toy", {}), **changes)
-    return launching.submit(store, FAR, run_id="r1", arguments=arguments)
+    return launching.submit(store, FAR, run_id="r1")
 
 
 def ends(store: ArtifactStore, status: str, error: Any = None) -> None:
@@ -88,12 +88,9 @@ def follow(store: ArtifactStore) -> RunInfo:
     return launching.follow(store, "r1", lambda text: None)
 
 
-def test_a_job_is_told_its_run_and_home_before_what_is_passed_through(store: ArtifactStore, queue: Queue) -> None:
-    submitted(store, "toy/train", "-c", "tiny", "--", "--flag", "--")
-    home = ("--resume", "r1", "--home", store.backend.url)
-    assert queue.launches[0].arguments == ("toy/train", "-c", "tiny", *home, "--", "--flag", "--")
-    submitted(store, "toy/train")
-    assert queue.launches[1].arguments == ("toy/train", *home)
+def test_a_job_is_told_its_run_and_home_and_finds_the_rest_there(store: ArtifactStore, queue: Queue) -> None:
+    submitted(store)
+    assert queue.launches[0].arguments == ("--resume", "r1", "--home", store.backend.url)
 
 
 def test_a_run_that_is_handed_in_again_says_nothing_of_how_it_ended_before(store: ArtifactStore, queue: Queue) -> None:
@@ -107,7 +104,7 @@ def test_a_run_that_somebody_works_on_is_not_handed_in(store: ArtifactStore, que
     with hold(folder.lock, {}, lambda holder: None), pytest.raises(RequestError, match="still being worked on"):
         submitted(store, status="running")
     with hold(folder.submit_lock, {}, lambda holder: None), pytest.raises(RequestError, match="submitted already"):
-        launching.submit(store, FAR, run_id="r1", arguments=())
+        launching.submit(store, FAR, run_id="r1")
     assert queue.launches == []
 
 
@@ -129,6 +126,29 @@ def test_a_submission_that_ends_early_ends_its_run(
     assert info.error is not None and (info.status, info.error["what"], info.job) == (status, what, "")
 
 
+def test_a_first_submission_that_fails_keeps_what_is_forced_for_the_run_that_goes_on(
+    store: ArtifactStore, queue: Queue
+) -> None:
+    RunFolder(store, "r1").create("toy", {"targets": ["a"]})
+    queue.refusal = RequestError("the queue is closed")
+    with pytest.raises(RequestError):
+        launching.submit(store, FAR, run_id="r1", forced=["a"])
+    assert get_run(store, "r1").forced == {"a": ""}
+    with pytest.raises(RequestError):  # and so does a second one
+        launching.submit(store, FAR, run_id="r1")
+    queue.refusal = None
+    assert launching.submit(store, FAR, run_id="r1").forced == {"a": ""}
+
+
+def test_a_run_that_was_begun_once_is_forced_to_nothing_by_a_refusal(store: ArtifactStore, queue: Queue) -> None:
+    folder = RunFolder(store, "r1")
+    folder.update(folder.create("toy", {"targets": ["a"]}), status="done", attempts=1)
+    queue.refusal = RequestError("the queue is closed")
+    with pytest.raises(RequestError):
+        launching.submit(store, FAR, run_id="r1", forced=["a"])
+    assert get_run(store, "r1").forced == {}
+
+
 def test_a_run_that_was_begun_once_is_as_it_was_after_a_refusal(store: ArtifactStore, queue: Queue) -> None:
     queue.refusal = RequestError("the queue is closed")
     with pytest.raises(RequestError):
@@ -142,8 +162,8 @@ def test_only_this_machine_works_on_a_home_that_is_no_folder(
     store = ArtifactStore(FsspecBackend(f"memory://launched-{tmp_path.name}", tmp_path / "here"))
     RunFolder(store, "r1").create("toy", {})
     with pytest.raises(UnsupportedError, match="a file system both sides see"):
-        launching.submit(store, FAR, run_id="r1", arguments=())
-    assert launching.submit(store, Profile(), run_id="r1", arguments=()).job == "job-1"
+        launching.submit(store, FAR, run_id="r1")
+    assert launching.submit(store, Profile(), run_id="r1").job == "job-1"
 
 
 def test_a_run_that_no_executor_started_has_no_job_to_cancel_or_to_ask(store: ArtifactStore, queue: Queue) -> None:
@@ -380,11 +400,11 @@ def test_a_launch_has_what_it_was_submitted_with(
     monkeypatch.chdir(tmp_path)
     RunFolder(store, "r1").create("toy", {"targets": ["a"]})
     given: dict[str, Any] = {"environment": {"A": "1"}, "attached": True, "force_squash": True, "forced": ["b"]}
-    launching.submit(store, FAR, run_id="r1", arguments=(), request={"targets": ["b"]}, **given)
+    launching.submit(store, FAR, run_id="r1", request={"targets": ["b"]}, **given)
     (launch,) = queue.launches
     assert (launch.environment, launch.attached, launch.force_squash) == ({"A": "1"}, True, True)
     assert (launch.run_id, launch.folder, launch.working_dir) == ("r1", RunFolder(store, "r1").path, tmp_path)
     assert get_run(store, "r1").request == {"targets": ["b"]}
-    launching.submit(store, FAR, run_id="r1", arguments=())
+    launching.submit(store, FAR, run_id="r1")
     assert get_run(store, "r1").request == {"targets": ["b"]} and queue.launches[1].environment == {}
     assert get_run(store, "r1").forced == {"b": ""}

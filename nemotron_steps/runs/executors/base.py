@@ -63,7 +63,7 @@ class Launch:
     Attributes:
         run_id: its folder exists, in state `submitted`.
         folder: that folder, as seen from here and from where the run will work.
-        arguments: the words after `steps run`, with `--resume RUN` and `--home`.
+        arguments: the words after `steps run`: `--resume RUN --home HOME`.
         profile: where to run, as the executor's own model of a profile.
         working_dir: the directory the command is run in.
         environment: variables to set beside the profile's.

@@ -14,14 +14,12 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Jobs run the toy chain instead of the command line; while the returned gate exists they wait at step 4."""
 
     def command(self: Launch, *, in_container: bool = False) -> list[str]:
-        words = dict(zip(self.arguments[-4::2], self.arguments[-3::2], strict=True))
-        extra = self.arguments[:-4]
+        words = dict(zip(self.arguments[::2], self.arguments[1::2], strict=True))
         return [
             sys.executable,
             str(HERE / "runner_toy_plan.py"),
             words["--home"],
             f"resume={words['--resume']}",
-            *extra,
         ]
 
     monkeypatch.setattr(Launch, "command", command)

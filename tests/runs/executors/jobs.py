@@ -24,8 +24,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def submit(store: ArtifactStore, profile: Profile, *arguments: str, run_id: str | None = None) -> RunInfo:
+def submit(store: ArtifactStore, profile: Profile, *overrides: str, run_id: str | None = None) -> RunInfo:
     if run_id is None:
         run_id = new_run_id("toy")
-        RunFolder(store, run_id).create("toy", {"targets": ["toy/train"]})
-    return launching.submit(store, profile, run_id=run_id, arguments=arguments)
+        RunFolder(store, run_id).create("toy", {"targets": ["toy/train"], "overrides": list(overrides)})
+    return launching.submit(store, profile, run_id=run_id)

@@ -289,9 +289,7 @@ def test_a_refused_submission_leaves_an_earlier_run_as_it_was(store: ArtifactSto
     folder = RunFolder(store, "r1")
     before = folder.update(folder.create("toy", {"targets": ["a"]}), status="failed", attempts=1, error={"what": "x"})
     with pytest.raises(RequestError, match="queue is closed"):
-        launching.submit(
-            store, FarProfile(executor="refusing"), run_id="r1", arguments=[], request={"targets": ["other"]}
-        )
+        launching.submit(store, FarProfile(executor="refusing"), run_id="r1", request={"targets": ["other"]})
     after = get_run(store, "r1")
     assert (after.status, after.request, after.error) == ("failed", before.request, {"what": "x"})
 
@@ -418,7 +416,7 @@ def test_a_queued_job_that_began_before_it_was_cancelled_says_itself_how_it_ende
 
 def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: None) -> None:
     RunFolder(store, "r1").create("toy", {})
-    launching.submit(store, FarProfile(executor="far"), run_id="r1", arguments=[], attached=True)
+    launching.submit(store, FarProfile(executor="far"), run_id="r1", attached=True)
     submit(store, FarProfile(executor="far"))
     assert [launch.attached for launch in FarExecutor.launches] == [True, False]
 
