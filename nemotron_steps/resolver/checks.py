@@ -9,35 +9,28 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+import yaml
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond, template_file
 from nemotron_steps.config.layout.memory.devices import StepMemory
-from nemotron_steps.config.layout.mends import mends
-from nemotron_steps.config.layout.misfits import Misfit, misfits, told
+from nemotron_steps.config.layout.misfits import Misfit, misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.layout.teacher_fit import teacher_misfits
+from nemotron_steps.config.layout.teacher_fit import TeacherMisfit, teacher_misfits
 from nemotron_steps.config.layout.teachers import TEACHERS, read_teachers
 from nemotron_steps.config.model_sizes import misdescribed
 from nemotron_steps.manifest.models import StepManifest
+from nemotron_steps.resolver.layout import layout_fits, profile_size, teachers_fit
 from nemotron_steps.resolver.memory import memory_fits, memory_of
 from nemotron_steps.resolver.plan import InputSource, SuppliedInput
-from nemotron_steps.resolver.problems import (
-    AttributeConflict,
-    BatchSizeProblem,
-    LayoutProblem,
-    ModelLimitProblem,
-    PlanProblem,
-)
+from nemotron_steps.resolver.problems import AttributeConflict, ModelLimitProblem, PlanProblem
 from nemotron_steps.resolver.request import StepConfig
-
-ONE_NODE, ONE_GPU = "one_node", "one_gpu"
-"""The configs that a step has for a single node and a single GPU, by convention."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +46,9 @@ class CheckSubject:
         inputs: port → where its artifact comes from.
         origins: port → the supplied artifact that what is recorded was read from: the port's own, or one that it is
             made from.
+        again: composes the config again, under another name (None: its own) and further overrides; None where that
+            cannot be. None for a config that was never composed.
+        added: overrides that it was composed again with.
     """
 
     key: str
@@ -62,6 +58,26 @@ class CheckSubject:
     artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inputs: Mapping[str, InputSource] = field(default_factory=dict)
     origins: Mapping[str, SuppliedInput] = field(default_factory=dict)
+    again: Callable[[str | None, Sequence[str]], StepConfig | None] | None = None
+    added: tuple[str, ...] = ()
+
+    def under(self, changes: Mapping[str, Any]) -> CheckSubject:
+        """The step with other values of config keys, and everything else as it is."""
+        return replace(self, config=self.config.with_values(changes))
+
+    def pasted(self, overrides: str) -> CheckSubject | None:
+        """The step under further overrides, separated by spaces; None where its config does not compose with them."""
+        words = overrides.split(" ")
+        if self.again is None:
+            return self.under({key: yaml.safe_load(text) for key, text in (word.split("=", 1) for word in words)})
+        added = (*self.added, *words)
+        config = self.again(None, added)
+        return None if config is None else replace(self, config=config, added=added)
+
+    def configured(self, name: str) -> CheckSubject | None:
+        """The step under another config; None where that cannot be said, or does not compose with its overrides."""
+        config = None if self.again is None else self.again(name, ())
+        return None if config is None else replace(self, config=config)
 
     def integer(self, key: str) -> int | None:
         """An integer config value, or None."""
@@ -114,6 +130,11 @@ class CheckSubject:
         return misfits(self.sizes, self.model)
 
     @cached_property
+    def teacher_misfits(self) -> tuple[TeacherMisfit, ...]:
+        """What the layouts of distillation's teachers do not fit of their models."""
+        return tuple(teacher_misfits(self.sizes, self.teacher_models))
+
+    @cached_property
     def memory(self) -> StepMemory | None:
         """What the step is predicted to take; see memory_of."""
         return memory_of(self)
@@ -131,57 +152,6 @@ class CheckSubject:
 
 
 Check = Callable[[CheckSubject], Iterable[PlanProblem]]
-
-
-def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """The layout comes out even over the model, the devices and the batch (config/layout)."""
-    if "policy" not in subject.config.flat and "cluster" not in subject.config.flat:
-        return
-    sizes, model, found = subject.sizes, subject.model, subject.misfits
-    if not found:
-        return
-    offered = subject.profile.get("nodes")
-    hints = mends(sizes, model, most_nodes=offered if type(offered) is int and offered > 0 else None)[:2]
-    wide = sizes.nodes > 1 or sizes.judge_nodes > 0
-    smaller = ONE_NODE if wide else ONE_GPU if sizes.gpus_per_node == 1 else None
-    if smaller in subject.manifest.config_names and (wide or any(misfit.about == "devices" for misfit in found)):
-        hints.append(f"-c {smaller}")
-    for about in ("model", "devices", "batch"):
-        alike = [misfit for misfit in found if misfit.about == about]
-        if alike:
-            yield _problem(subject, alike, model, hints)
-            hints = []
-
-
-def _problem(
-    subject: CheckSubject, alike: list[Misfit], model: ModelFacts | None, hints: list[str]
-) -> BatchSizeProblem | LayoutProblem:
-    """One problem for what is wrong about one thing."""
-    kind = BatchSizeProblem if alike[0].about == "batch" else LayoutProblem
-    whose = f" cannot train this {model.model_type} model" if alike[0].about == "model" and model is not None else ""
-    what, expected, found = told(alike)
-    return kind(
-        f"{subject.key}{whose}: {what}",
-        chain=(subject.key,),
-        where=subject.where(alike[0].key),
-        expected=expected,
-        found=found,
-        hints=hints,
-    )
-
-
-def teachers_fit(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """The layouts of distillation's teachers come out even over their models (config/layout/teacher_fit.py)."""
-    for each in teacher_misfits(subject.sizes, subject.teacher_models):
-        what, expected, found = told(each.misfits)
-        yield LayoutProblem(
-            f"teacher {each.name} of {subject.key}: {what}",
-            chain=(subject.key,),
-            where=subject.where(each.misfits[0].key),
-            expected=expected,
-            found=found,
-            hints=each.hints,
-        )
 
 
 def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -291,36 +261,6 @@ def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[PlanProblem]:
                 found=str(told.get(key, "roles")),
                 hints=(f"{key}={trained}",),
             )
-
-
-def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """The config asks for no more nodes and GPUs than its profile has."""
-    for key, name in (("cluster.num_nodes", "nodes"), ("cluster.gpus_per_node", "gpus_per_node")):
-        wanted, offered = subject.integer(key), subject.profile.get(name)
-        if wanted is None or not isinstance(offered, int) or isinstance(offered, bool) or wanted <= offered:
-            continue
-        yield LayoutProblem(
-            f"{subject.key} asks for more than its profile offers",
-            chain=(subject.key,),
-            where=subject.where(key),
-            expected=f"{key} of at most {offered} (the profile's {name})",
-            found=str(wanted),
-            hints=(
-                *([f"{key}={offered}"] if _works(subject, key, offered) else []),
-                f"set {name} = {wanted} in the profile of env.toml",
-            ),
-        )
-
-
-def _works(subject: CheckSubject, key: str, value: int) -> bool:
-    """Whether with this value of a key neither layout nor memory is refused that is not already."""
-    if value < 1:
-        return False
-    config = subject.config.with_value(key, value)
-    changed = replace(subject, config=config)
-    if changed.misfits and not subject.misfits:
-        return False
-    return not (changed.memory and changed.memory.shortages) or bool(subject.memory and subject.memory.shortages)
 
 
 def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProblem]:

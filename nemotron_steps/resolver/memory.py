@@ -13,6 +13,7 @@ from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.sizes import JUDGES
 from nemotron_steps.config.layout.teachers import TEACHERS
 from nemotron_steps.resolver.problems import MemoryProblem
+from nemotron_steps.resolver.tried import offers, passes
 
 if TYPE_CHECKING:
     from nemotron_steps.resolver.checks import CheckSubject
@@ -40,15 +41,15 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     if memory is None or not memory.shortages:
         return
     get, teachers = subject.get, subject.teacher_models
-    mended = memory_mends(get, lambda role: _shape(subject, role), subject.model, teachers=teachers)
+    mended = [hint for hint in mended_memory(subject) if passes(subject.pasted(hint))]
     hints = [*mended]
     larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
     if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
         hints.append(f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200")
     if not hints or subject.config.sizes.backend != "ray":
         hints.append(f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for")
-    for number, shortage in enumerate(memory.shortages):
-        if shortage.key != CAPACITY and not (number == 0 and mended):  # else what mends everything is said already
+    for shortage in memory.shortages:
+        if shortage.key != CAPACITY and not mended:  # else what mends everything is said already
             own = share_mends(
                 get, lambda role: _shape(subject, role), subject.model, key=shortage.key, teachers=teachers
             )
@@ -62,6 +63,18 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
             hints=tuple(hints),
         )
         hints = []
+
+
+def mended_memory(subject: CheckSubject, most: int = 2) -> list[str]:
+    """Overrides after which everything fits, within what the profile has; best first."""
+    return memory_mends(
+        subject.get,
+        lambda role: _shape(subject, role),
+        subject.model,
+        teachers=subject.teacher_models,
+        within=offers(subject),
+        most=most,
+    )
 
 
 def gib(count: float) -> str:

@@ -93,19 +93,23 @@ class StepConfig:
         """What the layout is checked and its memory predicted from."""
         return LayoutSizes.read(self.flat.get)
 
-    def with_value(self, key: str, value: Any) -> StepConfig:
-        """The config with another value of a dotted key that it has."""
-        head, _, rest = key.partition(".")
-        return replace(self, values=_with_value(self.values, head, rest, value))
+    def with_values(self, changes: Mapping[str, Any]) -> StepConfig:
+        """The config with other values of dotted keys."""
+        values: Mapping[str, Any] = self.values
+        for key, value in changes.items():
+            values = _with_value(values, key.split("."), value)
+        return replace(self, values=values)
 
     def where(self, key: str) -> str | None:
         """What set a key, if known."""
         return self.origin(key) if self.origin is not None else None
 
 
-def _with_value(values: Mapping[str, Any], head: str, rest: str, value: Any) -> dict[str, Any]:
+def _with_value(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    head, *rest = path
     if rest:
-        value = _with_value(values[head], *rest.partition(".")[::2], value)
+        inner = values.get(head)
+        value = _with_value(inner if isinstance(inner, Mapping) else {}, rest, value)
     return {**values, head: value}
 
 

@@ -269,7 +269,7 @@ FAULTS = (
         "a layout that does not divide",
         f"plan rl/nemo_rl/rlvr -c one_node {OWN} policy.megatron_cfg.tensor_model_parallel_size=3",
         "E310",
-        "policy.megatron_cfg.tensor_model_parallel_size=1",
+        "policy.megatron_cfg.tensor_model_parallel_size=4",
         setup=on.together(on.model(), on.questions()),
     ),
     Fault(

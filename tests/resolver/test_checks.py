@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import (
     CHECKS,
     CheckSubject,
-    layout_fits,
     prompts_are_graded,
     sorted_data_is_served_in_order,
 )
+from nemotron_steps.resolver.layout import layout_fits
 from nemotron_steps.resolver.request import StepConfig
 
 MANIFEST = StepManifest(
@@ -67,7 +68,7 @@ def found(
 def pasted(values: dict[str, Any], hint: str) -> dict[str, Any]:
     """The config under the overrides of a hint."""
     changed = copy.deepcopy(values)
-    for override in hint.split(" "):
+    for override in hint.split():
         key, _, text = override.partition("=")
         *parents, last = key.split(".")
         node = changed
@@ -111,7 +112,7 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"policy__generation__vllm_cfg__tensor_parallel_size": 6},
-            ("E310", "256", ("policy.generation.vllm_cfg.tensor_parallel_size=2",)),
+            ("E310", "256", ("policy.generation.vllm_cfg.tensor_parallel_size=8",)),
         ),
         (
             {"policy__generation__colocated__generation_devices": 512},
@@ -119,7 +120,7 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"policy__megatron_cfg__expert_model_parallel_size": 7},
-            ("E310", "7", ("policy.megatron_cfg.expert_model_parallel_size=1",)),
+            ("E310", "7", ("policy.megatron_cfg.expert_model_parallel_size=8",)),
         ),
         (
             {"env__nemo_gym__num_gpu_nodes": 64},
@@ -151,25 +152,36 @@ def test_a_small_cluster_is_counted_right_and_helped() -> None:
     assert len(problem[2]) == 2 and all(found(pasted(values, hint)) == [] for hint in problem[2])
 
 
+SMALL: dict[str, Any] = {"policy": {}, "cluster": {"num_nodes": 1, "gpus_per_node": 1}}
+
+
+def composing(own: StepConfig, other: dict[str, Any] | None) -> Callable[..., StepConfig | None]:
+    """What composes a step's own config again, or the one other that it has."""
+
+    def again(name: str | None, overrides: Sequence[str]) -> StepConfig | None:
+        values = own.values if name is None else other
+        return None if values is None else StepConfig(pasted(dict(values), " ".join(overrides)))
+
+    return again
+
+
 @pytest.mark.parametrize(("nodes", "gpus", "name"), [(63, 8, "one_node"), (1, 1, "one_gpu")])
 def test_a_smaller_config_is_offered_where_the_step_has_it(nodes: int, gpus: int, name: str, tmp_path: Any) -> None:
     (tmp_path / f"{name}.yaml").write_text("{}")
     manifest = StepManifest(step=StepTable(id="rl"), config_dir=tmp_path)
     values = StepConfig(config(cluster__num_nodes=nodes, cluster__gpus_per_node=gpus))
-    hints = [
-        hint
-        for check in CHECKS
-        for problem in check(CheckSubject("rl", manifest, values, {}))
-        for hint in problem.hints
-    ]
-    assert hints[-1] == f"-c {name}"
+    for smaller, offered in ((SMALL, True), (config(cluster__num_nodes=63), False), (None, False)):
+        subject = CheckSubject("rl", manifest, values, {}, again=composing(values, smaller))
+        hints = [hint for check in CHECKS for problem in check(subject) for hint in problem.hints]
+        assert (f"-c {name}" in hints) == offered, smaller
 
 
 def test_the_config_of_one_node_is_offered_where_judges_have_nodes_of_their_own(tmp_path: Any) -> None:
     (tmp_path / "one_node.yaml").write_text("{}")
     manifest = StepManifest(step=StepTable(id="rl"), config_dir=tmp_path)
     changes = {"cluster__num_nodes": 1, "env__nemo_gym__num_gpu_nodes": 1}
-    subject = CheckSubject("rl", manifest, StepConfig(config(**changes)), {})
+    values = StepConfig(config(**changes))
+    subject = CheckSubject("rl", manifest, values, {}, again=composing(values, SMALL))
     assert "-c one_node" in [hint for problem in layout_fits(subject) for hint in problem.hints]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.teachers import TEACHERS
@@ -16,12 +18,10 @@ from nemotron_steps.resolver.checks import (
     CheckSubject,
     chats_can_be_written,
     judges_are_asked_as_trained,
-    layout_fits,
-    profile_size,
     prompts_are_graded,
     sorted_data_is_served_in_order,
-    teachers_fit,
 )
+from nemotron_steps.resolver.layout import layout_fits, profile_size, teachers_fit
 from nemotron_steps.resolver.memory import gib, largest
 from nemotron_steps.resolver.request import StepConfig
 
@@ -235,11 +235,20 @@ def laid_out(folder: Path, cluster: dict[str, Any], profile: dict[str, Any] | No
     values = {"policy": policy, "cluster": {"num_nodes": 1, "backend": "ray", **cluster}, **more}
     manifest = StepManifest(step=StepTable(id="s"), consumes=(port("policy", "policy.checkpoint"),), config_dir=folder)
     model = {"model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 16}
-    return CheckSubject("key", manifest, StepConfig(values), profile or {}, {"policy": model})
+    again = {None: StepConfig(values), "one_gpu": StepConfig({**values, "policy": {"megatron_cfg": {"enabled": True}}})}
+
+    def composed(name: str | None, overrides: Sequence[str]) -> StepConfig | None:
+        changes = {key: yaml.safe_load(text) for key, text in (override.split("=", 1) for override in overrides)}
+        return again[name].with_values(changes) if name in again else None
+
+    return CheckSubject("key", manifest, StepConfig(values), profile or {}, {"policy": model}, again=composed)
 
 
 BATCH = {"grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": 2}}
 FEWER, MORE, SMALLER = "policy.megatron_cfg.tensor_model_parallel_size={}", "cluster.num_nodes=2", "-c one_gpu"
+FOUR = "cluster.gpus_per_node=4 cluster.num_nodes=4"
+ONE = "cluster.gpus_per_node=1 cluster.num_nodes=16"
+NONE = "steps show s   # its configs: no sizes were found that fit here"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +258,9 @@ FEWER, MORE, SMALLER = "policy.megatron_cfg.tensor_model_parallel_size={}", "clu
         ({"gpus_per_node": 8}, 16, None, (FEWER.format(8), MORE)),
         ({"gpus_per_node": 8}, 16, {"nodes": 1}, (FEWER.format(8),)),
         ({"gpus_per_node": 8}, 16, {"nodes": 2}, (FEWER.format(8), MORE)),
-        ({"gpus_per_node": 8}, 16, {"nodes": 0}, (FEWER.format(8), MORE)),
+        ({"gpus_per_node": 8}, 16, {"nodes": 0}, (NONE,)),
+        ({"gpus_per_node": 8}, 16, {"gpus_per_node": 4}, (f"cluster.gpus_per_node=4 {FEWER.format(4)}", FOUR)),
+        ({"gpus_per_node": 8}, 16, {"gpus_per_node": 1}, (f"cluster.gpus_per_node=1 {FEWER.format(1)}", ONE)),
         ({"gpus_per_node": 8}, 16, {"nodes": True}, (FEWER.format(8), MORE)),
     ],
 )

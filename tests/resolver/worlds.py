@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from nemotron_steps.errors import ArtifactError, ConfigError, PlanError
 from nemotron_steps.manifest.loader import parse_step, read_toml
@@ -59,7 +60,7 @@ class World:
             *parents, last = key.split(".")
             for part in parents:
                 node = node.setdefault(part, {})
-            node[last] = value
+            node[last] = yaml.safe_load(value)
         overridden = {override.partition("=")[0]: f"override '{override}'" for override in overrides}
         schema = self.schemas.get(step_id)
         return StepConfig(

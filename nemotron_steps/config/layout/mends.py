@@ -1,13 +1,13 @@
 """Overrides that mend a layout: each of them, pasted, leaves nothing that does not come out even.
 
-Found by looking: smaller sizes, more nodes, another share of generation, nearest first. What is found was checked by
-the same functions that refuse.
+Found by looking: sizes near those asked for, more nodes, another share of generation, nearest first. What is found was
+checked by the same functions that refuse, and by the caller's, who may know what memory it takes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice, product
 from typing import Any
@@ -18,17 +18,28 @@ from nemotron_steps.config.layout.sizes import LayoutSizes, key_of
 from nemotron_steps.errors import ConfigError
 
 _WEIGHTS = {"tensor": 4.0, "pipeline": 3.0, "expert": 2.0, "context": 1.0, "generator_width": 1.0}
-"""How much halving a size changes what the config meant: memory of weights before memory of activations."""
+"""How much halving or doubling a size changes what the config meant: memory of weights before memory of activations."""
 _MOST_NODES = 4096
 _NEAR = 1024
 """Candidates of a kind that are looked at with the batch as it is, and then with one that comes out even."""
+_WIDEST = 512
+"""No size in place of another is larger; of one that is, divisors may be too many to look at."""
+_ASKED = 64
+"""Of those that come out even, how many of a kind the caller is asked about."""
 
 
-def mends(sizes: LayoutSizes, model: ModelFacts | None = None, *, most_nodes: int | None = None) -> list[str]:
+def mends(
+    sizes: LayoutSizes,
+    model: ModelFacts | None = None,
+    *,
+    most_nodes: int | None = None,
+    accepts: Callable[[LayoutSizes], bool] = lambda _: True,
+) -> list[str]:
     """Overrides that mend every misfit, several in one string separated by a space; nearest first, none if none does.
 
     Args:
         most_nodes: nodes that there are.
+        accepts: whether sizes that come out even are good otherwise.
     """
     layouts = list(_layouts(sizes, model))
     found = []
@@ -40,7 +51,8 @@ def mends(sizes: LayoutSizes, model: ModelFacts | None = None, *, most_nodes: in
         _off_policy(sizes, layouts),
     ):
         near = list(islice(candidates, _NEAR))
-        mended = next((each for each in [*near, *map(_with_batch, near)] if not misfits(each, model)), None)
+        even = (each for each in dict.fromkeys([*near, *map(_with_batch, near)]) if not misfits(each, model))
+        mended = next(filter(accepts, islice(even, _ASKED)), None)
         if mended is not None and mended != sizes:
             found.append(mended)
     found = [each for each in found if each.prompts == sizes.prompts] or found
@@ -62,8 +74,13 @@ def refuse(sizes: LayoutSizes, model: ModelFacts | None = None, *, found: Sequen
 
 
 def overrides(before: LayoutSizes, after: LayoutSizes) -> str:
-    """What turns one into the other."""
-    changed = {
+    """What turns one into the other, as a request has it."""
+    return " ".join(f"{key}={_text(value)}" for key, value in changes(before, after).items())
+
+
+def changes(before: LayoutSizes, after: LayoutSizes) -> dict[str, Any]:
+    """What turns one into the other: config key → value."""
+    changed: dict[str, Any] = {
         field.name: getattr(after, field.name)
         for field in fields(after)
         if getattr(after, field.name) != getattr(before, field.name)
@@ -75,14 +92,14 @@ def overrides(before: LayoutSizes, after: LayoutSizes) -> str:
     written = {key_of(name, after.dtensor): value for name, value in changed.items()}
     for old, new in zip(before.teachers, after.teachers, strict=True):
         written |= old.overrides(new)
-    return " ".join(f"{key}={_text(value)}" for key, value in written.items())
+    return written
 
 
 def _layouts(sizes: LayoutSizes, model: ModelFacts | None) -> Iterator[LayoutSizes]:
-    """The layout itself, then smaller ones, those that change least first; all fit the model."""
+    """The layout itself, then others, those that change least first; all fit the model."""
     base = _with_abilities(sizes, model)
     base = replace(base, teachers=tuple(teacher.fitted(base.gpus_per_node) for teacher in base.teachers))
-    options = {name: _smaller(getattr(base, name)) for name in _WEIGHTS}
+    options = {name: _near(getattr(base, name)) for name in _WEIGHTS}
     candidates = (dict(zip(options, values, strict=True)) for values in product(*options.values()))
     for chosen in sorted(candidates, key=lambda chosen: _distance(base, chosen)):
         candidate = _resized(base, chosen)
@@ -187,9 +204,11 @@ def _nearest_multiple(value: int, of: int) -> int:
     return max(1, round(value / of)) * of
 
 
-def _smaller(size: int) -> list[int]:
-    """The size and its divisors."""
-    return [part for part in range(size, 0, -1) if size % part == 0]
+def _near(size: int) -> list[int]:
+    """The size and its divisors; and the powers of two up to the next, which is what most models are divided by."""
+    powers = {2**power for power in range((min(size, _WIDEST) - 1).bit_length() + 1)}
+    divisors = {part for part in range(1, size + 1) if size % part == 0} if size <= _WIDEST else {size}
+    return sorted(powers | divisors, reverse=True) if size > 0 else []
 
 
 def _resized(base: LayoutSizes, chosen: Mapping[str, int]) -> LayoutSizes:
@@ -198,7 +217,7 @@ def _resized(base: LayoutSizes, chosen: Mapping[str, int]) -> LayoutSizes:
 
 
 def _distance(base: LayoutSizes, chosen: Mapping[str, int]) -> float:
-    return sum(weight * math.log2(getattr(base, name) / chosen[name]) for name, weight in _WEIGHTS.items())
+    return sum(weight * abs(math.log2(getattr(base, name) / chosen[name])) for name, weight in _WEIGHTS.items())
 
 
 def _text(value: Any) -> str:

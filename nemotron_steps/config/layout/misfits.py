@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.sizes import KEYS, JudgeSizes, LayoutSizes, common_divisor, judge_copies, key_of
+from nemotron_steps.config.layout.teachers import TeacherSizes, teachers_named
 
 LENGTHS = ("length", "length_end", "new_tokens")
 """Fields of `LayoutSizes` that count positions."""
+CUTS = ("tensor", "pipeline", "context", "expert", "generator_width")
+"""Fields of `LayoutSizes` that say over how many ranks a model is cut."""
+_DOES_NOT, _OR_MULTIPLE = " does not divide ", "or multiple "
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Misfit:
         key: the config key at fault.
         what: half a sentence, for a list of several.
         expected, found: of that key, or of what it makes.
+        undivided: what the key's value does not divide, and how many there are of it; None of any other misfit.
     """
 
     about: Literal["model", "devices", "batch"]
@@ -29,16 +35,42 @@ class Misfit:
     what: str
     expected: str
     found: str
+    undivided: tuple[str, int] | None = None
 
 
 def misfits(sizes: LayoutSizes, model: ModelFacts | None = None) -> list[Misfit]:
-    """All of them. Whether the batch splits over the ranks is left out while the layout that makes them is wrong."""
-    found = [*(model_misfits(sizes, model) if model is not None else ()), *device_misfits(sizes)]
+    """All of them but consequences of others: a cut that the model has not does not divide devices either, and ranks
+    that a wrong layout makes have no batch to split."""
+    of_model = list(model_misfits(sizes, model)) if model is not None else []
+    found = [*of_model, *causes(sizes, [*device_misfits(sizes)], {misfit.key for misfit in of_model})]
     return [*found, *batch_misfits(sizes, None if found else sizes.data_parallel)]
 
 
-def told(alike: Sequence[Misfit]) -> tuple[str, str, str]:
-    """What is wrong, what was expected and what was found, of one misfit or of several in one error."""
+def causes(sizes: LayoutSizes, found: Sequence[Misfit], wrong: Collection[str]) -> list[Misfit]:
+    """What of misfits about devices is not for cuts that are wrong anyway.
+
+    Args:
+        wrong: config keys that something else is the matter with.
+    """
+    uncut: dict[str, Any] = {cut: 1 for cut in CUTS if key_of(cut, sizes.dtensor) in wrong}
+    teachers = []
+    for teacher in sizes.teachers:
+        own: dict[str, Any] = {cut: 1 for cut in CUTS[:4] if teacher.key(cut) in wrong}
+        teachers.append(replace(teacher, **own))
+    others = replace(sizes, teachers=tuple(teachers), **uncut)
+    if others == sizes:
+        return [*found]
+    left = {(misfit.key, misfit.what) for misfit in device_misfits(others)}
+    return [misfit for misfit in found if misfit.about != "devices" or (misfit.key, misfit.what) in left]
+
+
+def told(several: Sequence[Misfit]) -> tuple[str, str, str]:
+    """What is wrong, what was expected and what was found, of one misfit or of several in one error; a value that
+    several counts are not divided by is one cause."""
+    by_key: dict[str, list[Misfit]] = {}
+    for number, misfit in enumerate(dict.fromkeys(several)):
+        by_key.setdefault(misfit.key if misfit.undivided is not None else str(number), []).append(misfit)
+    alike = [_joined(each) for each in by_key.values()]
     what = "; ".join(misfit.what for misfit in alike)
     if len(alike) == 1:
         return what, alike[0].expected, alike[0].found
@@ -46,6 +78,18 @@ def told(alike: Sequence[Misfit]) -> tuple[str, str, str]:
     expected = "; ".join(f"{name}: {misfit.expected}" for name, misfit in zip(names, alike, strict=True))
     found = "; ".join(f"{name}: {misfit.found}" for name, misfit in zip(names, alike, strict=True))
     return what, expected, found
+
+
+def _joined(alike: Sequence[Misfit]) -> Misfit:
+    """One misfit of several of a key whose value does not divide what it should."""
+    if len(alike) == 1:
+        return alike[0]
+    parts = dict.fromkeys(each.undivided[0] for each in alike if each.undivided is not None)
+    what = f"{alike[0].what.partition(_DOES_NOT)[0]}{_DOES_NOT}{', nor '.join(parts)}"
+    counts = [each.undivided[1] for each in alike if each.undivided is not None and _OR_MULTIPLE not in each.expected]
+    divisors = [_divisor(math.gcd(*counts))] if counts else []
+    multiples = [each.expected for each in alike if _OR_MULTIPLE in each.expected]
+    return replace(alike[0], what=what, expected=", and ".join(dict.fromkeys([*divisors, *multiples])))
 
 
 def model_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
@@ -69,7 +113,7 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
     if heads is not None and heads % sizes.tensor:
         yield _undivided("tensor", sizes, heads, "attention heads")
     elif shared is not None and shared % sizes.tensor and sizes.tensor % shared:
-        yield _undivided("tensor", sizes, shared, "key-value heads", "or multiple ")
+        yield _undivided("tensor", sizes, shared, "key-value heads", _OR_MULTIPLE)
     elif heads is not None and shared is not None and model.head_dim is not None:
         rows = (heads + 2 * shared) * model.head_dim
         if rows % sizes.tensor:
@@ -121,7 +165,7 @@ def _mamba_misfits(sizes: LayoutSizes, heads: int, groups: int) -> Iterator[Misf
     if own_heads % sizes.context:
         yield _undivided("context", sizes, own_heads, "Mamba heads of a tensor-parallel rank")
     elif own_groups % sizes.context and sizes.context % own_groups:
-        yield _undivided("context", sizes, own_groups, "Mamba groups of a tensor-parallel rank", "or multiple ")
+        yield _undivided("context", sizes, own_groups, "Mamba groups of a tensor-parallel rank", _OR_MULTIPLE)
 
 
 def _mtp_misfits(sizes: LayoutSizes, blocks: int) -> Iterator[Misfit]:
@@ -164,7 +208,7 @@ def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit
     if heads is not None and heads % width:
         yield _undivided("generator_width", sizes, heads, "attention heads (vLLM)")
     elif shared is not None and shared % width and width % shared:
-        yield _undivided("generator_width", sizes, shared, "key-value heads (vLLM)", "or multiple ")
+        yield _undivided("generator_width", sizes, shared, "key-value heads (vLLM)", _OR_MULTIPLE)
     elif model.mamba_heads is not None and model.mamba_heads % width:
         yield _undivided("generator_width", sizes, model.mamba_heads, "Mamba heads (vLLM)")
     elif model.mamba_groups not in (None, 1) and model.mamba_groups % width:
@@ -177,8 +221,12 @@ def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit
 
 def _undivided(field: str, sizes: LayoutSizes, count: int, of: str, multiple: str = "") -> Misfit:
     key, size = key_of(field, sizes.dtensor), getattr(sizes, field)
-    name = key.rpartition(".")[2]
-    return Misfit("model", key, f"{name}={size} does not divide {of}", f"a divisor {multiple}of {count}", str(size))
+    what = f"{key.rpartition('.')[2]}={size}{_DOES_NOT}{of}"
+    return Misfit("model", key, what, _divisor(count, multiple), str(size), (of, count))
+
+
+def _divisor(count: int, multiple: str = "") -> str:
+    return f"a divisor {multiple}of {count}"
 
 
 def device_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
@@ -227,19 +275,23 @@ def device_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
 
 
 def _teacher_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
-    """Of teachers that have devices of their own."""
+    """Of teachers that have devices of their own; once for all that take their layout from the same section."""
+    alike: dict[TeacherSizes, list[str]] = {}
     for teacher in sizes.teachers:
+        alike.setdefault(replace(teacher, name=""), []).append(teacher.name)
+    for teacher, names in alike.items():
+        who, whose = teachers_named(names), "its" if len(names) == 1 else "their"
         ranks, limit = teacher.ranks(sizes.gpus_per_node), sizes.gpus_per_node
         if (teacher.gpus_per_node or 0) > limit:
-            what = f"teacher {teacher.name} asks for more GPUs of a node than it has"
+            what = f"{who} ask{'s' if len(names) == 1 else ''} for more GPUs of a node than it has"
             key = teacher.key("gpus_per_node")
             yield Misfit("devices", key, what, f"at most {limit}", str(teacher.gpus_per_node))
         elif ranks % teacher.copy_size:
-            what = f"the layout of teacher {teacher.name} does not divide its GPUs"
+            what = f"the layout of {who} does not divide {whose} GPUs"
             expected = f"a multiple of TP × PP × CP = {teacher.copy_size}"
             yield Misfit("devices", teacher.key("gpus_per_node"), what, expected, _gpus(ranks))
         elif (ranks // teacher.pipeline) % teacher.expert:
-            what = f"expert parallelism of teacher {teacher.name} does not divide its GPUs"
+            what = f"expert parallelism of {who} does not divide {whose} GPUs"
             expected = f"a divisor of {ranks // teacher.pipeline}"
             yield Misfit("devices", teacher.key("expert"), what, expected, str(teacher.expert))
 

@@ -6,7 +6,7 @@ A teacher is a world of ranks beside the policy's, with a layout of its own; its
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +81,12 @@ class TeacherSizes:
     def key(self, field: str) -> str:
         """The config key behind a field."""
         return f"{self.section}.{_NAMES[field]}"
+
+
+def teachers_named(names: Sequence[str]) -> str:
+    """Teachers, in words."""
+    *others, last = names
+    return f"teachers {', '.join(others)} and {last}" if others else f"teacher {last}"
 
 
 def read_teachers(get: Callable[[str], Any]) -> tuple[TeacherSizes, ...]:

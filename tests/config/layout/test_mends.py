@@ -55,7 +55,7 @@ def test_sequences_end_where_the_models_positions_do(length: int, end: int | Non
             "policy.megatron_cfg.sequence_parallel=true",
         ),
         ({"workers": 4, "gpus_per_node": 2}, None, "cluster.policy_workers=null"),
-        ({"tensor": 3, "gpus_per_node": 2}, None, "policy.megatron_cfg.tensor_model_parallel_size=1"),
+        ({"tensor": 3, "gpus_per_node": 2}, None, "policy.megatron_cfg.tensor_model_parallel_size=2"),
         (
             {"on_policy": True, "batch": 4, "prompts": 4, "group": 2},
             None,
@@ -127,3 +127,29 @@ def test_overrides_are_what_differs_and_of_another_generator_its_name_alone() ->
         "policy.dtensor_cfg.enabled=true policy.dtensor_cfg.tensor_parallel_size=2 "
         "policy.megatron_cfg.moe_router_bias_update_rate=0.5 policy.generation.vllm_cfg.tensor_parallel_size=2"
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mended"),
+    [({"tensor": 3}, "tensor_model_parallel_size=4"), ({"expert": 7}, "expert_model_parallel_size=8")],
+)
+def test_the_next_power_of_two_is_as_near_as_the_last(sizes: dict[str, int], mended: str) -> None:
+    """A mixture whose experts were to be spread over seven ranks is no more on one of them than on eight."""
+    model = ModelFacts("qwen3_moe", attention_heads=32, experts=128)
+    layout = LayoutSizes(sequence_parallel=True, backend="ray", gpus_per_node=8, **sizes)
+    assert mends(layout, model)[0] == f"policy.megatron_cfg.{mended}"
+
+
+def test_what_the_caller_does_not_accept_is_not_offered() -> None:
+    sizes = LayoutSizes(expert=7, backend="ray", gpus_per_node=8)
+    model = ModelFacts("qwen3_moe", experts=128)
+    key = "policy.megatron_cfg.expert_model_parallel_size"
+    assert mends(sizes, model, accepts=lambda after: after.expert < 8) == [f"{key}=4"]
+    assert mends(sizes, model, accepts=lambda _: False) == []
+
+
+def test_sizes_beyond_any_model_are_mended_without_looking_at_all_their_divisors() -> None:
+    model = ModelFacts("llama", layers=720_720, attention_heads=16)
+    sizes = LayoutSizes(tensor=720_720, pipeline=720_720, gpus_per_node=8, backend="ray")
+    keys = ("tensor_model_parallel_size=8", "pipeline_model_parallel_size=1")
+    assert mends(sizes, model)[0].split() == [f"policy.megatron_cfg.{key}" for key in keys]

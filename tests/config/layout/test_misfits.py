@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.misfits import Misfit, _megatron_misfits, judge_misfits, misfits, model_misfits
+from nemotron_steps.config.layout.misfits import (
+    Misfit,
+    _megatron_misfits,
+    causes,
+    device_misfits,
+    judge_misfits,
+    misfits,
+    model_misfits,
+    told,
+)
 from nemotron_steps.config.layout.sizes import JudgeSizes, LayoutSizes, judge_copies
+from nemotron_steps.config.layout.teachers import TeacherSizes
 
 
 @pytest.mark.parametrize(
@@ -119,3 +129,61 @@ def test_a_copy_of_the_model_is_told_as_the_sizes_that_make_it(layout: dict[str,
     (found,) = misfits(LayoutSizes(backend="ray", **layout))
     assert (found.expected, found.found) == (f"a multiple of {product}", "1 rank on CPU")
     assert misfits(LayoutSizes(**layout)) == []  # of one process nothing is placed
+
+
+NANO = ModelFacts(
+    "nemotron_h", layers=52, attention_heads=32, key_value_heads=2, experts=128, shared_width=3712, mamba_heads=64,
+    mamba_groups=8,
+)  # fmt: skip
+
+
+def test_a_size_that_several_counts_are_not_divided_by_is_told_once() -> None:
+    found = misfits(LayoutSizes(tensor=3, sequence_parallel=True, gpus_per_node=8), NANO)
+    assert len(found) == 3
+    what = "attention heads, nor Mamba heads and their groups, nor the shared expert's width"
+    assert told(found) == (f"tensor_model_parallel_size=3 does not divide {what}", "a divisor of 8", "3")
+    assert told([*found, *found]) == told(found)  # of several models alike
+    shared = ModelFacts("llama", attention_heads=36, key_value_heads=4, mlp_width=1024)
+    assert told(misfits(LayoutSizes(tensor=6), shared))[1] == "a divisor of 1024, and a divisor or multiple of 4"
+    lengths = misfits(
+        LayoutSizes(tensor=3, length=9, new_tokens=9), ModelFacts("llama", attention_heads=4, positions=8)
+    )
+    assert told(lengths)[1:] == (
+        "tensor_model_parallel_size: a divisor of 4; max_total_sequence_length: at most 8; max_new_tokens: at most 8",
+        "tensor_model_parallel_size: 3; max_total_sequence_length: 9; max_new_tokens: 9",
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "devices"),
+    [
+        ({"tensor": 3}, []),
+        ({"expert": 7}, []),
+        ({"context": 3}, []),
+        ({"samples": True, "uses_vllm": True, "generator_width": 3}, []),
+        ({"tensor": 3, "pipeline": 3}, ["the layout does not divide the GPUs that train"]),
+        ({"expert": 7, "workers": 2}, ["on GPUs the number of policy ranks follows from the devices"]),
+    ],
+)
+def test_a_cut_that_the_model_has_not_is_not_told_of_the_devices_too(
+    layout: dict[str, Any], devices: list[str]
+) -> None:
+    found = misfits(LayoutSizes(sequence_parallel=True, gpus_per_node=8, **layout), NANO)
+    assert found[0].about == "model"
+    assert [misfit.what for misfit in found if misfit.about == "devices"] == devices
+
+
+def test_a_cut_that_is_wrong_anyway_is_no_cause_of_what_devices_lack() -> None:
+    teachers = (TeacherSizes("a", tensor=3), TeacherSizes("b", tensor=3), TeacherSizes("c", tensor=3, section="own"))
+    sizes = LayoutSizes(nodes=4, gpus_per_node=8, backend="ray", pipeline=3, teachers=teachers)
+    found = list(device_misfits(sizes))
+    assert [misfit.what for misfit in found] == [
+        "the layout of teachers a and b does not divide their GPUs",
+        "the layout of teacher c does not divide its GPUs",
+        "the layout does not divide the GPUs that train",
+    ]
+    assert causes(sizes, found, ()) == found
+    assert causes(sizes, found, {teachers[0].key("tensor")}) == found[1:]
+    assert causes(sizes, found, {teachers[2].key("tensor"), "policy.megatron_cfg.pipeline_model_parallel_size"}) == [
+        found[0]
+    ]

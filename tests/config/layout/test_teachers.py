@@ -45,12 +45,12 @@ def test_teachers_take_their_gpus_off_the_policys() -> None:
         ({"cluster.num_nodes": 2}, "teachers take 16 GPUs of 16", "cluster.num_nodes=3"),
         (
             {f"{APART}.default_teacher_cfg.tensor_model_parallel_size": 3},
-            "the layout of teacher a does not divide its GPUs",
+            "the layout of teachers a and b does not divide their GPUs",
             f"{APART}.default_teacher_cfg.tensor_model_parallel_size=1",
         ),
         (
             {f"{APART}.default_teacher_cfg.expert_model_parallel_size": 16},
-            "expert parallelism of teacher a does not divide its GPUs",
+            "expert parallelism of teachers a and b does not divide their GPUs",
             f"{APART}.default_teacher_cfg.expert_model_parallel_size=8",
         ),
         (  # of a pipeline stage's four
@@ -58,7 +58,7 @@ def test_teachers_take_their_gpus_off_the_policys() -> None:
                 f"{APART}.default_teacher_cfg.pipeline_model_parallel_size": 2,
                 f"{APART}.default_teacher_cfg.expert_model_parallel_size": 8,
             },
-            "expert parallelism of teacher a does not divide its GPUs",
+            "expert parallelism of teachers a and b does not divide their GPUs",
             f"{APART}.default_teacher_cfg.expert_model_parallel_size=4",
         ),
         (
@@ -88,7 +88,7 @@ def test_a_teacher_whose_model_its_layout_does_not_fit_is_named_under_its_own_ke
         (sizes_of({key: 4}), key),
     ):
         (found,) = teacher_misfits(sizes, {"a": model})
-        assert found.name == "a" and found.misfits[0].key == expected and found.hints[0] == f"{expected}=2"
+        assert found.names == ("a",) and found.misfits[0].key == expected and found.hints[0] == f"{expected}=2"
     assert not [*teacher_misfits(sizes_of({key: 2}), {"a": model})]
 
 

@@ -16,7 +16,7 @@ from nemotron_steps.config.layout.memory.settings import UTILIZATION, MemorySett
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.misfits import misfits
 from nemotron_steps.config.layout.sizes import DTENSOR, MEGATRON, VLLM, LayoutSizes
-from nemotron_steps.config.layout.teacher_fit import teacher_misfits
+from nemotron_steps.config.layout.teacher_fit import teachers_fit
 
 _MOST_TOGETHER = 4
 _OPTIMIZER = f"{MEGATRON}.optimizer"
@@ -30,6 +30,7 @@ def memory_mends(
     facts: ModelFacts | None = None,
     *,
     teachers: Mapping[str, ModelFacts] | None = None,
+    within: Mapping[str, int] | None = None,
     most: int = 2,
 ) -> list[str]:
     """Overrides after which everything fits, best first; several of one mend in one string.
@@ -39,9 +40,12 @@ def memory_mends(
         model_of: as for step_memory.
         facts: of the model that is trained, which a changed layout has to come out even over.
         teachers: the same of each teacher, as far as they are known.
+        within: config key → the most that an override may make of it.
     """
 
     def comes_out_even(overrides: Overrides) -> bool:
+        if any(value > (within or {}).get(key, value) for key, value in overrides):
+            return False
         return _comes_out_even(_under(overrides, get), facts, teachers)
 
     def fits(overrides: Overrides) -> bool:
@@ -105,7 +109,7 @@ def _comes_out_even(
     get: Callable[[str], Any], facts: ModelFacts | None, teachers: Mapping[str, ModelFacts] | None
 ) -> bool:
     sizes = LayoutSizes.read(get)
-    return not misfits(sizes, facts) and not any(teacher_misfits(sizes, teachers or {}))
+    return not misfits(sizes, facts) and teachers_fit(sizes, teachers or {})
 
 
 def _lowest(ladders: tuple[list[Overrides], ...], fits: Callable[[Overrides], bool]) -> Overrides | None:

@@ -15,6 +15,9 @@ from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.sizes import VLLM
 from nemotron_steps.errors import PlanError
+from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
+from nemotron_steps.resolver.checks import CheckSubject
+from nemotron_steps.resolver.memory import memory_fits
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, SUPER_120B, flat
 from tests.models.checkpoints import write_tokenizer
 
@@ -140,24 +143,36 @@ def test_the_hint_is_what_takes_least_from_the_run(bench, given):
 SHARE = "vLLM's share of a GPU does not hold the generator's weights and one sequence"
 
 
-@pytest.mark.parametrize(
-    ("asked", "hints"),
-    [
-        (("one_gpu", "qwen32b"), ["policy.generation.vllm_cfg.gpu_memory_utilization=0.8"]),
-        (("one_gpu", "super"), []),
-    ],
+POLICY = StepManifest(
+    step=StepTable(id="s"), consumes=(Consumes(type="checkpoint", name="policy", bind="policy.checkpoint"),)
 )
-def test_a_share_that_holds_no_generator_has_a_hint_of_its_own_where_it_is_not_all_that_is_wrong(
-    asked, hints, bench, given
-):
-    with pytest.raises(PlanError) as caught:
-        planned(bench, given, "rl/nemo_rl/rlvr", *asked)
-    (share,) = [problem for problem in caught.value.problems if problem.what.endswith(SHARE)]
-    assert caught.value.problems[0] is not share and list(share.hints) == hints
-    for hint in hints:
-        with pytest.raises(PlanError) as after:
-            planned(bench, given, "rl/nemo_rl/rlvr", *asked, hint)
-        assert not [problem for problem in after.value.problems if problem.what.endswith(SHARE)]
+
+
+def problems(bench, config, shape, profile):
+    """What is refused of RLVR's memory on a profile."""
+    composed = bench.compose("rl/nemo_rl/rlvr", config, ())
+    recorded = {"policy": {"model_type": "qwen3", "shape": shape}}
+    return list(memory_fits(CheckSubject("key", POLICY, composed, profile, recorded)))
+
+
+def test_a_share_that_holds_no_generator_has_no_hint_beside_what_mends_everything(bench):
+    policy, share = problems(bench, "one_gpu", QWEN3_32B, {})
+    assert "cluster.num_nodes=" in policy.hints[0] and share.what.endswith(SHARE) and share.hints == ()
+
+
+def test_a_share_that_holds_no_generator_has_a_hint_of_its_own_where_nothing_mends_everything(bench):
+    policy, share = problems(bench, "one_gpu", QWEN3_32B, {"nodes": 1, "gpus_per_node": 1})
+    assert policy.hints == ("steps show s   # its configs, and the GPUs that each is for",)
+    assert share.what.endswith(SHARE) and share.hints == ("policy.generation.vllm_cfg.gpu_memory_utilization=0.8",)
+
+
+def test_memory_is_mended_with_what_a_profile_has(bench):
+    wide = "cluster.num_nodes=4"
+    hints = {
+        nodes: problems(bench, "one_gpu", QWEN3_32B, {"nodes": nodes, "gpus_per_node": 8})[0].hints[0]
+        for nodes in (1, 4)
+    }
+    assert wide in hints[4] and "num_nodes" not in hints[1] and "cluster.gpus_per_node=8" in hints[1]
 
 
 def test_a_judges_share_is_offered_by_itself():

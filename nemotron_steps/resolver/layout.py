@@ -1,0 +1,159 @@
+"""Checks of a planned step's layout, and of the nodes and GPUs that it asks for (config/layout).
+
+What is offered was tried: under each override, and each other config, every check here and that of memory passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.mends import changes, mends
+from nemotron_steps.config.layout.misfits import Misfit, causes, told
+from nemotron_steps.resolver.memory import mended_memory
+from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, PlanProblem
+from nemotron_steps.resolver.tried import GPUS, NODES, PROFILE, beyond_profile, comes_out_even, offers, passes
+
+if TYPE_CHECKING:
+    from nemotron_steps.resolver.checks import CheckSubject
+
+ONE_NODE, ONE_GPU = "one_node", "one_gpu"
+"""The configs that a step has for a single node and a single GPU, by convention."""
+_OFFERED = 2
+
+
+def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """The layout comes out even over the model, the devices and the batch."""
+    if "policy" not in subject.config.flat and "cluster" not in subject.config.flat:
+        return
+    found = _causes(subject)
+    if not found:
+        return
+    sizes = subject.sizes
+    wide = sizes.nodes > 1 or sizes.judge_nodes > 0
+    smaller = ONE_NODE if wide else ONE_GPU if sizes.gpus_per_node == 1 else None
+    offered = smaller is not None and (wide or any(misfit.about == "devices" for misfit in found))
+    hints = _hints(subject, [*_mends(subject), *_config(subject, smaller if offered else None)])
+    for about in ("model", "devices", "batch"):
+        alike = [misfit for misfit in found if misfit.about == about]
+        if alike:
+            yield _problem(subject, alike, subject.model, hints)
+            hints = []
+
+
+def _causes(subject: CheckSubject) -> list[Misfit]:
+    """Misfits of the layout but those that only follow from a cut that a teacher's model has not."""
+    wrong = {misfit.key for misfit in subject.misfits if misfit.about == "model"}
+    of_teachers = {misfit.key for each in subject.teacher_misfits for misfit in each.misfits}
+    return causes(subject.sizes, subject.misfits, wrong | of_teachers)
+
+
+def _problem(
+    subject: CheckSubject, alike: list[Misfit], model: ModelFacts | None, hints: list[str]
+) -> BatchSizeProblem | LayoutProblem:
+    """One problem for what is wrong about one thing."""
+    kind = BatchSizeProblem if alike[0].about == "batch" else LayoutProblem
+    whose = f" cannot train this {model.model_type} model" if alike[0].about == "model" and model is not None else ""
+    what, expected, found = told(alike)
+    return kind(
+        f"{subject.key}{whose}: {what}",
+        chain=(subject.key,),
+        where=subject.where(alike[0].key),
+        expected=expected,
+        found=found,
+        hints=hints,
+    )
+
+
+def teachers_fit(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """The layouts of distillation's teachers come out even over their models. A size of the policy's that its own model
+    has not either is told of that."""
+    of_policy = _causes(subject)
+    hints = None if of_policy else _hints(subject, _mends(subject)) if subject.teacher_misfits else []
+    for each in subject.teacher_misfits:
+        if {misfit.key for misfit in each.misfits} <= {misfit.key for misfit in of_policy}:
+            continue
+        what, expected, found = told(each.misfits)
+        yield LayoutProblem(
+            f"{each.who} of {subject.key}: {what}",
+            chain=(subject.key,),
+            where=subject.where(each.misfits[0].key),
+            expected=expected,
+            found=found,
+            hints=hints or (),
+        )
+        hints = None
+
+
+def _hints(subject: CheckSubject, offered: list[str]) -> list[str]:
+    return offered or [f"steps show {subject.manifest.step.id}   # its configs: no sizes were found that fit here"]
+
+
+def _mends(subject: CheckSubject) -> list[str]:
+    """Overrides under which everything passes: other sizes, or with these what takes less memory."""
+    # What no other size of the policy's mends: layouts of teachers' own, and more GPUs of a node than there are.
+    first = [each.hints[0] for each in subject.teacher_misfits if each.is_apart and each.hints]
+    first += [f"{key}={there}" for key, _, there in beyond_profile(subject) if key == GPUS and there > 0]
+    if first:
+        changed = subject.pasted(" ".join(first))
+        if changed is None or passes(changed):
+            return [] if changed is None else [" ".join(first)]
+        subject = changed
+    sizes, model = subject.sizes, subject.model
+    nodes = offers(subject).get(NODES)
+
+    def tried(accepts: Callable[[CheckSubject], bool]) -> list[str]:
+        return mends(
+            sizes,
+            model,
+            most_nodes=nodes,
+            accepts=lambda after: accepts(subject.under(changes(sizes, after))),
+        )
+
+    found = [hint for hint in tried(passes) if passes(subject.pasted(hint))]
+    if not found:
+        for hint in tried(comes_out_even):
+            changed = subject.pasted(hint)
+            short = changed is not None and changed.memory is not None and changed.memory.shortages
+            more = mended_memory(changed, most=1) if changed is not None and short else []
+            found += [both for each in more if passes(subject.pasted(both := _together(hint, each)))]
+    return [_together(*first, hint) for hint in found[:_OFFERED]]
+
+
+def _together(*overrides: str) -> str:
+    """Of two values of a key the last."""
+    values = dict(word.split("=", 1) for each in overrides for word in each.split(" "))
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _config(subject: CheckSubject, name: str | None) -> list[str]:
+    """Another config of the step, if everything passes under it."""
+    if name is None or name not in subject.manifest.config_names or not passes(subject.configured(name)):
+        return []
+    return [f"-c {name}"]
+
+
+def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """The config asks for no more nodes and GPUs than its profile has."""
+    for key, wanted, offered in beyond_profile(subject):
+        name = PROFILE[key]
+        yield LayoutProblem(
+            f"{subject.key} asks for more than its profile offers",
+            chain=(subject.key,),
+            where=subject.where(key),
+            expected=f"{key} of at most {offered} (the profile's {name})",
+            found=str(wanted),
+            hints=(
+                *([f"{key}={offered}"] if _works(subject, key, offered) else []),
+                f"set {name} = {wanted} in the profile of env.toml",
+            ),
+        )
+
+
+def _works(subject: CheckSubject, key: str, value: int) -> bool:
+    """Whether with this value of a key neither layout nor memory is refused that is not already."""
+    changed = subject.pasted(f"{key}={value}") if value > 0 else None
+    if changed is None or (changed.misfits and not subject.misfits):
+        return False
+    return not (changed.memory and changed.memory.shortages) or bool(subject.memory and subject.memory.shortages)
