@@ -87,12 +87,11 @@ def resolve(
     }
     for node in order:
         for problem in _check_config(node, checks, subjects.get(node.key)):
-            if not request.chained:
-                problem.hints = tuple(_for_stage(hint, node.key) for hint in problem.hints)
+            _address(problem, node, request, nodes)
             graph.report(problem)
     for conflict in conflicts:
         graph.report(conflict)
-    _name_steps(graph, request)
+    _name_steps(graph, request, nodes)
     problems = merge_placeholders(problems)
     unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
     raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
@@ -162,21 +161,30 @@ def _check_config(node: Node, checks: Sequence[Check], subject: CheckSubject | N
         yield from check(subject)
 
 
-def _name_steps(graph: Graph, request: Request) -> None:
+def _name_steps(graph: Graph, request: Request, goals: Sequence[Node]) -> None:
     """Say which step a config problem belongs to, where there are several."""
     if len(graph.nodes) < 2:
         return
     for node, problem in graph.uncomposed:
         if node.key not in problem.what:
             problem.what = f"{node.key}: {problem.what}"
-        if not request.chained:
-            problem.hints = tuple(_for_stage(hint, node.key) for hint in problem.hints)
+        _address(problem, node, request, goals)
+
+
+def _address(problem: StepsError, node: Node, request: Request, goals: Sequence[Node]) -> None:
+    """Say in overrides whose they are, where the command line would take them for another step's."""
+    if not request.chained or (node in goals[:-1] and node.manifest.id != goals[-1].manifest.id):
+        name = node.manifest.id if request.chained else node.key
+        problem.hints = tuple(_for_stage(hint, name) for hint in problem.hints)
 
 
 def _for_stage(hint: str, stage: str) -> str:
     """Overrides as a pipeline takes them: with the stage in front of each key."""
-    words = hint.split(" ")
-    return " ".join(f"{stage}.{word}" for word in words) if all(_OVERRIDE.match(word) for word in words) else hint
+    overrides, comment, text = hint.partition("   #")
+    words = overrides.split(" ")
+    if not all(_OVERRIDE.match(word) for word in words):
+        return hint
+    return " ".join(f"{stage}.{word}" for word in words) + comment + text
 
 
 def _check_inputs(

@@ -84,6 +84,14 @@ def test_the_config_of_one_node_is_offered_only_where_its_own_plan_passes(
     assert (plan("one_node").code == 0) == offered
 
 
+def test_an_override_for_a_step_that_is_not_the_last_is_offered_under_its_name(cli: Cli, models: Path) -> None:
+    first, key = "sft/megatron_bridge", CUT.partition("=")[0].format("tensor")
+    command = ("run", "-d", first, "rl/nemo_rl/rlvr", "-c", "one_node", "--input", f"model={models / 'qwen8b'}")
+    refused = cli(*command, f"{first}.{key}=3")
+    assert hints(refused) == [f"{first}.{key}=4"]
+    assert cli(*command, *hints(refused)).code == 0
+
+
 APART = "opd.on_policy_distillation.non_colocated_teachers"
 
 

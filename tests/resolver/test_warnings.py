@@ -127,7 +127,7 @@ def test_variables_that_change_nothing_are_each_named(small: World, monkeypatch:
         ("a.b=1", "s.a.b=1"),
         ("a=1 b.c=[x,y]", "s.a=1 s.b.c=[x,y]"),
         ("--input a=1", "--input a=1"),
-        ("a=1   # or so", "a=1   # or so"),
+        ("a=1   # or so", "s.a=1   # or so"),
         ("a=1 b", "a=1 b"),
     ],
 )
