@@ -20,7 +20,6 @@ removed. Whatever was not reached is done by the next run of the same command.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,12 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.files import as_storage_error, storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
-from nemotron_steps.artifacts.models import Artifact, Edge, Producer
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare
 from nemotron_steps.errors import (
-    ArtifactError,
-    DataError,
     InterruptedRunError,
     RequestError,
     RetryableError,
@@ -52,6 +49,7 @@ from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.mirrors import Mirror, mirrors
+from nemotron_steps.runs.outputs import commit_outputs
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.results import RunResult, StepResult
 from nemotron_steps.runs.run_folder import (
@@ -274,8 +272,9 @@ class _Run:
             tracker.record("step_started", cache_key=key, work=str(work.path), resumed=resumed)
             self.recorder.set_step(planned.key, RUNNING, cache_key=key)
             filled = work.filled(planned.produces) or self._call(planned, config, inputs, work)
-            outputs = self._commit(planned, key, inputs, work, filled[0])
-            entry = CacheEntry(key, self.recorder.folder.id, filled[2], outputs, filled[1])
+            run_id = self.recorder.folder.id
+            outputs = commit_outputs(planned, filled[0], work, self.store, self.types, inputs, run_id, key)
+            entry = CacheEntry(key, run_id, filled[2], outputs, filled[1])
             remember(self.store, entry)
             # Before the folder goes: a kill in between must not have the step made once more.
             self._not_forced_any_more(planned)
@@ -346,52 +345,6 @@ class _Run:
         seconds = time.monotonic() - started
         work.mark_filled(slots, summary, seconds)
         return slots, summary, seconds
-
-    def _commit(
-        self,
-        planned: PlannedStep,
-        key: str,
-        inputs: Mapping[str, Artifact],
-        work: WorkFolder,
-        slots: Mapping[str, OutputSlot],
-    ) -> dict[str, Artifact]:
-        edges = tuple(Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items())
-        outputs: dict[str, Artifact] = {}
-        filled = {port: slot for port, slot in slots.items() if any(path.is_file() for path in slot.path.rglob("*"))}
-        for port, slot in slots.items():
-            # Before anything is committed, of a step that may have left all of it empty.
-            if port not in filled and planned.manifest.outputs[port].required:
-                work.reject()
-                raise StepFailedError(
-                    f"step '{planned.step_id}' left its output '{port}' empty",
-                    where=str(slot.path),
-                    expected=f"a {slot.type}",
-                    found="no file",
-                )
-        for port, slot in filled.items():
-            producer = Producer(
-                planned.step_id, port, self.recorder.folder.id, planned.manifest.step.version, cache_key=key
-            )
-            try:
-                with storage_errors(slot.path):
-                    outputs[port] = self.store.commit(
-                        slot.path,
-                        slot.type,
-                        name=_artifact_name(planned.step_id, port),
-                        supertypes=self.types.ancestors(slot.type),
-                        attributes=slot.attributes,
-                        producer=producer,
-                        inputs=edges,
-                    )
-            except (ArtifactError, DataError) as error:
-                work.reject()
-                raise StepFailedError(
-                    f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}",
-                    where=error.where,
-                    expected=error.expected,
-                    found=error.found,
-                ) from error
-        return outputs
 
     def _journal_failure(self, planned: PlannedStep, error: StepsError) -> None:
         signals = self.recorder.signals(planned.key)
@@ -493,11 +446,6 @@ def _refuse_running(run_id: str, holder: Mapping[str, Any]) -> None:
         found=f"process {holder.get('pid', '?')} on {holder.get('host', '?')}",
         hints=(f"steps watch {run_id}", f"steps logs {run_id} -f", f"steps cancel {run_id}"),
     )
-
-
-def _artifact_name(step_id: str, port: str) -> str:
-    """What an output is called: a pack's folder, in `PACK:ID`, may have a name that no artifact can have."""
-    return re.sub(r"[^A-Za-z0-9._/-]", "-", step_id.replace(":", "/")) + f"/{port}"
 
 
 def _publish(folder: RunFolder) -> None:

@@ -17,11 +17,10 @@ import pytest
 from nemotron_steps.artifacts.object_store import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, StepFailedError, StorageError
-from nemotron_steps.manifest.models import Produces, StepManifest
 from nemotron_steps.resolver.plan import Instance, Plan
 from nemotron_steps.runs import execute as execute_module
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.runs.execute import _artifact_name, execute
+from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
 from nemotron_steps.runs.work import WorkFolder
 from tests.runs import runner_toy_steps
@@ -186,15 +185,6 @@ def test_a_step_whose_output_was_refused_is_asked_again_with_its_own_folder_as_i
     assert states(run(store, records)) == ["cached", "ran"] and loaded(records) == [7]
 
 
-def test_an_output_that_need_not_be_may_be_left_empty(store: ArtifactStore) -> None:
-    produces = (Produces(type="toy_model", name="model", required=False), Produces(type="eval_report", name="report"))
-    plan = make_plan(entry="tests.runs.runner_toy_steps:forgets_the_model")
-    manifest = StepManifest(step=plan.steps[1].manifest.step, consumes=TRAIN.consumes, produces=produces)
-    train = replace(plan.steps[1], manifest=manifest)
-    result = execute(replace(plan, steps=(plan.steps[0], train)), store)
-    assert list(result.step("toy/train").outputs) == ["report"]
-
-
 def instances(*fails: str) -> Plan:
     plan = make_plan()
     make, train = plan.steps
@@ -223,10 +213,6 @@ def test_a_step_is_told_its_id_and_its_run_and_its_artifacts_are_called_by_its_i
     result = execute(instances(""), store)
     assert told == [("toy/train", result.id)]
     assert result.step("train-0").outputs["model"].ref == "toy/train/model:v1"
-
-
-def test_an_artifact_of_a_pack_whose_folder_has_any_name_has_one_that_it_can_have() -> None:
-    assert _artifact_name("my pack (2):rl/dapo", "model") == "my-pack--2-/rl/dapo/model"
 
 
 def test_advice_is_marked_as_being_about_a_failure_or_not(store: ArtifactStore) -> None:

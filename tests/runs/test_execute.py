@@ -198,22 +198,6 @@ def test_signal_is_answered_with_the_runs_own_numbers(store: ArtifactStore) -> N
     assert hint.render() in (result.folder / "log.txt").read_text()
 
 
-def test_invalid_output_is_not_committed_and_the_step_runs_again(store: ArtifactStore) -> None:
-    with pytest.raises(StepFailedError, match="not a valid eval_report") as caught:
-        run(store, entry="tests.runs.runner_toy_steps:broken_report")
-    assert caught.value.found == "'many'"
-    assert [a.name for a in store.list_artifacts() if a.name.endswith("report")] == []
-    with pytest.raises(StepFailedError, match="not a valid eval_report"):
-        run(store, entry="tests.runs.runner_toy_steps:broken_report")
-
-
-def test_a_required_output_left_empty_fails_the_step_and_nothing_of_it_is_committed(store: ArtifactStore) -> None:
-    with pytest.raises(StepFailedError, match="left its output 'model' empty"):
-        run(store, entry="tests.runs.runner_toy_steps:forgets_the_model")
-    assert [artifact.name for artifact in store.list_artifacts()] == ["toy/make/rows"]
-    assert [step.state for step in run(store).steps] == ["cached", "ran"]
-
-
 def test_user_file_is_an_input_and_part_of_the_lineage(store: ArtifactStore, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"value": 3}\n')

@@ -133,7 +133,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_artifacts(tmp_path: Path
 
 COMMIT_SEQUENCE: dict[str, type | ModuleType] = {
     "mark_filled": WorkFolder,
-    "_commit": execute_module._Run,
+    "commit_outputs": execute_module,
     "commit_tree": LocalBackend,
     "_new_version": ArtifactStore,
     "remember": execute_module,
