@@ -18,7 +18,7 @@ import yaml
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond, template_file
+from nemotron_steps.config.layout.limits import POLICY, beyond, lengths_of, template_file
 from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.config.layout.misfits import Misfit, misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
@@ -31,6 +31,7 @@ from nemotron_steps.resolver.memory import memory_fits, memory_of
 from nemotron_steps.resolver.plan import InputSource, SuppliedInput
 from nemotron_steps.resolver.problems import AttributeConflict, ModelLimitProblem, PlanProblem
 from nemotron_steps.resolver.request import StepConfig
+from nemotron_steps.resolver.vllm import generators_have_gpus, vllm_fits
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class CheckSubject:
         """Config key, port and facts of every model that reads or writes chats, where it is known."""
         found = []
         for port in self.manifest.consumes:
-            key = next((key for key in port.bindings if key in LENGTHS), None)
+            key = next((key for key in port.bindings if lengths_of(key) is not None), None)
             model = ModelFacts.from_attributes(self.artifacts.get(port.name, {})) if key is not None else None
             if key is not None and model is not None:
                 found.append((key, port.name, model))
@@ -288,6 +289,8 @@ CHECKS: tuple[Check, ...] = (
     chats_can_be_written,
     prompts_are_graded,
     judges_are_asked_as_trained,
+    vllm_fits,
+    generators_have_gpus,
     profile_size,
     memory_fits,
     sorted_data_is_served_in_order,

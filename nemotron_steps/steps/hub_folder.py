@@ -11,10 +11,15 @@ from pathlib import Path
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header, safetensors_shards
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.limits import beyond
+from nemotron_steps.config.layout.sizes import JUDGES, getter
+from nemotron_steps.config.layout.vllm_fit import refuse_vllm_misfits, vllm_keys
+from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.difficulty import DifficultyConfig
 from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
-from nemotron_steps.config.schema.rl import JUDGE_ROLES, NemoGymConfig
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
+from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, hf_folder, read_config
 from nemotron_steps.models.huggingface import in_two_files
 from nemotron_steps.models.mapping import Stored, check_stored
@@ -30,55 +35,73 @@ def check(config: EvalConfig | StagesEvalConfig | DifficultyConfig, inputs: Mapp
         models = {f"models.{name}": folder for name, folder in config.models.items()}
     else:
         models = {} if config.model is None else {"model": config.model}
+    known: dict[str, ModelFacts] = {}
     for port, folder in models.items():
         made_later = port in inputs and inputs[port] is None
         if not made_later and Path(folder).is_dir():
-            check_tensors(Path(folder))
-    check_judges(config.env.nemo_gym, inputs)
+            known[port] = check_tensors(Path(folder)).facts
+    _refuse_of_vllm(known, config)
+    check_judges(config, inputs)
 
 
-def check_judges(gym: NemoGymConfig, inputs: Mapping[str, Artifact | None]) -> None:
+def check_judges(
+    config: EvalConfig | StagesEvalConfig | DifficultyConfig | RlConfig, inputs: Mapping[str, Artifact | None]
+) -> None:
     """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes.
 
     Args:
         inputs: see StepTable.preflight.
     """
+    known: dict[str, ModelFacts] = {}
     for role in JUDGE_ROLES:
-        judge = gym.judge(role)
+        judge = config.env.nemo_gym.judge(role)
         if judge is None or judge.backend == "http" or judge.model is None:
             continue
         port = _JUDGE_PORTS.get(role, "")
         made_later = port in inputs and inputs[port] is None
         if not made_later and Path(judge.model).is_dir():
-            (check_known_tensors if judge.backend == "vllm" else check_tensors)(Path(judge.model))
+            check_judge = check_known_tensors if judge.backend == "vllm" else check_tensors
+            architecture = check_judge(Path(judge.model))
+            if architecture is not None:
+                known[f"{JUDGES}.{role}.responses_api_models.vllm_model.model"] = architecture.facts
+    _refuse_of_vllm(known, config)
 
 
-def check_tensors(folder: Path) -> None:
+def _refuse_of_vllm(models: Mapping[str, ModelFacts], config: Section) -> None:
+    """ConfigError for what vLLM would refuse of models that no plan could look at: cuts, and lengths."""
+    get = getter(config)
+    refuse_vllm_misfits(models, get)
+    for model_key, model in models.items():
+        for each in beyond(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
+            raise ConfigError(each.what, where=each.key, expected=each.expected, found=each.found, hints=each.hints)
+
+
+def check_tensors(folder: Path) -> Architecture:
     """Refuse a folder whose tensors are not those of its config.json, by the first that is not.
 
     Raises:
         ArtifactError, UnsupportedError: that, or see Architecture.from_folder.
     """
-    _check(folder, Architecture.from_folder(folder))
+    return _checked(folder, Architecture.from_folder(folder))
 
 
-def check_known_tensors(folder: Path) -> None:
+def check_known_tensors(folder: Path) -> Architecture | None:
     """`check_tensors` of a folder that a library reads, which knows more models than this package: families,
-    attention and quantisations that have no Architecture are left to it, and so are Megatron checkpoints.
+    attention and quantisations that have no Architecture (None) are left to it, and so are Megatron checkpoints.
 
     Raises:
         ArtifactError, UnsupportedError: see check_tensors.
     """
     if hf_folder(folder) != folder or str(read_config(folder / "config.json").get("model_type")) not in FAMILIES:
-        return
+        return None
     try:
         architecture = Architecture.from_folder(folder)
     except UnsupportedError:
-        return
-    _check(folder, architecture)
+        return None
+    return _checked(folder, architecture)
 
 
-def _check(folder: Path, architecture: Architecture) -> None:
+def _checked(folder: Path, architecture: Architecture) -> Architecture:
     stored: dict[str, Stored] = {}
     file_of: dict[str, str] = {}
     for shard in safetensors_shards(folder):
@@ -88,3 +111,4 @@ def _check(folder: Path, architecture: Architecture) -> None:
             file_of[name] = shard.name
             stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
     check_stored(stored, architecture, str(folder))
+    return architecture

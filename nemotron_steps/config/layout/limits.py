@@ -21,7 +21,11 @@ _SET_END = (
 """Takes the model's folder and its end token."""
 LENGTHS: dict[str, tuple[str, ...]] = {
     POLICY: (),
-    "model": ("evaluation.max_total_sequence_length", "generation.max_new_tokens"),
+    "model": (
+        "evaluation.max_total_sequence_length",
+        "generation.max_new_tokens",
+        "difficulty.max_total_sequence_length",
+    ),
     **{
         f"{JUDGES}.{role}.responses_api_models.vllm_model.model": (
             f"{JUDGES}.{role}.responses_api_models.vllm_model.max_total_sequence_length",
@@ -29,7 +33,7 @@ LENGTHS: dict[str, tuple[str, ...]] = {
         for role in JUDGE_ROLES
     },
 }
-"""Key of a model that reads or writes chats → keys that say how long they may be."""
+"""Key of a model that reads or writes chats → keys that say how long they may be; see `lengths_of`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,12 @@ class BeyondModel:
     hints: tuple[str, ...]
 
 
+def lengths_of(model_key: str) -> tuple[str, ...] | None:
+    """Keys that say how long the chats of a model may be; None where it reads and writes none. `models.NAME` is one of
+    several that are each asked what a `model` is."""
+    return LENGTHS.get("model" if model_key.startswith("models.") else model_key)
+
+
 def template_file(folder: str | None) -> str:
     """Where the chat template of a model is, as a shell takes it; `folder`: with its tokenizer, None where unknown."""
     return shlex.quote(f"{folder or 'MODEL'}/chat_template.jinja")
@@ -54,12 +64,12 @@ def beyond(
     """What a config asks of one of its models that the model was not made for.
 
     Args:
-        model_key: one of LENGTHS.
+        model_key: one with `lengths_of`.
         port: the input that the model comes from.
         get: dotted key → value of the config, or None.
         folder: of the user's, with the model's config.json and tokenizer; None where there is none.
     """
-    lengths = {key: get(key) for key in LENGTHS[model_key]}
+    lengths = {key: get(key) for key in lengths_of(model_key) or ()}
     longer = [key for key, length in lengths.items() if type(length) is int and length > (model.positions or length)]
     if longer:
         yield BeyondModel(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import OPERATIONAL, Section
+from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, DataFileConfig, EnvConfig
+from nemotron_steps.config.schema.vllm_options import of_sampling, option_rules
 
 
 class PromptFilesConfig(Section):
@@ -50,3 +51,8 @@ class DifficultyConfig(Section):
     generation: GenerationConfig = GenerationConfig()
     env: EnvConfig = EnvConfig()
     cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> DifficultyConfig:
+        refuse(option_rules(self.generation, "generation", of_sampling("difficulty", "model")))
+        return self

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
-from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.base import Section, refuse
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import DataFileConfig, EnvConfig
+from nemotron_steps.config.schema.vllm_options import of_sampling, option_rules
 
 
 class EvaluationConfig(Section):
@@ -29,9 +30,17 @@ class EvaluationConfig(Section):
 class GradingConfig(Section):
     """What every evaluation has."""
 
+    MODEL: ClassVar[str] = "model"
+    """The key of what it samples from."""
+
     evaluation: EvaluationConfig = EvaluationConfig()
     generation: GenerationConfig = GenerationConfig()
     env: EnvConfig = EnvConfig()
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> GradingConfig:
+        refuse(option_rules(self.generation, "generation", of_sampling("evaluation", self.MODEL)))
+        return self
 
 
 class EvalConfig(GradingConfig):
@@ -53,6 +62,8 @@ class StagesEvaluationConfig(EvaluationConfig):
 
 class StagesEvalConfig(GradingConfig):
     """The whole config of an evaluation of several models on several sets of prompts."""
+
+    MODEL: ClassVar[str] = "models.NAME"
 
     evaluation: StagesEvaluationConfig = StagesEvaluationConfig()
 

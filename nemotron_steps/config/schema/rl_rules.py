@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.config.schema.base import Rule
 from nemotron_steps.config.schema.durations import is_duration
+from nemotron_steps.config.schema.vllm_options import OF_POLICY, option_rules
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.rl import (
@@ -396,6 +397,7 @@ def run_rules(config: RlConfig) -> list[Rule]:
     generation = config.policy.generation
     whole_batch = (f"policy.train_global_batch_size={rollouts}",)
     return [
+        *option_rules(generation, "policy.generation", OF_POLICY),
         Rule(
             config.grpo.adv_estimator.name == "opd" and not hasattr(config, "on_policy_distillation"),
             "grpo.adv_estimator.name",

@@ -31,7 +31,7 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
     refuse_rl_without_ray(config)
     refuse_misfits(config, inputs)
-    check_judges(config.env.nemo_gym, inputs)
+    check_judges(config, inputs)
     check_low_effort(config)
     load_reward_functions(config)
     refuse_without_gpus(config.cluster)

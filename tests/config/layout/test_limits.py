@@ -42,10 +42,12 @@ def test_a_length_above_the_models_positions_is_told_with_the_longest_there_is(
 
 
 def test_all_lengths_that_are_too_long_are_mended_at_once_and_other_values_are_not_lengths() -> None:
-    first, second = LENGTHS["model"]
+    first, second, of_sampling = LENGTHS["model"]
     ((_, _, said, hints),) = found("model", dict.fromkeys(ASKED, 600))
     assert said == f"{first}=600, {second}=600" and hints == (f"{first}=512 {second}=512",)
     assert found("model", {first: "600", second: True}) == []
+    ((key, *_, hints),) = found("models.one", {of_sampling: 600})
+    assert (key, hints) == (of_sampling, (f"{of_sampling}=512",))
     judge = "env.nemo_gym.judge_model.responses_api_models.vllm_model"
     ((key, *_),) = found(f"{judge}.model", {f"{judge}.max_total_sequence_length": 600})
     assert key == f"{judge}.max_total_sequence_length"

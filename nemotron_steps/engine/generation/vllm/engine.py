@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.hybrid_layers import bounds_time_steps
+from nemotron_steps.config.schema.vllm_options import FIXED, OF_POLICY, RECORDING
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
@@ -197,38 +198,16 @@ def _conduct(hf_folder: Path, *, elsewhere: bool, parallel: bool) -> dict[str, A
     }
 
 
-RECORDING = "enable_return_routed_experts"
-"""vLLM's argument for returning the experts that tokens went through."""
-OWN_KEYS = {
-    "model": "policy.checkpoint",
-    "dtype": "policy.precision",
-    "seed": "grpo.seed",
-    "max_model_len": "policy.max_total_sequence_length",
-    "max_num_seqs": "policy.generation.vllm_cfg.max_num_seqs",
-    "gpu_memory_utilization": "policy.generation.vllm_cfg.gpu_memory_utilization",
-    "tensor_parallel_size": "policy.generation.vllm_cfg.tensor_parallel_size",
-    "enable_expert_parallel": "policy.generation.vllm_cfg.expert_parallel_size",
-    "enforce_eager": "policy.generation.vllm_cfg.enforce_eager",
-    RECORDING: "policy.router_replay.enabled",
-}
-"""vLLM's arguments that have a key of ours."""
-FIXED = frozenset(
-    {"distributed_executor_backend", "worker_extension_cls", "logprobs_mode", "load_format", "weight_transfer_config",
-     "enable_sleep_mode", "skip_tokenizer_init"}
-)  # fmt: skip
-"""vLLM's arguments that training depends on."""
-
-
 def _check_options(options: Mapping[str, Any], arguments: Mapping[str, Any], engine_args: Any) -> None:
     known = {field.name for field in fields(engine_args)}
     for name in options:
         where = f"policy.generation.vllm_kwargs.{name}"
-        if name in OWN_KEYS:
+        if name in OF_POLICY:
             raise ConfigError(
                 "this option of vLLM has a key of its own",
                 where=where,
-                expected=OWN_KEYS[name],
-                hints=[f"{OWN_KEYS[name]}={options[name]}", f"~{where}"],
+                expected=OF_POLICY[name],
+                hints=[f"~{where} {OF_POLICY[name]}={options[name]}", f"~{where}"],
             )
         if name in FIXED:
             raise ConfigError(

@@ -1,0 +1,68 @@
+"""Options of vLLM that have keys of their own, in each step that generates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from nemotron_steps.config.schema.difficulty import DifficultyConfig
+from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
+from nemotron_steps.config.schema.rl import RlConfig
+
+SCHEMAS: dict[str, tuple[type[BaseModel], str, str, str]] = {
+    "rl": (RlConfig, "policy.generation", "policy", "grpo"),
+    "eval": (EvalConfig, "generation", "evaluation", "evaluation"),
+    "stages": (StagesEvalConfig, "generation", "evaluation", "evaluation"),
+    "difficulty": (DifficultyConfig, "generation", "difficulty", "difficulty"),
+}
+
+
+def hints(step: str, backend: str = "vllm", cfg: dict[str, Any] | None = None, **options: Any) -> list[tuple[str, ...]]:
+    schema, section, *_ = SCHEMAS[step]
+    values: dict[str, Any] = {"backend": backend, "vllm_cfg": cfg or {}, "vllm_kwargs": options}
+    for part in reversed(section.split(".")):
+        values = {part: values}
+    try:
+        schema.model_validate(values)
+    except ValidationError as error:
+        return [rule.hints for each in error.errors() for rule in each["ctx"]["error"].rules]
+    return []
+
+
+@pytest.mark.parametrize("step", SCHEMAS)
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("max_model_len", 64, "{section}.max_total_sequence_length=64"),
+        ("dtype", "bfloat16", "{section}.precision=bfloat16"),
+        ("dtype", "half", None),
+        ("seed", 3, "{seed}.seed=3"),
+        ("tensor_parallel_size", 2, "{generation}.vllm_cfg.tensor_parallel_size=2"),
+        ("enforce_eager", True, "{generation}.vllm_cfg.enforce_eager=true"),
+        ("enable_expert_parallel", True, "{generation}.vllm_cfg.expert_parallel_size=4"),
+        ("enable_expert_parallel", False, "{generation}.vllm_cfg.expert_parallel_size=1"),
+        ("logprobs_mode", "raw_logprobs", None),
+    ],
+)
+def test_an_option_with_a_key_of_its_own_is_refused_with_that_key(
+    step: str, option: str, value: Any, said: str | None
+) -> None:
+    _, generation, section, seed = SCHEMAS[step]
+    key = f"~{generation}.vllm_kwargs.{option}"
+    moved = [] if said is None else [f"{key} {said.format(generation=generation, section=section, seed=seed)}"]
+    assert hints(step, cfg={"tensor_parallel_size": 4}, **{option: value}) == [(*moved, key)]
+
+
+@pytest.mark.parametrize("step", SCHEMAS)
+def test_any_other_option_passes_and_what_vllm_does_not_read_is_left_alone(step: str) -> None:
+    assert hints(step, mamba_ssm_cache_dtype="float32", compilation_config={"use_inductor": False}) == []
+    assert hints(step, "embedded", max_model_len=64) == []
+
+
+def test_the_recording_of_experts_has_a_key_where_experts_are_replayed() -> None:
+    key = "enable_return_routed_experts"
+    (replayed,), (sampled,) = hints("rl", **{key: True}), hints("eval", **{key: True})
+    assert replayed[0] == f"~policy.generation.vllm_kwargs.{key} policy.router_replay.enabled=true"
+    assert sampled == (f"~generation.vllm_kwargs.{key}",)
