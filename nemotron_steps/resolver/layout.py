@@ -44,6 +44,8 @@ def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 def _causes(subject: CheckSubject) -> list[Misfit]:
     """Misfits of the layout but those that only follow from a cut that a teacher's model has not."""
+    if not subject.misfits:
+        return []
     wrong = {misfit.key for misfit in subject.misfits if misfit.about == "model"}
     of_teachers = {misfit.key for each in subject.teacher_misfits for misfit in each.misfits}
     return causes(subject.sizes, subject.misfits, wrong | of_teachers)
@@ -69,8 +71,10 @@ def _problem(
 def teachers_fit(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The layouts of distillation's teachers come out even over their models. A size of the policy's that its own model
     has not either is told of that."""
+    if not subject.teacher_misfits:
+        return
     of_policy = _causes(subject)
-    hints = None if of_policy else _hints(subject, _mends(subject)) if subject.teacher_misfits else []
+    hints = None if of_policy else _hints(subject, _mends(subject))
     for each in subject.teacher_misfits:
         if {misfit.key for misfit in each.misfits} <= {misfit.key for misfit in of_policy}:
             continue

@@ -52,6 +52,8 @@ def causes(sizes: LayoutSizes, found: Sequence[Misfit], wrong: Collection[str]) 
     Args:
         wrong: config keys that something else is the matter with.
     """
+    if not found or not wrong:
+        return [*found]
     uncut: dict[str, Any] = {cut: 1 for cut in CUTS if key_of(cut, sizes.dtensor) in wrong}
     teachers = []
     for teacher in sizes.teachers:
