@@ -44,7 +44,7 @@ def describe(folder: Path, config: dict[str, Any], **changes: Any) -> str:
 def test_a_plan_refuses_sizes_that_no_model_has(cli: Cli, hub: Path, changes: dict[str, Any], said: str) -> None:
     source = describe(hub, QWEN3_30B_A3B, **changes)
     refused = cli("plan", "convert/hf_to_megatron", "--input", source)
-    assert refused.code == 2 and f"config.json of 'checkpoint_hf' has {said}" in refused.err
+    assert refused.code == 2 and f"config.json of {hub} has {said}" in refused.err
     assert "hint: hf download MODEL config.json" in refused.err
 
 
