@@ -73,7 +73,7 @@ def folder(model: Path, workplace: Path) -> Path:
             "tokens that the model has no embedding",
             "--input policy=PATH",
         ),
-        (template(None), ROWS, TINY, "has no chat template", "cp TEMPLATE.jinja MODEL/chat_template.jinja"),
+        (template(None), ROWS, TINY, "has no chat template", "own-model/chat_template.jinja"),
         (
             template(NO_SYSTEM),
             SYSTEM,
