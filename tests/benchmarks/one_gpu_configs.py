@@ -1,10 +1,11 @@
 """Every config named one_gpu, run for a few steps on a GPU, each on what the ones before it made.
 
-    python3 -m tests.benchmarks.one_gpu_configs [--home FOLDER] [--cpu] [NAME ...]
+    python3 -m tests.benchmarks.one_gpu_configs [--home FOLDER] [--cpu [--vllm]] [NAME ...]
 
 Prints a line a config: exit code, seconds, last metrics. The data are those of the tiny configs, the models random: a
 Qwen3 of 0.44 B parameters as policy and as judge, and a small Nemotron-H with experts. --home keeps data and results,
-and goes on from them. --cpu: small models and the embedded generator, to see whether the commands are right.
+and goes on from them. --cpu: small models and the embedded generator, to see whether the commands are right; --vllm:
+with vLLM all the same (for CPU, which has no mixtures: not `hybrid`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ RUNS: dict[str, tuple[str, dict[str, str], list[str]]] = {
 }
 """Name → step, its inputs (names of DATA, of models, of runs before it), overrides."""
 QWEN = {"head_dim": 128, "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072}
-SMALL_QWEN = {"head_dim": 16, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+SMALL_QWEN = {"head_dim": 32, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
 HYBRID = {
     "layers_block_type": [NAMES[letter][0] for letter in "MEME*ME"],
     "hidden_size": 512,
@@ -124,16 +125,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}; all by default")
     parser.add_argument("--home", type=Path)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--vllm", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         home = asked.home or Path(scratch)
         home.mkdir(parents=True, exist_ok=True)
         os.chdir(home)
         os.environ.pop("STEPS_HOME", None)
-        run_all(asked.names or list(RUNS), asked.cpu)
+        run_all(asked.names or list(RUNS), asked.cpu, asked.vllm)
 
 
-def run_all(names: list[str], cpu: bool) -> None:
+def run_all(names: list[str], cpu: bool, vllm: bool) -> None:
     done = Path("done.json")  # what exists, under the names above
     have: dict[str, dict[str, str]] = json.loads(done.read_text()) if done.exists() else {}
     for name, (step, config) in DATA.items():
@@ -161,7 +163,7 @@ def run_all(names: list[str], cpu: bool) -> None:
         if cpu:
             overrides = [*overrides, "cluster.gpus_per_node=0", *CPU.get(step.split("/")[0], CPU.get(step, []))]
             if step.startswith("rl/") and not step.endswith("dpo"):
-                overrides += [*SMALL, "policy.generation.backend=embedded"]
+                overrides += SMALL if vllm else [*SMALL, "policy.generation.backend=embedded"]
         started = time.perf_counter()
         code, error, said = steps("run", step, "-c", "one_gpu", *words, *overrides)
         print(f"{name}: exit code {code}, {time.perf_counter() - started:.0f} s", flush=True)
