@@ -19,12 +19,16 @@ from nemotron_steps.config.secret_shapes import is_number
 if TYPE_CHECKING:
     from nemotron_steps.cli.request import Workbench
 
-_NAME = r"(?P<prefix>[+~-]*)(?P<name>[A-Za-z_][\w-]*(?:\.[\w-]+)*)"
+_NAME = r"(?P<prefix>[+~-]*)(?P<name>[A-Za-z_][\w-]*(?:[./]+[\w-]+)*)"
+_SIGNS = ("=", ":", "==")
 _KEY = re.compile(rf"{_NAME}(?P<sign>[:=]?)")
 _PAIR = re.compile(rf"{_NAME}(?:\s*:|\s)\s*(?P<value>[^:=\s].*)", re.DOTALL)
 """`key:VALUE`, which may be `PACK:ID` as well, and in quotes `key VALUE` and `key: VALUE`."""
-_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w.-]*=[^=]")
-"""How a word begins that is an override of its own, and not the value of the key before it: that may end with `==`."""
+_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./-]*=[^=]|\+*[A-Za-z_][\w/-]*(?:\.[\w/-]+)+=\Z|~[A-Za-z_][\w./-]*\Z")
+"""How a word begins that is an override of its own, and not the value of the key before it: that may end with `==`, or,
+if it has no dots, with `=`."""
+_EMPTY = re.compile(r"\+*[A-Za-z_][\w./-]*=\Z")
+_FLAG = re.compile(r"-[A-Za-z]|--[a-z]+(?:-[a-z]+)*(?:=.*)?", re.DOTALL)
 
 
 def require_together(words: Sequence[str], bench: Workbench) -> None:
@@ -48,13 +52,15 @@ def require_together(words: Sequence[str], bench: Workbench) -> None:
 def _written_apart(word: str, after: Sequence[str], bench: Workbench) -> tuple[str, tuple[str, str]] | None:
     """The key that a word begins an override with, whose value is not where it belongs, and what was meant."""
     pair = _PAIR.fullmatch(word)
-    if pair is not None and (may_be_secret(pair["name"]) or ("." in pair["name"] and "/" not in pair["value"])):
+    if pair is not None and (_may_be_secret(pair["name"]) or ("." in pair["name"] and "/" not in pair["value"])):
         return None if _is_step(word, bench) else (pair["name"], (word, f"{pair['name']}={pair['value']}"))
     key = _KEY.fullmatch(word)
     if key is None or not after or _OVERRIDE.match(after[0]):
         return None
     name, sign = key["name"], key["sign"]
-    secret = may_be_secret(name)
+    secret = _may_be_secret(name)
+    if sign == "=" and not secret and _EMPTY.fullmatch(after[0]):
+        return None
     if not (secret or "." in name or sign) or (key["prefix"] == "~" and not secret):
         return None
     signed = after[0].startswith("=") or after[0] == ":"
@@ -63,6 +69,10 @@ def _written_apart(word: str, after: Sequence[str], bench: Workbench) -> tuple[s
     if not (signed or secret or sign) and _nearly_a_step(name, bench):
         return None
     return name, (f"{word} ", f"{key['prefix'].strip('~-')}{name}=")
+
+
+def _may_be_secret(name: str) -> bool:
+    return may_be_secret(name.replace("/", "."))
 
 
 def _is_step(word: str, bench: Workbench) -> bool:
@@ -78,7 +88,9 @@ def _nearly_a_step(word: str, bench: Workbench) -> bool:
     from difflib import get_close_matches
 
     names = (*bench.registry.steps, *bench.registry.pipelines)
-    return bool(get_close_matches(word, [name.replace("/", ".") for name in names], n=1, cutoff=ALIKE))
+    return bool(
+        get_close_matches(word.replace("/", "."), [name.replace("/", ".") for name in names], n=1, cutoff=ALIKE)
+    )
 
 
 def key_meant(flag: str) -> str | None:
@@ -93,14 +105,20 @@ def secrets_apart(words: Sequence[str]) -> Iterator[str]:
     overrides. They belong into no error."""
     for at, word in enumerate(words):
         pair, key = _PAIR.fullmatch(word), _KEY.fullmatch(word)
-        if pair is not None and may_be_secret(pair["name"]):
+        if pair is not None and _may_be_secret(pair["name"]):
             yield pair["value"]
-        if key is None or not may_be_secret(key["name"]):
+        if key is None or not _may_be_secret(key["name"]):
             continue
-        after = words[at + 1 :]
-        if after[:1] in (["="], [":"]):
-            after = after[1:]
-        if after and not after[0].startswith("-") and not _OVERRIDE.match(after[0]):
-            value = after[0].removeprefix("=")
-            if value and (strength(key["name"]) is Strength.ANY or not is_number(value)):
-                yield value
+        of_flag = False
+        for after in words[at + 1 :]:
+            if _OVERRIDE.match(after):
+                break
+            if _FLAG.fullmatch(after):
+                of_flag = "=" not in after  # the next word is its value, or, if it takes none, the secret
+            elif after not in _SIGNS:
+                value = after.removeprefix("=")
+                if value and (strength(key["name"]) is Strength.ANY or not is_number(value)):
+                    yield value
+                if not of_flag:
+                    break
+                of_flag = False

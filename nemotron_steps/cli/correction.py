@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from nemotron_steps.config.redaction import MASK, is_secret_key, may_be_secret, redact_text
+from nemotron_steps.config.secret_shapes import is_number
 from nemotron_steps.errors import StepsError
 
 
@@ -57,7 +58,10 @@ def _replaced(words: list[str], typed: str, meant: str) -> list[str]:
                 return [*words[:at], "--input", stage + meant.removeprefix("--input "), *words[at + 1 :]]
             continue
         if typed.endswith(" ") and words[at] == typed[:-1] and at + 1 < len(words):
-            after = words[at + 2 :] if words[at + 1] in ("=", ":") and len(words) > at + 2 else words[at + 1 :]
+            signed = words[at + 1] in ("=", ":", "==") and len(words) > at + 2
+            after = words[at + 2 :] if signed else words[at + 1 :]
+            if after[0].startswith("-") and not is_number(after[0]):  # a flag, or what may be none
+                return words
             return [*words[:at], meant + after[0].removeprefix("="), *after[1:]]
         if words[at] == typed:
             return [*words[:at], *([meant] if meant else []), *words[at + 1 :]]

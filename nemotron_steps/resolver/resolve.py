@@ -28,7 +28,7 @@ from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Reques
 from nemotron_steps.resolver.sources import Sources
 from nemotron_steps.resolver.supplied import assign_bare_inputs, report_unused
 
-_OVERRIDE = re.compile(r"[\w.]+=")
+_OVERRIDE = re.compile(r"\+*[\w.]+=|~[\w.]+")
 
 
 def resolve(
@@ -184,7 +184,9 @@ def _for_stage(hint: str, stage: str) -> str:
     words = overrides.split(" ")
     if not all(_OVERRIDE.match(word) for word in words):
         return hint
-    return " ".join(f"{stage}.{word}" for word in words) + comment + text
+    signs = [word[: len(word) - len(word.lstrip("+~"))] for word in words]
+    named = (f"{sign}{stage}.{word.removeprefix(sign)}" for sign, word in zip(signs, words, strict=True))
+    return " ".join(named) + comment + text
 
 
 def _check_inputs(

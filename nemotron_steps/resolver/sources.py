@@ -147,7 +147,7 @@ class Sources:
         supplied = self._describe(node, port, value, where)
         if supplied is None:
             return None
-        described = SuppliedInput(value, supplied.type, supplied.attributes, key)
+        described = replace(supplied, ref=value, config_key=key, absent=None)
         return self._fit(node, port, described, described.type, where)
 
     def _from_stage(self, node: Node, port: Consumes, wired: StageSource, where: str | None) -> InputSource | None:

@@ -23,6 +23,11 @@ SECRETS = (
     ("token:canary",),
     ("hf_tokn", "canary"),
     ("judge.api_key", "canary=="),
+    ("judge.api_key", "canary="),
+    ("judge.api_key", "==", "canary"),
+    ("toy/train.judge.api_key", "canary"),
+    ("judge/api_key", "canary"),
+    ("judge..api_key", "canary"),
 )
 
 
@@ -86,3 +91,31 @@ def test_the_value_of_a_secret_key_is_in_no_error_of_any_command(cli, command):
 def test_a_word_that_is_masked_in_one_error_is_shown_in_the_next(cli):
     assert "api_key ***" in cli("plan", "toy/train", "api_key", "canary", "--dryrun").err
     assert "canary" in cli("plan", "canary").err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("judge.api_key", "--seed", "1", "canary"),
+        ("judge.api_key", "--dry-run", "canary"),
+        ("judge.api_key=", "--dry-run", "canary"),
+        ("judge.api_key", "-canary"),
+        ("judge.api_key", "--CANARY-canary"),
+    ],
+    ids=" ".join,
+)
+def test_a_secret_apart_from_its_key_by_flags_or_in_the_shape_of_one_is_not_shown(cli, words):
+    result = cli("run", "toy/train", *words)
+    assert result.code == 2 and result.err.startswith("error[")
+    assert "canary" not in result.out + result.err
+
+
+@pytest.mark.parametrize("after", ["train.steps=", "~train.steps", "toy/train.train.steps=4", "lr=", "~lr"])
+def test_a_key_without_a_value_before_another_override_is_an_empty_value(cli, after):
+    result = cli("plan", "toy/train", "train.note=", after)
+    assert "are no override" not in result.err
+
+
+def test_a_value_after_a_flag_is_not_the_flag(cli):
+    result = cli("run", "toy/train", "train.steps", "--dry-run", "4")
+    assert result.code == 2 and "train.steps=--dry-run" not in result.err

@@ -134,3 +134,13 @@ def test_a_config_that_is_no_json_object_is_refused_with_a_hint(cli: Cli, workpl
     (policy / "config.json").write_text(text)
     refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
     assert refused.code == 2 and f"hint: hf download MODEL --local-dir {policy}" in refused.err
+
+
+def test_a_model_given_by_its_config_key_is_told_with_its_folder_too(cli: Cli, workplace: Path) -> None:
+    folder = hub_folder(workplace / "hub")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": None}))
+    (workplace / "rows.jsonl").write_text('{"prompt": "1 + 1"}\n')
+    refused = cli("plan", "eval/model_eval", "--input", "prompts=rows.jsonl", f"model={folder}")
+    assert f"hint: cp TEMPLATE.jinja {folder}/chat_template.jinja" in refused.err

@@ -110,3 +110,11 @@ def test_a_layout_that_teachers_share_is_told_once(cli: Cli, models: Path, wrong
     refused = cli(*command, wrong.format("tensor", 3))
     assert len(problems(refused)) == 1 and hints(refused) == [wrong.format("tensor", 4)], refused.err
     assert cli(*command, *hints(refused)).code == 0
+
+
+def test_an_option_with_a_key_of_its_own_is_taken_away_from_its_stage(cli: Cli, workplace: Path) -> None:
+    option = "opd.policy.generation.vllm_kwargs.max_model_len"
+    words = ("plan", "opd", "-c", "tiny", "opd.policy.generation.backend=vllm", f"{option}=64")
+    refused = cli(*words)
+    assert hints(refused)[0] == f"~{option} opd.policy.max_total_sequence_length=64"
+    assert "has a key of its own" not in cli(*words, *hints(refused)[0].split(" ")).err

@@ -79,7 +79,9 @@ def beyond(
             ", ".join(f"{key}={lengths[key]}" for key in longer),
             (" ".join(f"{key}={model.positions}" for key in longer),),
         )
-    if model.quantised is not None:
+    # A judge that vLLM serves is never trained, and vLLM reads what is quantised.
+    served = model_key.endswith(".vllm_model.model") and get(f"{model_key.rpartition('.')[0]}.backend") == "vllm"
+    if model.quantised is not None and not served:
         whole = shlex.quote(f"{folder or 'MODEL'}-BF16")
         yield BeyondModel(
             f"the model of '{port}' is quantised, and only whole weights can be converted and trained",

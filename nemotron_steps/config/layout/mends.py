@@ -24,6 +24,8 @@ _NEAR = 1024
 """Candidates of a kind that are looked at with the batch as it is, and then with one that comes out even."""
 _WIDEST = 512
 """No size in place of another is larger; of one that is, divisors may be too many to look at."""
+_COMBINATIONS = 100_000
+"""Of sizes beside each other, how many are put in order at most."""
 _ASKED = 64
 """Of those that come out even, how many of a kind the caller is asked about."""
 
@@ -99,7 +101,7 @@ def _layouts(sizes: LayoutSizes, model: ModelFacts | None) -> Iterator[LayoutSiz
     """The layout itself, then others, those that change least first; all fit the model."""
     base = _with_abilities(sizes, model)
     base = replace(base, teachers=tuple(teacher.fitted(base.gpus_per_node) for teacher in base.teachers))
-    options = {name: _near(getattr(base, name)) for name in _WEIGHTS}
+    options = _fewer({name: _near(getattr(base, name)) for name in _WEIGHTS}, base)
     candidates = (dict(zip(options, values, strict=True)) for values in product(*options.values()))
     for chosen in sorted(candidates, key=lambda chosen: _distance(base, chosen)):
         candidate = _resized(base, chosen)
@@ -209,6 +211,19 @@ def _near(size: int) -> list[int]:
     powers = {2**power for power in range((min(size, _WIDEST) - 1).bit_length() + 1)}
     divisors = {part for part in range(1, size + 1) if size % part == 0} if size <= _WIDEST else {size}
     return sorted(powers | divisors, reverse=True) if size > 0 else []
+
+
+def _fewer(options: dict[str, list[int]], base: LayoutSizes) -> dict[str, list[int]]:
+    """The nearest options of each size and 1, so many that all their combinations are tried in a moment."""
+    most = max(map(len, options.values()))
+    while math.prod(min(len(values), most) for values in options.values()) > _COMBINATIONS:
+        most -= 1
+    kept = {}
+    for name, values in options.items():
+        size = getattr(base, name)
+        nearest = sorted(values, key=lambda value, size=size: abs(math.log2(size / value)))[:most]  # type: ignore[misc]
+        kept[name] = nearest if len(values) <= most else [*nearest[:-1], 1]
+    return kept
 
 
 def _resized(base: LayoutSizes, chosen: Mapping[str, int]) -> LayoutSizes:

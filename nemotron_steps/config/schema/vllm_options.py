@@ -75,7 +75,7 @@ def option_rules(config: GenerationConfig, section: str, own: Mapping[str, str])
     for name, value in config.vllm_kwargs.items():
         key = f"{section}.vllm_kwargs.{name}"
         if name in own:
-            said = _said(name, value, config)
+            said = None if own[name].endswith(".NAME") else _said(name, value, config)  # which model is not known
             moved = () if said is None else (f"~{key} {own[name]}={said}",)
             rules.append(Rule(True, key, f"vLLM's {name} has a key of its own: {own[name]}", (*moved, f"~{key}")))
         elif name in FIXED or name == RECORDING:

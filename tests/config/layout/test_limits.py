@@ -69,3 +69,10 @@ def test_all_lengths_that_are_too_long_are_mended_at_once_and_other_values_are_n
 def test_what_a_model_lacks_is_told_at_the_models_key(facts: dict[str, Any], expected: str, said: str) -> None:
     ((key, *told, _),) = found("model", ASKED, **facts)
     assert (key, told) == ("model", [expected, said])
+
+
+def test_a_quantised_judge_is_served_by_vllm_alone() -> None:
+    judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+    assert found(f"{judge}.model", {f"{judge}.backend": "vllm"}, quantised="fp8") == []
+    assert len(found(f"{judge}.model", {f"{judge}.backend": "embedded"}, quantised="fp8")) == 1
+    assert len(found(POLICY, {f"{judge}.backend": "vllm", "policy.backend": "vllm"}, quantised="fp8")) == 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.mends import mends, overrides, refuse
+from nemotron_steps.config.layout.mends import _fewer, _near, mends, overrides, refuse
 from nemotron_steps.config.layout.misfits import Misfit, misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.errors import ConfigError
@@ -153,3 +154,13 @@ def test_sizes_beyond_any_model_are_mended_without_looking_at_all_their_divisors
     sizes = LayoutSizes(tensor=720_720, pipeline=720_720, gpus_per_node=8, backend="ray")
     keys = ("tensor_model_parallel_size=8", "pipeline_model_parallel_size=1")
     assert mends(sizes, model)[0].split() == [f"policy.megatron_cfg.{key}" for key in keys]
+
+
+def test_however_many_combinations_there_are_the_nearest_are_looked_at() -> None:
+    sizes = {"tensor": 360, "pipeline": 360, "expert": 360, "context": 360, "generator_width": 360}
+    options = _fewer({name: _near(size) for name, size in sizes.items()}, LayoutSizes(**sizes))
+    assert math.prod(map(len, options.values())) <= 100_000
+    assert all({1, 360, 180} < set(values) for values in options.values())
+    few = {"tensor": 8, "pipeline": 4, "expert": 8, "context": 2, "generator_width": 1}
+    options = {name: _near(size) for name, size in few.items()}
+    assert _fewer(options, LayoutSizes(**few)) == {name: list(values) for name, values in options.items()}
