@@ -168,7 +168,8 @@ def test_an_option_for_recording_is_refused_for_the_key_that_has_it():
 
     with pytest.raises(ConfigError) as caught:
         _check_options({"enable_return_routed_experts": True}, {}, EngineArgs)
-    assert "policy.router_replay.enabled=True" in caught.value.hints
+    own = "policy.router_replay.enabled=True"
+    assert f"~policy.generation.vllm_kwargs.enable_return_routed_experts {own}" in caught.value.hints
 
 
 @pytest.mark.slow
