@@ -86,7 +86,8 @@ def option_rules(config: GenerationConfig, section: str, own: Mapping[str, str])
 def _said(name: str, value: Any, config: GenerationConfig) -> str | None:
     """A value as the key of ours has it; None for one that ours cannot have."""
     if name == "enable_expert_parallel":
-        return str(config.vllm_cfg.tensor_parallel_size if value is True else 1)
+        width = config.vllm_kwargs.get("tensor_parallel_size", config.vllm_cfg.tensor_parallel_size)
+        return str(width if value is True else 1)
     if name == "dtype":
         return value if value in _PRECISIONS else None
     if isinstance(value, bool):
