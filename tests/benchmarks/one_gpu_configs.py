@@ -3,9 +3,10 @@
     python3 -m tests.benchmarks.one_gpu_configs [--home FOLDER] [--cpu [--vllm]] [NAME ...]
 
 Prints a line a config: exit code, seconds, last metrics. The data are those of the tiny configs, the models random: a
-Qwen3 of 0.44 B parameters as policy and as judge, and a small Nemotron-H with experts. --home keeps data and results,
-and goes on from them. --cpu: small models and the embedded generator, to see whether the commands are right; --vllm:
-with vLLM all the same (for CPU, which has no mixtures: not `hybrid`).
+Qwen3 of 0.44 B parameters as policy and as judge, and a small Nemotron-H with experts, trained from nothing with its
+block of multi-token prediction. --home keeps data and results, and goes on from them. --cpu: small models and the
+embedded generator, to see whether the commands are right; --vllm: with vLLM all the same (for CPU, which has no
+mixtures: not `hybrid`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from nemotron_steps.config.hybrid_layers import NAMES
-
 DATA = {
     "chats": ("data_prep/sft_prep", "tiny"),
     "comparisons": ("data_prep/sft_prep", "tiny_judge"),
@@ -34,15 +33,42 @@ SFT = ["sft.max_num_steps=40", "policy.megatron_cfg.optimizer.lr=3e-4"]
 GRPO = ["grpo.max_num_steps=3", "heldout.max_prompts=64", "policy.generation.max_new_tokens=192"]
 EAGER = ["policy.generation.vllm_cfg.enforce_eager=true"]
 POLICY = {"policy": "megatron_bridge"}
+HYBRID = {
+    "architecture": "nemotron_h",
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 32_768,
+    "hybrid.pattern": "MEME*ME",
+    "hybrid.mamba_num_heads": 16,
+    "hybrid.mamba_head_dim": 64,
+    "hybrid.ssm_state_size": 128,
+    "hybrid.n_groups": 4,
+    "hybrid.n_routed_experts": 16,
+    "hybrid.num_experts_per_tok": 4,
+    "hybrid.moe_intermediate_size": 256,
+    "hybrid.moe_shared_expert_intermediate_size": 512,
+    "hybrid.routed_scaling_factor": 2.5,
+    "hybrid.num_nextn_predict_layers": 1,
+}
+"""Keys of from_scratch: a small Nemotron-H with experts and a block of multi-token prediction."""
+MTP = ["policy.megatron_cfg.mtp_num_layers=1"]
 RUNS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "megatron_bridge": ("sft/megatron_bridge", {"model": "qwen", "chats": "chats"}, SFT),
-    "rlvr": ("rl/nemo_rl/rlvr", {**POLICY, "prompts": "instructions"}, ["grpo.max_num_steps=3"]),
+    "rlvr": ("rl/nemo_rl/rlvr", {**POLICY, "prompts": "instructions"}, GRPO),
     "genrm": ("reward_model/genrm", {"model": "judge", "comparisons": "comparisons"}, [*SFT, "agreement.max_pairs=16"]),
     "rlhf": ("rl/nemo_rl/rlhf", {**POLICY, "prompts": "compared", "reward_model": "genrm"}, GRPO),
+    "mtp": (
+        "sft/megatron_bridge",
+        {"chats": "chats"},
+        [*SFT, *MTP, *(f"from_scratch.{key}={value}" for key, value in HYBRID.items())],
+    ),
     "hybrid": (
         "rl/nemo_rl/rlvr",
-        {"policy": "hybrid", "prompts": "instructions"},
-        [*GRPO, *EAGER, "policy.router_replay.enabled=true"],
+        {"policy": "mtp", "prompts": "instructions"},
+        [*GRPO, *EAGER, *MTP, "policy.router_replay.enabled=true"],
     ),
     "lora": (
         "rl/nemo_rl/rlvr",
@@ -65,38 +91,23 @@ RUNS: dict[str, tuple[str, dict[str, str], list[str]]] = {
 """Name → step, its inputs (names of DATA, of models, of runs before it), overrides."""
 QWEN = {"head_dim": 128, "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072}
 SMALL_QWEN = {"head_dim": 32, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
-HYBRID = {
-    "layers_block_type": [NAMES[letter][0] for letter in "MEME*ME"],
-    "hidden_size": 512,
-    "intermediate_size": 512,
-    "head_dim": 64,
-    "mamba_num_heads": 16,
-    "mamba_head_dim": 64,
-    "ssm_state_size": 128,
-    "n_groups": 4,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 256,
-    "moe_shared_expert_intermediate_size": 512,
-    "routed_scaling_factor": 2.5,
-    "time_step_min": 1e-30,
-}
 SMALL = ["grpo.num_prompts_per_step=2", "heldout.max_prompts=8", "policy.generation.max_new_tokens=16"]
 CPU = {name: ["sft.max_num_steps=2"] for name in ("sft", "reward_model")} | {"rl/nemo_rl/dpo": ["dpo.max_num_steps=1"]}
 
 
-def write_model(folder: Path, tokenizer: Path, family: str, sizes: dict) -> None:
-    """A Hugging Face folder with random bfloat16 weights and a tokenizer that the data were made for."""
+def write_qwen(folder: Path, tokenizer: Path, sizes: dict) -> None:
+    """A Hugging Face folder of a Qwen3 with random bfloat16 weights and a tokenizer that the data were made for."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     tokens = AutoTokenizer.from_pretrained(tokenizer)
     config = AutoConfig.for_model(
-        family,
+        "qwen3",
         **sizes,
+        tie_word_embeddings=True,
         vocab_size=len(tokens),
-        num_attention_heads=16 if family == "qwen3" else 8,
-        num_key_value_heads=8 if family == "qwen3" else 2,
+        num_attention_heads=16,
+        num_key_value_heads=8,
         max_position_embeddings=32_768,
         eos_token_id=tokens.eos_token_id,
         pad_token_id=tokens.pad_token_id,
@@ -108,10 +119,12 @@ def write_model(folder: Path, tokenizer: Path, family: str, sizes: dict) -> None
 
 
 def steps(*words: str) -> tuple[int, str, dict]:
-    """Exit code, what stderr said, and what `--json` says of the run."""
+    """Exit code, what stderr said and of a failure stdout too, and what `--json` says of the run."""
     program = "import sys; from nemotron_steps.cli.main import steps; sys.exit(steps(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", program, *words, "--json"], capture_output=True, text=True)
-    return done.returncode, done.stderr, json.loads(done.stdout) if done.returncode == 0 else {}
+    if done.returncode:
+        return done.returncode, done.stderr + done.stdout, {}
+    return 0, done.stderr, json.loads(done.stdout)
 
 
 def only_output(said: dict) -> dict[str, str]:
@@ -145,13 +158,9 @@ def run_all(names: list[str], cpu: bool, vllm: bool) -> None:
                 raise SystemExit(error)
             have[name] = only_output(said)
     sizes = SMALL_QWEN if cpu else QWEN
-    for name, data, family, more in (
-        ("qwen", "chats", "qwen3", {**sizes, "tie_word_embeddings": True}),
-        ("judge", "comparisons", "qwen3", {**sizes, "tie_word_embeddings": True}),
-        ("hybrid", "chats", "nemotron_h", HYBRID),
-    ):
+    for name, data in (("qwen", "chats"), ("judge", "comparisons")):
         if name not in have:
-            write_model(Path(name), Path(have[data]["path"], "tokenizer"), family, more)
+            write_qwen(Path(name), Path(have[data]["path"], "tokenizer"), sizes)
             have[name] = {"ref": name}
     done.write_text(json.dumps(have))
     for name in names:
@@ -174,7 +183,7 @@ def run_all(names: list[str], cpu: bool, vllm: bool) -> None:
         done.write_text(json.dumps(have))
         metrics = Path(".steps/runs", said["run"], "metrics.jsonl")
         last = [record for record in map(json.loads, metrics.open()) if record["kind"] == "metrics"][-1]["values"]
-        shown = ("loss", "grad_norm", "reward/mean", "token_mult_prob_error", "router_replay", "timing/")
+        shown = ("loss", "grad_norm", "reward/mean", "token_mult_prob_error", "router_replay", "mtp_", "timing/")
         print(json.dumps({key: value for key, value in last.items() if key.startswith(shown)}), flush=True)
 
 

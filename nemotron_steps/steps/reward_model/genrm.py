@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from nemotron_steps.artifacts.prompt_data import first_row
+from nemotron_steps.config.layout.memory.generation import rows_that_fit
+from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.engine.backends.generator import build_generator
@@ -31,8 +34,9 @@ def run(context: StepContext[GenRmConfig]) -> None:
     if config.data.heldout.data_path is not None:
         rows = read_rows(config.data.heldout.data_path)[: config.agreement.max_pairs]
         limit = config.policy.max_total_sequence_length
+        at_once = GenerationConfig(max_sequences=judged_at_once(folder, len(rows), limit, config.policy.precision))
         generator = build_generator(
-            folder, GenerationConfig(), trained.chat, max_total_length=limit, precision=config.policy.precision
+            folder, at_once, trained.chat, max_total_length=limit, precision=config.policy.precision
         )
         judge = GeneratorJudge(
             AsyncSampler(generator),
@@ -65,3 +69,16 @@ def run(context: StepContext[GenRmConfig]) -> None:
                 ],
             )
     context.tracker.summary(summary)
+
+
+def judged_at_once(folder: Path, pairs: int, length: int, precision: str) -> int:
+    """Of `pairs`, as many as one GPU's free memory decodes to `length` tokens; at most 256, as on CPU."""
+    import torch
+
+    most = max(1, min(pairs, GenerationConfig().max_sequences))
+    shape = ModelShape.read(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    if shape is None or not torch.cuda.is_available():
+        return most
+    torch.cuda.empty_cache()  # what training took and no longer holds
+    free, _ = torch.cuda.mem_get_info()
+    return rows_that_fit(shape, free, most=most, length=length, element=getattr(torch, precision).itemsize)

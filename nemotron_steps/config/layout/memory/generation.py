@@ -127,13 +127,9 @@ def _embedded(
     most = length + max(64, length // 8)
     shared = group > 1 and prompt >= SHARED_TOKENS
     columns = min((answer if shared else length) + 2, most)
-    token = shape.kv_bytes_per_token * element // 2
-    # Beside keys and values: tokens, logprobs and what hides a row's padding.
-    column = token + INT64 + FLOAT32 + FLOAT32 * shape.key_value_heads
-    column += shape.routes * INT16 if records else 0
-    cache = rows * (columns * column + shape.state_bytes(element, decoding=True))
+    cache = rows * _row_bytes(shape, columns, element, records)
     prompts = -(-rows // group) if shared else 0
-    prefixes = prompts * (prompt * token + shape.state_bytes(element))
+    prefixes = prompts * (prompt * shape.kv_bytes_per_token * element // 2 + shape.state_bytes(element))
     # From 512 columns on the cache is widened by half, keys and values in turn: a third of it exists twice.
     widening = cache // 3 if settings.on_gpu and columns > FIRST_COLUMNS else 0
     logits = rows * shape.vocabulary * (element + 3 * FLOAT32)
@@ -141,6 +137,33 @@ def _embedded(
     kept = not frees or not settings.on_gpu or cache * SMALL_CACHE <= settings.gpu_memory_gib * GIB
     rests = {"weights": weights, **({"cache": cache + prefixes} if kept else {})}
     return GeneratorMemory(generates, rests)
+
+
+def _row_bytes(shape: ModelShape, columns: int, element: int, records: bool) -> int:
+    """What the embedded generator's cache holds of one sequence, in `columns` columns."""
+    # Beside keys and values: tokens, logprobs and what hides a row's padding.
+    column = shape.kv_bytes_per_token * element // 2 + INT64 + FLOAT32 + FLOAT32 * shape.key_value_heads
+    column += shape.routes * INT16 if records else 0
+    return columns * column + shape.state_bytes(element, decoding=True)
+
+
+def rows_that_fit(shape: ModelShape, free: int, *, most: int, length: int, element: int) -> int:
+    """How many sequences the embedded generator can decode at once on a GPU that has little else to do.
+
+    Args:
+        free: bytes of the GPU that nothing has, before the generator's weights.
+        most: more than these are not asked for.
+        length: most tokens of prompt and answer together.
+        element: bytes of a weight, a key and a value.
+
+    Returns:
+        From 1 to `most`.
+    """
+    weights = held(shape, LayoutSizes(), 0).total * element
+    # A cache that grows exists one and a half times; a tenth is for the forward passes of prompts, and for graphs.
+    row = _row_bytes(shape, length + max(64, length // 8), element, False) * 3 // 2
+    row += shape.vocabulary * (element + 3 * FLOAT32)
+    return max(1, min(most, (free * 9 // 10 - weights) // row))
 
 
 def _vllm(

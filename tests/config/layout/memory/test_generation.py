@@ -7,7 +7,13 @@ import json
 
 import pytest
 
-from nemotron_steps.config.layout.memory.generation import GIB, SLEEPING, GeneratorMemory, policy_generator
+from nemotron_steps.config.layout.memory.generation import (
+    GIB,
+    SLEEPING,
+    GeneratorMemory,
+    policy_generator,
+    rows_that_fit,
+)
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
@@ -159,3 +165,21 @@ def test_the_cache_of_a_hybrid_is_smaller_a_token_and_has_states():
     shape = ModelShape.read(NANO_30B)
     assert shape.kv_bytes_per_token == 6 * 2 * 2 * 128 * 2
     assert shape.state_bytes(2) == 23 * (64 * 64 * 128 * 4 + (64 * 64 + 2 * 8 * 128) * 3 * 2)
+
+
+@pytest.mark.parametrize("length", [1024, 4096, 32_768])
+@pytest.mark.parametrize("free", [24, 79, 139])
+def test_as_many_rows_are_decoded_at_once_as_free_memory_has_room_for(free, length):
+    shape = ModelShape.read(QWEN3_8B)
+    assert shape is not None
+    rows = rows_that_fit(shape, free * GIB, most=100_000, length=length, element=2)
+    keys_and_values = shape.kv_bytes_per_token * (length + length // 8)
+    weights = 8.2e9 * 2
+    assert rows == 1 or weights + 1.5 * rows * keys_and_values < 0.9 * free * GIB
+    assert weights + 1.5 * (rows + 1) * keys_and_values > 0.8 * free * GIB  # and not far fewer
+    assert rows_that_fit(shape, free * GIB, most=2, length=length, element=2) == min(2, rows)
+
+
+def test_one_row_is_decoded_where_not_even_weights_fit():
+    shape = ModelShape.read(QWEN3_8B)
+    assert shape is not None and rows_that_fit(shape, GIB, most=200, length=4096, element=2) == 1
