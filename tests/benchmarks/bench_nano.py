@@ -1,7 +1,7 @@
 """GRPO of Nemotron 3 Nano at its real sizes, random bfloat16 weights, vLLM generating: where each second goes.
 
     python3 -m tests.benchmarks.bench_nano [--model "4 B"] [--steps 8] [--trl]         one GPU
-    python3 -m tests.benchmarks.bench_nano --model "30 B" --layers 26 --gpus 2         half of its layers
+    python3 -m tests.benchmarks.bench_nano --model "30 B" --layers 26 --gpus 2 --utilization 0.28    half of its layers
 
 The last line is JSON. 64 prompts x 8 answers of 256 tokens. Nano 4B is dense: one process trains, beside a vLLM that
 sleeps. Nano 30B has 128 experts: the policy's ranks share them (EP) and cut the rest (TP), and each GPU has a vLLM of
@@ -76,9 +76,10 @@ def met_parameters(model: str, layers: int) -> int:
     return sum(each[letter] for letter in shape["hybrid_override_pattern"][:layers]) + hidden * VOCABULARY
 
 
-def nano_config(folder: Path, model: str, steps: int, gpus: int) -> dict:
+def nano_config(folder: Path, model: str, steps: int, gpus: int, utilization: float | None = None) -> dict:
     """RlConfig of the benchmark: bench_gpu's, and a layout over several GPUs."""
-    config = run_config(folder, steps, "vllm", **SETTINGS[model])
+    share = {"utilization": utilization} if utilization else {}
+    config = run_config(folder, steps, "vllm", **{**SETTINGS[model], **share})
     config["policy"]["generation"]["vllm_cfg"]["max_num_seqs"] = PROMPTS * MEMBERS // gpus
     if gpus > 1:
         config["cluster"] = {"backend": "ray", "gpus_per_node": gpus}
@@ -94,6 +95,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="the first ones of the pattern; all by default")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--utilization", type=float, help="vLLM's share of a GPU; what fits an H200 by default")
     parser.add_argument("--trl", action="store_true", help="TRL on the same checkpoint, before it")
     parser.add_argument("--scratch", type=Path, help="where the checkpoint is written for the time of the run")
     asked = parser.parse_args()
@@ -117,7 +119,9 @@ def main() -> None:
         if asked.trl:
             results["trl"] = child("tests.benchmarks.grpo_trl", str(folder), "4", "--gpu", "4 B")
             print(json.dumps(results), flush=True)
-        (folder / "run.json").write_text(json.dumps(nano_config(folder, asked.model, asked.steps, asked.gpus)))
+        (folder / "run.json").write_text(
+            json.dumps(nano_config(folder, asked.model, asked.steps, asked.gpus, asked.utilization))
+        )
         ours = child("tests.benchmarks.grpo_ours", str(folder))
         ours.pop("rewards", None)
         met = met_parameters(asked.model, layers)

@@ -168,6 +168,9 @@ def _generation(settings: MemorySettings, memory: StepMemory) -> Iterator[list[O
         if judge.vllm and _lacks(memory, judge.role):
             larger = [share for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9) if share > judge.utilization]
             yield [((f"{judge.key}.gpu_memory_utilization", share),) for share in larger]
+        if not judge.vllm:
+            yield [((f"{judge.key}.max_sequences", rows),) for rows in _halves(judge.max_sequences, 8)]
+            yield [((f"{judge.key}.max_total_sequence_length", each),) for each in _halves(judge.length, 8192)]
     if not sizes.samples:
         return
     if sizes.uses_vllm:

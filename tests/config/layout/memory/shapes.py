@@ -64,6 +64,14 @@ QWEN3_8B: dict[str, Any] = {
     "vocab_size": 151936,
     "tie_word_embeddings": False,
 }
+QWEN3_1_7B: dict[str, Any] = {
+    **QWEN3_8B,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
 QWEN3_32B: dict[str, Any] = {
     **QWEN3_8B,
     "hidden_size": 5120,

@@ -1,0 +1,55 @@
+"""The configs named one_gpu and one_node, with models as large as they say: every role's peak fits a GPU of 80 GB."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.cli.request import Workbench
+from nemotron_steps.config.layout.memory.devices import step_memory
+from nemotron_steps.config.layout.memory.mends import memory_mends
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from tests.config.layout.memory.shapes import QWEN3_1_7B, QWEN3_8B, flat
+
+SMALL, LARGE = ModelShape.read(QWEN3_1_7B), ModelShape.read(QWEN3_8B)
+JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+STEPS = ("rl/nemo_rl/rlvr", "rl/nemo_rl/rlhf", "rl/nemo_rl/swe", "rl/nemo_rl/dpo", "sft/megatron_bridge")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+
+
+def values_of(bench, step, config, *overrides):
+    return flat(bench.compose(step, config, overrides).values)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_one_gpu_holds_a_model_of_1_7_b_and_a_judge_as_large(step, bench):
+    """The judge of rlhf took 256 rows of 32,768 tokens, more than a terabyte."""
+    settings = MemorySettings.read(values_of(bench, step, "one_gpu").get)
+    memory = step_memory(settings, lambda role: SMALL)
+    assert memory.devices and memory.shortages == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_one_node_holds_a_model_of_8_b_and_a_judge_of_1_7(step, bench):
+    settings = MemorySettings.read(values_of(bench, step, "one_node").get)
+    memory = step_memory(settings, lambda role: LARGE if role in ("policy", "reference") else SMALL)
+    assert memory.devices and memory.shortages == []
+
+
+def test_a_judge_whose_cache_is_too_large_is_offered_fewer_rows_or_shorter_ones(bench):
+    get = values_of(
+        bench, "rl/nemo_rl/rlhf", "one_gpu", f"{JUDGE}.max_sequences=256", f"{JUDGE}.max_total_sequence_length=8192"
+    ).get
+    assert step_memory(MemorySettings.read(get), lambda role: SMALL).shortages
+    mends = memory_mends(get, lambda role: SMALL)
+    assert mends
+    for mend in mends:
+        changed = dict(part.split("=") for part in mend.split())
+        assert any(key.startswith(JUDGE) for key in changed)
+        values = {key: int(value) if value.isdigit() else value for key, value in changed.items()}
+        after = MemorySettings.read(lambda key, values=values: values.get(key, get(key)))
+        assert step_memory(after, lambda role: SMALL).shortages == []
