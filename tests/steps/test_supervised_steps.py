@@ -167,12 +167,17 @@ class Judged:
 
     @contextmanager
     def trained_on_chats(self, context: Any, config: Any) -> Iterator[Any]:
-        policy = SimpleNamespace(save_hf=lambda folder: self.notes.append(("saved", folder.name)))
+        policy = SimpleNamespace(save_hf=self.save_hf)
         yield SimpleNamespace(policy=policy, chat="chat", summary={"loss": 1.0})
         self.notes.append("closed")
 
+    def save_hf(self, folder: Path) -> None:
+        self.notes.append(("saved", folder.name))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text("{}")
+
     def build_generator(self, folder: Path, generation: Any, chat: str, **given: Any) -> None:
-        self.notes.append(("generates", folder.name, given["precision"]))
+        self.notes.append(("generates", folder.name, given["precision"], generation.max_sequences))
 
     def read_rows(self, path: str) -> list[int]:
         return list(range(30))
@@ -200,7 +205,7 @@ def test_a_judge_is_measured_on_held_out_pairs_once_its_policy_is_gone(
     judged = Judged(monkeypatch, agreed=15)
     judged.run(tmp_path, **HELD_OUT, agreement={"minimum": 0.75, "max_pairs": 20, "temperature": 0.5})
     assert judged.notes == [
-        *(("saved", "reward_model"), "closed", ("generates", "reward_model", "bfloat16"), (("judge", 3), 20, 0.5))
+        *(("saved", "reward_model"), "closed", ("generates", "reward_model", "bfloat16", 20), (("judge", 3), 20, 0.5))
     ]
     assert judged.attributes == {"heldout_agreement": 0.75}  # and no layout, of no rows
     assert [r["sample"]["question"] for r in judged.records if r["kind"] == "sample"] == [str(n) for n in range(8)]

@@ -76,8 +76,10 @@ def judged_at_once(folder: Path, pairs: int, length: int, precision: str) -> int
     import torch
 
     most = max(1, min(pairs, GenerationConfig().max_sequences))
+    if not torch.cuda.is_available():
+        return most
     shape = ModelShape.read(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    if shape is None or not torch.cuda.is_available():
+    if shape is None:
         return most
     torch.cuda.empty_cache()  # what training took and no longer holds
     free, _ = torch.cuda.mem_get_info()
