@@ -15,7 +15,7 @@ from nemotron_steps.config.layout.sizes import getter
 from nemotron_steps.config.schema.rl import RlConfig
 from tests.benchmarks import bench_nano
 from tests.benchmarks.bench_gpu import MODELS, run_config
-from tests.config.layout.memory.shapes import NANO_4B
+from tests.config.layout.memory.shapes import NANO_4B, NANO_30B
 
 WITHIN = 0.15
 H200 = 139.8
@@ -86,3 +86,17 @@ def test_the_kv_cache_is_what_the_benchmark_counted():
     (device,) = predicted("0.5 B", "embedded", {}).devices
     cache = device.phases["generate"]["generator", "cache"]
     assert cache == (512 * 258 + 64 * 128) * 112 * 1024 + 512 * 258 * (8 + 4 + 8 * 4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "utilization", "gpu_gib", "measured"), [(26, 0.28, H200, 125.6), (13, 0.36, 79.2, 76.4)]
+)
+def test_predictions_for_nano_30b_over_two_gpus_are_within_15_percent(layers, utilization, gpu_gib, measured):
+    """bench_nano --model "30 B" --gpus 2, on two H200s and on two H100s: the larger peak of the two GPUs."""
+    pattern = NANO_30B["hybrid_override_pattern"][:layers]
+    shape = ModelShape.read({**NANO_30B, "hybrid_override_pattern": pattern, "num_hidden_layers": layers})
+    config = RlConfig.model_validate(bench_nano.nano_config(Path("model"), "30 B", 3, 2, utilization))
+    settings = dataclasses.replace(MemorySettings.read(getter(config)), gpu_memory_gib=gpu_gib)
+    (device,) = step_memory(settings, lambda role: shape).devices
+    assert device.peak / GIB == pytest.approx(measured, rel=WITHIN)
+    assert device.fits
