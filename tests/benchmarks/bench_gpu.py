@@ -33,13 +33,14 @@ H200_FLOPS, H200_BYTES_PER_S = 989e12, 4.8e12
 
 def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOKENS, prompts: int = PROMPTS,
                members: int = MEMBERS, micro_batch: int = 48, lean: bool = False,
-               utilization: float = 0.15) -> dict:  # fmt: skip
+               utilization: float = 0.15, vllm_kwargs: dict | None = None) -> dict:  # fmt: skip
     """RlConfig of the benchmark.
 
     Args:
         micro_batch: sequences of 256 new tokens that are trained on at once; fewer of longer ones.
         lean: masters as 16-bit remainders, and a first moment in bfloat16.
         utilization: vLLM's share of the GPU.
+        vllm_kwargs: other options of its engine.
     """
     batch = prompts * members
     micro_batch = max(1, min(micro_batch, batch, micro_batch * NEW_TOKENS // new_tokens))
@@ -71,6 +72,7 @@ def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOK
                 "max_new_tokens": new_tokens,
                 "max_sequences": batch,
                 "vllm_cfg": {"gpu_memory_utilization": utilization, "max_num_seqs": batch},
+                "vllm_kwargs": vllm_kwargs or {},
             },
         },
         "data": {"train": {"data_path": str(folder / "train.jsonl")}},
@@ -78,7 +80,7 @@ def run_config(folder: Path, steps: int, backend: str, new_tokens: int = NEW_TOK
     }
 
 
-def vllm_alone(folder: Path, model: str) -> dict:
+def vllm_alone(folder: Path, model: str, options: dict) -> dict:
     """vLLM by its own front door, in its own processes: seconds for the rollouts of one step, the least of four.
 
     Half of the attempts ask for 8 samples of a prompt, half for one sample of each of 8 copies.
@@ -90,6 +92,7 @@ def vllm_alone(folder: Path, model: str) -> dict:
 
     policy = run_config(folder, 1, "vllm", **SETTINGS.get((model, "vllm"), {}))["policy"]
     engine = policy["generation"]["vllm_cfg"]
+    engine |= options
     llm = LLM(model=str(folder), dtype="bfloat16", max_model_len=policy["max_total_sequence_length"], **engine)
     # What a policy gradient needs of a sample: its tokens and their logprobs.
     settings = {"max_tokens": NEW_TOKENS, "temperature": 1.0, "logprobs": 0, "detokenize": False}
@@ -134,10 +137,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--model", default="0.5 B", choices=MODELS)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--vllm-kwargs", type=json.loads, default={}, metavar="JSON", help="options of vLLM's engine")
     parser.add_argument("--alone", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.alone:
-        print(json.dumps(vllm_alone(arguments.alone, arguments.model)))
+        print(json.dumps(vllm_alone(arguments.alone, arguments.model, arguments.vllm_kwargs)))
         return
     layers, hidden = MODELS[arguments.model]
     results: dict[str, dict] = {"floor": floor(layers, hidden)}
@@ -150,9 +154,10 @@ def main() -> None:
             if part == "trl":
                 results[part] = child("tests.benchmarks.grpo_trl", str(folder), "5", "--gpu", arguments.model)
             elif part == "vllm-alone":
-                results[part] = child("tests.benchmarks.bench_gpu", "--alone", str(folder), "--model", arguments.model)
+                same = ("--model", arguments.model, "--vllm-kwargs", json.dumps(arguments.vllm_kwargs))
+                results[part] = child("tests.benchmarks.bench_gpu", "--alone", str(folder), *same)
             else:
-                settings = SETTINGS.get((arguments.model, part), {})
+                settings = SETTINGS.get((arguments.model, part), {}) | {"vllm_kwargs": arguments.vllm_kwargs}
                 (folder / "run.json").write_text(json.dumps(run_config(folder, arguments.steps, part, **settings)))
                 results[part] = child("tests.benchmarks.grpo_ours", str(folder))
                 results[part].pop("rewards", None)

@@ -32,6 +32,7 @@ DATA = {
 SFT = ["sft.max_num_steps=40", "policy.megatron_cfg.optimizer.lr=3e-4"]
 GRPO = ["grpo.max_num_steps=3", "heldout.max_prompts=64", "policy.generation.max_new_tokens=192"]
 EAGER = ["policy.generation.vllm_cfg.enforce_eager=true"]
+JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
 POLICY = {"policy": "megatron_bridge"}
 HYBRID = {
     "architecture": "nemotron_h",
@@ -92,6 +93,8 @@ RUNS: dict[str, tuple[str, dict[str, str], list[str]]] = {
 QWEN = {"head_dim": 128, "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072}
 SMALL_QWEN = {"head_dim": 32, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
 SMALL = ["grpo.num_prompts_per_step=2", "heldout.max_prompts=8", "policy.generation.max_new_tokens=16"]
+EMBEDDED = {"rl": ["policy.generation.backend=embedded"]}
+EMBEDDED["rl/nemo_rl/rlhf"] = [*EMBEDDED["rl"], f"{JUDGE}.backend=embedded", f"{JUDGE}.max_sequences=16"]
 CPU = {name: ["sft.max_num_steps=2"] for name in ("sft", "reward_model")} | {"rl/nemo_rl/dpo": ["dpo.max_num_steps=1"]}
 
 
@@ -172,7 +175,7 @@ def run_all(names: list[str], cpu: bool, vllm: bool) -> None:
         if cpu:
             overrides = [*overrides, "cluster.gpus_per_node=0", *CPU.get(step.split("/")[0], CPU.get(step, []))]
             if step.startswith("rl/") and not step.endswith("dpo"):
-                overrides += SMALL if vllm else [*SMALL, "policy.generation.backend=embedded"]
+                overrides = [*overrides, *SMALL, *([] if vllm else EMBEDDED.get(step, EMBEDDED["rl"]))]
         started = time.perf_counter()
         code, error, said = steps("run", step, "-c", "one_gpu", *words, *overrides)
         print(f"{name}: exit code {code}, {time.perf_counter() - started:.0f} s", flush=True)
@@ -182,7 +185,8 @@ def run_all(names: list[str], cpu: bool, vllm: bool) -> None:
         have[name] = only_output(said)
         done.write_text(json.dumps(have))
         metrics = Path(".steps/runs", said["run"], "metrics.jsonl")
-        last = [record for record in map(json.loads, metrics.open()) if record["kind"] == "metrics"][-1]["values"]
+        records = [record["values"] for record in map(json.loads, metrics.open()) if record["kind"] == "metrics"]
+        last = records[-1] if records else {}  # none where what was left of a run that was cut off trained no more
         shown = ("loss", "grad_norm", "reward/mean", "token_mult_prob_error", "router_replay", "mtp_", "timing/")
         print(json.dumps({key: value for key, value in last.items() if key.startswith(shown)}), flush=True)
 

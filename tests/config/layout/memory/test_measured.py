@@ -89,13 +89,14 @@ def test_the_kv_cache_is_what_the_benchmark_counted():
 
 
 @pytest.mark.parametrize(
-    ("layers", "utilization", "gpu_gib", "measured"), [(26, 0.28, H200, 125.6), (13, 0.36, 79.2, 76.4)]
+    ("layers", "gpus", "utilization", "gpu_gib", "measured"),
+    [(13, 1, None, H200, 127.0), (26, 2, 0.28, H200, 125.6), (13, 2, 0.36, 79.2, 76.4)],
 )
-def test_predictions_for_nano_30b_over_two_gpus_are_within_15_percent(layers, utilization, gpu_gib, measured):
-    """bench_nano --model "30 B" --gpus 2, on two H200s and on two H100s: the larger peak of the two GPUs."""
+def test_predictions_for_nano_30b_are_within_15_percent(layers, gpus, utilization, gpu_gib, measured):
+    """bench_nano --model "30 B", on an H200, on two and on two H100s: the larger peak of two GPUs."""
     pattern = NANO_30B["hybrid_override_pattern"][:layers]
     shape = ModelShape.read({**NANO_30B, "hybrid_override_pattern": pattern, "num_hidden_layers": layers})
-    config = RlConfig.model_validate(bench_nano.nano_config(Path("model"), "30 B", 3, 2, utilization))
+    config = RlConfig.model_validate(bench_nano.nano_config(Path("model"), "30 B", 3, gpus, utilization))
     settings = dataclasses.replace(MemorySettings.read(getter(config)), gpu_memory_gib=gpu_gib)
     (device,) = step_memory(settings, lambda role: shape).devices
     assert device.peak / GIB == pytest.approx(measured, rel=WITHIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
@@ -42,7 +43,7 @@ def test_one_node_holds_a_model_of_8_b_and_a_judge_of_1_7(step, bench):
 
 def test_a_judge_whose_cache_is_too_large_is_offered_fewer_rows_or_shorter_ones(bench):
     get = values_of(
-        bench, "rl/nemo_rl/rlhf", "one_gpu", f"{JUDGE}.max_sequences=256", f"{JUDGE}.max_total_sequence_length=8192"
+        bench, "rl/nemo_rl/rlhf", "one_gpu", f"{JUDGE}.backend=embedded", f"{JUDGE}.max_total_sequence_length=32768"
     ).get
     assert step_memory(MemorySettings.read(get), lambda role: SMALL).shortages
     mends = memory_mends(get, lambda role: SMALL)
@@ -50,6 +51,6 @@ def test_a_judge_whose_cache_is_too_large_is_offered_fewer_rows_or_shorter_ones(
     for mend in mends:
         changed = dict(part.split("=") for part in mend.split())
         assert any(key.startswith(JUDGE) for key in changed)
-        values = {key: int(value) if value.isdigit() else value for key, value in changed.items()}
+        values = {key: yaml.safe_load(value) for key, value in changed.items()}
         after = MemorySettings.read(lambda key, values=values: values.get(key, get(key)))
         assert step_memory(after, lambda role: SMALL).shortages == []
