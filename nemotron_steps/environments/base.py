@@ -65,6 +65,9 @@ VERIFY_FAILED = "verify_failed"
 ENVIRONMENT_LOST = "environment_lost"
 """Failure class: a process of the environment died, or the environment does not answer."""
 
+LARGEST_REWARD = 1e15
+"""Either way: of such an advantage float32 still holds the loss, and its gradient's squared norm."""
+
 _TRACEBACK_CHARACTERS = 4000
 
 
@@ -99,8 +102,10 @@ class Verdict:
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.failure is not None):
             raise ValueError(f"a verdict has a reward or a failure, not both or neither: {self!r}")
-        if self.reward is not None and not _is_finite(self.reward):
-            raise InvalidVerdictError(f"reward must be a finite number, found {text_of(self.reward, 200, repr)}")
+        if self.reward is not None and not (_is_finite(self.reward) and abs(self.reward) <= LARGEST_REWARD):
+            raise InvalidVerdictError(
+                f"reward must be a number of at most {LARGEST_REWARD:g}, found {text_of(self.reward, 200, repr)}"
+            )
         strange = {name: value for name, value in self.components.items() if not _is_finite(value)}
         if strange:
             raise InvalidVerdictError(f"components must be finite numbers, found {text_of(strange, 200, repr)}")

@@ -126,6 +126,8 @@ def test_a_reward_that_is_no_number_is_named() -> None:
         {"reward": 1.0, "failure": "x"},
         {"reward": float("nan")},
         {"reward": float("inf")},
+        {"reward": 1e300},
+        {"reward": -(10**30)},
         {"reward": "1"},
         {"reward": 1.0, "components": {"a": float("nan")}},
         {"reward": 1.0, "components": {"a": "much"}},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +155,11 @@ def test_preferences_are_trained_on_against_the_policy_as_it_was(
     assert summary == {"trained": ["t"] * 9, "validated": ["v"] * 9}
 
 
+@dataclass
+class _Policy:
+    save_hf: Callable[[Path], None]
+
+
 class Judged:
     """A judge's training and measuring without a model: what happens, in order."""
 
@@ -167,7 +174,8 @@ class Judged:
 
     @contextmanager
     def trained_on_chats(self, context: Any, config: Any) -> Iterator[Any]:
-        policy = SimpleNamespace(save_hf=self.save_hf)
+        policy = _Policy(self.save_hf)
+        self.policy = weakref.ref(policy)
         yield SimpleNamespace(policy=policy, chat="chat", summary={"loss": 1.0})
         self.notes.append("closed")
 
@@ -177,6 +185,7 @@ class Judged:
         (folder / "config.json").write_text("{}")
 
     def build_generator(self, folder: Path, generation: Any, chat: str, **given: Any) -> None:
+        assert self.policy() is None  # its memory is the judge's
         self.notes.append(("generates", folder.name, given["precision"], generation.max_sequences))
 
     def read_rows(self, path: str) -> list[int]:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from nemotron_steps.environments.base import (
+    LARGEST_REWARD,
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
@@ -142,9 +143,9 @@ class RewardFunctionEnvironment(Environment):
         if not told:
             return Verdict.failed("no_reward", message="every reward function gave None")
         total = sum(each.weight * reward for each, reward in pairs if reward is not None)
-        if not math.isfinite(total):
+        if not abs(total) <= LARGEST_REWARD:
             parts = ", ".join(f"{each.weight} * {each.function} {reward}" for each, reward in pairs)
-            return Verdict.failed(VERIFIER_CRASHED, message=f"the sum of the rewards is {total}: {parts}")
+            return Verdict.failed(VERIFIER_CRASHED, message=f"the sum of the rewards is {total:g}: {parts}")
         return Verdict(total, told)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def run(context: StepContext[GenRmConfig]) -> None:
     folder = context.outputs["reward_model"].path
     with trained_on_chats(context, config) as trained:  # a placed policy leaves its devices to the judge
         trained.policy.save_hf(folder)
-    summary = dict(trained.summary)
+    chat, summary = trained.chat, dict(trained.summary)
+    del trained  # and with it, in one process, the policy
     first = first_row(Path(config.data.train.data_path)) if config.data.train.data_path is not None else None
     if first is not None and "messages" in first:  # packed rows are tokens
         context.outputs["reward_model"].attributes["comparison_layout"] = layout_of(first["messages"])
@@ -35,12 +37,10 @@ def run(context: StepContext[GenRmConfig]) -> None:
         rows = read_rows(config.data.heldout.data_path)[: config.agreement.max_pairs]
         limit = config.policy.max_total_sequence_length
         at_once = GenerationConfig(max_sequences=judged_at_once(folder, len(rows), limit, config.policy.precision))
-        generator = build_generator(
-            folder, at_once, trained.chat, max_total_length=limit, precision=config.policy.precision
-        )
+        generator = build_generator(folder, at_once, chat, max_total_length=limit, precision=config.policy.precision)
         judge = GeneratorJudge(
             AsyncSampler(generator),
-            trained.chat,
+            chat,
             max_total_length=limit,
             length_key="policy.max_total_sequence_length",
             seed=config.sft.seed,
@@ -81,6 +81,7 @@ def judged_at_once(folder: Path, pairs: int, length: int, precision: str) -> int
     shape = ModelShape.read(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     if shape is None:
         return most
-    torch.cuda.empty_cache()  # what training took and no longer holds
+    gc.collect()  # what trained the judge, and has cycles
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     return rows_that_fit(shape, free, most=most, length=length, element=getattr(torch, precision).itemsize)

@@ -124,10 +124,11 @@ def test_a_function_that_fails_comes_with_the_command_that_calls_it_alone() -> N
     assert json.loads(shlex.split(verdicts[2].details["hint"], comments=True)[3])[2] == ["1", "2"]
 
 
-def test_a_weighted_sum_that_is_not_finite_is_no_reward_and_tells_its_parts() -> None:
-    (verdict,) = graded(["matches", {"function": f"{FILE}:huge", "weight": 10.0}], ["2"])
+@pytest.mark.parametrize(("weight", "told"), [(10.0, "inf"), (1.0, "1e+308"), (-1.0, "-1e+308")])
+def test_a_weighted_sum_that_advantages_cannot_hold_is_no_reward_and_tells_its_parts(weight, told) -> None:
+    (verdict,) = graded(["matches", {"function": f"{FILE}:huge", "weight": weight}], ["2"])
     assert (verdict.reward, verdict.failure) == (None, "verifier_crashed")
-    assert f"1.0 * {FILE}:matches 1.0, 10.0 * {FILE}:huge 1e+308" in verdict.details["message"]
+    assert f"is {told}: 1.0 * {FILE}:matches 1.0, {weight} * {FILE}:huge 1e+308" in verdict.details["message"]
 
 
 def test_a_function_that_hangs_is_cut_off() -> None:

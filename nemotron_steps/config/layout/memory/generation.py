@@ -17,6 +17,8 @@ SLEEPING = int(0.75 * GIB)
 SHARED_TOKENS = 32
 """Prompts from this length on are held once for all answers to them (engine/generation/embedded/prefix.py)."""
 FIRST_COLUMNS = 512
+WIDENED = 3
+"""From FIRST_COLUMNS on a cache is widened by half, keys and values in turn: a third of it exists twice."""
 RECORDED_TOKENS = 2**14
 """Tokens of a step whose experts vLLM has room for on the GPU, beside its share: as many as its widest batch has."""
 SMALL_CACHE = 8
@@ -130,8 +132,7 @@ def _embedded(
     cache = rows * _row_bytes(shape, columns, element, records)
     prompts = -(-rows // group) if shared else 0
     prefixes = prompts * (prompt * shape.kv_bytes_per_token * element // 2 + shape.state_bytes(element))
-    # From 512 columns on the cache is widened by half, keys and values in turn: a third of it exists twice.
-    widening = cache // 3 if settings.on_gpu and columns > FIRST_COLUMNS else 0
+    widening = cache // WIDENED if settings.on_gpu and columns > FIRST_COLUMNS else 0
     logits = rows * shape.vocabulary * (element + 3 * FLOAT32)
     generates = {"weights": weights, "cache": cache + widening + prefixes, "logits": logits}
     kept = not frees or not settings.on_gpu or cache * SMALL_CACHE <= settings.gpu_memory_gib * GIB
@@ -160,9 +161,9 @@ def rows_that_fit(shape: ModelShape, free: int, *, most: int, length: int, eleme
         From 1 to `most`.
     """
     weights = held(shape, LayoutSizes(), 0).total * element
-    # A cache that grows exists one and a half times; a tenth is for the forward passes of prompts, and for graphs.
-    row = _row_bytes(shape, length + max(64, length // 8), element, False) * 3 // 2
-    row += shape.vocabulary * (element + 3 * FLOAT32)
+    cache = _row_bytes(shape, length + max(64, length // 8), element, False)
+    row = cache + cache // WIDENED + shape.vocabulary * (element + 3 * FLOAT32)
+    # A tenth is for the forward passes of prompts, and for graphs.
     return max(1, min(most, (free * 9 // 10 - weights) // row))
 
 

@@ -175,8 +175,9 @@ def test_as_many_rows_are_decoded_at_once_as_free_memory_has_room_for(free, leng
     rows = rows_that_fit(shape, free * GIB, most=100_000, length=length, element=2)
     keys_and_values = shape.kv_bytes_per_token * (length + length // 8)
     weights = 8.2e9 * 2
-    assert rows == 1 or weights + 1.5 * rows * keys_and_values < 0.9 * free * GIB
-    assert weights + 1.5 * (rows + 1) * keys_and_values > 0.8 * free * GIB  # and not far fewer
+    widened = 4 / 3 * keys_and_values  # a third of the cache exists twice while it grows
+    assert rows == 1 or weights + rows * widened < 0.9 * free * GIB
+    assert weights + (rows + 1) * widened > 0.8 * free * GIB  # and not far fewer
     assert rows_that_fit(shape, free * GIB, most=2, length=length, element=2) == min(2, rows)
 
 
