@@ -59,14 +59,14 @@ JUDGE_UNAVAILABLE = "judge_unavailable"
 REWARD_OUT_OF_RANGE = "reward_out_of_range"
 """Failure class: the environment gave a reward outside its own `reward_range`."""
 VERDICT_INVALID = "verdict_invalid"
-"""Failure class: what `verify` gave is no Verdict, or its reward or a component is no finite number."""
+"""Failure class: what `verify` gave is no Verdict, or its reward or a component is no finite float32."""
 VERIFY_FAILED = "verify_failed"
 """Failure class: `verify` (or `verify_group`) raised an exception."""
 ENVIRONMENT_LOST = "environment_lost"
 """Failure class: a process of the environment died, or the environment does not answer."""
 
-LARGEST_REWARD = 1e15
-"""Either way: of such an advantage float32 still holds the loss, and its gradient's squared norm."""
+FLOAT32_MAX = 3.4028234663852886e38
+"""Largest finite float32. Advantages become float32: a number beyond it would be an infinite loss."""
 
 _TRACEBACK_CHARACTERS = 4000
 
@@ -102,13 +102,11 @@ class Verdict:
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.failure is not None):
             raise ValueError(f"a verdict has a reward or a failure, not both or neither: {self!r}")
-        if self.reward is not None and not (_is_finite(self.reward) and abs(self.reward) <= LARGEST_REWARD):
-            raise InvalidVerdictError(
-                f"reward must be a number of at most {LARGEST_REWARD:g}, found {text_of(self.reward, 200, repr)}"
-            )
+        if self.reward is not None and not _is_finite(self.reward):
+            raise InvalidVerdictError(f"reward must be a finite float32, found {text_of(self.reward, 200, repr)}")
         strange = {name: value for name, value in self.components.items() if not _is_finite(value)}
         if strange:
-            raise InvalidVerdictError(f"components must be finite numbers, found {text_of(strange, 200, repr)}")
+            raise InvalidVerdictError(f"components must be finite float32 numbers, found {text_of(strange, 200, repr)}")
 
     @classmethod
     def failed(cls, failure: str, **details: Any) -> Verdict:
@@ -371,7 +369,7 @@ class Environment(ABC):
 
 def _is_finite(value: Any) -> bool:
     try:
-        return isinstance(value, Real) and math.isfinite(value)
+        return isinstance(value, Real) and math.fabs(value) <= FLOAT32_MAX
     except OverflowError:  # an integer beyond every float
         return False
 

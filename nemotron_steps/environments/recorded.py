@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.environments.base import FLOAT32_MAX
 from nemotron_steps.environments.responses import Response, conversation, text_of
 from nemotron_steps.errors import DataError, UnsupportedError, show_line
 
@@ -159,12 +159,12 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
             ),
         )
     reward = rollout.get("reward")
-    number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) <= sys.float_info.max
+    number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) <= FLOAT32_MAX
     if reward is not None and not number:
         raise DataError(
-            "a recorded reward is no finite number",
+            "a recorded reward is no finite float32",
             where=f"{where} field reward",
-            expected="a finite number, or null where it could not be judged",
+            expected="a finite float32, or null where it could not be judged",
             found=text_of(reward, 80, repr),
             hints=('"reward": null   # where it could not be judged', *show_line(where)),
         )

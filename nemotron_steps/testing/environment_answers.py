@@ -22,7 +22,7 @@ _SMALL, _LARGE = 8_192, 65_536
 
 @SUITE.check("rows_are_accepted")
 def rewards_are_in_range(subject: EnvironmentSubject) -> None:
-    """Every reward and component is a finite number, every reward within reward_range."""
+    """Every reward and component is a finite float32, every reward within reward_range."""
     low, high = subject.build().reward_range
     if not low < high:
         raise Unmet("reward_range is empty", found=(low, high))

@@ -12,7 +12,7 @@ from nemotron_steps.engine.backends.generator import build_generator
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -38,6 +38,7 @@ def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | 
 
     Raises:
         ArtifactError: its model folder does not exist.
+        UnsupportedError: its backend is not installed, or cannot run its model.
         JudgeUnavailableError: its server does not list its models within readiness_timeout_s, or lists none.
     """
     if config.backend == "http":
@@ -67,22 +68,43 @@ def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | 
         ),
     )
     precision = "bfloat16" if torch.cuda.is_available() else "float32"
-    generator = build_generator(
-        folder, generation, chat, max_total_length=config.max_total_sequence_length, precision=precision
-    )
+    try:
+        generator = build_generator(
+            folder, generation, chat, max_total_length=config.max_total_sequence_length, precision=precision
+        )
+    except UnsupportedError as error:
+        raise _of_judge(error, role) from error
     sampler = AsyncSampler(generator, name=role, defer_to=defer_to)
     return GeneratorJudge(
         sampler,
         chat,
         max_total_length=config.max_total_sequence_length,
-        length_key=f"env.nemo_gym.{role}.responses_api_models.vllm_model.max_total_sequence_length",
+        length_key=f"{_section(role)}.max_total_sequence_length",
         seed=seed,
+    )
+
+
+def _section(role: str) -> str:
+    """Where a judge's config is."""
+    return f"env.nemo_gym.{role}.responses_api_models.vllm_model"
+
+
+def _of_judge(error: UnsupportedError, role: str) -> UnsupportedError:
+    """What a generator refuses, which names the keys of the policy's, with the judge's own."""
+    policys, own = "policy.generation.backend=", f"{_section(role)}.backend="
+    hints = [hint.replace(policys, own) for hint in error.hints]
+    return UnsupportedError(
+        f"judge {role}: {error.what}",
+        where=(error.where or "").replace(policys, own) or None,
+        expected=error.expected,
+        found=error.found,
+        hints=[hint for hint in hints if "policy" not in hint],
     )
 
 
 def judge_folder(role: str, config: VllmModelConfig) -> Path:
     """Local folder of a judge's weights; a hub name is fetched through huggingface_hub's cache."""
-    key = f"env.nemo_gym.{role}.responses_api_models.vllm_model.model"
+    key = f"{_section(role)}.model"
     if config.model is None:
         raise ArtifactError(
             f"the judge {role} has no model", where=key, hints=[f"{key}=PATH", "--input reward_model=PATH"]

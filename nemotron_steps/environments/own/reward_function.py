@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from nemotron_steps.environments.base import (
-    LARGEST_REWARD,
+    FLOAT32_MAX,
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
@@ -143,9 +143,11 @@ class RewardFunctionEnvironment(Environment):
         if not told:
             return Verdict.failed("no_reward", message="every reward function gave None")
         total = sum(each.weight * reward for each, reward in pairs if reward is not None)
-        if not abs(total) <= LARGEST_REWARD:
+        if not abs(total) <= FLOAT32_MAX:
             parts = ", ".join(f"{each.weight} * {each.function} {reward}" for each, reward in pairs)
-            return Verdict.failed(VERIFIER_CRASHED, message=f"the sum of the rewards is {total:g}: {parts}")
+            return Verdict.failed(
+                VERIFIER_CRASHED, message=f"the sum of the rewards is {total}, no finite float32: {parts}"
+            )
         return Verdict(total, told)
 
 
@@ -179,7 +181,7 @@ def call(function: str, prompt: Any, completions: list[str], columns: dict[str, 
 
     Raises:
         TypeError: it gave something else than a number or None for each answer.
-        ValueError: a number that it gave is not finite.
+        ValueError: a number that it gave is no finite float32.
     """
     loaded = load(function)
     if set(inspect.signature(loaded).parameters) >= _VERL:
@@ -256,8 +258,8 @@ def _number(reward: Any, function: str) -> float:
         raise TypeError(f"{function} gave {text_of(reward, 200, repr)}, which is no number and not None") from None
     except OverflowError:
         raise ValueError(f"{function} gave a number that is too large for a float") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{function} gave {number}, which is no finite number and not None")
+    if not abs(number) <= FLOAT32_MAX:
+        raise ValueError(f"{function} gave {number}, which is no finite float32 and not None")
     return number
 
 

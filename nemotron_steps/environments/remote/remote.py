@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +16,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from nemotron_steps.environments.base import (
+    FLOAT32_MAX,
     Environment,
     EnvironmentConfig,
     Response,
@@ -101,6 +101,7 @@ class RemoteEnvironment(Environment):
     def __init__(self, config: RemoteConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         self.reward_range = (config.reward_low, config.reward_high)
+        self.judges_groups = config.judges_groups  # type: ignore[misc]
         head = config.head_server
         self._head: HeadServer | None = None
         if head is not None:
@@ -231,7 +232,7 @@ class RemoteEnvironment(Environment):
 
     async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
         """One by one, or together for an environment that judges groups."""
-        if not self.config.judges_groups:
+        if not self.judges_groups:
             return await super().verify_group(row, responses, sessions)
         body = {"row": dict(row), "responses": [response_object(response) for response in responses]}
         try:
@@ -258,14 +259,14 @@ class RemoteEnvironment(Environment):
             reason = failure or answer.get("failure_kind") or answer.get("failure_reason")
             named = reason if isinstance(reason, str) else ENVIRONMENT_REFUSED
             return Verdict.failed(named[:100], message=text_of(answer.get("details") or "", 500))
-        low, high = self.reward_range
+        low, high = max(self.reward_range[0], -FLOAT32_MAX), min(self.reward_range[1], FLOAT32_MAX)
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not low <= reward <= high:
             return _refused(f"reward outside [{low}, {high}]", reward)
         components = answer.get("components")
         numbers = {}
         for key, value in components.items() if isinstance(components, dict) else ():
             if isinstance(value, int | float):
-                if not abs(value) <= sys.float_info.max:
+                if not abs(value) <= FLOAT32_MAX:
                     return _refused(f"component {key}", value)
                 numbers[key] = float(value)
         notes = notes_from(answer.get("details"))

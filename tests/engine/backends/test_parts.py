@@ -127,6 +127,24 @@ def test_a_judges_folder_is_taken_as_it_is_and_none_is_an_error(tmp_path: Path) 
     assert caught.value.where == "env.nemo_gym.judge_model.responses_api_models.vllm_model.model"
 
 
+def test_what_a_judges_generator_refuses_is_mended_by_the_judges_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hints named the policy's backend, which was embedded already."""
+
+    def refused(*given: Any, **more: Any) -> Any:
+        hints = ["policy.generation.backend=embedded", "inputs.policy.overrides=[x=1]   # policy", "pip install x"]
+        raise UnsupportedError("no", where="policy.generation.backend=vllm", expected="e", found="f", hints=hints)
+
+    monkeypatch.setattr(judges, "build_generator", refused)
+    monkeypatch.setattr(judges, "judge_folder", lambda role, config: Path("j"))
+    monkeypatch.setattr(judges.ChatFormat, "from_folder", lambda folder: CHAT)
+    with pytest.raises(UnsupportedError, match="judge genrm_model: no") as caught:
+        judges.build_judge("genrm_model", VllmModelConfig(model="j", backend="vllm"), defer_to=None, seed=1)
+    own = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.backend"
+    error = caught.value
+    assert (error.where, error.expected, error.found) == (f"{own}=vllm", "e", "f")
+    assert error.hints == (f"{own}=embedded", "pip install x")
+
+
 def test_a_judge_behind_http_is_asked_as_its_config_says_and_for_its_name_where_that_is_left_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

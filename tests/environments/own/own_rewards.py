@@ -53,7 +53,11 @@ def infinite(solution_str, ground_truth):
 
 
 def huge(completions, **kwargs):
-    return [1e308] * len(completions)
+    return [1e38] * len(completions)
+
+
+def beyond_float32(completions, **kwargs):
+    return [1e39] * len(completions)
 
 
 def too_large(completions, **kwargs):

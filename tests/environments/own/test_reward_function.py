@@ -100,8 +100,9 @@ def test_an_answer_that_no_function_judges_has_no_reward() -> None:
         ("too_few", "gave 1 rewards for 2 completions"),
         ("too_many", "gave 3 rewards for 2 completions"),
         ("a_text", "gave 'good', which is no number and not None"),
-        ("not_a_number", "own_rewards.py:not_a_number gave nan, which is no finite number and not None"),
-        ("infinite", "own_rewards.py:infinite gave -inf, which is no finite number and not None"),
+        ("not_a_number", "own_rewards.py:not_a_number gave nan, which is no finite float32 and not None"),
+        ("infinite", "own_rewards.py:infinite gave -inf, which is no finite float32 and not None"),
+        ("beyond_float32", "own_rewards.py:beyond_float32 gave 1e+39, which is no finite float32 and not None"),
         ("too_large", "own_rewards.py:too_large gave a number that is too large for a float"),
         ("raises", "no such key: gold"),
     ],
@@ -124,11 +125,19 @@ def test_a_function_that_fails_comes_with_the_command_that_calls_it_alone() -> N
     assert json.loads(shlex.split(verdicts[2].details["hint"], comments=True)[3])[2] == ["1", "2"]
 
 
-@pytest.mark.parametrize(("weight", "told"), [(10.0, "inf"), (1.0, "1e+308"), (-1.0, "-1e+308")])
-def test_a_weighted_sum_that_advantages_cannot_hold_is_no_reward_and_tells_its_parts(weight, told) -> None:
+@pytest.mark.parametrize("weight", [10.0, -10.0])
+def test_a_weighted_sum_that_is_no_finite_float32_is_no_reward_and_tells_its_parts(weight) -> None:
+    """Advantages are float32: their loss was infinite, and ended the run."""
     (verdict,) = graded(["matches", {"function": f"{FILE}:huge", "weight": weight}], ["2"])
     assert (verdict.reward, verdict.failure) == (None, "verifier_crashed")
-    assert f"is {told}: 1.0 * {FILE}:matches 1.0, {weight} * {FILE}:huge 1e+308" in verdict.details["message"]
+    parts = f"1.0 * {FILE}:matches 1.0, {weight} * {FILE}:huge 1e+38"
+    assert verdict.details["message"] == f"the sum of the rewards is {weight * 1e38}, no finite float32: {parts}"
+
+
+def test_a_large_penalty_is_a_reward() -> None:
+    """Normalised or clipped it is an advantage like another."""
+    (verdict,) = graded([{"function": f"{FILE}:huge", "weight": -1.0}], ["2"])
+    assert verdict.reward == -1e38
 
 
 def test_a_function_that_hangs_is_cut_off() -> None:

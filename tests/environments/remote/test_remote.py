@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote import remote
 from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
@@ -36,6 +37,10 @@ class Server:
 
     def close(self) -> None:
         self.closed = True
+
+
+async def _nothing() -> None:
+    pass
 
 
 def served(*answers: Any, name: str = "remote", **settings: Any) -> tuple[Any, Server]:
@@ -112,6 +117,38 @@ def test_a_group_has_a_verdict_for_each_response(answer: Any, failures: list[str
     ((path, body, _),) = server.asked
     texts = [each["output"][0]["content"][0]["text"] for each in body["responses"]]
     assert (path, body["row"], texts) == ("/verify_group", ROW, ["a", "b"])
+
+
+def test_a_reward_that_is_no_finite_float32_fails_its_own_response_alone() -> None:
+    """It was an exception of the whole group's, under a range as wide as any."""
+    environment, _ = served(
+        {"verdicts": [{"reward": 1.0}, {"reward": -1e39}, {"reward": 1, "components": {"a": 1e39}}]},
+        judges_groups=True,
+        reward_low=-1e300,
+        reward_high=1e300,
+    )
+    group = [Response("a"), Response("b"), Response("c")]
+    verdicts = asyncio.run(environment.verify_group(ROW, group, [Session()] * 3))
+    assert [verdict.failure for verdict in verdicts] == [None, "environment_refused", "environment_refused"]
+    assert "-1e+39" in verdicts[1].details["message"] and "component a" in verdicts[2].details["message"]
+
+
+@pytest.mark.parametrize("groups", [True, False])
+def test_whether_it_judges_groups_is_said_by_its_settings(groups: bool) -> None:
+    """Recorded rollouts of one prompt were sent one by one."""
+    good = {"reward": 1.0}
+    verdicts = [{"verdicts": [good, good]}] if groups else [good, good]
+    environment, server = served({}, {}, *verdicts, judges_groups=groups)
+    environment.start = environment.close = _nothing
+    given = {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": "x"}]}
+    row = {**ROW, "_ng_task_index": 1, "response": {"output": [given]}, "reward": 1.0}
+
+    async def run() -> list[Any]:
+        return [each.verdict.reward async for each in regrade(environment, [(row, "f:1"), (row, "f:2")])]
+
+    assert asyncio.run(run()) == [1.0, 1.0]
+    asked = [path for path, *_ in server.asked if path.startswith("/verify")]
+    assert asked == (["/verify_group"] if groups else ["/verify", "/verify"])
 
 
 @pytest.mark.parametrize(("reward", "met"), [(-1.0, True), (2.0, True), (-1.1, False), (2.1, False)])
