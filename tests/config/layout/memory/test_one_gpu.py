@@ -41,16 +41,21 @@ def test_one_node_holds_a_model_of_8_b_and_a_judge_of_1_7(step, bench):
     assert memory.devices and memory.shortages == []
 
 
-def test_a_judge_whose_cache_is_too_large_is_offered_fewer_rows_or_shorter_ones(bench):
-    get = values_of(
-        bench, "rl/nemo_rl/rlhf", "one_gpu", f"{JUDGE}.backend=embedded", f"{JUDGE}.max_total_sequence_length=32768"
-    ).get
+@pytest.mark.parametrize(
+    ("embedded", "length"),
+    [({JUDGE}, 32_768), ({JUDGE}, 8192), ({"policy.generation"}, 8192), ({JUDGE, "policy.generation"}, 8192)],
+    ids=["judge, long", "judge", "policy", "both"],
+)
+def test_where_the_embedded_generator_has_too_many_rows_fewer_or_shorter_ones_are_offered(embedded, length, bench):
+    """rlhf without vLLM: the hints that say so leave the rows that vLLM would page."""
+    backends = [f"{section}.backend=embedded" for section in sorted(embedded)]
+    overrides = (*backends, f"{JUDGE}.max_total_sequence_length={length}")
+    get = values_of(bench, "rl/nemo_rl/rlhf", "one_gpu", *overrides).get
     assert step_memory(MemorySettings.read(get), lambda role: SMALL).shortages
     mends = memory_mends(get, lambda role: SMALL)
     assert mends
     for mend in mends:
-        changed = dict(part.split("=") for part in mend.split())
-        assert any(key.startswith(JUDGE) for key in changed)
-        values = {key: yaml.safe_load(value) for key, value in changed.items()}
-        after = MemorySettings.read(lambda key, values=values: values.get(key, get(key)))
+        changed = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in mend.split())}
+        assert {section for section in embedded if any(key.startswith(section) for key in changed)} == embedded
+        after = MemorySettings.read(lambda key, changed=changed: changed.get(key, get(key)))
         assert step_memory(after, lambda role: SMALL).shortages == []
