@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import UnknownNameError
-from nemotron_steps.runs.lines import number, seconds
+from nemotron_steps.runs.lines import is_change, number, seconds
 from nemotron_steps.runs.report_svg import curve
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def framed(content: str) -> str:
 
 
 def _figure(value: Any) -> str:
-    if isinstance(value, Mapping) and {"before", "after"} <= value.keys():
+    if is_change(value):
         return f"{escape(number(value['before']))} → <b>{escape(number(value['after']))}</b>"
     if isinstance(value, Mapping):
         return escape(", ".join(f"{name} {number(item)}" for name, item in value.items()))

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.lines import number
 from nemotron_steps.runs.report_data import RunReport, read_report
-from nemotron_steps.runs.report_metrics import headlines
+from nemotron_steps.runs.report_metrics import at_step, headlines
 from nemotron_steps.runs.report_svg import Points, nice_ticks, tick_labels
 
 _COLORS = ("#3f7d00", "#b3261e", "#1f6fb2", "#9a6200", "#7b3fb3", "#0b7a75")
@@ -53,12 +52,12 @@ def _step(key: str, runs: Sequence[RunReport]) -> str:
     head = "".join(f"<th>{escape(run.id)}</th>" for run in runs)
     rows = "".join(
         f"<tr><td>{escape(name)}</td>"
-        + "".join(f'<td class="value">{number(each[name][-1][1]) if each.get(name) else ""}</td>' for each in curves)
+        + "".join(f'<td class="value">{at_step(each[name]) if each.get(name) else ""}</td>' for each in curves)
         + "</tr>"
         for name in names
     )
     return (
-        f'<section><h2>{escape(key)}</h2><div class="grid-of-charts">{charts}</div><h4>at the end</h4>'
+        f'<section><h2>{escape(key)}</h2><div class="grid-of-charts">{charts}</div><h4>last values</h4>'
         f'<div class="scroll"><table><thead><tr><th>metric</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         "</section>"
     )

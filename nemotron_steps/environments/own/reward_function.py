@@ -196,8 +196,8 @@ def call(function: str, prompt: Any, completions: list[str], columns: dict[str, 
         rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards  # an array's, which may have no dimension
         rewards = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
     if len(rewards) != len(completions):
-        count = f"{len(rewards)} rewards for {len(completions)} completions"
-        raise TypeError(f"{function} gave {count}: {text_of(rewards, 200, repr)}")
+        counts = f"{len(rewards)} rewards for {len(completions)} completions"
+        raise TypeError(f"{function} gave {counts}: {text_of(rewards, 200, repr)}")
     return [None if reward is None else _number(reward, function) for reward in rewards]
 
 

@@ -31,7 +31,7 @@ def predicting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_hybrid_learns_chats(hybrid: Path, tmp_path: Path) -> None:
     whole, expected = test_sft.run(4, hybrid, tmp_path / "whole")
-    assert whole["validation_loss"] < whole["validation_loss_before"]
+    assert whole["validation_loss"]["after"] < whole["validation_loss"]["before"]
     test_sft.run(2, hybrid, tmp_path / "broken")
     resumed, found = test_sft.run(4, hybrid, tmp_path / "broken")
     assert [m["loss"] for m in found] == [m["loss"] for m in expected[2:]]
@@ -41,7 +41,7 @@ def test_a_hybrid_learns_chats(hybrid: Path, tmp_path: Path) -> None:
 def test_a_hybrid_learns_preferences(hybrid: Path, tmp_path: Path) -> None:
     summary, record = test_dpo.run(test_dpo.dpo_config(10), hybrid, tmp_path)
     assert record.steps[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert summary["validation_accuracy"] == 1.0 and summary["validation_loss"] < 0.4
+    assert summary["validation_accuracy"]["after"] == 1.0 and summary["validation_loss"]["after"] < 0.4
 
 
 def assert_learned(steps: list[dict[str, Any]], most: float) -> None:
@@ -67,5 +67,5 @@ def test_blocks_learn_preferred_and_other_answers_beside_it(predicting: Path, tm
     megatron = {"optimizer": {"lr": 3e-3}, **AHEAD}
     summary, record = test_dpo.run(test_dpo.dpo_config(10, megatron_cfg=megatron), predicting, tmp_path)
     assert record.steps[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert summary["validation_accuracy"] == 1.0 and summary["validation_loss"] < 0.4
+    assert summary["validation_accuracy"]["after"] == 1.0 and summary["validation_loss"]["after"] < 0.4
     assert_learned(record.steps, 4.5)
