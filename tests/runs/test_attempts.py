@@ -88,7 +88,12 @@ def test_a_run_that_goes_on_where_another_stopped_has_the_metrics_and_samples_of
     (last,) = (step for step in read_report(run(store).folder, store).steps if step.key == "toy/train")
     assert list(dict(last.curves["loss"])) == [*range(1, 11)]
     assert (last.curves["loss"], last.samples) == (whole.curves["loss"], whole.samples)
-    assert last.summary == read_report(run(store).folder, store).steps[-1].summary != {}  # cached
+    # Cached, under its own key and as the stage of a pipeline.
+    plan = make_plan()
+    stage = replace(plan, steps=(plan.steps[0], replace(plan.steps[1], key="stage")), goals=("stage",))
+    for again in (plan, stage):
+        cached = read_report(execute(again, store).folder, store).steps[-1]
+        assert (cached.state, cached.curves, cached.summary) == ("cached", last.curves, last.summary)
 
 
 def test_a_forced_run_that_was_stopped_goes_on_with_what_it_was_forced_to_make(store: ArtifactStore) -> None:
