@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
-from nemotron_steps.runs.lines import columns_of, compared, is_change, is_table
+from nemotron_steps.runs.lines import columns_of, compared, is_change, is_table, values_of
 from nemotron_steps.runs.spread import MEANING, as_text
 
 if TYPE_CHECKING:
@@ -79,10 +79,8 @@ def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str
             if difference:
                 row.append(terminal.style(difference, _COLORS[verdict]) if verdict else difference)
             rows.append(row)
-        elif isinstance(value, Mapping):
-            rows.append([label, printable("  ".join(f"{key} {number(item)}" for key, item in value.items()))])
-        elif isinstance(value, list | tuple):
-            rows.append([label, printable(", ".join(number(item) for item in value))])
+        elif isinstance(value, Mapping | list | tuple):
+            rows.append([label, printable(values_of(value))])
         else:
             rows.append([label, printable(number(value))])
     return rows

@@ -109,13 +109,20 @@ def columns_of(table: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def in_words(name: str, value: Any) -> str:
-    """One value of a summary: `0.31 → 0.62 (+0.31)` for a before and after, a table's size, else the value."""
+    """One value of a summary: `0.31 → 0.62 (+0.31)` for a before and after, a table's size, else as `values_of`."""
     if is_table(value):
         return f"{len(value)} × {len(columns_of(value))}"
-    if not is_change(value):
-        return number(value)
-    difference, _ = compared(name, value)
-    return f"{number(value['before'])} → {number(value['after'])}" + (f" ({difference})" if difference else "")
+    if is_change(value):
+        difference, _ = compared(name, value)
+        return f"{number(value['before'])} → {number(value['after'])}" + (f" ({difference})" if difference else "")
+    return values_of(value)
+
+
+def values_of(value: Any) -> str:
+    """A value, or several, with their names where they have some."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {number(item)}" for key, item in value.items())
+    return ", ".join(map(number, value)) if isinstance(value, list | tuple) else number(value)
 
 
 def is_change(value: Any) -> bool:
@@ -139,6 +146,9 @@ def compared(name: str, value: Mapping[str, Any]) -> tuple[str, str]:
     known = [as_float(errors.get(side)) for side in ("before", "after")] if isinstance(errors, Mapping) else []
     error = math.hypot(*(each if each is not None else math.nan for each in known))
     text = f"{'+' if difference > 0 else '−'}{number(abs(difference))}" + (f" ± {number(error)}" if error > 0 else "")
+    counts = value.get("samples")
+    if isinstance(counts, Mapping) and counts.get("before") != counts.get("after"):
+        text += f", of {number(counts.get('before'))} and {number(counts.get('after'))} samples"
     way = better(name, value)
     if not way or error >= abs(difference):
         return text, ""

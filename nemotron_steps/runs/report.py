@@ -18,7 +18,16 @@ from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.jsonable import as_float
 from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.lines import columns_of, compared, is_change, is_table, number, readable_size, seconds
+from nemotron_steps.runs.lines import (
+    columns_of,
+    compared,
+    is_change,
+    is_table,
+    number,
+    readable_size,
+    seconds,
+    values_of,
+)
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report_metrics import step_metrics
 from nemotron_steps.runs.report_svg import Node, bars, plan_graph
@@ -188,11 +197,7 @@ def _result_row(name: str, value: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return escape(", ".join(f"{key} {number(item)}" for key, item in value.items()))
-    if isinstance(value, list | tuple):
-        return escape(", ".join(number(item) for item in value))
-    return escape(number(value))
+    return escape(values_of(value))
 
 
 def _hints(run: RunReport) -> str:

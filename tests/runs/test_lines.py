@@ -174,6 +174,7 @@ NAN = float("nan")
         (0.25, 0.5, (None, 0.04), ("+0.25", "good")),
         (0.25, 0.5, (0.0, 0.0), ("+0.25", "good")),
         ("nan", 0.5, None, ("", "")),
+        (0.25, 0.5, "of 3 and 4 samples", ("+0.25, of 3 and 4 samples", "good")),
         (0.5, NAN, None, ("", "")),
         (0.5, float("inf"), None, ("", "")),
         (None, 0.5, None, ("", "")),
@@ -184,7 +185,9 @@ def test_a_change_says_its_error_and_is_good_or_bad_where_it_is_more_than_that(
     before: Any, after: Any, errors: Any, expected: tuple[str, str]
 ) -> None:
     value = {"before": before, "after": after}
-    if errors is not None:
+    if isinstance(errors, str):
+        value["samples"] = {"before": 3, "after": 4}
+    elif errors is not None:
         value["standard_error"] = dict(zip(("before", "after"), errors, strict=True))
     assert compared("reward", value) == expected
 

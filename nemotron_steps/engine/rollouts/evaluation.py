@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from nemotron_steps.engine.types import Rollout, RolloutGroup
@@ -67,15 +68,12 @@ def summarize(groups: Sequence[RolloutGroup]) -> EvaluationResult:
             by_environment[rollout.environment].append(rollout.reward)
             for name, value in rollout.components.items():
                 components[name].append(value)
-    mean = sum(by_prompt) / len(by_prompt) if by_prompt else math.nan
-    spread = (
-        math.sqrt(sum((r - mean) ** 2 for r in by_prompt) / (len(by_prompt) - 1)) if len(by_prompt) > 1 else math.nan
-    )
+    spread = stdev(by_prompt) if len(by_prompt) > 1 else math.nan
     count = max(1, len(rollouts))
     ungraded = sum(r.failure is not None for r in rollouts)
     return EvaluationResult(
-        reward=mean,
-        standard_error=spread / math.sqrt(len(by_prompt)) if by_prompt else math.nan,
+        reward=fmean(by_prompt) if by_prompt else math.nan,
+        standard_error=spread / math.sqrt(len(by_prompt) or 1),
         samples=len(rollouts) - ungraded,
         ungraded=ungraded,
         truncation_rate=sum(r.truncated for r in rollouts) / count,

@@ -6,9 +6,9 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import read_data
 from nemotron_steps.engine.build.run import build_run
@@ -40,7 +40,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
                 context.tracker.progress("held-out prompts, before", 0, None)
                 run.generator.update_weights(run.policy.weights(), 0)
                 before = run_on(runner, evaluate_heldout(run, heldout, "before"))
-                _write_atomically(baseline_file, before)
+                write_atomic(baseline_file, json.dumps(before.to_dict()).encode())
             if heldout:
                 before = EvaluationResult(**json.loads(baseline_file.read_text()))
                 context.tracker.metrics(0, before.metrics("heldout"))
@@ -76,9 +76,3 @@ def _started(environments: EnvironmentSet) -> Iterator[asyncio.Runner]:
                 error.add_note(f"besides, the environments did not close: {another!r}")  # what stopped the run is first
             raise
         runner.run(environments.close())
-
-
-def _write_atomically(path: Path, result: EvaluationResult) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result.to_dict()))
-    partial.rename(path)
