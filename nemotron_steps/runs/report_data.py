@@ -38,7 +38,7 @@ class StepReport:
     row: str = ""
     """The row of data that the error is about."""
     traceback: str = ""
-    cache_key: str = ""
+    cache_key: str | None = None
     made_by: str = ""
     """The earlier run that made a cached step; its curves and samples are shown."""
 
@@ -83,17 +83,11 @@ def _read_report(folder: Path, store: ArtifactStore) -> RunReport:
     info = _json(folder / RUN_FILE)
     plan = _json(folder / "plan.json")
     events = _lines(folder / "events.jsonl")
-    steps = {
-        entry["key"]: StepReport(
-            entry["key"],
-            entry,
-            state=info.get("steps", {}).get(entry["key"], {}).get("state", "pending"),
-            seconds=info.get("steps", {}).get(entry["key"], {}).get("seconds"),
-            outputs=dict(info.get("steps", {}).get(entry["key"], {}).get("outputs", {})),
-            cache_key=str(info.get("steps", {}).get(entry["key"], {}).get("cache_key", "")),
-        )
-        for entry in plan.get("steps", [])
-    }
+    steps: dict[str, StepReport] = {}
+    for entry in plan.get("steps", []):
+        key, told = entry["key"], {"state": "pending", "outputs": {}, **info.get("steps", {}).get(entry["key"], {})}
+        known: dict[str, Any] = {name: told.get(name) for name in ("state", "seconds", "cache_key")}
+        steps[key] = StepReport(key, entry, **known, outputs=dict(told["outputs"]))
     _apply_events(steps, events)
     _apply_metrics(steps, _lines(folder / "metrics.jsonl"), _lines(folder / "samples.jsonl"))
     for step in steps.values():

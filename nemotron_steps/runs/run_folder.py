@@ -267,7 +267,7 @@ def read_events(store: ArtifactStore, run_id: str, name: str = "events") -> list
     return parse_lines(lines)
 
 
-def keys_of(store: ArtifactStore, run_id: str, cache_key: str) -> list[str]:
+def keys_of(store: ArtifactStore, run_id: str, cache_key: str | None) -> list[str]:
     """The keys that a step with this cache key had in a run; none in one that is gone."""
     try:
         steps = get_run(store, run_id).steps

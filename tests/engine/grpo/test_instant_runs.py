@@ -246,6 +246,19 @@ def test_before_is_what_the_first_weights_gave_and_after_what_the_last_ones_did(
         assert found == ({} if told is None else {f"validation_reward_step_{told}": told})
 
 
+def test_a_run_whose_prompts_are_used_up_is_validated_at_the_end_that_it_has(tmp_path: Path) -> None:
+    def graded(row: int, attempt: int) -> Sequence[float | str]:
+        return ("prompt_too_long",) * 2 if row % 2 else by_step(row, attempt)
+
+    settings = {"asynchronous": True, "val_at_start": True, "val_at_end": True}
+    for _ in range(2):  # the second finds the first one's end
+        run, parts = instant(tmp_path, 12, graded, validation=1, **settings)
+        summary = trained(run)
+        assert summary["steps"] == run.step < 12
+        assert {"before", "after"} < summary["validation_reward"].keys()
+    assert [each["step"] for each in parts.besides] == [0]
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

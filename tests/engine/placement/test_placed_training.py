@@ -82,7 +82,8 @@ def run(step, config, work, output="output"):
     step.run(SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=tracker, outputs=outputs))
     (placement,) = [r["fields"] for r in records if r["kind"] == "event" and r["name"] == "placement"]
     (summary,) = [r["values"] for r in records if r["kind"] == "summary"]
-    return SimpleNamespace(metrics=metrics_of(records), summary=summary, placement=placement, output=slot.path)
+    trained = [record for record in records if record.get("index") != 0]  # 0: validation before the first step
+    return SimpleNamespace(metrics=metrics_of(trained), summary=summary, placement=placement, output=slot.path)
 
 
 def assert_same(there, here, names=("loss", "grad_norm", "lr")):
