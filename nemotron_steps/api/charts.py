@@ -7,28 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import UnknownNameError
-from nemotron_steps.runs.lines import number, seconds
+from nemotron_steps.runs.lines import in_words, number, seconds
+from nemotron_steps.runs.report_metrics import headlines
 from nemotron_steps.runs.report_svg import curve
 
 if TYPE_CHECKING:
     from nemotron_steps.api.result import Result
-
-_FIRST = (
-    "reward/mean",
-    "validation/reward",
-    "loss",
-    "kl_penalty",
-    "entropy",
-    "response_length/mean",
-    "validation_loss",
-    "accuracy",
-)
-"""What tells how a training goes, in this order."""
 
 # Colours that can be read on a light page and on a dark one: a notebook's theme is not known here.
 _STYLE = (
@@ -90,7 +79,7 @@ def charts(metrics: Mapping[str, Mapping[int, float]], names: Sequence[str], tit
                 found=name,
                 hints=tuple(f"plot({other!r})" for other in close[:2]),
             )
-    return Plot({name: metrics[name] for name in names or _FIRST if name in metrics}, title)
+    return Plot({name: metrics[name] for name in names or headlines(list(metrics))}, title)
 
 
 def result_html(result: Result) -> str:
@@ -98,7 +87,7 @@ def result_html(result: Result) -> str:
     took = sum(step.seconds or 0.0 for step in result.steps.values() if step.state == "ran")
     head = f"<b>{escape(result.id)}</b> · {escape(result.status)} · {seconds(took)}"
     rows = [
-        *((name.replace("_", " "), _figure(value)) for name, value in result.summary.items()),
+        *((name.replace("_", " "), escape(in_words(name, value))) for name, value in result.summary.items()),
         *((port, escape(f"{artifact.ref}  {artifact.path}")) for port, artifact in result.outputs.items()),
     ]
     table = "".join(f"<tr><td>{escape(name)}</td><td>{value}</td></tr>" for name, value in rows)
@@ -110,11 +99,3 @@ def result_html(result: Result) -> str:
 def framed(content: str) -> str:
     """Content with its looks, which touch nothing else of the page."""
     return f'<div class="nemotron-steps"><style>{_STYLE}</style>{content}</div>'
-
-
-def _figure(value: Any) -> str:
-    if isinstance(value, Mapping) and {"before", "after"} <= value.keys():
-        return f"{escape(number(value['before']))} → <b>{escape(number(value['after']))}</b>"
-    if isinstance(value, Mapping):
-        return escape(", ".join(f"{name} {number(item)}" for name, item in value.items()))
-    return escape(number(value))

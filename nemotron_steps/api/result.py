@@ -157,7 +157,10 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, Series]:
-        """Name → training step → number, of the last step asked for; `pandas.DataFrame(result.metrics)` is a table."""
+        """Name → training step → number, of the last step asked for; step 0 is before the training.
+
+        `pandas.DataFrame(result.metrics).sort_index()` is a table.
+        """
         return dict(self._goal.metrics)
 
     @property

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.summary import shown_path
-from nemotron_steps.cli.terminal import Terminal, printable, size
+from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.errors import ArtifactError
+from nemotron_steps.runs.lines import readable_size as size
 
 if TYPE_CHECKING:
     import argparse

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _HEADLINES = (
     ("reward", "reward/mean"),
     ("validation", "validation/reward"),
+    ("held-out reward", "heldout/reward"),
     ("accuracy", "accuracy"),
     ("loss", "loss"),
     ("validation loss", "validation_loss"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
-from nemotron_steps.runs.lines import better, columns_of, is_table
+from nemotron_steps.runs.lines import columns_of, compared, is_change, is_table, values_of
 from nemotron_steps.runs.spread import MEANING, as_text
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.results import RunResult, StepResult
     from nemotron_steps.runs.spread import Table
+
+_COLORS = {"good": "green", "bad": "red", "same": "dim"}
+"""Of a change."""
 
 
 def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Terminal) -> None:
@@ -70,27 +73,17 @@ def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str
     rows = []
     for name, value in values.items():
         label = terminal.style(printable(str(name)).replace("_", " "), "dim")
-        if isinstance(value, Mapping) and {"before", "after"} <= value.keys():
-            before, after = value["before"], value["after"]
-            row = [label, f"{number(before)} → {terminal.style(number(after), 'bold')}"]
-            if isinstance(before, int | float) and isinstance(after, int | float):
-                row.append(_change(after - before, better(str(name), value), terminal))
+        if is_change(value):
+            difference, verdict = compared(str(name), value)
+            row = [label, f"{number(value['before'])} → {terminal.style(number(value['after']), 'bold')}"]
+            if difference:
+                row.append(terminal.style(difference, _COLORS[verdict]) if verdict else difference)
             rows.append(row)
-        elif isinstance(value, Mapping):
-            rows.append([label, printable("  ".join(f"{key} {number(item)}" for key, item in value.items()))])
-        elif isinstance(value, list | tuple):
-            rows.append([label, printable(", ".join(number(item) for item in value))])
+        elif isinstance(value, Mapping | list | tuple):
+            rows.append([label, printable(values_of(value))])
         else:
             rows.append([label, printable(number(value))])
     return rows
-
-
-def _change(delta: float, way: str, terminal: Terminal) -> str:
-    """A difference, green where it goes the better `way` (see `lines.better`), red where it goes the other."""
-    text = f"+{number(delta)}" if delta > 0 else number(delta).replace("-", "−")
-    if delta == 0:
-        return terminal.style("no change", "dim")
-    return terminal.style(text, "green" if (delta < 0) == (way == "lower") else "red") if way else text
 
 
 def _show_summary(step: StepResult, terminal: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""Plain text with colour, fitted to the terminal: styles, tables, trees. Only the standard library.
+"""Plain text with colour, fitted to the terminal: styles, tables, trees.
 
 Colour is used on a terminal that wants it (NO_COLOR, FORCE_COLOR and TERM=dumb are honoured). Text that goes to a
 pipe is never cut short.
@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 from unicodedata import east_asian_width
+
+from nemotron_steps.runs import lines
 
 _CODES = {
     "bold": "1",
@@ -218,21 +220,6 @@ def clock(seconds: float | None) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def size(count: float) -> str:
-    """Bytes as `512 B`, `3.4 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def number(value: Any) -> str:
-    """A metric as few digits as say it: 0.8125, 12.5, 3e-05, 1,024."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if value != 0 and (abs(value) < 1e-3 or abs(value) >= 1e6):
-        return f"{value:.2e}"
-    return f"{value:.4g}"
+    """A number for reading: `0.8125`, `1,024`."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else lines.number(value)

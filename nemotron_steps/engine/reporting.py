@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any, Protocol
+
+_WINDOW = 5
+"""Training steps that a summary averages over, at its start and at its end."""
 
 
 class Reporter(Protocol):
@@ -30,6 +34,22 @@ class Reporter(Protocol):
 
     def progress(self, description: str, completed: float, total: float | None = None) -> None:
         """How far the work is."""
+
+
+def first_and_last(name: str, values: Sequence[float]) -> dict[str, float]:
+    """A metric at the start and at the end of a training, for its summary: means `NAME_first_5_steps` and
+    `NAME_last_5_steps`. The windows never overlap: of fewer than ten steps each is half of them, rounded down. One step
+    is `NAME`, no step is nothing.
+
+    Args:
+        values: one per training step; steps without a value (NaN) are left out.
+    """
+    known = [value for value in values if value == value]
+    width = min(_WINDOW, len(known) // 2)
+    if width == 0:
+        return {name: known[0]} if known else {}
+    steps = "step" if width == 1 else f"{width}_steps"
+    return {f"{name}_first_{steps}": fmean(known[:width]), f"{name}_last_{steps}": fmean(known[-width:])}
 
 
 class PhaseTimer:

@@ -47,7 +47,7 @@ from nemotron_steps.runs.context import OutputSlot, StepContext
 from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
 from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.kept import kept
-from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.mirrors import Mirror, mirrors
 from nemotron_steps.runs.outputs import commit_outputs
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
@@ -259,6 +259,7 @@ class _Run:
                 work.remove_if_abandoned()
                 return self._reuse(planned, entry, "cached")
         holder = {"run": self.recorder.folder.id, "step": planned.key}
+        earlier = read_holder(work.lock)
         with hold(work.lock, holder, lambda other: tracker.record("step_waiting", holder=other)) as waited:
             entry = recall(self.store, key) if waited or forced is None else None
             if entry is not None:
@@ -269,9 +270,15 @@ class _Run:
                 self.recorder.set_forced({**self.recorder.info.forced, planned.key: key})
             config = validated_config(planned, inputs)
             resumed = work.has_progress()
+            if resumed and earlier.get("run") != self.recorder.folder.id:
+                self.recorder.carry_over(self.store, earlier, planned.key)
             tracker.record("step_started", cache_key=key, work=str(work.path), resumed=resumed)
             self.recorder.set_step(planned.key, RUNNING, cache_key=key)
-            filled = work.filled(planned.produces) or self._call(planned, config, inputs, work)
+            filled = work.filled(planned.produces)
+            if filled is not None:
+                tracker.summary(filled[1])  # of an attempt that was killed before it had committed
+            else:
+                filled = self._call(planned, config, inputs, work)
             run_id = self.recorder.folder.id
             outputs = commit_outputs(planned, filled[0], work, self.store, self.types, inputs, run_id, key)
             entry = CacheEntry(key, run_id, filled[2], outputs, filled[1])

@@ -53,7 +53,10 @@ class Curve:
     points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def add(self, index: float, value: float) -> None:
-        """The newest value. A resumed run repeats some training steps: the later report counts."""
+        """The newest value. A resumed run repeats some training steps, for which the later report counts, and step 0,
+        what was measured before the training."""
+        if index == 0 and self.points:
+            return
         while self.points and self.points[-1][0] >= index:
             self.points.pop()
         self.points.append((index, value))

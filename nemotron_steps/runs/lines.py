@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.jsonable import as_float
 from nemotron_steps.runs.tracker import Record
 
 _SHOWN_METRICS = 6
@@ -107,17 +108,51 @@ def columns_of(table: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(column for row in table.values() for column in row))
 
 
-def change(value: Any) -> str:
-    """One value of a summary: `0.31 → 0.62 (+0.31)` for a before and after, a table's size, else the value."""
+def in_words(name: str, value: Any) -> str:
+    """One value of a summary: `0.31 → 0.62 (+0.31)` for a before and after, a table's size, else as `values_of`."""
     if is_table(value):
         return f"{len(value)} × {len(columns_of(value))}"
-    if isinstance(value, Mapping) and {"before", "after"} <= value.keys():
-        before, after = value["before"], value["after"]
-        text = f"{number(before)} → {number(after)}"
-        if isinstance(before, int | float) and isinstance(after, int | float):
-            text += f" ({after - before:+.4g})"
-        return text
-    return number(value)
+    if is_change(value):
+        difference, _ = compared(name, value)
+        return f"{number(value['before'])} → {number(value['after'])}" + (f" ({difference})" if difference else "")
+    return values_of(value)
+
+
+def values_of(value: Any) -> str:
+    """A value, or several, with their names where they have some."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {number(item)}" for key, item in value.items())
+    return ", ".join(map(number, value)) if isinstance(value, list | tuple) else number(value)
+
+
+def is_change(value: Any) -> bool:
+    """Whether a value of a summary is a before and after."""
+    return isinstance(value, Mapping) and {"before", "after"} <= value.keys()
+
+
+def compared(name: str, value: Mapping[str, Any]) -> tuple[str, str]:
+    """The difference of a before and after, and whether that is "good", "bad", "same", or "" for none of these.
+
+    `+0.31 ± 0.02` where `standard_error` has those of both, taken as independent; a difference within its error is
+    neither good nor bad. Empty texts for what is no finite number.
+    """
+    before, after = as_float(value["before"]), as_float(value["after"])
+    if before is None or after is None or not math.isfinite(after - before):
+        return "", ""
+    difference = after - before
+    if difference == 0:
+        return "no change", "same"
+    errors = value.get("standard_error")
+    known = [as_float(errors.get(side)) for side in ("before", "after")] if isinstance(errors, Mapping) else []
+    error = math.hypot(*(each if each is not None else math.nan for each in known))
+    text = f"{'+' if difference > 0 else '−'}{number(abs(difference))}" + (f" ± {number(error)}" if error > 0 else "")
+    counts = value.get("samples")
+    if isinstance(counts, Mapping) and counts.get("before") != counts.get("after"):
+        text += f", of {number(counts.get('before'))} and {number(counts.get('after'))} samples"
+    way = better(name, value)
+    if not way or error >= abs(difference):
+        return text, ""
+    return text, "good" if (difference < 0) == (way == "lower") else "bad"
 
 
 def better(name: str, value: Mapping[str, Any]) -> str:
@@ -207,5 +242,5 @@ _RENDERERS: dict[str, Callable[[Record], str]] = {
     "metrics": _metrics,
     "event": _event,
     "signal": lambda r: "signal " + signal_text(r["name"], r["numbers"]),
-    "summary": lambda r: "  ".join(f"{name}: {change(value)}" for name, value in r["values"].items()),
+    "summary": lambda r: "  ".join(f"{name}: {in_words(name, value)}" for name, value in r["values"].items()),
 }

@@ -15,10 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.confinement import is_run_id
+from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.hints import Signal
 from nemotron_steps.runs.lines import RunLog
-from nemotron_steps.runs.run_folder import RunFolder, RunInfo
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo, read_events
 from nemotron_steps.runs.secrets import Secrets
 from nemotron_steps.runs.tracker import FILES, JsonLines, Listener, Record, Tracker
 
@@ -111,6 +113,15 @@ class Recorder:
             own.removeHandler(warnings)
             root.removeHandler(self._log)
             own.setLevel(level)
+
+    def carry_over(self, store: ArtifactStore, holder: Mapping[str, Any], step: str) -> None:
+        """Copy the metrics and samples that an earlier run, the last holder of the work folder, recorded of a step that
+        goes on here: both runs' are one training."""
+        run_id = str(holder.get("run"))
+        for name in ("metrics", "samples") if is_run_id(run_id) else ():
+            for record in read_events(store, run_id, name):
+                if record.get("step") == holder.get("step"):
+                    self._files[name].write({**record, "step": step})
 
     def close(self) -> None:
         """Close the files."""

@@ -15,9 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.files import write_atomic
+from nemotron_steps.artifacts.jsonable import as_float
 from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.lines import better, columns_of, is_table, number, readable_size, seconds
+from nemotron_steps.runs.lines import (
+    columns_of,
+    compared,
+    is_change,
+    is_table,
+    number,
+    readable_size,
+    seconds,
+    values_of,
+)
 from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report_metrics import step_metrics
 from nemotron_steps.runs.report_svg import Node, bars, plan_graph
@@ -129,7 +139,7 @@ def _fan_out(run: RunReport) -> str:
 
 
 def _summary(summary: Mapping[str, Any]) -> str:
-    changes = {name: value for name, value in summary.items() if _is_change(value)}
+    changes = {name: value for name, value in summary.items() if is_change(value)}
     facts = " · ".join(
         f"{escape(name.replace('_', ' '))} <b>{_value(value)}</b>"
         for name, value in summary.items()
@@ -160,10 +170,6 @@ def _table(name: str, table: Mapping[str, Mapping[str, Any]]) -> str:
     return f"<table><thead><tr><th>{title}</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _is_change(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"before", "after"} <= value.keys()
-
-
 def _goals_first(run: RunReport) -> list[StepReport]:
     """What was asked for, then what it needed."""
     return sorted(run.steps, key=lambda step: step.key not in run.goals)
@@ -171,14 +177,12 @@ def _goals_first(run: RunReport) -> list[StepReport]:
 
 def _result_row(name: str, value: Mapping[str, Any]) -> str:
     label = f"<td>{escape(name.replace('_', ' '))}</td>"
-    before, after = value["before"], value["after"]
-    change = ""
-    if isinstance(before, int | float) and isinstance(after, int | float):
-        delta = after - before
-        way = better(name, value)
-        kind = "same" if delta == 0 or not way else "good" if (delta < 0) == (way == "lower") else "bad"
-        share = f" ({100 * delta / abs(before):+.0f} %)" if before else ""
-        change = f'<span class="{kind}">{delta:+.4g}{share}</span>'
+    before, after = as_float(value["before"]), as_float(value["after"])
+    difference, verdict = compared(name, value)
+    share = ""
+    if difference and verdict != "same" and before and after is not None:
+        share = f" ({100 * (after - before) / abs(before):+.0f} %)"
+    change = f'<span class="{verdict or "same"}">{difference}{share}</span>' if difference else ""
     rest = " · ".join(
         f"{key.replace('_', ' ')} {_value(item)}"
         for key, item in value.items()
@@ -186,17 +190,14 @@ def _result_row(name: str, value: Mapping[str, Any]) -> str:
     )
     note = f'<div class="note">{escape(rest)}</div>' if rest else ""
     return (
-        f'<tr>{label}<td class="value">{_value(before)}</td><td class="value strong">{_value(after)}</td>'
+        f'<tr>{label}<td class="value">{_value(value["before"])}</td>'
+        f'<td class="value strong">{_value(value["after"])}</td>'
         f"<td>{change}{note}</td></tr>"
     )
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return escape(", ".join(f"{key} {number(item)}" for key, item in value.items()))
-    if isinstance(value, list | tuple):
-        return escape(", ".join(number(item) for item in value))
-    return escape(number(value))
+    return escape(values_of(value))
 
 
 def _hints(run: RunReport) -> str:

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.lines import number
 from nemotron_steps.runs.report_data import RunReport, read_report
-from nemotron_steps.runs.report_metrics import headlines
-from nemotron_steps.runs.report_svg import Points, nice_ticks, tick_labels
+from nemotron_steps.runs.report_metrics import at_step, headlines
+from nemotron_steps.runs.report_svg import HEIGHT, WIDTH, Points, axes
 
 _COLORS = ("#3f7d00", "#b3261e", "#1f6fb2", "#9a6200", "#7b3fb3", "#0b7a75")
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 300, 132, 44, 20
 
 
 def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> Path:
@@ -53,12 +51,12 @@ def _step(key: str, runs: Sequence[RunReport]) -> str:
     head = "".join(f"<th>{escape(run.id)}</th>" for run in runs)
     rows = "".join(
         f"<tr><td>{escape(name)}</td>"
-        + "".join(f'<td class="value">{number(each[name][-1][1]) if each.get(name) else ""}</td>' for each in curves)
+        + "".join(f'<td class="value">{at_step(each[name]) if each.get(name) else ""}</td>' for each in curves)
         + "</tr>"
         for name in names
     )
     return (
-        f'<section><h2>{escape(key)}</h2><div class="grid-of-charts">{charts}</div><h4>at the end</h4>'
+        f'<section><h2>{escape(key)}</h2><div class="grid-of-charts">{charts}</div><h4>last values</h4>'
         f'<div class="scroll"><table><thead><tr><th>metric</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         "</section>"
     )
@@ -69,20 +67,7 @@ def _chart(name: str, series: Sequence[Points], colors: Sequence[str]) -> str:
     every = [point for each in points for point in each]
     if not every:
         return ""
-    xs, ys = [x for x, _ in every], [y for _, y in every]
-    ticks = nice_ticks(min(ys), max(ys), 3)
-    low, high, first, last = min(*ys, ticks[0]), max(*ys, ticks[-1]), min(xs), max(xs)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - first) / (last - first) if last > first else 0.5
-        return _LEFT + across * (_WIDTH - _LEFT - 10), _HEIGHT - _BOTTOM - (y - low) / (high - low) * (_HEIGHT - 30)
-
-    parts = [
-        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{text}</text>'
-        for tick, text in zip(ticks, tick_labels(ticks), strict=True)
-        for _, y in (place(first, tick),)
-    ]
+    place, parts = axes(every)
     for each, color in zip(points, colors, strict=True):
         if each:
             path = "L".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in each))
@@ -91,7 +76,7 @@ def _chart(name: str, series: Sequence[Points], colors: Sequence[str]) -> str:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{color}"/>')
     return (
         f"<figure><figcaption><span>{escape(name)}</span></figcaption>"
-        f'<svg class="curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(name, quote=True)}">'
+        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name, quote=True)}">'
         f"{''.join(parts)}</svg></figure>"
     )
 

@@ -13,7 +13,7 @@ from nemotron_steps.artifacts.confinement import is_run_id
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, StepsError, UnknownNameError
-from nemotron_steps.runs.run_folder import RUN_FILE, parse_lines
+from nemotron_steps.runs.run_folder import RUN_FILE, keys_of, parse_lines, read_events
 
 _TIMING = "timing/"
 _WHOLE_STEP = "timing/step_s"
@@ -38,6 +38,7 @@ class StepReport:
     row: str = ""
     """The row of data that the error is about."""
     traceback: str = ""
+    cache_key: str | None = None
     made_by: str = ""
     """The earlier run that made a cached step; its curves and samples are shown."""
 
@@ -82,21 +83,17 @@ def _read_report(folder: Path, store: ArtifactStore) -> RunReport:
     info = _json(folder / RUN_FILE)
     plan = _json(folder / "plan.json")
     events = _lines(folder / "events.jsonl")
-    steps = {
-        entry["key"]: StepReport(
-            entry["key"],
-            entry,
-            state=info.get("steps", {}).get(entry["key"], {}).get("state", "pending"),
-            seconds=info.get("steps", {}).get(entry["key"], {}).get("seconds"),
-            outputs=dict(info.get("steps", {}).get(entry["key"], {}).get("outputs", {})),
-        )
-        for entry in plan.get("steps", [])
-    }
+    steps: dict[str, StepReport] = {}
+    for entry in plan.get("steps", []):
+        key, told = entry["key"], {"state": "pending", "outputs": {}, **info.get("steps", {}).get(entry["key"], {})}
+        known: dict[str, Any] = {name: told.get(name) for name in ("state", "seconds", "cache_key")}
+        steps[key] = StepReport(key, entry, **known, outputs=dict(told["outputs"]))
     _apply_events(steps, events)
-    _apply_metrics(steps, folder, only=None)
+    _apply_metrics(steps, _lines(folder / "metrics.jsonl"), _lines(folder / "samples.jsonl"))
     for step in steps.values():
         if is_run_id(step.made_by) and step.state != "ran" and not step.curves:
-            _apply_metrics({step.key: step}, folder.parent / step.made_by, only=step.key)
+            there = dict.fromkeys(keys_of(store, step.made_by, step.cache_key) or [step.key], step)
+            _apply_metrics(there, *(read_events(store, step.made_by, name) for name in ("metrics", "samples")))
     finished = [event for event in events if event.get("kind") == "run_finished"]
     return RunReport(
         id=str(info.get("id", folder.name)),
@@ -140,10 +137,13 @@ def _apply_events(steps: Mapping[str, StepReport], events: list[dict[str, Any]])
             step.traceback = str(event.get("traceback", ""))
 
 
-def _apply_metrics(steps: Mapping[str, StepReport], folder: Path, only: str | None) -> None:
-    for record in _lines(folder / "metrics.jsonl"):
+def _apply_metrics(
+    steps: Mapping[str, StepReport], metrics: list[dict[str, Any]], sampled: list[dict[str, Any]]
+) -> None:
+    """Take over what a run recorded of steps, by the keys that they had there."""
+    for record in metrics:
         step = steps.get(record.get("step", ""))
-        if step is None or (only is not None and step.key != only):
+        if step is None:
             continue
         for name, value in record["values"].items():
             if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
@@ -159,12 +159,11 @@ def _apply_metrics(steps: Mapping[str, StepReport], folder: Path, only: str | No
             # A resumed run reports some training steps twice: the later report counts.
             step.curves[name] = sorted(dict(points).items())
     samples: dict[str, dict[Any, dict[str, Any]]] = {}
-    for number, record in enumerate(_lines(folder / "samples.jsonl")):
-        step = steps.get(record.get("step", ""))
-        if step is not None and (only is None or step.key == only):
+    for number, record in enumerate(sampled):
+        if record.get("step", "") in steps:
             sample = record["sample"]
             named = (sample.get("step"), sample.get("which", number))  # reported twice, as above
-            samples.setdefault(step.key, {})[named] = sample
+            samples.setdefault(record["step"], {})[named] = sample
     for key, by_name in samples.items():
         steps[key].samples.extend(by_name.values())
 

@@ -49,9 +49,9 @@ def step_metrics(step: StepReport) -> str:
     if folded:
         grid = _grid(_chart(name, step.curves[name]) for name in folded)
         parts.append(f"<details><summary>{len(folded)} more</summary>{grid}</details>")
-    single = {name: step.curves[name][0][1] for name in names if len(step.curves[name]) == 1}
+    single = {name: step.curves[name] for name in names if len(step.curves[name]) == 1}
     if single:
-        cells = "".join(f"<tr><td>{escape(n)}</td><td class='value'>{number(v)}</td></tr>" for n, v in single.items())
+        cells = "".join(f"<tr><td>{escape(n)}</td><td class='value'>{at_step(p)}</td></tr>" for n, p in single.items())
         parts.append(f"<details><summary>{len(single)} measured once</summary><table>{cells}</table></details>")
     if len(step.phases) > 1:
         parts.append(f"<h4>where the time went</h4>{bars(step.phases)}")
@@ -104,11 +104,10 @@ def _small_multiples(step: StepReport, environments: dict[str, dict[str, str]], 
 
 
 def _table(step: StepReport, environments: dict[str, dict[str, str]]) -> str:
-    """What each environment gave: reward at first and at last, length and failures at last."""
+    """What each environment gave: reward in its first step and in its last, length and failures in its last."""
 
     def cell(curves: dict[str, str], kind: str, at: int = -1) -> str:
-        points = step.curves[curves[kind]] if kind in curves else []
-        return f"<td class='value'>{number(points[at][1]) if points else ''}</td>"
+        return f"<td class='value'>{at_step(step.curves[curves[kind]], at) if kind in curves else ''}</td>"
 
     rows = "".join(
         f"<tr><td>{escape(name)}</td>{cell(curves, 'reward', 0)}{cell(curves, 'reward')}"
@@ -117,6 +116,12 @@ def _table(step: StepReport, environments: dict[str, dict[str, str]]) -> str:
     )
     head = "<tr><th>environment</th><th>first reward</th><th>last reward</th><th>length</th><th>failures</th></tr>"
     return f'<div class="scroll"><table>{head}{rows}</table></div>'
+
+
+def at_step(points: Points, at: int = -1) -> str:
+    """One value of a curve and the step it is of."""
+    x, y = points[at]
+    return f'{number(y)} <span class="note">step {x:.0f}</span>'
 
 
 def _chart(name: str, points: Points, within: Points = ()) -> str:

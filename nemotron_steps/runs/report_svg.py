@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
 from nemotron_steps.runs.lines import number, seconds
 
-_WIDTH, _HEIGHT = 300, 132
+WIDTH, HEIGHT = 300, 132
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 20
 _SMOOTH_FROM = 24
 """Curves of at least this many points get a moving average drawn over them."""
@@ -34,24 +34,7 @@ def curve(points: Points, label: str, within: Points = ()) -> str:
     kept = [(x, y) for x, y in points if math.isfinite(y)]
     if not kept:
         return '<svg class="curve"></svg>'
-    covered = [*kept, *((x, y) for x, y in within if math.isfinite(y))]
-    (x_low, x_high), (y_low, y_high) = _extent([x for x, _ in covered]), _extent([y for _, y in covered])
-    ticks = nice_ticks(y_low, y_high, 3)
-    y_low, y_high = min(y_low, ticks[0]), max(y_high, ticks[-1])
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
-        up = (y - y_low) / (y_high - y_low) if y_high > y_low else 0.5
-        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
-
-    parts = []
-    for tick, text in zip(ticks, tick_labels(ticks), strict=True):
-        _, y = place(x_low, tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{text}</text>')
-    for x, anchor in ((x_low, "start"), (x_high, "end")) if x_high > x_low else ((x_low, "middle"),):
-        px, _ = place(x, y_low)
-        parts.append(f'<text class="tick" x="{px:.1f}" y="{_HEIGHT - 5}" text-anchor="{anchor}">{number(x)}</text>')
+    place, parts = axes([*kept, *((x, y) for x, y in within if math.isfinite(y))])
     smooth = len(kept) >= _SMOOTH_FROM
     parts.append(f'<path class="{"raw" if smooth else "line"}" d="{_path([place(x, y) for x, y in kept])}"/>')
     if smooth:
@@ -60,10 +43,32 @@ def curve(points: Points, label: str, within: Points = ()) -> str:
     parts.append(f'<circle class="dot" cx="{end_x:.1f}" cy="{end_y:.1f}" r="3"/>')
     data = json.dumps([[x, y, *(round(c, 1) for c in place(x, y))] for x, y in thinned(kept)], separators=(",", ":"))
     return (
-        f'<svg class="curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label, quote=True)}" '
+        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label, quote=True)}" '
         f'data-points="{escape(data, quote=True)}">{"".join(parts)}'
-        f'<g class="hover" visibility="hidden"><line y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/><circle r="3.5"/></g></svg>'
+        f'<g class="hover" visibility="hidden"><line y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/><circle r="3.5"/></g></svg>'
     )
+
+
+def axes(covered: Points) -> tuple[Callable[[float, float], tuple[float, float]], list[str]]:
+    """Where a point lies in a drawing that reaches over all of `covered` (finite, at least one), and its grid."""
+    (x_low, x_high), (y_low, y_high) = _extent([x for x, _ in covered]), _extent([y for _, y in covered])
+    ticks = nice_ticks(y_low, y_high, 3)
+    y_low, y_high = min(y_low, ticks[0]), max(y_high, ticks[-1])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
+        up = (y - y_low) / (y_high - y_low) if y_high > y_low else 0.5
+        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
+
+    parts = []
+    for tick, text in zip(ticks, tick_labels(ticks), strict=True):
+        _, y = place(x_low, tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{text}</text>')
+    for x, anchor in ((x_low, "start"), (x_high, "end")) if x_high > x_low else ((x_low, "middle"),):
+        px, _ = place(x, y_low)
+        parts.append(f'<text class="tick" x="{px:.1f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{number(x)}</text>')
+    return place, parts
 
 
 def moving_average(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

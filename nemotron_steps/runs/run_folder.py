@@ -267,6 +267,15 @@ def read_events(store: ArtifactStore, run_id: str, name: str = "events") -> list
     return parse_lines(lines)
 
 
+def keys_of(store: ArtifactStore, run_id: str, cache_key: str | None) -> list[str]:
+    """The keys that a step with this cache key had in a run; none in one that is gone."""
+    try:
+        steps = get_run(store, run_id).steps
+    except UnknownNameError:
+        return []
+    return [key for key, step in steps.items() if step.get("cache_key") == cache_key]
+
+
 def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """JSON records of lines; one that a kill cut off is left out."""
     records = []

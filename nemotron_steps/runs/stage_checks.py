@@ -9,11 +9,11 @@ from typing import Any
 from nemotron_steps.artifacts.jsonable import as_float
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import CheckFailedError, UnknownNameError
+from nemotron_steps.errors import CheckFailedError
 from nemotron_steps.manifest.pipeline_models import StageCheck
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.lines import number
-from nemotron_steps.runs.run_folder import get_run, read_events
+from nemotron_steps.runs.run_folder import keys_of, read_events
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,9 @@ def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float
 
 def _last_metrics(store: ArtifactStore, run_id: str, cache_key: str) -> dict[str, float]:
     """The last value of each metric of the step that worked under a cache key in a run; none of a run that is gone."""
-    try:
-        steps = get_run(store, run_id).steps
-        records = read_events(store, run_id, "metrics")
-    except UnknownNameError:
-        return {}
-    keys = {key for key, step in steps.items() if step.get("cache_key") == cache_key}
+    keys = keys_of(store, run_id, cache_key)
     values: dict[str, float] = {}
-    for record in records:
+    for record in read_events(store, run_id, "metrics") if keys else ():
         if record.get("step") in keys:
             values.update(flat_numbers(record["values"]))
     return values

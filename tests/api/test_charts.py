@@ -18,7 +18,7 @@ def test_a_chart_says_what_its_curve_came_to() -> None:
 
 def test_named_charts_are_those_and_unnamed_ones_what_tells_most() -> None:
     metrics = {name: {1: 1.0} for name in ("lr", "loss", "entropy", "reward/mean")}
-    assert list(charts(metrics, (), "toy").series) == ["reward/mean", "loss", "entropy"]
+    assert list(charts(metrics, (), "toy").series) == ["reward/mean", "loss", "entropy", "lr"]
     assert list(charts(metrics, ("lr", "loss"), "toy").series) == ["lr", "loss"]
     with pytest.raises(UnknownNameError, match="toy reported no metric 'los'"):
         charts(metrics, ("los",), "toy")
@@ -48,7 +48,7 @@ def test_a_run_is_told_by_what_its_steps_took_that_ran_and_what_the_last_one_cam
     page = result_html(result)  # type: ignore[arg-type]
     assert "<b>r1</b> · failed · 42" in page and "<p>error[E600]: a &lt; b</p>" in page
     assert re.findall(r"<tr><td>([^<]*)</td><td>(.*?)</td></tr>", page) == [
-        *(("held out", "0.25 → <b>0.75</b>"), ("by", "x 1, y 0.5"), ("rows", "1234"), ("model", "m:v1  /home/x"))
+        *(("held out", "0.25 → 0.75 (+0.5)"), ("by", "x 1, y 0.5"), ("rows", "1234"), ("model", "m:v1  /home/x"))
     ]
     result.error = None
     assert "<p>" not in result_html(result)  # type: ignore[arg-type]

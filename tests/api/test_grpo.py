@@ -78,9 +78,11 @@ def test_validation_rows_are_what_the_policy_is_validated_on(model: Path, workpl
     training = GRPO(model, ROWS, shorter, config="cpu", validation=held, **TINY)
     assert "grpo.val_at_start=true grpo.val_at_end=true" in training.command
     result = training.run(progress=False)
-    told = [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
-    seen = [record["fields"] for record in told if record["kind"] == "event" and record["name"] == "validation"]
-    assert [(each["step"], each["samples"]) for each in seen] == [(0, 4), (2, 4)]  # two answers a prompt
+    assert result.metrics["validation/samples"] == {0: 4, 2: 4}  # two answers a prompt
+    before, after = result.metrics["validation/reward"].values()
+    shown = result.summary["validation_reward"]
+    assert (shown["before"], shown["after"]) == (before, after)
+    assert training.run(progress=False).metrics == result.metrics  # cached
 
 
 def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: Path) -> None:

@@ -186,6 +186,7 @@ def run_all(names: list[str], cpu: bool, vllm: bool) -> None:
         done.write_text(json.dumps(have))
         metrics = Path(".steps/runs", said["run"], "metrics.jsonl")
         records = [record["values"] for record in map(json.loads, metrics.open()) if record["kind"] == "metrics"]
+        records = [values for values in records if "loss" in values]  # of training steps
         last = records[-1] if records else {}  # none where what was left of a run that was cut off trained no more
         shown = ("loss", "grad_norm", "reward/mean", "token_mult_prob_error", "router_replay", "mtp_", "timing/")
         print(json.dumps({key: value for key, value in last.items() if key.startswith(shown)}), flush=True)

@@ -47,7 +47,7 @@ def test_values_that_cannot_be_compared_and_several_at_once_are_shown_as_they_ar
     }
     assert summary_rows(values, Terminal(io.StringIO(), color=False, width=None)) == [
         ["verdict", "None → 0.5"],
-        ["by environment", "math 0.5  code 1"],
+        ["by environment", "math 0.5, code 1"],
         ["curve", "1, 0.25"],
         ["num rows", "1,234"],
     ]

@@ -13,7 +13,6 @@ from nemotron_steps.cli.terminal import (
     number,
     printable,
     shorten,
-    size,
     tail,
     visible_width,
 )
@@ -100,24 +99,19 @@ def test_numbers_and_durations():
         *("1.0 s", "1 min 00 s", "1 min 06 s", "1 h 00 min", "1 h 59 min")
     ]
     assert [duration(s) for s in (0.9996, 59.94, 59.96)] == ["1.0 s", "59.9 s", "1 min 00 s"]
-    assert [size(b) for b in (99_940, 99_960, 999_600)] == ["99.9 kB", "100 kB", "1.0 MB"]
-    assert [size(b) for b in (5, 1500, 2_000_000, 123_000_000)] == ["5 B", "1.5 kB", "2.0 MB", "123 MB"]
     assert [number(v) for v in (1024, 0.8125, 1e-5, True, "x", 0.0)] == [
         "1,024",
         "0.8125",
-        "1.00e-05",
+        "0.00001",
         "True",
         "x",
         "0",
     ]
-    assert size(5.25e12) == "5.2 TB"
     assert [clock(s) for s in (None, 59.9, 3725)] == ["0:00:00", "0:00:59", "1:02:05"]
     assert first_sentence("Makes rows. They\nare numbers.") == "Makes rows"
     assert [number(v) for v in (1e6, 999_999.0, -5e6, -0.0005, 0.001)] == [
-        *("1.00e+06", "1e+06", "-5.00e+06", "-5.00e-04", "0.001")
+        *("1e+06", "999999", "-5e+06", "-0.0005", "0.001")
     ]
-    assert [size(b) for b in (999, 1000, 999_000_000, 1e9)] == ["999 B", "1.0 kB", "999 MB", "1.0 GB"]
-    assert [size(b) for b in (999_499, 999_500)] == ["999 kB", "1.0 MB"]
     assert [first_sentence(text) for text in ("Is it? Yes.", "v1.2 is out. So", "")] == ["Is it?", "v1.2 is out", ""]
 
 

@@ -21,6 +21,7 @@ from nemotron_steps.resolver.plan import Instance, Plan
 from nemotron_steps.runs import execute as execute_module
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.runs.execute import execute
+from nemotron_steps.runs.report_data import read_report
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
 from nemotron_steps.runs.work import WorkFolder
 from tests.runs import runner_toy_steps
@@ -74,6 +75,25 @@ def killed_at(index: int) -> Callable[[dict[str, Any]], None]:
             raise KeyboardInterrupt
 
     return listener
+
+
+def test_a_run_that_goes_on_where_another_stopped_has_the_metrics_and_samples_of_the_whole_step(
+    store: ArtifactStore,
+) -> None:
+    whole = read_report(run(store, make={"rows": 21}).folder, store).steps[-1]
+    with pytest.raises(InterruptedRunError):
+        execute(make_plan(), store, listeners=[killed_at(4)])
+    with pytest.raises(InterruptedRunError):
+        execute(make_plan(), store, listeners=[killed_at(6)])
+    (last,) = (step for step in read_report(run(store).folder, store).steps if step.key == "toy/train")
+    assert list(dict(last.curves["loss"])) == [*range(1, 11)]
+    assert (last.curves["loss"], last.samples) == (whole.curves["loss"], whole.samples)
+    # Cached, under its own key and as the stage of a pipeline.
+    plan = make_plan()
+    stage = replace(plan, steps=(plan.steps[0], replace(plan.steps[1], key="stage")), goals=("stage",))
+    for again in (plan, stage):
+        cached = read_report(execute(again, store).folder, store).steps[-1]
+        assert (cached.state, cached.curves, cached.summary) == ("cached", last.curves, last.summary)
 
 
 def test_a_forced_run_that_was_stopped_goes_on_with_what_it_was_forced_to_make(store: ArtifactStore) -> None:

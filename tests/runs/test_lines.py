@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.runs.lines import better, change, is_table, number, readable_size, render, seconds, signal_text
+from nemotron_steps.runs.lines import (
+    better,
+    compared,
+    in_words,
+    is_table,
+    number,
+    readable_size,
+    render,
+    seconds,
+    signal_text,
+)
 
 
 def line(kind: str, step: str = "toy", **fields: Any) -> str | None:
@@ -135,7 +145,7 @@ def test_a_number_has_an_exponent_only_where_there_is_no_other_way(value: Any, t
 
 
 def test_a_table_is_told_by_its_size_and_nothing_else_is_one() -> None:
-    assert change({"a": {"x": 1, "y": 2}, "b": {"x": 3}, "c": {}}) == "3 × 2"
+    assert in_words("t", {"a": {"x": 1, "y": 2}, "b": {"x": 3}, "c": {}}) == "3 × 2"
     assert [is_table(value) for value in ({"a": {}}, {}, {"a": {}, "b": 1}, [], None)] == [True, *[False] * 4]
 
 
@@ -145,6 +155,41 @@ def test_a_table_is_told_by_its_size_and_nothing_else_is_one() -> None:
 )
 def test_a_measures_name_says_which_way_is_better(name: str, way: str) -> None:
     assert better(name, {"before": 1, "after": 2}) == way
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "errors", "expected"),
+    [
+        (0.25, 0.5, None, ("+0.25", "good")),
+        (0.5, 0.25, None, ("−0.25", "bad")),
+        (-0.5, 0.5, None, ("+1", "good")),
+        (1, 1, None, ("no change", "same")),
+        (0.25, 0.5, (0.03, 0.04), ("+0.25 ± 0.05", "good")),
+        (0.25, 0.27, (0.03, 0.04), ("+0.02 ± 0.05", "")),  # no more than chance
+        (0.25, 0.2, (0.03, 0.04), ("−0.05 ± 0.05", "")),
+        (0.25, 0.5, ("nan", NAN), ("+0.25", "good")),  # of one prompt each
+        (0.25, 0.5, (None, 0.04), ("+0.25", "good")),
+        (0.25, 0.5, (0.0, 0.0), ("+0.25", "good")),
+        ("nan", 0.5, None, ("", "")),
+        (0.25, 0.5, "of 3 and 4 samples", ("+0.25, of 3 and 4 samples", "good")),
+        (0.5, NAN, None, ("", "")),
+        (0.5, float("inf"), None, ("", "")),
+        (None, 0.5, None, ("", "")),
+        ("no", "yes", None, ("", "")),
+    ],
+)
+def test_a_change_says_its_error_and_is_good_or_bad_where_it_is_more_than_that(
+    before: Any, after: Any, errors: Any, expected: tuple[str, str]
+) -> None:
+    value = {"before": before, "after": after}
+    if isinstance(errors, str):
+        value["samples"] = {"before": 3, "after": 4}
+    elif errors is not None:
+        value["standard_error"] = dict(zip(("before", "after"), errors, strict=True))
+    assert compared("reward", value) == expected
 
 
 def test_exactly_as_many_metrics_as_fit_leave_none_out() -> None:

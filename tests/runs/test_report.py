@@ -96,15 +96,14 @@ def test_every_signal_is_shown_once_with_its_advice_or_by_its_numbers(store: Art
     assert text == f"kl_spike (kl=0.5) {step.key} raise it a=1 b=2 saturated share 0.99 {step.key}"
 
 
-def test_phases_are_added_up_without_the_whole_step_and_curves_hold_only_numbers(tmp_path: Path) -> None:
+def test_phases_are_added_up_without_the_whole_step_and_curves_hold_only_numbers() -> None:
     values = {"timing/train_s": 1.5, "timing/step_s": 4.0, "loss": 0.5, "flag": True, "bad": math.nan, "note": "x"}
     lines = [{"step": "a", "index": index, "values": values} for index in (2, 1, 2)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     step = StepReport("a", {})
-    _apply_metrics({"a": step}, tmp_path, only=None)
+    _apply_metrics({"a": step}, lines, [])
     assert step.phases == {"train": 4.5} and step.curves == {"loss": [(1.0, 0.5), (2.0, 0.5)]}
     other = StepReport("a", {})
-    _apply_metrics({"a": other}, tmp_path, only="b")
+    _apply_metrics({"b": other}, lines, [])
     assert (other.phases, other.curves) == ({}, {})
 
 
@@ -334,7 +333,9 @@ def test_a_run_of_several_environments_has_a_table_of_them() -> None:
         "failure_rate/maths": [(1.0, 0.0625)],
     }
     text = " ".join(Page(step_metrics(StepReport("rl", {}, curves=curves))).text.split())
-    assert "failures code 0.125 0.125 maths 0.25 0.75 42 0.0625 reward length failures" in text
+    assert (
+        "failures code 0.125 step 0 0.125 step 0 maths 0.25 step 0 0.75 step 1 42 step 1 0.0625 step 1 reward" in text
+    )
     alone = {name: points for name, points in curves.items() if "code" not in name}
     assert "environments" not in step_metrics(StepReport("rl", {}, curves=alone))
 
@@ -404,7 +405,7 @@ def test_runs_are_compared_over_each_other(store: ArtifactStore) -> None:
     assert path.parent == first.folder and first.id in text and second.id in text
     paths = [value for tag, name, value in page.attributes if tag == "path" and name == "style"]
     assert len(set(paths)) == 2 and len(paths) % 2 == 0
-    assert "at the end metric" in text
+    assert "last values metric" in text and "loss 0.1 step 10 0.1667 step 6" in text
 
 
 def test_the_legend_of_a_comparison_has_each_runs_colour(store: ArtifactStore) -> None:

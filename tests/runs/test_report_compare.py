@@ -22,7 +22,10 @@ def test_the_table_has_each_runs_last_value_and_a_gap_where_it_has_none() -> Non
     page = render_comparison(runs)
     assert re.findall(r"<th>(.*?)</th>", page) == ["metric", "one", "two"]
     rows = re.findall(r'<tr><td>(.*?)</td><td class="value">(.*?)</td><td class="value">(.*?)</td></tr>', page)
-    assert rows == [("loss", "0.25", "3"), ("lr", "0.1", "")]
+    assert rows == [
+        ("loss", '0.25 <span class="note">step 2</span>', '3 <span class="note">step 2</span>'),
+        ("lr", '0.1 <span class="note">step 1</span>', ""),
+    ]
 
 
 def test_a_step_that_one_run_alone_has_is_not_compared() -> None:

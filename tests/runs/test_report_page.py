@@ -32,10 +32,10 @@ def test_a_change_is_green_where_it_is_for_the_better_and_says_its_share_of_what
         length={"before": 100, "after": 150},
     ) == [
         ("good", "+0.25 (+50 %)"),
-        ("bad", "-0.25 (-50 %)"),
-        ("good", "-1 (-25 %)"),
+        ("bad", "−0.25 (-50 %)"),
+        ("good", "−1 (-25 %)"),
         ("bad", "+0.5 (+100 %)"),
-        ("same", "+0 (+0 %)"),
+        ("same", "no change"),
         ("same", "+50 (+50 %)"),
     ]
 
@@ -44,7 +44,7 @@ def test_a_step_may_say_itself_which_way_is_better() -> None:
     lower, higher = {"better": "lower"}, {"better": "higher"}
     assert changes_of(
         length={"before": 100, "after": 50, **lower}, loss={"before": 0, "after": 1, **higher}
-    ) == [("good", "-50 (-50 %)"), ("good", "+1")]  # fmt: skip
+    ) == [("good", "−50 (-50 %)"), ("good", "+1")]  # fmt: skip
 
 
 def test_reused_steps_count_as_cached() -> None:
@@ -115,7 +115,7 @@ def test_a_sample_shows_its_text_and_what_it_says_beside_it() -> None:
 
 def test_a_change_of_something_negative_has_the_sign_of_its_direction() -> None:
     assert changes_of(score={"before": -2.0, "after": -1.0}) == [("good", "+1 (+50 %)")]
-    assert changes_of(loss={"before": 1.0, "after": 1.0}) == [("same", "+0 (+0 %)")]
+    assert changes_of(loss={"before": 1.0, "after": 1.0}) == [("same", "no change")]
 
 
 def test_more_of_a_change_is_told_below_it_and_a_table_has_gaps() -> None:

@@ -95,9 +95,10 @@ def test_held_out_prompts_are_graded_before_and_after_with_the_weights_of_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Step(tmp_path, monkeypatch)
+    both = {name: {"before": each, "after": each} for name, each in (("standard_error", 0.125), ("samples", 6))}
     assert step.run() == {
         "steps": 2,
-        "heldout_reward": {"before": 0.25, "after": 0.75, "standard_error": 0.125, "samples": 6},
+        "heldout_reward": {"before": 0.25, "after": 0.75, **both},
         "heldout_answer_tokens": {"before": 100.0, "after": 80.0},
         "heldout_truncation_rate": {"before": 0.5, "after": 0.0},
     }
@@ -105,15 +106,19 @@ def test_held_out_prompts_are_graded_before_and_after_with_the_weights_of_then(
         *("start", ("update", "weights", 0), ("before", ("h",)), "train", ("after", ("h",)), "close"),
         *(("saved", "base", "policy"), "run closed"),
     ]
+    measured = {record["index"]: record["values"] for record in step.records if record["kind"] == "metrics"}
+    assert measured == {0: BEFORE.metrics("heldout"), 2: AFTER.metrics("heldout")}
     (left_out,) = [record["fields"] for record in step.records if record["kind"] == "event"]
     assert left_out == {"longer_than": 9, "count": 3}
 
 
 def test_a_resumed_step_knows_how_its_policy_did_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(tmp_path, monkeypatch)
-    kept = {"reward": 0.125, "answer_tokens": 1.0, "truncation_rate": 0.0}
-    (step.context.work / "heldout_before.json").write_text(json.dumps(kept))
+    kept = result(0.125, 1.0, 0.0)
+    (step.context.work / "heldout_before.json").write_text(json.dumps(kept.to_dict()))
     assert step.run()["heldout_reward"]["before"] == 0.125
+    (before,) = [each["values"] for each in step.records if each["kind"] == "metrics" and each["index"] == 0]
+    assert before == kept.metrics("heldout")
     assert [note for note in step.notes if isinstance(note, tuple)][:2] == [
         ("after", ("h",)),
         ("saved", "base", "policy"),

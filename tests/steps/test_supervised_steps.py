@@ -139,7 +139,7 @@ def test_preferences_are_trained_on_against_the_policy_as_it_was(
 ) -> None:
     notes, saved = opened(dpo), []
     monkeypatch.setattr(dpo, "read_pairs", lambda path, chat, limit: ([path] * 9, {"t": 2, "v": 5}[path]))
-    monkeypatch.setattr(dpo, "total_steps", lambda config, pairs: pairs + 1)
+    monkeypatch.setattr(dpo, "total_steps", lambda settings, batch_size, pairs: pairs + 1)
     monkeypatch.setattr(dpo, "optimize_preferences", lambda *given: {"trained": given[1], "validated": given[2]})
     monkeypatch.setattr(dpo, "save_trained", lambda *given, port: saved.append((*given, port, notes[-1])))
     data = {"train": {"data_path": "t"}, "validation": {"data_path": "v"}}

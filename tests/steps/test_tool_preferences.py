@@ -292,10 +292,10 @@ def test_dpo_on_the_pairs_prefers_right_calls_on_rows_it_never_saw(tmp_path):
     )
     dpo.run(plain_context(config, tmp_path / "dpo", outputs={"model": "checkpoint_megatron"}, listener=records.append))
     summary = next(record["values"] for record in records if record["kind"] == "summary")
-    assert summary["validation_rewards_margin_before"] == pytest.approx(0.0, abs=1e-6)
-    assert summary["validation_rewards_margin"] > 0.3
-    assert summary["validation_accuracy"] > 0.75
-    assert summary["validation_loss"] < summary["validation_loss_before"] - 0.1
+    assert summary["validation_rewards_margin"]["before"] == pytest.approx(0.0, abs=1e-6)
+    assert summary["validation_rewards_margin"]["after"] > 0.3
+    assert summary["validation_accuracy"]["after"] > 0.75
+    assert summary["validation_loss"]["after"] < summary["validation_loss"]["before"] - 0.1
 
 
 def test_the_chain_to_dpo_type_checks(tmp_path, monkeypatch, capsys):

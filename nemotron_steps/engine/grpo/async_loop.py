@@ -24,7 +24,6 @@ from nemotron_steps.engine.grpo.loop import (
     GrpoRun,
     StepRecord,
     begin_sampling,
-    mean,
     prompts_used_up,
     refit,
     refuse_overtime,
@@ -32,6 +31,7 @@ from nemotron_steps.engine.grpo.loop import (
     restore,
     sample_groups,
     save_step,
+    summary_of,
     train_on,
     validate,
     validation_due,
@@ -90,10 +90,10 @@ class _AsyncLoop:
 
     async def train(self) -> dict[str, Any]:
         run = self.run
-        rewards = self._restore()
+        self._restore()
         try:
             if run.config.grpo.val_at_start and run.step == 0:
-                await validate(run)
+                run.reporter.metrics(0, await validate(run))
             run.checkpoints.steps_begin()
             while run.step < run.total_steps:
                 record = StepRecord()
@@ -101,7 +101,7 @@ class _AsyncLoop:
                 with record.timer.phase("wait_for_rollouts"):
                     groups = await self._next_groups(record)
                 if groups is None:
-                    self._end_early(rewards)
+                    await self._end_early()
                     break
                 record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
                 record.metrics.update(self._sampling_metrics())
@@ -116,27 +116,25 @@ class _AsyncLoop:
                 step_s = time.perf_counter() - record.started
                 record.metrics["tokens/generated_per_s"] = (run.sampler.generated_tokens - tokens_before) / step_s
                 record.metrics.update(self.buffer.metrics())
-                rewards.append(record.metrics["reward/mean"])
                 if validation_due(run):
                     with record.timer.phase("validation"):
-                        record.metrics["validation/reward"] = (await validate(run)).reward
+                        record.metrics.update(await validate(run))
                 outcomes, state = self._outcomes(), self.buffer.state()  # of the same moment
                 if report_step(run, groups, record, outcomes):
-                    await self._beside_generation(save_step, run, record, rewards, state)
+                    await self._beside_generation(save_step, run, record, state)
                     refuse_overtime(run)
         finally:
             for task in self.tasks.values():
                 task.cancel()
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-        return {"steps": run.step, "reward_first": mean(rewards[:5]), "reward_last": mean(rewards[-5:])}
+        return summary_of(run)
 
-    def _restore(self) -> list[float]:
-        rewards = restore(self.run, self.buffer)
+    def _restore(self) -> None:
+        restore(self.run, self.buffer)
         self.reported_drops = len(self.buffer.dropped)
         begin_sampling(self.run)
-        return rewards
 
-    def _end_early(self, rewards: list[float]) -> None:
+    async def _end_early(self) -> None:
         """The prompts are used up before the last step: some were dropped, or had no signal."""
         run = self.run
         if run.config.grpo.use_dynamic_sampling:
@@ -150,10 +148,12 @@ class _AsyncLoop:
             )
         run.reporter.event("prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
         run.reporter.groups(run.step + 1, self._outcomes())
+        if run.config.grpo.val_at_end and run.step not in run.validated:
+            run.reporter.metrics(run.step, await validate(run))
         run.checkpoints.wait()
         latest = run.checkpoints.latest()
         if run.config.checkpointing.enabled and (latest is None or latest.step < run.step):
-            save_step(run, StepRecord(), rewards, self.buffer.state())
+            save_step(run, StepRecord(), self.buffer.state())
 
     async def _beside_generation(self, work: Callable[..., None], *arguments: Any) -> None:
         """Train or save in a thread while the event loop goes on generating and judging."""

@@ -47,10 +47,10 @@ from nemotron_steps.engine.grpo.ungraded import FailureWatch, has_no_verdict, is
 from nemotron_steps.engine.kept_objects import freeze_objects
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.metrics import combine_updates
-from nemotron_steps.engine.reporting import PhaseTimer, Reporter
+from nemotron_steps.engine.reporting import PhaseTimer, Reporter, first_and_last
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
-from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, summarize
+from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, before_and_after, summarize
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
 from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort
 from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
@@ -86,6 +86,10 @@ class GrpoRun:
     """Steps trained so far; also the weight version that the generator holds after a refit."""
     trained: int = 0
     """Steps trained in this process."""
+    rewards: list[float] = field(default_factory=list)
+    """Mean reward of every step so far, those before a resume included."""
+    validated: dict[int, EvaluationResult] = field(default_factory=dict)
+    """Steps trained → the validation after them: the one before the first step, and the newest."""
     failures: FailureWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,15 +127,15 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
         runner: of the event loop that the environments belong to; None for one of the training's own.
 
     Returns:
-        Summary: steps, reward of the first and last trained step.
+        See `summary_of`.
 
     Raises:
         DataError: dynamic sampling used up the prompts before the last step was full.
     """
-    rewards: list[float] = restore(run)
+    restore(run)
     with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         if run.config.grpo.val_at_start and run.step == 0:
-            run_on(runner, validate(run))
+            run.reporter.metrics(0, run_on(runner, validate(run)))
         run.checkpoints.steps_begin()
         for prompts in run.prompts:
             if run.step >= run.total_steps:
@@ -145,10 +149,9 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
             run.generator.finish_generation()
             train_on(run, groups, record)
             refit(run, record)
-            rewards.append(record.metrics["reward/mean"])
             if validation_due(run):
                 with record.timer.phase("validation"):
-                    record.metrics["validation/reward"] = run_on(runner, validate(run)).reward
+                    record.metrics.update(run_on(runner, validate(run)))
             sampled_groups = [
                 {
                     "prompt": g.prompt_index,
@@ -158,26 +161,34 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
                 for g in groups
             ]
             if report_step(run, groups, record, sampled_groups):
-                save_step(run, record, rewards)
+                save_step(run, record)
                 refuse_overtime(run)
             if run.step >= run.total_steps:
                 break
         else:
             if run.step < run.total_steps:  # dynamic sampling went through all prompts, the last step's included
                 raise prompts_used_up(run, 0, 0)
-    return {"steps": run.step, "reward_first": mean(rewards[:5]), "reward_last": mean(rewards[-5:])}
+    return summary_of(run)
 
 
-def restore(run: GrpoRun, buffer: GroupBuffer | None = None) -> list[float]:
+def summary_of(run: GrpoRun) -> dict[str, Any]:
+    """Of a run that is over: steps, the reward of the first and of the last ones, and what validation gave before and
+    after; where it was not validated both times, the newest validation with its step."""
+    summary: dict[str, Any] = {"steps": run.step, **first_and_last("reward", run.rewards)}
+    if {0, run.step} <= run.validated.keys():
+        summary.update(before_and_after("validation", run.validated[0], run.validated[run.step]))
+    elif run.validated:
+        step = max(run.validated)
+        summary[f"validation_reward_step_{step}"] = run.validated[step].reward
+    return summary
+
+
+def restore(run: GrpoRun, buffer: GroupBuffer | None = None) -> None:
     """Load the newest checkpoint, if any, and give the generator the policy's weights.
 
     Args:
         buffer: of the asynchronous loop, restored as well.
-
-    Returns:
-        Mean reward of every step so far.
     """
-    rewards: list[float] = []
     latest = run.checkpoints.latest()
     if latest is not None:
         state = latest.state()
@@ -185,12 +196,14 @@ def restore(run: GrpoRun, buffer: GroupBuffer | None = None) -> list[float]:
         run.prompts.load_state_dict(state["prompts"])
         run.signals.load_state_dict(state["signals"])
         run.step = latest.step
-        rewards = list(state["rewards"])
+        run.rewards = list(state["rewards"])
+        run.validated = {int(step): EvaluationResult(**figures) for step, figures in state["validated"].items()}
         if buffer is not None:
             buffer.load_state_dict(state["buffer"], latest.tensors())
         run.reporter.event("resumed", step=run.step)
+        if 0 in run.validated:
+            run.reporter.metrics(0, run.validated[0].metrics("validation"))
     run.generator.update_weights(run.policy.weights(), run.step)
-    return rewards
 
 
 async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord) -> list[RolloutGroup]:
@@ -350,6 +363,7 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
     tokens = int(batch.lengths.sum())
     record.metrics["tokens/trained_per_s"] = tokens / max(record.timer.seconds["train"], 1e-9)
     run.step += 1
+    run.rewards.append(record.metrics["reward/mean"])
 
 
 def refit(run: GrpoRun, record: StepRecord) -> None:
@@ -391,13 +405,14 @@ def report_step(
     return due
 
 
-def save_step(run: GrpoRun, record: StepRecord, rewards: Sequence[float], buffered: BufferState | None = None) -> None:
+def save_step(run: GrpoRun, record: StepRecord, buffered: BufferState | None = None) -> None:
     """Checkpoint the step just trained, with the asynchronous loop's buffer. The event says what training waited."""
     started = time.perf_counter()
     state: dict[str, Any] = {
         "prompts": run.prompts.state_dict(),
         "signals": run.signals.state_dict(),
-        "rewards": list(rewards),
+        "rewards": run.rewards,
+        "validated": {step: result.to_dict() for step, result in run.validated.items()},
         "metrics": record.metrics,
     }
     tensors: dict[str, torch.Tensor] = {}
@@ -427,8 +442,8 @@ def validation_due(run: GrpoRun) -> bool:
     return periodic or (last and grpo.val_at_end)
 
 
-async def validate(run: GrpoRun) -> EvaluationResult:
-    """Grade the current policy on validation prompts, a whole group each (some environments judge groups)."""
+async def validate(run: GrpoRun) -> dict[str, float]:
+    """Metrics of the current policy on validation prompts, a whole group each (some environments judge groups)."""
     grpo = run.config.grpo
     rows = list(run.validation)[: grpo.max_val_samples]
     groups = await run.collector.collect(
@@ -437,8 +452,8 @@ async def validate(run: GrpoRun) -> EvaluationResult:
         num_generations=grpo.num_val_generations_per_prompt or grpo.num_generations_per_prompt,
     )
     result = summarize(groups)
-    run.reporter.event("validation", step=run.step, **result.to_dict())
-    return result
+    run.validated = {step: first for step, first in run.validated.items() if step == 0} | {run.step: result}
+    return result.metrics("validation")
 
 
 async def evaluate_heldout(run: GrpoRun, rows: Sequence[PromptRow], label: str) -> EvaluationResult:
@@ -457,9 +472,7 @@ async def evaluate_heldout(run: GrpoRun, rows: Sequence[PromptRow], label: str) 
         environment=environment,
         params=replace(run.collector.params, temperature=settings.temperature),
     )
-    result = summarize(groups)
-    run.reporter.event("heldout", label=label, **result.to_dict())
-    return result
+    return summarize(groups)
 
 
 def _report_sample(run: GrpoRun, groups: Sequence[RolloutGroup]) -> None:
@@ -478,9 +491,3 @@ def _report_sample(run: GrpoRun, groups: Sequence[RolloutGroup]) -> None:
                 **{key: notes for key, notes in rollout.metadata.items() if key == JUDGE_NOTES},
             }
         )
-
-
-def mean(values: Sequence[float]) -> float:
-    """Mean of the values that are not NaN; NaN when there are none."""
-    finite = torch.tensor([v for v in values if v == v], dtype=torch.float64)
-    return float(finite.mean()) if len(finite) else float("nan")

@@ -25,8 +25,9 @@ from nemotron_steps.engine.losses.metrics import finalize_metrics
 from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.engine.supervised.chat_data import batch_of, shuffled_batches
+from nemotron_steps.engine.supervised.chat_data import batch_of
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, encode_chat
+from nemotron_steps.engine.supervised.loop import train_on_examples
 from nemotron_steps.engine.types import Policy, TrainBatch
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat
@@ -145,68 +146,34 @@ def optimize_preferences(
         validation: pairs nothing is trained on; may be empty.
 
     Returns:
-        Summary: steps, training loss and accuracy of the last step, validation loss and accuracy before and after.
+        See `train_on_examples`.
     """
-    settings = config.dpo
-    pairs_per_step = config.policy.train_global_batch_size
-    total = total_steps(config, len(train))
-    step = 0
-    before: dict[str, float] = {}
-    metrics: dict[str, float] = {}
-    latest = checkpoints.latest()
-    if latest is not None:
-        policy.load_checkpoint(latest.policy_path)
-        step = latest.step
-        state = latest.state()
-        before, metrics = dict(state["validation_before"]), dict(state["metrics"])
-        reporter.event("resumed", step=step)
-    elif validation:
-        before = validate_pairs(policy, validation, config)
-    batches = shuffled_batches(train, pairs_per_step, epochs=settings.max_num_epochs, seed=settings.seed, skip=step)
-    checkpoints.steps_begin()
-    for pairs in batches:
-        if step >= total:
-            break
+
+    def update(pairs: Sequence[PreferencePair]) -> dict[str, float]:
         started = time.perf_counter()
         batch = pair_batch(pairs, divisible_by=config.policy.make_sequence_length_divisible_by)
         batch.reference_logprobs = policy.reference_logprobs(batch)
         reference_s = time.perf_counter() - started
         metrics = policy.train_step(batch)
-        step += 1
         seconds = time.perf_counter() - started
-        metrics["timing/reference_logprobs_s"] = reference_s
-        metrics["timing/train_s"] = seconds - reference_s
-        metrics["train_tokens_per_s"] = float(batch.lengths.sum()) / seconds
-        if settings.val_period > 0 and step % settings.val_period == 0 and validation:
-            metrics.update({f"validation/{k}": v for k, v in validate_pairs(policy, validation, config).items()})
-        reporter.metrics(step, metrics)
-        reporter.progress(f"dpo  loss {metrics['loss']:.3f}  accuracy {metrics['accuracy']:.0%}", step, total)
-        checkpoints.check()
-        if checkpoints.due(step, last=False):
-            validated = [f"validation/{name}" for name in before] if settings.val_period > 0 else []
-            checkpoints.save(step, policy, {"validation_before": before, "metrics": metrics}, reported=validated)
-            if step < total:
-                checkpoints.refuse_overtime(step, total, reporter)
-    summary: dict[str, Any] = {
-        "steps": step,
-        "train_loss": metrics.get("loss"),
-        "train_accuracy": metrics.get("accuracy"),
-    }
-    if validation:
-        after = validate_pairs(policy, validation, config)
-        summary.update({f"validation_{name}_before": value for name, value in before.items()})
-        summary.update({f"validation_{name}": value for name, value in after.items()})
-    return summary
+        timing = {"timing/reference_logprobs_s": reference_s, "timing/train_s": seconds - reference_s}
+        return metrics | timing | {"train_tokens_per_s": float(batch.lengths.sum()) / seconds}
 
-
-def total_steps(config: DpoConfig, pairs: int) -> int:
-    """Optimizer steps that `pairs` training pairs give."""
-    settings = config.dpo
-    return min(settings.max_num_steps, settings.max_num_epochs * (pairs // config.policy.train_global_batch_size))
+    return train_on_examples(
+        policy,
+        train,
+        config.dpo,
+        config.policy.train_global_batch_size,
+        update=update,
+        validate=(lambda: validate_pairs(policy, validation, config)) if validation else None,
+        followed={"loss": ".3f", "accuracy": ".0%"},
+        checkpoints=checkpoints,
+        reporter=reporter,
+    )
 
 
 def validate_pairs(policy: Policy, pairs: Sequence[PreferencePair], config: DpoConfig) -> dict[str, float]:
-    """Loss, accuracy and reward margin over at most dpo.val_batches batches of pairs, without a gradient."""
+    """`validation/` loss, accuracy and rewards_margin over at most dpo.val_batches batches of pairs, no gradient."""
     loss_fn = DpoLoss(config.dpo)
     size = config.policy.train_global_batch_size
     chosen = list(pairs)[: size * config.dpo.val_batches]
@@ -219,5 +186,6 @@ def validate_pairs(policy: Policy, pairs: Sequence[PreferencePair], config: DpoC
         _, sums = loss_fn(policy.logprobs(batch), batch, normalizers)
         metrics = finalize_metrics(sums, normalizers)
         for name in ("loss", "accuracy", "rewards_margin"):
-            totals[name] = totals.get(name, 0.0) + metrics[name] * len(part) / len(chosen)
+            key = f"validation/{name}"
+            totals[key] = totals.get(key, 0.0) + metrics[name] * len(part) / len(chosen)
     return totals

@@ -11,8 +11,9 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.engine.supervised.chat_data import batch_of, shuffled_batches
+from nemotron_steps.engine.supervised.chat_data import batch_of
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, encode_chat
+from nemotron_steps.engine.supervised.loop import train_on_examples
 from nemotron_steps.engine.supervised.packed_rows import SftExample
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.errors import DataError, show_line
@@ -67,52 +68,27 @@ def finetune(
         train: `policy.train_global_batch_size` of them make a step: chats, or rows that chats were packed into.
 
     Returns:
-        Summary: steps, training loss of the last step, validation loss before and after (nats a token).
+        See `train_on_examples`; validation losses in nats a token.
     """
-    settings = config.sft
-    batch_size = config.policy.train_global_batch_size
-    divisible_by = config.policy.make_sequence_length_divisible_by
-    total = min(settings.max_num_steps, settings.max_num_epochs * (len(train) // batch_size))
-    step = 0
-    loss = loss_before = float("nan")
-    latest = checkpoints.latest()
-    if latest is not None:
-        policy.load_checkpoint(latest.policy_path)
-        step = latest.step
-        state = latest.state()
-        loss_before = float(state["loss_before"])
-        loss = float(state["metrics"]["loss"])
-        reporter.event("resumed", step=step)
-    elif validation:
-        loss_before = _validation_loss(policy, validation, config)
-    batches = shuffled_batches(train, batch_size, epochs=settings.max_num_epochs, seed=settings.seed, skip=step)
-    checkpoints.steps_begin()
-    for examples in batches:
-        if step >= total:
-            break
+
+    def update(examples: Sequence[SftExample]) -> dict[str, float]:
         started = time.perf_counter()
-        batch = batch_of(examples, divisible_by=divisible_by)
+        batch = batch_of(examples, divisible_by=config.policy.make_sequence_length_divisible_by)
         metrics = policy.train_step(batch)
-        step += 1
-        loss = metrics["loss"]
         seconds = time.perf_counter() - started
-        tokens = int(batch.lengths.sum())
-        metrics.update({"timing/train_s": seconds, "train_tokens_per_s": tokens / seconds})
-        if settings.val_period > 0 and step % settings.val_period == 0 and validation:
-            metrics["validation_loss"] = _validation_loss(policy, validation, config)
-        reporter.metrics(step, metrics)
-        reporter.progress(f"sft  loss {loss:.3f}", step, total)
-        checkpoints.check()
-        if checkpoints.due(step, last=False):
-            validated = ["validation_loss"] if settings.val_period > 0 and validation else []
-            checkpoints.save(step, policy, {"loss_before": loss_before, "metrics": metrics}, reported=validated)
-            if step < total:
-                checkpoints.refuse_overtime(step, total, reporter)
-    summary: dict[str, Any] = {"steps": step, "train_loss": loss}
-    if validation:
-        summary["validation_loss_before"] = loss_before
-        summary["validation_loss"] = _validation_loss(policy, validation, config)
-    return summary
+        return metrics | {"timing/train_s": seconds, "train_tokens_per_s": int(batch.lengths.sum()) / seconds}
+
+    return train_on_examples(
+        policy,
+        train,
+        config.sft,
+        config.policy.train_global_batch_size,
+        update=update,
+        validate=(lambda: {"validation_loss": _validation_loss(policy, validation, config)}) if validation else None,
+        followed={"loss": ".3f"},
+        checkpoints=checkpoints,
+        reporter=reporter,
+    )
 
 
 def _validation_loss(policy: Policy, validation: Sequence[SftExample], config: SftConfig) -> float:

@@ -186,17 +186,29 @@ def call(function: str, prompt: Any, completions: list[str], columns: dict[str, 
     loaded = load(function)
     if set(inspect.signature(loaded).parameters) >= _VERL:
         given = [_awaited(loaded(**_verl_arguments(loaded, text, columns))) for text in completions]
-        rewards: Any = [each.get("score") if isinstance(each, Mapping) else each for each in given]
+        rewards: Any = [_score(each, function) for each in given]
     else:
         count = len(completions)
         chat = not isinstance(prompt, str)
         answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
         repeated = {key: [value] * count for key, value in columns.items()}
         rewards = _awaited(loaded(**_taken(loaded, {**repeated, "prompts": [prompt] * count, "completions": answers})))
-    rewards = list(rewards) if isinstance(rewards, Sequence) or hasattr(rewards, "tolist") else [rewards]
+        rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards  # an array's, which may have no dimension
+        rewards = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
     if len(rewards) != len(completions):
-        raise TypeError(f"{function} gave {len(rewards)} rewards for {len(completions)} completions")
+        counts = f"{len(rewards)} rewards for {len(completions)} completions"
+        raise TypeError(f"{function} gave {counts}: {text_of(rewards, 200, repr)}")
     return [None if reward is None else _number(reward, function) for reward in rewards]
+
+
+def _score(given: Any, function: str) -> Any:
+    """What verl's signature gives for one answer: a number, or the `score` of a dict."""
+    if not isinstance(given, Mapping):
+        return given
+    if "score" not in given:
+        keys = ", ".join(map(repr, given)) or "no keys"
+        raise TypeError(f"{function} gave a dict without 'score': it has {text_of(keys, 200, str)}")
+    return given["score"]
 
 
 def _taken(function: Callable[..., Any], columns: dict[str, Any]) -> dict[str, Any]:
@@ -253,11 +265,13 @@ def _awaited(value: Any) -> Any:
 
 def _number(reward: Any, function: str) -> float:
     try:
-        number = float(reward)
+        number = float(reward) if not isinstance(reward, str | bytes) else None
     except (TypeError, ValueError):
-        raise TypeError(f"{function} gave {text_of(reward, 200, repr)}, which is no number and not None") from None
+        number = None
     except OverflowError:
         raise ValueError(f"{function} gave a number that is too large for a float") from None
+    if number is None:
+        raise TypeError(f"{function} gave {text_of(reward, 200, repr)}: a reward must be a number or None")
     if not abs(number) <= FLOAT32_MAX:
         raise ValueError(f"{function} gave {number}, which is no finite float32 and not None")
     return number

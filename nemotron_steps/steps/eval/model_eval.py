@@ -46,6 +46,6 @@ def run(context: StepContext[EvalConfig]) -> None:
                 if group.prompt_index < 8 and rollout.index == 0:
                     context.tracker.sample(record)
     slot.attributes["reward"] = result.reward
-    context.tracker.summary(
-        {"reward": result.reward, "standard_error": result.standard_error, "samples": result.samples}
-    )
+    context.tracker.metrics(0, result.metrics("heldout"))
+    shown = ("reward", "standard_error", "samples", *(("ungraded",) if result.ungraded else ()))
+    context.tracker.summary({figure: getattr(result, figure) for figure in shown})

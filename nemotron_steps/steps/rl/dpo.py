@@ -8,7 +8,8 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.dpo import DpoLoss
-from nemotron_steps.engine.supervised.dpo import PreferencePair, optimize_preferences, read_pairs, total_steps
+from nemotron_steps.engine.supervised.dpo import PreferencePair, optimize_preferences, read_pairs
+from nemotron_steps.engine.supervised.loop import total_steps
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
@@ -38,7 +39,7 @@ def run(context: StepContext[DpoConfig]) -> None:
         Path(config.policy.checkpoint),
         DpoLoss(config.dpo),
         reference=True,
-        total_steps=total_steps(config, len(pairs)),
+        total_steps=total_steps(config.dpo, config.policy.train_global_batch_size, len(pairs)),
     )
     with opened as (policy, where):
         context.tracker.event("placement", **where)

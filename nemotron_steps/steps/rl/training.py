@@ -6,16 +6,16 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import read_data
 from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import evaluate_heldout, train
-from nemotron_steps.engine.rollouts.evaluation import EvaluationResult
+from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, before_and_after
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.context import StepContext
@@ -40,12 +40,16 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
                 context.tracker.progress("held-out prompts, before", 0, None)
                 run.generator.update_weights(run.policy.weights(), 0)
                 before = run_on(runner, evaluate_heldout(run, heldout, "before"))
-                _write_atomically(baseline_file, before)
+                write_atomic(baseline_file, json.dumps(before.to_dict()).encode())
+            if heldout:
+                before = EvaluationResult(**json.loads(baseline_file.read_text()))
+                context.tracker.metrics(0, before.metrics("heldout"))
             summary.update((train_async if config.grpo.async_grpo.enabled else train)(run, runner))
             if heldout:
                 context.tracker.progress("held-out prompts, after", 0, None)
                 after = run_on(runner, evaluate_heldout(run, heldout, "after"))
-                summary.update(_improvement(json.loads(baseline_file.read_text()), after))
+                context.tracker.metrics(summary["steps"], after.metrics("heldout"))
+                summary.update(before_and_after("heldout", before, after))
         save_trained(run.policy, context, config.policy.checkpoint, port="policy")
         context.tracker.summary(summary)
     finally:
@@ -72,23 +76,3 @@ def _started(environments: EnvironmentSet) -> Iterator[asyncio.Runner]:
                 error.add_note(f"besides, the environments did not close: {another!r}")  # what stopped the run is first
             raise
         runner.run(environments.close())
-
-
-def _write_atomically(path: Path, result: EvaluationResult) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result.to_dict()))
-    partial.rename(path)
-
-
-def _improvement(before: dict[str, Any], after: EvaluationResult) -> dict[str, Any]:
-    """Held-out figures before and after training, as the run's summary shows them."""
-    return {
-        "heldout_reward": {
-            "before": before["reward"],
-            "after": after.reward,
-            "standard_error": after.standard_error,
-            "samples": after.samples,
-        },
-        "heldout_answer_tokens": {"before": before["answer_tokens"], "after": after.answer_tokens},
-        "heldout_truncation_rate": {"before": before["truncation_rate"], "after": after.truncation_rate},
-    }

@@ -13,6 +13,7 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.supervised.loop import total_steps
 from nemotron_steps.engine.supervised.packed_rows import PackedRows, SftExample
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
 from nemotron_steps.errors import ConfigError
@@ -53,10 +54,9 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
         validation, _ = _read(config.data.validation.data_path, chat, limit)
     if too_long:
         context.tracker.event("chats_left_out", longer_than=limit, count=too_long)
-    batch = config.policy.train_global_batch_size
-    total_steps = min(config.sft.max_num_steps, config.sft.max_num_epochs * (len(train) // batch))
+    steps = total_steps(config.sft, config.policy.train_global_batch_size, len(train))
     opened = open_policy(
-        config.cluster, config.policy, start, NegativeLogLikelihood(), reference=False, total_steps=total_steps
+        config.cluster, config.policy, start, NegativeLogLikelihood(), reference=False, total_steps=steps
     )
     with opened as (policy, where):
         context.tracker.event("placement", **where)

@@ -19,6 +19,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import GrpoRun, train
+from nemotron_steps.engine.reporting import first_and_last
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import RolloutGroup, WeightSyncReport
@@ -45,6 +46,8 @@ class Parts:
         self.batches: list[Any] = []
         self.asked: Counter[int] = Counter()
         self.metrics_of: list[dict[str, Any]] = []
+        self.besides: list[dict[str, Any]] = []
+        """Metrics that are no training step's: validation before the first."""
         self.told: list[dict[str, Any]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.weight_version = self.generated_tokens = self.max_total_length = 0
@@ -115,7 +118,7 @@ class Parts:
         self.calls.append(f"judge {step}")
 
     def metrics(self, step: int, values: Any) -> None:
-        self.metrics_of.append(dict(values))
+        (self.metrics_of if "reward/mean" in values else self.besides).append({"step": step, **values})
 
     def groups(self, step: int, groups: Any) -> None:
         self.told += [{"step": step, **group} for group in groups]
@@ -193,7 +196,7 @@ def test_the_summary_of_a_resumed_run_is_of_all_its_steps_and_a_run_that_is_over
     trained(instant(tmp_path, 6, asynchronous=asynchronous)[0])
     for _ in range(2):  # the last six steps, and then none
         run, parts = instant(tmp_path, 12, asynchronous=asynchronous)
-        assert trained(run) == {"steps": 12, "reward_first": 2.0, "reward_last": 9.0}
+        assert trained(run) == {"steps": 12, "reward_first_5_steps": 2.0, "reward_last_5_steps": 9.0}
         assert run.signals.state_dict()["history"]["reward/mean"][1] == [float(step) for step in range(12)]
     assert "train" not in parts.calls and parts.told == []
 
@@ -201,16 +204,78 @@ def test_the_summary_of_a_resumed_run_is_of_all_its_steps_and_a_run_that_is_over
 @BOTH
 def test_the_first_policy_is_validated_once_and_not_where_a_run_goes_on(asynchronous: bool, tmp_path: Path) -> None:
     validated = {"val_at_start": True, "val_period": 2, "max_val_samples": 3, "asynchronous": asynchronous}
-    events: list[Any] = []
     for steps in (2, 4):
         run, parts = instant(tmp_path, steps, validation=5, **validated)
         trained(run)
-        events += [fields for name, fields in parts.events if name == "validation"]
         asked = [each for each in parts.collected if each["group_ids"][0].startswith("validation/")]
         assert {(tuple(each["prompts"]), each["num_generations"]) for each in asked} == {((0, 1, 2), 2)}
+        assert [each["group_ids"][0] for each in asked] == {
+            2: ["validation/0/0", "validation/2/0"],
+            4: ["validation/4/0"],
+        }[steps]
         assert ["validation/reward" in metrics for metrics in parts.metrics_of] == [False, True]
-        assert parts.metrics_of[-1]["validation/reward"] == pytest.approx(1 / 3)
-    assert [event["step"] for event in events] == [0, 2, 4]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"val_at_start": True, "val_at_end": True}, {"before": 0, "after": 4}),
+        ({"val_at_start": True, "val_period": 2}, {"before": 0, "after": 4}),
+        ({"val_at_start": True, "val_period": 3}, 3),  # not of the weights that the run ends with
+        ({"val_at_start": True, "val_period": 9}, 0),
+        ({"val_at_end": True}, 4),
+        ({}, None),
+    ],
+)
+def test_before_is_what_the_first_weights_gave_and_after_what_the_last_ones_did(
+    settings: dict[str, bool], told: Any, asynchronous: bool, tmp_path: Path
+) -> None:
+    """Each policy's answers are worth the steps it was trained for; the run is broken off after its second step."""
+    for steps in (2, 4):
+        run, parts = instant(tmp_path, steps, validation=2, asynchronous=asynchronous, **settings)
+        parts.graded = lambda row, attempt, parts=parts: [float(parts.weight_version)] * 2
+        summary = trained(run)
+    start = [{"step": each["step"], "validation/reward": each["validation/reward"]} for each in parts.besides]
+    assert start == ([{"step": 0, "validation/reward": 0.0}] if settings.get("val_at_start") else [])
+    found = {name: value for name, value in summary.items() if name.startswith("validation_reward")}
+    if isinstance(told, dict):
+        both = {"standard_error": {"before": 0.0, "after": 0.0}, "samples": {"before": 4, "after": 4}}
+        assert found == {"validation_reward": told | both}
+    else:
+        assert found == ({} if told is None else {f"validation_reward_step_{told}": told})
+
+
+def test_a_run_whose_prompts_are_used_up_is_validated_at_the_end_that_it_has(tmp_path: Path) -> None:
+    def graded(row: int, attempt: int) -> Sequence[float | str]:
+        return ("prompt_too_long",) * 2 if row % 2 else by_step(row, attempt)
+
+    settings = {"asynchronous": True, "val_at_start": True, "val_at_end": True}
+    for _ in range(2):  # the second finds the first one's end
+        run, parts = instant(tmp_path, 12, graded, validation=1, **settings)
+        summary = trained(run)
+        assert summary["steps"] == run.step < 12
+        assert {"before", "after"} < summary["validation_reward"].keys()
+    assert [each["step"] for each in parts.besides] == [0]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], {}),
+        ([3.0], {"": 3.0}),
+        ([1.0, 5.0], {"_first_step": 1.0, "_last_step": 5.0}),
+        ([1.0, 9.0, 5.0], {"_first_step": 1.0, "_last_step": 5.0}),
+        ([1.0, 2.0, 9.0, 3.0, 4.0], {"_first_2_steps": 1.5, "_last_2_steps": 3.5}),
+        ([*range(9)], {"_first_4_steps": 1.5, "_last_4_steps": 6.5}),
+        ([*range(10)], {"_first_5_steps": 2.0, "_last_5_steps": 7.0}),
+        ([*range(100)], {"_first_5_steps": 2.0, "_last_5_steps": 97.0}),
+        ([math.nan, 1.0, math.nan, 5.0], {"_first_step": 1.0, "_last_step": 5.0}),
+        ([math.nan], {}),
+    ],
+)
+def test_the_first_and_the_last_steps_of_a_summary_never_overlap(values: list[float], expected: Any) -> None:
+    assert first_and_last("reward", values) == {f"reward{name}": value for name, value in expected.items()}
 
 
 def silent_at_first(row: int, attempt: int) -> Sequence[float | str]:

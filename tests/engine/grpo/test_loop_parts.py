@@ -121,12 +121,6 @@ def test_heldout_prompts_are_graded_as_their_own_settings_say(max_prompts: int |
             "params": SamplingParams(max_new_tokens=7, temperature=0.25),
         }
     ]
-    assert run.reporter.events[0][1]["label"] == "after"
-
-
-def test_a_mean_leaves_out_what_is_no_number() -> None:
-    assert loop.mean([1.0, math.nan, 2.0]) == 1.5
-    assert math.isnan(loop.mean([math.nan])) and math.isnan(loop.mean([]))
 
 
 def test_a_phase_has_all_of_its_time_and_that_of_a_block_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

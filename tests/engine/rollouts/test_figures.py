@@ -39,14 +39,19 @@ def test_an_evaluation_is_a_mean_over_prompts_and_scores_nothing_that_nobody_gra
     found = summarize([group("a", [0.0, 1.0], components={"x": 4.0}, metadata={"answer_tokens": 3}), several, nobody])
     assert found.reward == pytest.approx((0.5 + 3.0) / 2)
     assert found.standard_error == pytest.approx(math.sqrt(2 * 1.25**2 / 1) / math.sqrt(2))
-    assert (found.samples, found.ungraded, found.truncation_rate) == (5, 2, 0.2)
+    assert (found.samples, found.ungraded, found.truncation_rate) == (3, 2, 0.2)
     assert found.answer_tokens == pytest.approx((3 + 3 + 7) / 5)
     assert found.reward_by_environment == {"code": 3.0, "maths": 0.5}
     assert found.components == {"x": pytest.approx(3.0)}
+    assert found.metrics("m") == {
+        **{f"m/{name}": getattr(found, name) for name in ("reward", "standard_error", "samples", "ungraded")},
+        **{"m/truncation_rate": 0.2, "m/answer_tokens": found.answer_tokens},
+        **{"m/reward/code": 3.0, "m/reward/maths": 0.5, "m/components/x": found.components["x"]},
+    }
     one = summarize([group("a", [2.0])])
     assert one.reward == 2.0 and math.isnan(one.standard_error)
     none = summarize([nobody])
-    assert math.isnan(none.reward) and math.isnan(none.standard_error) and none.samples == none.ungraded == 1
+    assert math.isnan(none.reward) and math.isnan(none.standard_error) and (none.samples, none.ungraded) == (0, 1)
     assert summarize([]).truncation_rate == 0.0
 
 

@@ -181,7 +181,7 @@ def test_a_smaller_last_batch_weighs_by_its_pairs_in_validation() -> None:
         validate_pairs(policy, pairs, DpoConfig.model_validate({"policy": {"train_global_batch_size": size}}))
         for size in (5, 2)
     )
-    assert whole["loss"] != pytest.approx(math.log(2))
+    assert whole["validation/loss"] != pytest.approx(math.log(2))
     assert in_parts == pytest.approx(whole)
     few = {"policy": {"train_global_batch_size": 2}, "dpo": {"val_batches": 1}}
     first = validate_pairs(policy, pairs[:2], DpoConfig.model_validate(few))
@@ -268,7 +268,8 @@ class Record:
         self.events: list[str] = []
 
     def metrics(self, step: int, values: Any) -> None:
-        self.steps.append(dict(values))
+        if step:  # 0: validation before the first one
+            self.steps.append(dict(values))
 
     def sample(self, sample: Any) -> None: ...
 
@@ -317,9 +318,9 @@ def run(config: DpoConfig, checkpoint: Path, work: Path, validation: int = 4) ->
 def test_a_policy_learns_the_preference_starting_from_ln_2(checkpoint: Path, tmp_path: Path) -> None:
     summary, record = run(dpo_config(10), checkpoint, tmp_path)
     assert record.steps[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert summary["validation_loss_before"] == pytest.approx(math.log(2), abs=1e-6)
-    assert summary["validation_accuracy"] == 1.0
-    assert summary["validation_loss"] < 0.4
+    assert summary["validation_loss"]["before"] == pytest.approx(math.log(2), abs=1e-6)
+    assert summary["validation_accuracy"]["after"] == 1.0
+    assert summary["validation_loss"]["after"] < 0.4
     assert record.steps[-1]["rewards_margin"] > 0.5
 
 
@@ -374,4 +375,4 @@ def test_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tmp_path: Path) 
 def test_a_run_resumed_after_its_last_step_still_says_how_training_ended(checkpoint: Path, tmp_path: Path) -> None:
     first, _ = run(dpo_config(2), checkpoint, tmp_path)
     again, found = run(dpo_config(2), checkpoint, tmp_path)
-    assert found.steps == [] and again == first and first["train_loss"] > 0
+    assert found.steps == [] and again == first and first["train_loss_last_step"] > 0

@@ -42,6 +42,7 @@ class Noted:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.metrics_of: list[dict[str, float]] = []
+        self.start: dict[str, float] = {}
         self.progressed: list[tuple[float, float | None]] = []
 
     def latest(self) -> None: ...
@@ -61,7 +62,10 @@ class Noted:
         self.calls.append(("overtime", step, total))
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
-        self.metrics_of.append(dict(values))
+        if step:
+            self.metrics_of.append(dict(values))
+        else:
+            self.start = dict(values)
 
     def progress(self, description: str, completed: float, total: float | None = None) -> None:
         self.progressed.append((completed, total))
@@ -94,7 +98,8 @@ def test_a_failed_save_is_asked_for_after_each_step_and_time_after_each_save_but
         *("check", "check", ("save", 2, 2.0, []), ("overtime", 2, 4)),
         *("check", "check", ("save", 4, 4.0, [])),
     ]
-    assert (summary["steps"], summary["train_loss"]) == (4, 4.0)  # an epoch, of 99 steps that were asked for
+    assert summary["steps"] == 4  # an epoch, of 99 steps that were asked for
+    assert (summary["train_loss_first_2_steps"], summary["train_loss_last_2_steps"]) == (1.5, 3.5)
     assert noted.progressed == [(step, 4) for step in range(1, 5)]
 
 
@@ -102,14 +107,14 @@ def test_a_failed_save_is_asked_for_after_each_step_and_time_after_each_save_but
 def test_metrics_of_a_validation_to_come_may_rank_checkpoints(loop: str) -> None:
     _, noted, _ = run(loop, val_period=3)
     assert [call[3] for call in noted.calls if call[0] == "save"] == [REPORTED[loop]] * 2
-    assert [set(REPORTED[loop]) <= set(metrics) for metrics in noted.metrics_of] == [False, False, True, False]
+    assert [set(REPORTED[loop]) <= set(metrics) for metrics in noted.metrics_of] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("loop", REPORTED)
 def test_without_validation_rows_nothing_is_validated_however_often(loop: str) -> None:
     summary, noted, _ = run(loop, [], val_period=1)
     assert [call[3] for call in noted.calls if call[0] == "save"] == [[], []]
-    assert not any("validation" in name for each in (summary, *noted.metrics_of) for name in each)
+    assert not any("validation" in name for each in (summary, noted.start, *noted.metrics_of) for name in each)
 
 
 @pytest.mark.parametrize("loop", REPORTED)
@@ -131,4 +136,5 @@ def test_chats_are_validated_token_by_token_in_so_many_batches_at_most(val_batch
         for token, trained in zip(pair.chosen.token_ids, pair.chosen.token_mask, strict=True)
         if trained
     ]
-    assert summary["validation_loss_before"] == summary["validation_loss"] == pytest.approx(sum(said) / len(said))
+    loss = pytest.approx(sum(said) / len(said))
+    assert summary["validation_loss"] == {"before": loss, "after": loss}

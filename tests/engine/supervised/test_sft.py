@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     steps: int, checkpoint: Path, work: Path, megatron: dict[str, Any] | None = None, **sft: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary, and each trained step's metrics."""
+    """The summary, and the metrics of each step, of step 0 first."""
     config = SftConfig.model_validate(
         {
             "sft": {"max_num_steps": steps, "max_num_epochs": 5, **sft},
@@ -55,10 +55,13 @@ def run(
 
 def test_it_learns_and_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tmp_path: Path) -> None:
     whole, expected = run(4, checkpoint, tmp_path / "whole")
-    assert whole["validation_loss"] < whole["validation_loss_before"]
+    loss = whole["validation_loss"]
+    assert loss["after"] < loss["before"]
+    assert [step.get("validation_loss") for step in expected] == [loss["before"], None, None, None, loss["after"]]
     run(2, checkpoint, tmp_path / "broken")
     resumed, found = run(4, checkpoint, tmp_path / "broken")
-    assert [m["loss"] for m in found] == [m["loss"] for m in expected[2:]]
+    assert found[0] == expected[0]
+    assert [m["loss"] for m in found[1:]] == [m["loss"] for m in expected[3:]]
     assert resumed == whole
 
 
@@ -66,16 +69,16 @@ def test_a_run_resumed_after_its_last_step_still_says_what_the_training_loss_was
     checkpoint: Path, tmp_path: Path
 ) -> None:
     first, _ = run(2, checkpoint, tmp_path)
-    again, trained = run(2, checkpoint, tmp_path)
-    assert trained == [] and again == first
+    again, (start,) = run(2, checkpoint, tmp_path)
+    assert again == first and start == {"validation_loss": first["validation_loss"]["before"]}
 
 
 def test_validation_comes_every_so_many_steps_over_so_many_batches(checkpoint: Path, tmp_path: Path) -> None:
     whole, metrics = run(3, checkpoint, tmp_path / "a", val_period=2)
-    assert ["validation_loss" in step for step in metrics] == [False, True, False]
-    assert metrics[1]["validation_loss"] < whole["validation_loss_before"]
+    assert ["validation_loss" in step for step in metrics] == [True, False, True, True]
+    assert list(whole["validation_loss"].values()) == [metrics[at]["validation_loss"] for at in (0, 3)]
     never, metrics = run(3, checkpoint, tmp_path / "b", val_period=-1)
-    assert not any("validation_loss" in step for step in metrics)
+    assert ["validation_loss" in step for step in metrics] == [True, False, False, True]
     assert never["validation_loss"] == whole["validation_loss"]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import numpy as np
+
 
 def length(completions, **kwargs):
     """TRL's smallest: any columns, one list."""
@@ -30,6 +32,43 @@ def sometimes(completions, **kwargs):
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """verl's."""
     return {"score": float(data_source == "sums" and solution_str == ground_truth), "extra": extra_info}
+
+
+def without_a_score(solution_str, ground_truth):
+    """verl's too, with other names than `score`."""
+    return {"acc": 1.0, "pred": solution_str}
+
+
+def of_nothing(solution_str, ground_truth):
+    return {}
+
+
+def a_nested_score(solution_str, ground_truth):
+    return {"score": {"acc": 1.0}}
+
+
+def no_score(solution_str, ground_truth):
+    return {"score": None}
+
+
+def a_numpy_score(solution_str, ground_truth):
+    return {"score": np.float32(0.5), "acc": np.bool_(True)}
+
+
+def dicts(completions, **kwargs):
+    return [{"score": 1.0} for _ in completions]
+
+
+def one_dict(completions, **kwargs):
+    return {"score": [1.0] * len(completions)}
+
+
+def a_word(completions, **kwargs):
+    return "no"
+
+
+def digits(completions, **kwargs):
+    return ["1"] * len(completions)
 
 
 def too_few(completions, **kwargs):
@@ -99,6 +138,10 @@ class Array:
 
 def an_array(completions):
     return Array([1.0] * len(completions))
+
+
+def a_numpy_number(completions):
+    return np.float64(2)
 
 
 def one_number(completions):

@@ -99,7 +99,14 @@ def test_an_answer_that_no_function_judges_has_no_reward() -> None:
     [
         ("too_few", "gave 1 rewards for 2 completions"),
         ("too_many", "gave 3 rewards for 2 completions"),
-        ("a_text", "gave 'good', which is no number and not None"),
+        ("a_text", "gave 'good': a reward must be a number or None"),
+        ("digits", "gave '1': a reward must be a number or None"),
+        ("a_word", "gave 1 rewards for 2 completions: ['no']"),
+        ("dicts", "gave {'score': 1.0}: a reward must be a number or None"),
+        ("one_dict", "gave 1 rewards for 2 completions: [{'score': [1.0, 1.0]}]"),
+        ("without_a_score", "gave a dict without 'score': it has 'acc', 'pred'"),
+        ("of_nothing", "gave a dict without 'score': it has no keys"),
+        ("a_nested_score", "gave {'acc': 1.0}: a reward must be a number or None"),
         ("not_a_number", "own_rewards.py:not_a_number gave nan, which is no finite float32 and not None"),
         ("infinite", "own_rewards.py:infinite gave -inf, which is no finite float32 and not None"),
         ("beyond_float32", "own_rewards.py:beyond_float32 gave 1e+39, which is no finite float32 and not None"),
@@ -191,7 +198,11 @@ def test_verls_signature_takes_a_column_for_the_ground_truth_and_gives_a_number(
 
 def test_rewards_may_be_an_array_or_the_number_of_the_one_answer() -> None:
     assert call(f"{FILE}:an_array", "q", ["2", "3"], {}) == [1.0, 1.0]
-    assert call(f"{FILE}:one_number", "q", ["2"], {}) == [2.0]
+    for name in ("one_number", "a_numpy_number"):
+        assert call(f"{FILE}:{name}", "q", ["2"], {}) == [2.0]
+    truth = {"ground_truth": "2"}
+    assert call(f"{FILE}:a_numpy_score", "q", ["2", "3"], truth) == [0.5, 0.5]
+    assert call(f"{FILE}:no_score", "q", ["2"], truth) == [None]
     with pytest.raises(TypeError, match="gave 1 rewards for 2"):
         call(f"{FILE}:one_number", "q", ["2", "3"], {})
 

@@ -248,7 +248,7 @@ def test_both_ways_of_fine_tuning_train_on_packed_rows(step: Any, done: Path, tm
     step.run(plain_context(config, tmp_path, outputs={"model": "checkpoint_hf"}, listener=records.append))
     summary = next(record["values"] for record in records if record["kind"] == "summary")
     assert summary["steps"] == 3 * (len(rows_of(done / "train.jsonl")) // 8)  # rows, not chats, make a batch
-    assert summary["validation_loss"] < summary["validation_loss_before"] - 0.1
+    assert summary["validation_loss"]["after"] < summary["validation_loss"]["before"] - 0.1
 
 
 def test_packing_stands_between_preparation_and_training(

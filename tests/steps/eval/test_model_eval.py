@@ -56,7 +56,7 @@ def test_an_answer_that_nobody_graded_has_no_reward_but_its_reason(
     assert context.outputs["report"].attributes["reward"] == 0.5
     assert [record["sample"] for record in records if record["kind"] == "sample"] == [answers[0], answers[2]]
     (summary,) = [record["values"] for record in records if record["kind"] == "summary"]
-    assert summary == {"reward": 0.5, "standard_error": 0.0, "samples": 6}
+    assert summary == {"reward": 0.5, "standard_error": 0.0, "samples": 3, "ungraded": 3}
 
 
 @pytest.mark.parametrize(
