@@ -32,6 +32,7 @@ from nemotron_steps.rows.messages import (
     read_template_kwargs,
     read_tools,
     unpadded,
+    written,
     wrong,
 )
 
@@ -186,9 +187,9 @@ def imported_prompt(row: Mapping[str, Any], where: str, column: str | None = Non
     if imported:
         answer = _asked(row, where, column, chat.tools)[1]
         if answer is not None and row.get("completion") is None:
-            own["completion"] = [answer] if answer.get("tool_calls") else answer["content"]
+            own["completion"] = written([answer]) if answer.get("tool_calls") else answer["content"]
         tools = {"tools": [flat(tool) for tool in chat.tools]} if chat.tools else {}
-        request = {**request, **tools, "input": chat.messages}
+        request = {**request, **tools, "input": written(chat.messages)}
     if system is not None and chat.messages[0]["role"] != "system":
         given = request["input"]
         asked = [{"role": "user", "content": given}] if isinstance(given, str) else given

@@ -76,12 +76,15 @@ def decoded(value: Any) -> Any:
     return value
 
 
-def read_messages(value: Any, where: str, field: str, tools: Sequence[Tool] = (), *, start: int = 0) -> list[Message]:
+def read_messages(
+    value: Any, where: str, field: str, tools: Sequence[Tool] | None = (), *, start: int = 0
+) -> list[Message]:
     """A list of messages or Responses items, also as JSON text.
 
     Args:
         where: `file:line`, for errors. field: what holds them.
-        tools: what the row offers, as `read_tools` gave it: says which arguments of calls may be null.
+        tools: what the row offers, as `read_tools` gave it: arguments of calls that are null go unless a tool takes
+            null there. None: all of them stay.
         start: number of the first, for errors.
 
     Raises:
@@ -190,7 +193,19 @@ def unpadded(value: Any) -> Any:
     return [unpadded(each) for each in value] if is_list(value) else value
 
 
-def _message(item: Mapping[str, Any], where: str, at: str, tools: Sequence[Tool]) -> Message:
+def written(messages: Sequence[Message]) -> list[Message]:
+    """Messages as they are written to a file: arguments that have a null are JSON text, whose nulls stay."""
+
+    def one(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        if unpadded(arguments) == arguments:
+            return call
+        return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+
+    return [{**m, "tool_calls": [*map(one, m["tool_calls"])]} if m.get("tool_calls") else m for m in messages]
+
+
+def _message(item: Mapping[str, Any], where: str, at: str, tools: Sequence[Tool] | None) -> Message:
     named = item.get("role", item.get("from"))
     if not isinstance(named, str) or not named:
         raise wrong("a message must have a role", where, at, expected='{"role": "user", "content": ...}', found=item)
@@ -265,7 +280,7 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("type"), str)
 
 
-def _call(value: Any, where: str, at: str, tools: Sequence[Tool]) -> dict[str, Any]:
+def _call(value: Any, where: str, at: str, tools: Sequence[Tool] | None) -> dict[str, Any]:
     call = decoded(value)
     function = decoded(call.get("function") or call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -279,7 +294,7 @@ def _call(value: Any, where: str, at: str, tools: Sequence[Tool]) -> dict[str, A
         raise wrong(
             "the arguments of a call must be a JSON object", where, f"{at}.arguments", expected="an object", found=given
         )
-    if not isinstance(given, str):  # JSON text has no padding
+    if tools is not None and not isinstance(given, str) and not isinstance(value, str):  # JSON text has no padding
         nullable = _nullable_arguments(name, tools)
         arguments = {key: unpadded(each) for key, each in arguments.items() if each is not None or key in nullable}
     known = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}

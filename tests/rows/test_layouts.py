@@ -23,7 +23,7 @@ from nemotron_steps.rows.layouts import (
     sniff_row,
     without_padding,
 )
-from nemotron_steps.rows.messages import Message
+from nemotron_steps.rows.messages import Message, written
 
 USER, ASSISTANT = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -58,7 +58,9 @@ def test_the_table_of_the_docs_says_what_is_read(source: str, row: str, kind: st
         assert summary(read_prompt(given, "f:1")) == said
     elif kind == "chat":
         assert summary(read_chat(given, "f:1")) == said
-        assert read_chat({**given, "messages": read_chat(given, "f:1").messages}, "f:1") == read_chat(given, "f:1")
+        assert read_chat({**given, "messages": written(read_chat(given, "f:1").messages)}, "f:1") == read_chat(
+            given, "f:1"
+        )
     elif kind == "pair":
         pair = read_pair(given, "f:1")
         assert f"{summary(pair.prompt)}, {roles(pair.chosen)}, {roles(pair.rejected)}" == said
@@ -220,7 +222,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
     (read_pair, {"prompt": [USER], "chosen": [OTHER, ASSISTANT], "rejected": [OTHER, WRONG]}, "of the user", "chosen"),
     (read_pair, {"prompt": [SYSTEM, USER], "chosen": [{**SYSTEM, "content": "b"}, USER, WRONG], "rejected": "x"},
      "different system prompts", "prompt"),
-    (read_pair, {"chosen": [USER, ASSISTANT], "rejected": [USER]}, "no rejected answer after", "rejected"),
+    (read_pair, {"chosen": [USER, ASSISTANT], "rejected": [USER]}, "begins with a message of the user", "chosen"),
 ]  # fmt: skip
 
 

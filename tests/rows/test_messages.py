@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
 from nemotron_steps.errors import DataError
-from nemotron_steps.rows.messages import read_messages, read_tools, texts_of, unpadded
+from nemotron_steps.rows.messages import read_messages, read_tools, texts_of, unpadded, written
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "f", "parameters": {"properties": {"b": {"type": ["string", "null"]}, "c": {"anyOf": [{"type": "null"}]}}}},
-    }
-]  # fmt: skip
+NULLABLE = {"b": {"type": ["string", "null"]}, "c": {"anyOf": [{"type": "null"}]}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": NULLABLE}}}]
+
+
+def called(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 def said(**fields: Any) -> dict[str, Any]:
@@ -36,26 +37,30 @@ MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "reasoning": ([said(content="x", reasoning="r")], [said(content="x", reasoning_content="r")]),
     "reasoning alone": ([said(content=None, thinking="r")], [said(reasoning_content="r")]),
     "a refusal": ([said(content=None, refusal="no")], [said(content="no")]),
-    "arguments as text": ([said(tool_calls=[{"function": {"name": "f", "arguments": '{"a": 1}'}}])], [said(tool_calls=[CALL])]),
+    "arguments as text": ([said(tool_calls=[{"name": "f", "arguments": '{"a": 1}'}])], [said(tool_calls=[CALL])]),
+    "padded beside nulls as text": (
+        [said(tool_calls=['{"name": "f", "arguments": {"x": null}}', {"name": "f", "arguments": {"x": None}}])],
+        [said(tool_calls=[called({"x": None}), called({})])],
+    ),
     "no arguments": (
         [said(tool_calls=[{"name": "f", "arguments": ""}, {"name": "f"}])],
-        [said(tool_calls=[{"type": "function", "function": {"name": "f", "arguments": {}}}] * 2)],
+        [said(tool_calls=[called({})] * 2)],
     ),
     "calls as text": ([said(tool_calls='[{"name": "f", "arguments": {"a": 1}}]')], [said(tool_calls=[CALL])]),
     "padded arguments": (
         [said(tool_calls=[{"name": "f", "arguments": {"a": 1, "x": None, "b": None, "c": None, "d": {"e": None}}}])],
-        [said(tool_calls=[{"type": "function", "function": {"name": "f", "arguments": {"a": 1, "b": None, "c": None, "d": {}}}}])],
+        [said(tool_calls=[called({"a": 1, "b": None, "c": None, "d": {}})])],
     ),
     "null in arguments as text": (
         [said(tool_calls=[{"name": "f", "arguments": '{"x": null}'}])],
-        [said(tool_calls=[{"type": "function", "function": {"name": "f", "arguments": {"x": None}}}])],
+        [said(tool_calls=[called({"x": None})])],
     ),
     "a tool's value": ([{"role": "tool", "content": {"t": 21}}], [{"role": "tool", "content": '{"t": 21}'}]),
     "a tool's list": ([{"role": "function", "content": [1, 2]}], [{"role": "tool", "content": "[1, 2]"}]),
     "items": (
         [
             {"role": "developer", "content": "d", "type": "message", "status": "completed", "id": "m"},
-            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}], "id": "rs", "encrypted_content": None},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}], "id": "rs", "status": None},
             {"type": "function_call", "name": "f", "arguments": '{"a": 1}', "call_id": "c", "id": "fc"},
             {"type": "function_call", "name": "f", "arguments": '{"a": 1}'},
             {"type": "function_call_output", "call_id": "c", "output": "o"},
@@ -78,7 +83,8 @@ MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
 def test_messages_are_read_and_reading_them_again_changes_nothing(name: str) -> None:
     given, expected = MESSAGES[name]
     read = read_messages(given, "f:1", "messages", TOOLS)
-    assert read == expected == read_messages(read, "f:1", "messages", TOOLS)
+    assert read == expected == read_messages(written(read), "f:1", "messages", TOOLS)
+    assert read_messages(read, "f:1", "messages", None) == read
 
 
 @pytest.mark.parametrize(
@@ -94,17 +100,21 @@ def test_messages_are_read_and_reading_them_again_changes_nothing(name: str) -> 
         ({"role": "user", "content": [{"type": "input_audio"}]}, "content of type 'input_audio'", ".content[0]"),
         ({"role": "user", "content": [5]}, "must be a text", ".content[0]"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "must be an object with a name", ".tool_calls[0]"),
-        ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}, "must be a JSON object", ".tool_calls[0].arguments"),
-        ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": [1]}]}, "must be a JSON object", ".tool_calls[0].arguments"),
+        (said(tool_calls=[{"name": "f", "arguments": "{"}]), "must be a JSON object", ".tool_calls[0].arguments"),
+        (said(tool_calls=[{"name": "f", "arguments": [1]}]), "must be a JSON object", ".tool_calls[0].arguments"),
         ({"type": "web_search_call"}, "unknown input item of type 'web_search_call'", ""),
         ({"role": "user", "content": "\ud83d"}, "half of a surrogate pair", ""),
-        ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"a": "\ude00"}}]}, "half of a surrogate pair", ""),
+        (said(tool_calls=[called({"a": "\ude00"})]), "half of a surrogate pair", ""),
     ],
 )  # fmt: skip
 def test_a_message_that_cannot_be_read_is_told_by_its_field(message: Any, what: str, field: str) -> None:
     with pytest.raises(DataError, match=re.escape(what)) as caught:
         read_messages([{"role": "user", "content": "x"}, message], "f:7", "messages")
     assert caught.value.where == f"f:7 field messages[1]{field}"
+
+
+def padded(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -120,13 +130,11 @@ NESTED = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
         ([NESTED], [NESTED]),
         ([{"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}], [NESTED]),
         ([{"name": "f", "parameters": SCHEMA, "description": None}], [NESTED]),
-        ({"function": {"name": "f", "parameters": '{"type": "object", "properties": {"city": {"type": "string"}}}'}}, [NESTED]),
+        ({"function": {"name": "f", "parameters": json.dumps(SCHEMA)}}, [NESTED]),
         ('[{"name": "f"}]', [{"type": "function", "function": {"name": "f"}}]),
         (['{"name": "f"}'], [{"type": "function", "function": {"name": "f"}}]),
-        (
-            [{"name": "f", "parameters": {"properties": {"city": {"type": "string", "default": None, "enum": None}, "a": None}}}],
-            [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"city": {"type": "string", "default": None}}}}}],
-        ),
+        ([padded({"city": {"type": "string", "default": None, "enum": None}, "a": None})],
+         [padded({"city": {"type": "string", "default": None}})]),
     ],
 )  # fmt: skip
 def test_tools_are_read(given: Any, read: list[Any]) -> None:

@@ -42,7 +42,7 @@ def encode_chat(
             chat_template_kwargs that are none.
     """
     tools = read_tools(row.get("tools"), where, "tools")
-    messages = read_messages(messages, where, "messages", tools)
+    messages = read_messages(messages, where, "messages", None)
     chat = chat.with_template_kwargs(read_template_kwargs(row.get("chat_template_kwargs"), where))
     token_ids: list[int] = []
     token_mask: list[int] = []

@@ -8,7 +8,7 @@ from nemotron_steps.config.schema.data_prep import ReasoningControlConfig
 from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.rows.layouts import read_chat
 from nemotron_steps.rows.lines import Row
-from nemotron_steps.rows.messages import is_list
+from nemotron_steps.rows.messages import is_list, written
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
 from nemotron_steps.steps.data_prep.reasoning_control import ReasoningControl
 
@@ -31,7 +31,7 @@ class ChatWork:
 
         def become(where: str, row: Row) -> list[Row] | None:
             chat = read_chat(row, where)
-            read = {**row, "messages": chat.messages, **({"tools": chat.tools} if chat.tools else {})}
+            read = {**row, "messages": written(chat.messages), **({"tools": chat.tools} if chat.tools else {})}
             changed = control(read)
             if row.get("reasoning_effort") == "low":
                 messages = with_instruction((changed or read)["messages"], self.low_effort_instruction)
