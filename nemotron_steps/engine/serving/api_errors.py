@@ -47,8 +47,9 @@ def refused(error: DataError, param: str) -> ApiError:
     Args:
         param: the field where the error names none within it.
     """
-    field = (error.where or "").partition(" field ")[2] or param
-    what = error.what if error.found is None else f"{error.what}, found {error.found}"
+    field = (error.where or "").partition(" field ")[2].removeprefix("responses_create_params.") or param
+    what = error.what.replace("responses_create_params.", "")
+    what = what if error.found is None else f"{what}, found {error.found}"
     return ApiError(400, what, param=field.replace("[", ".").replace("]", ""), code="invalid_value")
 
 
