@@ -144,4 +144,4 @@ def test_columns_that_may_be_prompts_are_offered(row: dict[str, Any], columns: l
         assert [hint.partition("prompt_column=")[2].split()[0] for hint in found.hints] == columns
         assert "--input dataset='my rows.jsonl' " in found.hints[0]
     else:
-        assert found.hints == ("steps types   # what rl_prompts and prompt_data are",)
+        assert found.hints == ("steps types   # what rl_prompts is",)
