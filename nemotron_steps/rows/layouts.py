@@ -181,7 +181,8 @@ def imported_prompt(row: Mapping[str, Any], where: str, column: str | None = Non
         column: see read_prompt. system: a system message before a prompt that has none.
     """
     chat = read_prompt(row, where, column)
-    request = row[REQUEST] if isinstance(row.get(REQUEST), Mapping) else {}
+    held = decoded(row.get(REQUEST))
+    request = held if isinstance(held, Mapping) else {}
     imported = column not in (None, REQUEST) or row.get(REQUEST) is None
     own = {}
     if imported:

@@ -107,6 +107,7 @@ def test_the_column_that_is_named_is_the_prompt_of_a_row_of_nemo_gym_too() -> No
     row = {"responses_create_params": {"input": "no", "tools": tools}, "task": "1 + 1?"}
     assert imported_prompt(row, "f:1", "task") == {**row, "responses_create_params": {"input": [USER], "tools": tools}}
     assert imported_prompt(row, "f:1", "responses_create_params") == row
+    assert imported_prompt({**row, "responses_create_params": json.dumps(row["responses_create_params"])}, "f:1") == row
     with pytest.raises(DataError, match="no column 'tusk'"):
         imported_prompt(row, "f:1", "tusk")
 
