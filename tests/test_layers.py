@@ -1,7 +1,7 @@
 """The folder tree is the architecture: docs/architecture.md's table says who may import whom, and it holds.
 
-The table is read, not repeated: a row a folder, `x/*` for x and every folder in it, `errors` for everybody. Light
-layers never import torch and its like at import time.
+The table is read, not repeated: a row a folder, `x/*` for x and every folder in it, `errors` and `rows` for
+everybody. Light layers never import torch and its like at import time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import nemotron_steps
 ROOT = Path(nemotron_steps.__file__).parent
 TABLE = Path(__file__).parents[1] / "docs" / "architecture.md"
 HEAVY = {"torch", "ray", "vllm", "megatron", "transformers", "wandb"}
-LIGHT = {"errors", "sandbox", "environments", "artifacts", "config", "manifest", "resolver", "runs", "cli"}
+LIGHT = {"errors", "rows", "sandbox", "environments", "artifacts", "config", "manifest", "resolver", "runs", "cli"}
 
 
 ROWS: dict[str, list[str]] = {
@@ -33,7 +33,7 @@ def named_by(entry: str) -> set[str]:
     return {name for name in ROWS if name == entry or (entry.endswith("/*") and f"{name}/".startswith(entry[:-1]))}
 
 
-LAYERS = {name: {name, "errors"}.union(*map(named_by, entries)) for name, entries in ROWS.items()}
+LAYERS = {name: {name, "errors", "rows"}.union(*map(named_by, entries)) for name, entries in ROWS.items()}
 """Layer → layers it may import."""
 
 

@@ -16,8 +16,8 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.artifacts.prompt_data import has_prompt
 from nemotron_steps.errors import DataError, UnsupportedError
+from nemotron_steps.rows.layouts import has_pair, prompt_layout, without_padding
 
 _CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
 
@@ -76,7 +76,7 @@ def _rows(dataset: Any, argument: str) -> Iterator[Any]:
     elif hasattr(dataset, "__arrow_c_stream__"):  # polars, pyarrow, duckdb
         yield from _arrow_rows(dataset, argument)
     elif isinstance(dataset, Iterable):
-        yield from dataset
+        yield from map(without_padding, dataset) if hasattr(dataset, "features") else dataset  # of `datasets`
     else:
         raise DataError(
             "this holds no rows",
@@ -98,7 +98,7 @@ def _arrow_rows(table: Any, argument: str) -> Iterator[dict[str, Any]]:
             hints=("pip install 'nemotron-steps[data]'",),
         ) from error
     for batch in RecordBatchReader.from_stream(table):
-        yield from batch.to_pylist()
+        yield from map(without_padding, batch.to_pylist())
 
 
 def _line(row: Any, number: int, argument: str) -> bytes:
@@ -110,7 +110,7 @@ def _line(row: Any, number: int, argument: str) -> bytes:
             found=f"{type(row).__name__} {str(row)[:80]!r}",
             hints=(f'{argument}=[{{"prompt": text}} for text in {argument}]',) if isinstance(row, str) else (),
         )
-    if number == 1 and not has_prompt(row) and "responses_create_params" not in row:
+    if number == 1 and not prompt_layout(row)[1] and not has_pair(row):
         texts = sorted(
             (name for name, value in row.items() if isinstance(value, str)), key=lambda name: -len(row[name])
         )

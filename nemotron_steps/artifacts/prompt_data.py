@@ -1,50 +1,60 @@
-"""What a user's prompts look like at a glance: whether they are some (type `prompt_data`), who speaks in them, and
-whether they say who grades them."""
+"""What a user's rows look like at a glance: whether an import may read them (types `prompt_data`, `chat_data` and
+`pair_data`), who speaks in prompts, and whether they say who grades them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from nemotron_steps.artifacts.chat_templates import ROLES
-from nemotron_steps.artifacts.rows import Row, read_rows
 from nemotron_steps.errors import DataError
+from nemotron_steps.rows.layouts import has_pair, prompt_layout, read_chat, read_prompt
+from nemotron_steps.rows.lines import Row, read_rows
 
 _TABLES = (".parquet", ".csv", ".tsv", ".json", ".jsonl.gz")
-_PROMPTS = frozenset({"prompt", "messages", "conversations", "question", "problem", "instruction", "query", "input"})
 _LOOKED_AT = 64
 """Rows, or files."""
 _HEADER_BYTES = 1 << 16
-_THEIRS = {"human": "user", "gpt": "assistant"}
-"""Roles of `conversations`."""
 
 
-def looks_like_prompts(path: Path) -> bool:
-    """Whether a path holds rows that data_prep/import_prompts may know: JSON Lines with a prompt's column, or a table.
+def _chat(row: Row) -> bool:
+    try:
+        read_chat(row, "")
+    except DataError:
+        return False
+    return True
 
-    What is in a table is looked at by that step.
+
+_READABLE: dict[str, Callable[[Row], bool]] = {
+    "prompt_data": lambda row: bool(prompt_layout(row)[1]) and not has_pair(row),
+    "chat_data": _chat,
+    "pair_data": has_pair,
+}
+
+
+def looks_like(kind: str, path: Path) -> bool:
+    """Whether a path holds rows that an import may read: JSON Lines by their first row, a table, or a folder.
+
+    What is in a table is looked at by the import.
+
+    Args:
+        kind: prompt_data, chat_data or pair_data.
     """
     row = first_row(path)
     if row is not None:
-        return has_prompt(row)
+        return _READABLE[kind](row)
     if path.is_file():
         return path.name.lower().endswith(_TABLES) and path.stat().st_size > 0
     names = [file.name for file in path.rglob("*") if file.is_file()]
-    return any(name in ("dataset_info.json", "dataset_dict.json") or name.endswith(".parquet") for name in names)
+    return any(name in ("dataset_info.json", "dataset_dict.json") or name.lower().endswith(_TABLES) for name in names)
 
 
 def first_row(path: Path) -> Row | None:
     """The first row of JSON Lines, a file or a folder; None where there is none."""
     files = [path] if path.suffix == ".jsonl" else sorted(path.rglob("*.jsonl")) if path.is_dir() else []
     return next((row for file in files for _, row in read_rows(file)), None)
-
-
-def has_prompt(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a column that prompts of other trainers are in."""
-    return not _PROMPTS.isdisjoint(row) and not {"chosen", "rejected"} <= row.keys()
 
 
 def roles_in(path: Path) -> tuple[str, ...]:
@@ -58,7 +68,7 @@ def roles_in(path: Path) -> tuple[str, ...]:
     found: set[str] = set()
     try:
         for _, row in islice(read_rows(file), _LOOKED_AT):
-            found.update(_roles_of(row))
+            found.update(message["role"] for message in read_prompt(row, str(file)).messages)
     except DataError:
         pass
     return tuple(role for role in ROLES if role in found)
@@ -100,31 +110,3 @@ def _footer(path: Path) -> bytes:
             return b""
         file.seek(size - 8 - length)
         return file.read(length)
-
-
-def _roles_of(row: Mapping[str, Any]) -> Iterator[str]:
-    request = row.get("responses_create_params")
-    if isinstance(request, Mapping):
-        if request.get("instructions"):
-            yield "system"
-        messages = request.get("input")
-    else:
-        messages = row.get("prompt") or row.get("messages") or row.get("conversations")
-        if isinstance(messages, list) and messages and not row.get("prompt") and _role(messages[-1]) == "assistant":
-            messages = messages[:-1]  # its answer
-    if not isinstance(messages, list):
-        yield "user"
-        return
-    for message in messages:
-        role = _role(message)
-        if role is not None:
-            yield role
-
-
-def _role(message: Any) -> str | None:
-    if not isinstance(message, Mapping):
-        return None
-    if message.get("type") == "function_call_output":
-        return "tool"
-    role = message.get("role", message.get("from"))
-    return _THEIRS.get(role, role) if isinstance(role, str) else None

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts import adapters, rows
+from nemotron_steps.artifacts import adapters
 from nemotron_steps.artifacts.checkpoints import listing, read_json_object, validate_hf, validate_megatron
 from nemotron_steps.artifacts.confinement import link_root
 from nemotron_steps.errors import ArtifactError, StepsError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
+from nemotron_steps.rows import layouts, lines
 
 Validator = Callable[[Path], dict[str, Any]]
 
@@ -111,12 +112,12 @@ def jsonl_files(folder: Path) -> list[Path]:
 
 def _sniff_jsonl(files: Sequence[Path]) -> str:
     for file in files:
-        for _, row in rows.read_rows(file):
-            return rows.sniff_row(row)
+        for _, row in lines.read_rows(file):
+            return layouts.sniff_row(row)
     return "training_jsonl"
 
 
-def _row_validator(check: rows.RowCheck) -> Validator:
+def _row_validator(check: lines.RowCheck) -> Validator:
     def validator(folder: Path) -> dict[str, Any]:
         files = jsonl_files(folder)
         if not files:
@@ -127,7 +128,7 @@ def _row_validator(check: rows.RowCheck) -> Validator:
                 found=listing(folder),
             )
         root = folder.parent if folder.is_file() else folder
-        counts = {path.relative_to(root).with_suffix("").as_posix(): rows.check_file(path, check) for path in files}
+        counts = {path.relative_to(root).with_suffix("").as_posix(): lines.check_file(path, check) for path in files}
         if not any(counts.values()):
             raise ArtifactError("the data set has no rows", where=str(files[0]), found="0 rows")
         return {"rows": counts}
@@ -138,11 +139,11 @@ def _row_validator(check: rows.RowCheck) -> Validator:
 def _rl_prompts(folder: Path) -> dict[str, Any]:
     agents: set[str] = set()
 
-    def check(row: rows.Row) -> str | None:
-        name = rows.agent_name(row)
+    def check(row: lines.Row, where: str) -> None:
+        name = lines.agent_name(row)
         if name:
             agents.add(name)
-        return rows.prompt_row(row)
+        layouts.read_request(row, where)
 
     attributes = _row_validator(check)(folder)
     return {**attributes, "environments": sorted(agents)}
@@ -188,9 +189,9 @@ _VALIDATORS: dict[str, Validator] = {
     "checkpoint_megatron": validate_megatron,
     "adapter": adapters.validate_adapter,
     "rl_prompts": _rl_prompts,
-    "sft_chats": _row_validator(rows.chat_row),
-    "packed_chats": _row_validator(rows.packed_row),
-    "preference_pairs": _row_validator(rows.preference_row),
-    "training_jsonl": _row_validator(rows.any_row),
+    "sft_chats": _row_validator(layouts.read_chat),
+    "packed_chats": _row_validator(layouts.check_packed),
+    "preference_pairs": _row_validator(layouts.read_pair),
+    "training_jsonl": _row_validator(lambda row, where: None),
     "eval_report": _eval_report,
 }

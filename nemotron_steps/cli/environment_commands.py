@@ -212,7 +212,7 @@ def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
 def _rows(path: str) -> Iterator[Placed]:
     from pathlib import Path
 
-    from nemotron_steps.artifacts.rows import read_rows
+    from nemotron_steps.rows.lines import read_rows
 
     file = Path(path).expanduser()
     if not file.is_file():

@@ -236,9 +236,9 @@ class Workbench:
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
         from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder
-        from nemotron_steps.artifacts.prompt_data import first_row, looks_like_prompts
+        from nemotron_steps.artifacts.prompt_data import first_row, looks_like
         from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
-        from nemotron_steps.resolver.foreign_data import holds_no_rows, refusal, unknown_prompts
+        from nemotron_steps.resolver.foreign_data import FOREIGN, holds_no_rows, refusal, unknown_rows
         from nemotron_steps.resolver.plan import SuppliedInput
         from nemotron_steps.resolver.problems import AbsentInput
 
@@ -248,13 +248,15 @@ class Workbench:
         if not any(has_validator(name) for name in ancestors):
             return SuppliedInput(ref, wanted_type)
         found = sniff_type(path)
-        if found != "rl_prompts" and wanted_type in ("rl_prompts", "prompt_data") and looks_like_prompts(path):
-            return SuppliedInput(ref, "prompt_data", _at_a_glance(path))
+        foreign = next((kind for kind, ours in FOREIGN.items() if wanted_type in (kind, ours)), None)
+        fits = found is not None and types.is_a(found, FOREIGN.get(foreign or "", wanted_type))
+        if foreign is not None and not fits and looks_like(foreign, path):
+            return SuppliedInput(ref, foreign, _at_a_glance(path) if foreign == "prompt_data" else {})
         # Rows are read and checked when the step opens them; anything else is cheap to look at now.
         if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
             raise refusal(path, ref, wanted_type, self.registry)
-        if wanted_type == "rl_prompts" and found == "training_jsonl":
-            raise unknown_prompts(ref, first_row(path) or {})
+        if foreign is not None and found == "training_jsonl":
+            raise unknown_rows(ref, wanted_type, first_row(path) or {})
         type_name = found or wanted_type
         if path.is_file() and type_name.startswith("checkpoint"):
             raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")

@@ -35,6 +35,8 @@ from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES, noting
 from nemotron_steps.environments.responses import Response, ToolCall, text_of
 from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError, show_line
+from nemotron_steps.rows.layouts import read_request
+from nemotron_steps.rows.messages import flat
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -235,14 +237,7 @@ class Environment(ABC):
                     found=f"fields: {', '.join(sorted(row)) or 'none'}",
                     hints=show_line(where),
                 )
-        if not isinstance(row["responses_create_params"]["input"], (str, list)):
-            raise DataError(
-                "the prompt of a row must be a string or a list of messages",
-                where=f"{where} field responses_create_params.input",
-                expected="a string or a list of messages",
-                found=type(row["responses_create_params"]["input"]).__name__,
-                hints=show_line(where),
-            )
+        read_request(row, where)
         self._name_row(self.check_values, row, where)
 
     def check_row_with_resources(self, row: Row, where: str) -> None:
@@ -277,7 +272,7 @@ class Environment(ABC):
 
     async def seed(self, row: Row) -> Session:
         """Start a rollout: its tools (default: those of the row) and fresh state."""
-        return Session(tools=[dict(tool) for tool in row["responses_create_params"].get("tools") or []])
+        return Session(tools=[flat(tool) for tool in read_request(row, "row").tools])
 
     async def seed_recorded(self, row: Row) -> Session:
         """The session of a rollout that is over and whose tools were called elsewhere (default: as seed). Where calls

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.environments.base import FLOAT32_MAX
-from nemotron_steps.environments.responses import Response, conversation, text_of
+from nemotron_steps.environments.responses import Response, text_of
 from nemotron_steps.errors import DataError, UnsupportedError, show_line
+from nemotron_steps.rows.layouts import read_request
+from nemotron_steps.rows.messages import texts_of
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Verdict
@@ -183,14 +185,6 @@ def _cut(rollout: Mapping[str, Any]) -> bool:
 
 def prompt_key(row: Mapping[str, Any], where: str) -> str:
     """A name of the conversation that a row begins with. DataError if it has none."""
-    try:
-        messages = conversation(row)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            "the row has no prompt",
-            where=f"{where} field responses_create_params.input",
-            expected="a string or a list of messages",
-            found=f"fields: {', '.join(sorted(row)) or 'none'}",
-            hints=show_line(where),
-        ) from error
+    request = read_request(row, where)
+    messages = [{"role": m["role"], "content": texts_of(m)} for m in request.messages]
     return hashlib.sha256(json.dumps(messages, ensure_ascii=True).encode()).hexdigest()

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nemotron_steps.rows.layouts import read_request
+from nemotron_steps.rows.messages import texts_of
+
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
@@ -163,22 +166,8 @@ def text_of(value: Any, limit: int | None = None, form: Callable[[Any], str] = s
 
 
 def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The messages of a row's prompt as role and text. `input` may be a plain string; tool items become messages
-    of role "tool"; reasoning items are left out."""
-    source = row["responses_create_params"]["input"]
-    if isinstance(source, str):
-        return [{"role": "user", "content": source}]
-    messages: list[dict[str, str]] = []
-    for item in source:
-        kind = item.get("type", "message")
-        if kind == "message":
-            messages.append({"role": str(item.get("role", "user")), "content": content_text(item.get("content"))})
-        elif kind == "function_call":
-            call = f"{item.get('name', '')}({item.get('arguments', '')})"
-            messages.append({"role": "assistant", "content": call})
-        elif kind == "function_call_output":
-            messages.append({"role": "tool", "content": content_text(item.get("output"))})
-    return messages
+    """The messages of a row's prompt as role and text, calls as `name({arguments})`. DataError: it cannot be read."""
+    return [{"role": m["role"], "content": texts_of(m)} for m in read_request(row, "row").messages]
 
 
 def last_user_text(row: Mapping[str, Any]) -> str:

@@ -99,7 +99,6 @@ def test_paths_stay_as_they_are(tmp_path: Path) -> None:
         ({"train": ROWS}, "one data set is wanted"),
         (["What is 1 + 1?"], "row 1"),
         ([{"task": "What is 1 + 1?", "key": "2"}], 'dataset=[{**row, "prompt": row["task"]} for row in dataset]'),
-        ([{"prompt": "x", "chosen": "y", "rejected": "z"}], "nothing in the rows is a prompt"),
         ([{"prompt": "x"}, {"prompt": object()}], "row 2, column prompt"),
     ],
 )

@@ -1,6 +1,6 @@
 """The built-in artifact types keep to what types of other packages are held to.
 
-All but `prompt_data`, which is whatever others write: it has no validator, and the step that imports it reads it.
+All but `prompt_data`, `chat_data` and `pair_data`, which are what others write: imports read them.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.prompt_data import looks_like_prompts, names_no_agent, roles_in
-from nemotron_steps.steps.data_prep.prompt_layouts import TABLE_COLUMNS
+from nemotron_steps.artifacts.prompt_data import looks_like, names_no_agent, roles_in
+from nemotron_steps.rows.layouts import QUESTIONS
 
 USER, SYSTEM = {"role": "user", "content": "x"}, {"role": "system", "content": "y"}
 SAID, RESULT = {"role": "assistant", "content": "z"}, {"role": "tool", "content": "w"}
@@ -30,7 +30,7 @@ SAID, RESULT = {"role": "assistant", "content": "z"}, {"role": "tool", "content"
             {"responses_create_params": {"input": [USER, SAID, {"type": "function_call_output", "output": "1"}]}},
             ("user", "assistant", "tool"),
         ),
-        ({"prompt": [USER, RESULT, 3]}, ("user", "tool")),
+        ({"prompt": [USER, RESULT]}, ("user", "tool")),
         ({"prompt": "", "conversations": []}, ()),
     ],
 )
@@ -49,10 +49,10 @@ def test_other_files_say_nothing(tmp_path: Path) -> None:
     assert roles_in(tmp_path / "rows.csv") == () == roles_in(tmp_path)
 
 
-@pytest.mark.parametrize("column", TABLE_COLUMNS)
+@pytest.mark.parametrize("column", QUESTIONS)
 def test_every_column_that_is_imported_is_known_to_the_plan(column: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({column: "x", "answer": "y"}) + "\n")
-    assert looks_like_prompts(tmp_path / "rows.jsonl")
+    assert looks_like("prompt_data", tmp_path / "rows.jsonl")
 
 
 NAMED = {"prompt": "x", "agent_ref": {"name": "mcqa"}}
@@ -118,7 +118,7 @@ def test_a_folder_names_no_agent_if_none_of_its_files_of_rows_does(
         ("of/dataset_info.json", "{}", True),
         ("of/dataset_dict.json", "{}", True),
         ("of/deep/rows.parquet", "PAR1", True),
-        ("of/rows.csv", "a", False),
+        ("of/rows.csv", "a", True),
         ("of/deep/rows.jsonl", '{"prompt": "x"}', True),
     ],
 )
@@ -126,13 +126,13 @@ def test_what_may_be_imported_is_told_at_a_glance(name: str, content: str, some:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
-    assert looks_like_prompts(tmp_path / name.split("/")[0]) == some
+    assert looks_like("prompt_data", tmp_path / name.split("/")[0]) == some
 
 
 def test_rows_without_a_prompt_are_none_though_a_table_lies_beside_them(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
     (tmp_path / "rows.parquet").write_text("PAR1")
-    assert not looks_like_prompts(tmp_path)
+    assert not looks_like("prompt_data", tmp_path)
 
 
 @pytest.mark.parametrize(("rows", "roles"), [(63, ("system", "user")), (64, ("user",))])
@@ -150,8 +150,8 @@ def test_the_first_64_rows_are_looked_at(rows: int, roles: tuple[str, ...], tmp_
         ({"messages": [SAID]}, ()),
         ({"responses_create_params": {"input": [USER, SAID], "instructions": ""}}, ("user", "assistant")),
         ({"conversations": [{"from": "gpt", "value": "y"}, {"from": "human", "value": "x"}]}, ("user", "assistant")),
-        ({"prompt": [{"role": "system", "from": "human"}]}, ("system",)),
-        ({"prompt": [{"role": "narrator"}, USER]}, ("user",)),
+        ({"prompt": [{"role": "system", "from": "human", "content": "x"}]}, ("system",)),
+        ({"prompt": [{"role": "narrator", "content": "x"}, USER]}, ("user",)),
     ],
 )
 def test_who_speaks_in_rows_that_have_more_than_one_layout(

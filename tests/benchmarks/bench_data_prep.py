@@ -69,7 +69,7 @@ def theirs(source: Path, folder: Path) -> None:
 
 def checked(row: dict) -> dict:
     """The row, or an error: what rl_prep asks of it."""
-    from nemotron_steps.artifacts.rows import prompt_row
+    from nemotron_steps.rows.lines import prompt_row
     from nemotron_steps.steps.data_prep.prompt_work import EnvironmentChecks
 
     global _checks

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.rollouts.conversation import messages_of
 from nemotron_steps.environments.base import Environment
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.responses import Response, ToolCall
+from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.steps.data_prep.prompt_work import EnvironmentChecks
 from tests.environments.test_agents import SINGLE
 
@@ -460,7 +460,7 @@ def test_a_row_of_nemo_gym_is_accepted_by_the_environment_of_its_agent(name: str
     assert environment_of(kind).name == kind.environment
     EnvironmentChecks()("rows.jsonl:1", row)
     environment_of(kind).check_row(row, "rows.jsonl:1")
-    messages = messages_of(row)
+    messages = read_request(row, "row").messages
     assert messages[-1]["role"] == "user" and all(isinstance(message["content"], str) for message in messages)
 
 

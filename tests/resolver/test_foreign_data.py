@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.manifest.registry import load_registry
-from nemotron_steps.resolver.foreign_data import _look, holds_no_rows, refusal, unknown_prompts
+from nemotron_steps.resolver.foreign_data import _look, holds_no_rows, refusal, unknown_rows
 
 ROW = {"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "math_with_judge_simple_agent"}}
 
@@ -23,8 +23,8 @@ ROW = {"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "ma
         (json.dumps(ROW, indent=2), "a file of another kind (.json)"),
         ('{"a": "' + "x" * 120 + '\n"}', "a file of another kind (.json)"),
         (" \n\t\n", "an empty file"),
-        ("  [1]", "a JSON list"),
-        ("PAR1", "a Parquet file"),
+        ("  [1]", "a table"),
+        ("PAR1", "a table"),
     ],
     ids=[
         "a row",
@@ -44,9 +44,6 @@ def test_lines_that_begin_like_objects_are_rows_where_they_end_like_them(text: s
 @pytest.mark.parametrize(
     ("name", "said", "command"),
     [
-        ("ROWS.CSV", "a CSV file", "csv.DictReader(sys.stdin)]"),
-        ("ROWS.TSV", "a TSV file", "delimiter="),
-        ("rows.PARQUET", "a Parquet file", "pip install pyarrow"),
         ("rows.jsonl.gz", "a compressed file (.gz)", "gzip -dc "),
         ("rows.jsonl.zst", "a compressed file (.zst)", "zstd -dc "),
         ("rows.jsonl.bz2", "a compressed file (.bz2)", "bzip2 -dc "),
@@ -71,9 +68,8 @@ def test_a_file_is_told_by_its_name(name: str, said: str, command: str | None, t
         (["a.jsonl", "deep/b.jsonl"], "a folder of empty files"),
         (["a.jsonl", "b.txt"], "a folder of a.jsonl, b.txt"),
         (["dataset_info.json"], "a folder of dataset_info.json"),
-        (["dataset_info.json", "x.arrow"], "a data set that `datasets` saved"),
-        (["dataset_dict.json", "dataset_info.json", "x.arrow"], "a data set that `datasets` saved, with splits"),
-        (["README.md", "deep/x.parquet"], "a folder of Parquet files"),
+        (["dataset_info.json", "x.arrow"], "a folder of tables"),
+        (["README.md", "deep/x.parquet"], "a folder of tables"),
         (["a", "b", "c", "d", "e"], "a folder of a, b, c, d, e"),
         (["a", "b", "c", "d", "e", "f", "g"], "a folder of a, b, c, d, e and 2 more"),
     ],
@@ -86,9 +82,7 @@ def test_a_folder_is_told_by_its_files(names: list[str], said: str, tmp_path: Pa
 
 
 def test_a_file_of_a_hidden_name_is_converted_to_one_that_is_seen(tmp_path: Path) -> None:
-    (tmp_path / ".csv").write_text("a\n1\n")
     (tmp_path / ".csv.gz").write_text("x")
-    assert str(_look(tmp_path / ".csv")[1]).endswith("> rows.jsonl") if (tmp_path / ".csv").suffix else True
     assert str(_look(tmp_path / ".csv.gz")[1]).endswith("> rows.jsonl")
 
 
@@ -112,16 +106,14 @@ def test_rows_are_there_where_one_of_the_files_holds_some(files: dict[str, str],
     assert holds_no_rows(tmp_path) == empty
 
 
-def test_a_refusal_shows_a_row_of_the_type_and_one_step_that_makes_it_of_others(tmp_path: Path) -> None:
+def test_a_refusal_shows_a_row_of_the_type(tmp_path: Path) -> None:
     registry = load_registry()
     (tmp_path / "x.csv").write_text("a\n1\n")
-    found = refusal(tmp_path / "x.csv", "x.csv", "sft_chats", registry)
-    assert found.what == "'x.csv' is a CSV file, not sft_chats" and '{"messages": [' in str(found.expected)
-    assert len(found.hints) == 2 and found.hints[1].endswith("=x.jsonl   # makes sft_chats of such rows")
+    found = refusal(tmp_path / "x.csv", "x.csv", "training_jsonl", registry)
+    assert found.what == "'x.csv' is a table, not training_jsonl" and found.hints[0].startswith("input_path=PATH")
     (tmp_path / "x.md").write_text("notes")
-    other = refusal(tmp_path / "x.md", "x.md", "training_jsonl", registry)
-    assert other.expected == "JSON Lines: a file or folder of *.jsonl"
-    assert other.hints == ("steps types   # what training_jsonl is",)
+    other = refusal(tmp_path / "x.md", "x.md", "sft_chats", registry)
+    assert '{"messages": [' in str(other.expected) and other.hints == ("steps types   # what sft_chats is",)
 
 
 def test_a_subtype_has_rows_like_its_nearest_parent_with_some(tmp_path: Path) -> None:
@@ -146,10 +138,10 @@ def test_a_subtype_has_rows_like_its_nearest_parent_with_some(tmp_path: Path) ->
     ],
 )
 def test_columns_that_may_be_prompts_are_offered(row: dict[str, Any], columns: list[str], fields: str) -> None:
-    found = unknown_prompts("my rows.jsonl", row)
+    found = unknown_rows("my rows.jsonl", "rl_prompts", row)
     assert found.found == fields
     if columns:
         assert [hint.partition("prompt_column=")[2].split()[0] for hint in found.hints] == columns
         assert "--input dataset='my rows.jsonl' " in found.hints[0]
     else:
-        assert found.hints == ("steps types   # what rl_prompts and prompt_data are",)
+        assert found.hints == ("steps types   # what rl_prompts is",)

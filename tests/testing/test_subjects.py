@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.environments.base import Verdict
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.testing import environment_rollouts, executor, pipeline_file, step_runs
 from nemotron_steps.testing.suite import Unmet
 from nemotron_steps.testing.type_subject import TypeSubject

@@ -343,22 +343,18 @@ class PreferencePrepConfig(DataPrepConfig):
         return self
 
 
-class PromptDataConfig(Section):
-    """`dataset.*`: prompts as another trainer, or a table, has them."""
+class DatasetConfig(Section):
+    """`dataset.*`: rows as another trainer, or a table, has them."""
 
     path: str | None = None
     """A file or folder of JSON Lines, Parquet, CSV, a JSON list, or a folder that `datasets` saved; the dataset input
     fills it in."""
 
 
-class ImportPromptsConfig(Section):
-    """Config of `data_prep/import_prompts`."""
+class ImportRowsConfig(Section):
+    """Config of `data_prep/import_chats` and `data_prep/import_pairs`."""
 
-    dataset: PromptDataConfig = PromptDataConfig()
-    prompt_column: str | None = None
-    """None: told from the columns' names."""
-    system: str | None = None
-    """A system message before every prompt that has none."""
+    dataset: DatasetConfig = DatasetConfig()
     rows: SplitRows = SplitRows(validation=0)
     sample: PositiveInt | None = None
     """Rows read at most."""
@@ -366,3 +362,12 @@ class ImportPromptsConfig(Section):
     """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
     num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
     """Processes. None: one for each processor."""
+
+
+class ImportPromptsConfig(ImportRowsConfig):
+    """Config of `data_prep/import_prompts`."""
+
+    prompt_column: str | None = None
+    """None: told from the columns' names."""
+    system: str | None = None
+    """A system message before every prompt that has none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -16,6 +16,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows
 from nemotron_steps.errors import ArtifactError, DataError, show_line
 from nemotron_steps.models.architecture import Architecture, hf_folder
+from nemotron_steps.rows.layouts import read_request
 
 _AT_ONCE = 256
 """Prompts tokenized together."""
@@ -124,16 +125,8 @@ def _positions(model: str) -> float:
 
 
 def _text(row: PromptRow) -> str:
-    """The texts of a prompt, as far as it has the usual form; whether it has is its environment's business."""
-    request = row.row.get("responses_create_params")
-    items = request.get("input") if isinstance(request, dict) else None
-    if isinstance(items, str):
-        return items
-    return "\n".join(_contents(items)) if isinstance(items, list) else ""
-
-
-def _contents(items: Sequence[object]) -> Iterator[str]:
-    for item in items:
-        content = item.get("content") if isinstance(item, dict) else None
-        if isinstance(content, str):
-            yield content
+    """The texts of a prompt, as far as it can be read: whether it can is told by who checks the rows."""
+    try:
+        return "\n".join(message["content"] for message in read_request(row.row, row.where).messages)
+    except DataError:
+        return ""

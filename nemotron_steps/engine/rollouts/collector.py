@@ -19,9 +19,7 @@ from nemotron_steps.engine.rollouts.conversation import (
     DEFAULT_FORMAT,
     FORMAT_KEY,
     TurnFormat,
-    messages_of,
     parse_assistant,
-    template_kwargs_of,
 )
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.failures import (
@@ -44,6 +42,7 @@ from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.responses import Response
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.rows.layouts import read_request
 
 
 class StragglerError(Exception):
@@ -249,7 +248,7 @@ class RolloutCollector:
 
     def _voice(self, prompt: PromptRow, environment: Environment) -> Voice:
         """How the policy is asked by this row and its agent."""
-        changed = {**environment.config.chat_template_kwargs, **template_kwargs_of(prompt.row, prompt.where)}
+        changed = {**environment.config.chat_template_kwargs, **read_request(prompt.row, prompt.where).template_kwargs}
         if not changed:
             return self._plain
         key = json.dumps(changed, sort_keys=True, default=str)
@@ -263,7 +262,7 @@ class RolloutCollector:
     ) -> list[int] | Failure:
         """The prompt's tokens, or why there is none with room for an answer."""
         try:
-            messages = with_instruction(messages_of(prompt.row, prompt.where), suffix)
+            messages = with_instruction(read_request(prompt.row, prompt.where).messages, suffix)
             ids = voice.chat.render(messages, tools)
         except Exception as error:  # templates raise whatever they stumble over in a row
             return Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))

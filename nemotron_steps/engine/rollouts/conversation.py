@@ -1,4 +1,4 @@
-"""Between rows, chat messages and assistant turns.
+"""Between decoded text and assistant turns.
 
 Assistant text is read by the two parsers that `policy.generation` names (engine/parsers); by default
 `<think>…</think>` before the answer and `<tool_call>{json}</tool_call>` for calls. Rendering to tokens is
@@ -7,7 +7,6 @@ models/chat.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,7 @@ from typing import Any
 from nemotron_steps.config.schema.policy import GenerationConfig, ReasoningParserName, ToolParserName
 from nemotron_steps.engine.rollouts.parsers.reasoning import OPENED_BY_TEMPLATE, REASONING_PARSERS
 from nemotron_steps.engine.rollouts.parsers.tools import TOOL_PARSERS
-from nemotron_steps.environments.responses import ToolCall, content_text, message_item, reasoning_item
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.environments.responses import ToolCall, message_item, reasoning_item
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -85,76 +83,3 @@ def parse_assistant(
     found = TOOL_PARSERS[turn_format.tool_parser](answer, tools)
     calls = tuple(ToolCall(name, arguments, f"{call_prefix}_{i}") for i, (name, arguments) in enumerate(found.calls))
     return AssistantTurn(found.text, reasoning, calls, found.malformed)
-
-
-def template_kwargs_of(row: Mapping[str, Any], where: str = "row") -> dict[str, Any]:
-    """Variables of the policy's chat template that a row asks for: `chat_template_kwargs` at its top, or in the
-    request's `metadata`, where values are texts, as JSON.
-
-    Raises:
-        DataError: they are no object.
-    """
-    metadata = (row.get("responses_create_params") or {}).get("metadata") or {}
-    found = row.get("chat_template_kwargs") or metadata.get("chat_template_kwargs") or {}
-    try:
-        kwargs = json.loads(found) if isinstance(found, str) else found
-    except ValueError:
-        kwargs = found
-    if not isinstance(kwargs, Mapping):
-        raise DataError(
-            "a row's chat_template_kwargs are no object",
-            where=where,
-            expected='an object like {"enable_thinking": false}',
-            found=repr(found)[:80],
-            hints=show_line(where),
-        )
-    return dict(kwargs)
-
-
-def messages_of(row: Mapping[str, Any], where: str = "row") -> list[dict[str, Any]]:
-    """Chat-template messages of a row's Responses API request (`instructions`, and `input` as a string or items).
-
-    Raises:
-        DataError: no prompt, an item of unknown type, or a call whose arguments are not JSON.
-    """
-    request = row.get("responses_create_params") or {}
-    items = request.get("input")
-    if not items:
-        raise DataError(
-            "the row has no prompt", where=where, expected="responses_create_params.input", hints=show_line(where)
-        )
-    messages: list[dict[str, Any]] = []
-    if request.get("instructions"):
-        messages.append({"role": "system", "content": request["instructions"]})
-    if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
-    for item in items:
-        kind = item.get("type", "message")
-        if kind == "message":
-            role = "system" if item["role"] == "developer" else item["role"]
-            messages.append({"role": role, "content": content_text(item.get("content"))})
-        elif kind == "function_call":
-            try:
-                call = {"name": item["name"], "arguments": json.loads(item["arguments"] or "{}")}
-            except ValueError as error:
-                raise DataError(
-                    "the arguments of a function call are not JSON",
-                    where=where,
-                    expected="a JSON object",
-                    found=str(error),
-                    hints=show_line(where),
-                ) from error
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
-            messages[-1].setdefault("tool_calls", []).append({"type": "function", "function": call})
-        elif kind == "function_call_output":
-            messages.append({"role": "tool", "content": content_text(item.get("output"))})
-        elif kind != "reasoning":  # earlier turns' reasoning is not shown to the model again
-            raise DataError(
-                "unknown input item",
-                where=where,
-                expected="message, function_call or function_call_output",
-                found=kind,
-                hints=show_line(where),
-            )
-    return messages

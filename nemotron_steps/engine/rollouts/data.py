@@ -5,9 +5,7 @@ Row format: NeMo-Gym's (`responses_create_params`, verifier fields, `agent_ref`)
 
 from __future__ import annotations
 
-import json
 import random
-import shlex
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, overload
 
-from nemotron_steps.errors import DataError, show_line
-
-LONGEST_LINE = 32 << 20
-"""Bytes of a line: a row of a million tokens has about five million."""
+from nemotron_steps.errors import DataError
+from nemotron_steps.rows.lines import LONGEST_LINE, parse_row
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class PromptRows(Sequence[PromptRow]):
             # Bounded, so that a file of another kind is told before it is in memory.
             for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
                 if line.strip():
-                    row = _parse(line, f"{file}:{number}")
+                    row, _ = parse_row(line, f"{file}:{number}")
                     if check is not None:
                         check(PromptRow(len(self._offsets), row, f"{file}:{number}"))
                     self._offsets.append(offset)
@@ -97,7 +93,7 @@ class PromptRows(Sequence[PromptRow]):
 
     def _row(self, place: int, line: bytes) -> PromptRow:
         where = f"{self._file}:{self._lines[place]}"
-        return PromptRow(place, _parse(line, where), where)
+        return PromptRow(place, parse_row(line, where)[0], where)
 
     @contextmanager
     def _unchanged(self) -> Iterator[BinaryIO]:
@@ -157,35 +153,6 @@ def read_rows(path: str | Path) -> PromptRows:
             hints=["steps run data_prep/rl_prep --input source=PATH   # makes files of prompts"],
         )
     return rows
-
-
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-    if len(line) > LONGEST_LINE:
-        raise DataError(
-            "the line is too long for a row",
-            where=where,
-            expected=f"at most {LONGEST_LINE >> 20} MiB a line, one JSON object each",
-            hints=[f"head -c 200 {shlex.quote(where.rpartition(':')[0])}   # how the file begins"],
-        )
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        truncated = not line.endswith(b"\n")
-        what = "the last line is truncated" if truncated else "not valid JSON"
-        file = where.rpartition(":")[0]
-        whole = (f"sed '$d' {shlex.quote(file)} > WHOLE.jsonl   # without it",) if truncated else ()
-        raise DataError(
-            what,
-            where=where,
-            expected="one JSON object a line",
-            found=str(error),
-            hints=(*whole, *show_line(where)),
-        ) from error
-    if not isinstance(row, dict):
-        raise DataError(
-            "not a JSON object", where=where, expected="an object", found=type(row).__name__, hints=show_line(where)
-        )
-    return row
 
 
 def _stamp(file: Path) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.environments.http_server import Reply
+from nemotron_steps.errors import DataError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -38,6 +39,18 @@ class ApiError(Exception):
     def reply(self) -> Reply:
         """As an HTTP answer; a client told to wait is told how long."""
         return Reply(self.status, self.body, (("Retry-After", "1"),) if self.status == 503 else ())
+
+
+def refused(error: DataError, param: str) -> ApiError:
+    """The answer to messages that cannot be read: 400, with the field.
+
+    Args:
+        param: the field where the error names none within it.
+    """
+    field = (error.where or "").partition(" field ")[2].removeprefix("responses_create_params.") or param
+    what = error.what.replace("responses_create_params.", "")
+    what = what if error.found is None else f"{what}, found {error.found}"
+    return ApiError(400, what, param=field.replace("[", ".").replace("]", ""), code="invalid_value")
 
 
 def parse_body(schema: type[Model], body: Mapping[str, Any]) -> Model:

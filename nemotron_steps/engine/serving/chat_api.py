@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
+from nemotron_steps.engine.serving.api_errors import ApiError, parse_body, refused
 from nemotron_steps.engine.serving.known_conversations import all_said, said_in_chat
 from nemotron_steps.engine.serving.served_model import Answer, Begun, Prompt, Sampling, ServedModel
 from nemotron_steps.environments.http_server import EventStream, Reply
-from nemotron_steps.environments.responses import content_text
+from nemotron_steps.errors import DataError
+from nemotron_steps.rows.messages import read_messages
 
 MAX_CHOICES = 256
 
@@ -196,7 +197,15 @@ def _prompt(model: ServedModel, request: ChatPrompt) -> Prompt:
     said = all_said(request.messages, said_in_chat)
     begun = begun or model.begun(said, request.offered)
     after = begun.count if begun is not None else 0
-    messages = [_template_message(request.messages[i], i) for i in range(after, len(request.messages))]
+    for position, message in enumerate(request.messages):
+        if message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
+            what = f"unknown role {message.get('role')!r}"
+            raise ApiError(400, what, param=f"messages.{position}.role", code="invalid_value")
+    try:
+        asked = request.messages[after:]
+        messages = read_messages(asked, "request", "messages", start=after) if asked else []
+    except DataError as error:
+        raise refused(error, "messages") from error
     return Prompt(model.prompt_ids(messages, request.offered, begun, "messages"), said, request.offered)
 
 
@@ -211,42 +220,6 @@ def recorded_ids(turn: Mapping[str, Any], param: str) -> list[int]:
         what = "recorded token ids need prompt_token_ids and generation_token_ids, lists of integers"
         raise ApiError(400, what, param=param, code="invalid_value")
     return [token for ids in parts if ids is not None for token in ids]
-
-
-def _template_message(message: dict[str, Any], position: int) -> dict[str, Any]:
-    """A message as chat templates read it: content as text, arguments of calls as objects."""
-    param = f"messages.{position}"
-    role = message.get("role")
-    if role not in ("system", "developer", "user", "assistant", "tool"):
-        raise ApiError(400, f"unknown role {role!r}", param=f"{param}.role", code="invalid_value")
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    if not isinstance(content, str | list | None) or any(
-        not isinstance(part, dict) or part.get("type") != "text" for part in parts
-    ):
-        raise ApiError(400, "content must be text", param=f"{param}.content", code="invalid_value")
-    clean: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content_text(content)}
-    for name in ("reasoning_content", "name", "tool_call_id"):
-        if message.get(name):
-            clean[name] = message[name]
-    if message.get("tool_calls"):
-        try:
-            clean["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": call.get("id", ""),
-                    "function": {
-                        "name": call["function"]["name"],
-                        "arguments": json.loads(call["function"]["arguments"] or "{}"),
-                    },
-                }
-                for call in message["tool_calls"]
-            ]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ApiError(
-                400, f"malformed tool call: {error}", param=f"{param}.tool_calls", code="invalid_value"
-            ) from error
-    return clean
 
 
 def _message(request: ChatRequest, answer: Answer) -> dict[str, Any]:

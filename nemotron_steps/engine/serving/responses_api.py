@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nemotron_steps.engine.rollouts.conversation import messages_of
-from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
+from nemotron_steps.engine.serving.api_errors import parse_body, refused
 from nemotron_steps.engine.serving.chat_api import ApiModel, SharedFields, recorded_ids, usage_of
 from nemotron_steps.engine.serving.known_conversations import all_said, said_in_item
 from nemotron_steps.engine.serving.served_model import Answer, Begun, Prompt, Sampling, ServedModel
 from nemotron_steps.environments.http_server import Reply
 from nemotron_steps.errors import DataError
+from nemotron_steps.rows.layouts import read_request
 
 
 class ResponsesTool(ApiModel):
@@ -127,11 +127,9 @@ def _prompt(model: ServedModel, request: ResponsesRequest) -> Prompt:
     if begun is None:
         asked["instructions"] = request.instructions
     try:
-        messages = messages_of({"responses_create_params": asked}, "input")
+        messages = read_request({"responses_create_params": asked}, "input").messages
     except DataError as error:
-        raise ApiError(400, error.what, param="input", code="invalid_value") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ApiError(400, f"malformed input item: {error!r}", param="input", code="invalid_value") from error
+        raise refused(error, "input") from error
     return Prompt(model.prompt_ids(messages, request.offered, begun, "input"), said, request.offered)
 
 

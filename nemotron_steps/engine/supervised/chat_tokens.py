@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 
 from nemotron_steps.errors import DataError, first_line, show_line
 from nemotron_steps.models.chat import left_out
+from nemotron_steps.rows.messages import read_messages, read_template_kwargs, read_tools
 
 if TYPE_CHECKING:
     from nemotron_steps.models.chat import ChatFormat
@@ -40,8 +41,9 @@ def encode_chat(
         DataError: no assistant turn, a template that refuses the chat or rewrites earlier turns, or
             chat_template_kwargs that are none.
     """
-    tools = row.get("tools") or ()
-    chat = chat.with_template_kwargs(_template_kwargs(row, where))
+    tools = read_tools(row.get("tools"), where, "tools")
+    messages = read_messages(messages, where, "messages", None)
+    chat = chat.with_template_kwargs(read_template_kwargs(row.get("chat_template_kwargs"), where))
     token_ids: list[int] = []
     token_mask: list[int] = []
     rendered = ""
@@ -96,17 +98,3 @@ def encode_chat(
         )
     last = len(token_mask) - token_mask[::-1].index(1)
     return ChatSequence(token_ids[:last], token_mask[:last])
-
-
-def _template_kwargs(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    """A row's own variables of the chat template. DataError if they are none."""
-    template_kwargs = row.get("chat_template_kwargs")
-    if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-        raise DataError(
-            "chat_template_kwargs must be an object",
-            where=f"{where} field chat_template_kwargs",
-            expected='{"enable_thinking": false}',
-            found=type(template_kwargs).__name__,
-            hints=show_line(where),
-        )
-    return template_kwargs

@@ -31,6 +31,7 @@ from nemotron_steps.engine.supervised.loop import train_on_examples
 from nemotron_steps.engine.types import Policy, TrainBatch
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.rows.layouts import read_pair
 
 
 @dataclass(frozen=True)
@@ -73,49 +74,21 @@ def read_pairs(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
 
 
 def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> PreferencePair:
-    """Tokens of one `{"prompt", "chosen", "rejected"}` row; only the answers are trained.
-
-    `prompt` is a text or a list of messages (`context` is read as well); an answer is a text, a message, or a list of
-    messages, which may repeat the prompt's. `tools` are rendered into both.
+    """Tokens of a row with two answers to one prompt (rows/layouts.py); only the answers are trained. `tools` are
+    rendered into both.
 
     Raises:
-        DataError: a field is missing, or both answers have the same tokens.
+        DataError: the row is no pair, or both answers have the same tokens.
     """
-    prompt = row.get("prompt", row.get("context"))
-    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not isinstance(turns, list) or not turns or prompt == "":
-        raise DataError(
-            "the row has no prompt",
-            where=f"{where} field prompt",
-            expected="a text or a list of messages",
-            hints=show_line(where),
-        )
+    pair = read_pair(dict(row), where)
     sides = []
-    for side in ("chosen", "rejected"):
-        answer = _answer_messages(row.get(side), turns)
-        if not answer:
-            raise DataError(
-                f"the row has no {side} answer",
-                where=f"{where} field {side}",
-                expected="a text, a message or messages",
-                hints=show_line(where),
-            )
-        sequence = encode_chat(chat, [*turns, *answer], where, row)
-        spoken = sum(message.get("role") == "assistant" for message in answer)
+    for answer in (pair.chosen, pair.rejected):
+        sequence = encode_chat(chat, [*pair.prompt.messages, *answer], where, pair.prompt.beside)
+        spoken = sum(message["role"] == "assistant" for message in answer)
         sides.append(ChatSequence(sequence.token_ids, _last_turns(sequence.token_mask, spoken)))
     if sides[0].token_ids == sides[1].token_ids:
         raise DataError("the chosen and the rejected answer have the same tokens", where=where, hints=show_line(where))
     return PreferencePair(*sides)
-
-
-def _answer_messages(answer: object, prompt: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    if isinstance(answer, str):
-        return [{"role": "assistant", "content": answer}] if answer else []
-    if isinstance(answer, Mapping):
-        return [answer]
-    if not isinstance(answer, list):
-        return []
-    return answer[len(prompt) :] if answer[: len(prompt)] == list(prompt) else answer
 
 
 def _last_turns(token_mask: Sequence[int], turns: int) -> list[int]:

@@ -6,7 +6,7 @@ tokens of several chats, one after the other; whether the token *after* each is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any, overload
 
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import DataError
+from nemotron_steps.rows.layouts import check_packed
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class PackedRows(Sequence[PackedRow]):
 
     Args:
         file: JSON Lines.
-        problem_of: what is wrong with the shape of a row, or None (artifacts.rows.packed_row).
         max_length: tokens of a chat at most.
         vocabulary: token ids are below it.
 
@@ -41,13 +41,9 @@ class PackedRows(Sequence[PackedRow]):
         DataError: a row that is none, a chat that is too long, or a token that the tokenizer does not have.
     """
 
-    def __init__(
-        self, file: Path, problem_of: Callable[[dict[str, Any]], str | None], *, max_length: int, vocabulary: int
-    ) -> None:
+    def __init__(self, file: Path, *, max_length: int, vocabulary: int) -> None:
         def check(row: PromptRow) -> None:
-            problem = problem_of(row.row)
-            if problem is not None:
-                raise DataError(problem, where=row.where, hints=show_line(row.where))
+            check_packed(row.row, row.where)
             _check(row, max_length, vocabulary)
 
         self._rows = PromptRows(file, check)

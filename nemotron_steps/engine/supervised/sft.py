@@ -16,8 +16,9 @@ from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, encode_ch
 from nemotron_steps.engine.supervised.loop import train_on_examples
 from nemotron_steps.engine.supervised.packed_rows import SftExample
 from nemotron_steps.engine.types import Policy
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.rows.layouts import read_chat
 
 
 def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[list[ChatSequence], int]:
@@ -29,15 +30,8 @@ def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
     sequences: list[ChatSequence] = []
     too_long = longest = 0
     for row in read_rows(path):
-        messages = row.row.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise DataError(
-                "the row has no messages",
-                where=f"{row.where} field messages",
-                expected="a list of turns",
-                hints=show_line(row.where),
-            )
-        sequence = encode_chat(chat, messages, row.where, row.row)
+        read = read_chat(row.row, row.where)
+        sequence = encode_chat(chat, read.messages, row.where, read.beside)
         if len(sequence.token_ids) > max_length:
             too_long += 1
             longest = max(longest, len(sequence.token_ids))

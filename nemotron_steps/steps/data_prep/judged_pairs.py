@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.data_prep import ComparisonConfig
 from nemotron_steps.environments.judged.genrm_messages import comparison_messages, is_contentless, verdict_text
 from nemotron_steps.environments.responses import split_reasoning
 from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
 from nemotron_steps.steps.data_prep.pair_layouts import answer_pair
 

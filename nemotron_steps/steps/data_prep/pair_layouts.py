@@ -8,14 +8,14 @@ lmarena       conversation_a, conversation_b (messages), winner: model_a, model_
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.artifacts.rows import Row, preference_row
-from nemotron_steps.environments.responses import content_text
 from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.rows.layouts import read_pair
+from nemotron_steps.rows.lines import Row
+from nemotron_steps.rows.messages import decoded, read_messages, texts_of
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
 
 Messages = list[dict[str, Any]]
@@ -65,9 +65,7 @@ class PreferenceWork:
 
         def become(where: str, row: Row) -> list[Row] | None:
             if "chosen" in row or "rejected" in row:
-                problem = preference_row(row)
-                if problem is not None:
-                    raise _wrong(problem, where, None)
+                read_pair(row, where)
                 return None
             pair = answer_pair(row, where)
             if pair.preference == 0:
@@ -96,10 +94,10 @@ def _arena(row: Row, where: str) -> AnswerPair:
     if "conversation_a" in row:
         sides = [_messages(row.get(f"conversation_{side}"), where, f"conversation_{side}") for side in "ab"]
         conversation, other = sides[0][:-1], sides[1][:-1]
-        users = [[_said(m) for m in side if m["role"] == "user"] for side in (conversation, other)]
+        users = [[m["content"] for m in side if m["role"] == "user"] for side in (conversation, other)]
         if users[0] != users[1]:
             raise _wrong("the two conversations do not ask the same", where, "conversation_b")
-        answers = [_said(side[-1]) for side in sides]
+        answers = [side[-1]["content"] for side in sides]
         if any(side[-1]["role"] != "assistant" for side in sides):
             raise _wrong("a conversation does not end with an answer", where, "conversation_a")
         if conversation != other and len(conversation) > 1:
@@ -126,19 +124,10 @@ def _winner(row: Row, where: str) -> int:
 
 
 def _own(row: Row, where: str) -> AnswerPair:
-    problem = preference_row(row)
-    if problem is not None:
-        raise _wrong(problem, where, None)
-    prompt: str | Messages = row.get("prompt", row.get("context")) or []
-    conversation = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    chosen, rejected = (_answer(row[key], where, key) for key in ("chosen", "rejected"))
-    return AnswerPair(conversation, chosen, rejected, -int(row.get("preference", 2)), _principle(row, where))
-
-
-def _answer(value: Any, where: str, field: str) -> str:
-    if isinstance(value, list):
-        value = value[-1] if value else None
-    return _text(content_text(value.get("content")) if isinstance(value, dict) else value, where, field)
+    pair = read_pair(row, where)
+    conversation = [{"role": m["role"], "content": texts_of(m)} for m in pair.prompt.messages]
+    chosen, rejected = (texts_of(answer[-1]) for answer in (pair.chosen, pair.rejected))
+    return AnswerPair(conversation, chosen, rejected, -int(row.get("preference") or 2), _principle(row, where))
 
 
 def _principle(row: Row, where: str) -> str | None:
@@ -152,23 +141,14 @@ def _text(value: Any, where: str, field: str) -> str:
 
 
 def _turns(value: Any, where: str, field: str) -> Sequence[str]:
-    try:
-        turns = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        turns = None
+    turns = decoded(value)
     if not isinstance(turns, list) or not all(turn is None or isinstance(turn, str) for turn in turns):
         raise _wrong(f"`{field}` is not a list of texts", where, field)
     return [turn or "" for turn in turns]
 
 
 def _messages(value: Any, where: str, field: str) -> Messages:
-    if not isinstance(value, list) or not value or not all(isinstance(m, dict) and "role" in m for m in value):
-        raise _wrong(f"`{field}` is not a list of messages", where, field)
-    return [{"role": str(m["role"]), "content": _said(m)} for m in value]
-
-
-def _said(message: dict[str, Any]) -> str:
-    return content_text(message.get("content"))
+    return [{"role": m["role"], "content": texts_of(m)} for m in read_messages(value, where, field)]
 
 
 def _wrong(what: str, where: str, field: str | None) -> DataError:

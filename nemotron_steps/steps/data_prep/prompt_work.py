@@ -6,15 +6,14 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nemotron_steps.artifacts.prompt_data import has_prompt
-from nemotron_steps.artifacts.rows import A_PROMPT, Row, prompt_row, shown_fields
 from nemotron_steps.config.schema.data_prep import PromptLengthConfig
 from nemotron_steps.environments.agents import agent_of, resolve, unknown_agent
 from nemotron_steps.environments.registry import environment_class, settings_of
-from nemotron_steps.errors import ConfigError, DataError, UnsupportedError, show_line
+from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
+from nemotron_steps.rows.layouts import prompt_layout, read_request, text_columns
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.steps.data_prep.blends.placeholders import PLACEHOLDER, PlaceholderFiller, Placeholders
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
-from nemotron_steps.steps.data_prep.prompt_layouts import text_columns
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment
@@ -51,15 +50,11 @@ class PromptWork:
             changed = PLACEHOLDER in row
             if changed:
                 row = filler.fill(row, where)
-            problem = prompt_row(row)
-            if problem is not None:
-                raise DataError(
-                    problem,
-                    where=where,
-                    expected=f"a row like {A_PROMPT}",
-                    found=shown_fields(row),
-                    hints=(*_imported(where, row), *show_line(where)),
-                )
+            try:
+                read_request(row, where)
+            except DataError as error:
+                error.hints = (*_imported(where, row), *error.hints)
+                raise
             if self.agent is not None and row.get("agent_ref") is None:
                 row["agent_ref"] = agent_ref(self.agent)
                 changed = True
@@ -77,7 +72,7 @@ def _imported(where: str, row: Row) -> tuple[str, ...]:
     if "responses_create_params" in row:
         return ()
     imported = f"steps run data_prep/import_prompts --input dataset={shlex.quote(where.rpartition(':')[0])}"
-    if has_prompt(row):
+    if prompt_layout(row)[1]:
         return (imported,)
     return tuple(f"{imported} prompt_column={name}" for name in text_columns(row)[:1])
 
@@ -93,10 +88,8 @@ class LengthCheck:
 
     def __call__(self, where: str, row: Row) -> None:
         """RowLeftOut for a prompt that is too long."""
-        from nemotron_steps.engine.rollouts.conversation import messages_of
-
-        tools = row["responses_create_params"].get("tools") or ()
-        if len(self._chat.render(messages_of(row, where), tools)) > self._max_tokens:
+        asked = read_request(row, where)
+        if len(self._chat.render(asked.messages, asked.tools)) > self._max_tokens:
             raise RowLeftOut(f"the prompt has more than {self._max_tokens} tokens")
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.data_prep import ReasoningControlConfig
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text, split_reasoning
+from nemotron_steps.rows.lines import Row
 
 _FIELD = "reasoning_content"
 

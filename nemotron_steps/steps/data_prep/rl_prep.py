@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nemotron_steps.artifacts.files import to_json_bytes
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.data_prep import ReasoningGymSource, RlPrepConfig
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.placeholders import Placeholders
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of

@@ -22,14 +22,15 @@ import msgspec
 
 from nemotron_steps.artifacts.checkpoints import chat_template_digest, listing, tokenizer_digest
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
-from nemotron_steps.artifacts.rows import Row, chat_row, read_rows, shown_fields
 from nemotron_steps.config.schema.sft_packing import PackingConfig, SftPackingConfig
 from nemotron_steps.engine.batches.packing import pack
 from nemotron_steps.engine.supervised.chat_tokens import encode_chat
 from nemotron_steps.engine.supervised.packed_rows import row_of
-from nemotron_steps.errors import ConfigError, DataError, fetch_again, show_line
+from nemotron_steps.errors import ConfigError, fetch_again
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.rows.layouts import read_chat
+from nemotron_steps.rows.lines import Row, read_rows
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import ACCOUNTING, REFUSALS, Source, prepare
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
@@ -143,11 +144,8 @@ class EncodedChats:
         size = self.packing.pack_size
 
         def become(where: str, row: Row) -> list[Row]:
-            problem = chat_row(row)
-            if problem is not None:
-                field = f"{where} field messages"
-                raise DataError(problem, where=field, found=shown_fields(row), hints=show_line(where))
-            sequence = encode_chat(chat, row["messages"], where, row)
+            read = read_chat(row, where)
+            sequence = encode_chat(chat, read.messages, where, read.beside)
             if len(sequence.token_ids) > size:
                 raise RowLeftOut(f"the chat has more than packing.pack_size = {size} tokens")
             return [row_of([sequence])]

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 
 from nemotron_steps.artifacts.checkpoints import tokenizer_digest
-from nemotron_steps.artifacts.rows import Row, read_rows
 from nemotron_steps.config.schema.data_prep import (
     AnswerStyle,
     DemonstrationConfig,
@@ -23,6 +22,7 @@ from nemotron_steps.config.schema.data_prep import (
 )
 from nemotron_steps.config.schema.swe_packages import SweDemonstrations
 from nemotron_steps.environments.responses import content_text
+from nemotron_steps.rows.lines import Row, read_rows
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.answers import slip, write_answer
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of

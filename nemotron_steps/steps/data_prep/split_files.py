@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError
+from nemotron_steps.rows.lines import Row
 
 Split = Literal["train", "validation", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "heldout")

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.swe_packages import MadeUpPackages
 from nemotron_steps.config.schema.swe_tasks import PackageSource, SweTasksConfig
 from nemotron_steps.errors import DataError
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import jsonl_source, prepare
 from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES, SPLITS, Split, split_groups, write_splits

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConfig
-from nemotron_steps.engine.rollouts.conversation import messages_of
 from nemotron_steps.engine.rollouts.data import PromptRows
 from nemotron_steps.environments.responses import content_text
 from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
 from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.rows.layouts import read_request
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import REFUSALS, jsonl_source, prepare
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
@@ -111,7 +111,7 @@ class ToolRows:
 
         def become(where: str, row: Row) -> None:
             environment.check_row(row, where)
-            messages_of(row, where)
+            read_request(row, where)
             offered = [tool["name"] for tool in tools_of(row)]
             for name, _ in calls_of(row):
                 if name not in offered:
@@ -158,7 +158,7 @@ def pairs_of(row: Row, maker: HallucinationMaker, config: ToolPreferencePrepConf
             continue
         made += 1
         yield {
-            "prompt": messages_of(row),
+            "prompt": read_request(row, "row").messages,
             "tools": tools_of(row),
             "chosen": call_message(expected) if expected else {"role": "assistant", "content": message_text(row)},
             "rejected": call_message(rejected),
@@ -185,7 +185,7 @@ def message_text(row: Row) -> str:
 def _conversation(row: Row, seed: int) -> bytes:
     """A digest, drawn with the seed, of what the rows of one conversation share: all up to the first user message."""
     opening = []
-    for message in messages_of(row):
+    for message in read_request(row, "row").messages:
         opening.append([message["role"], message["content"]])
         if message["role"] == "user":
             break

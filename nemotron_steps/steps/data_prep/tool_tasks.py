@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.tool_preferences import ToolTasksSource
 from nemotron_steps.errors import DataError
+from nemotron_steps.rows.lines import Row
 
 NO_TOOL = "I have no tool for that."
 AGENT = "single_step_tool_use_simple_agent"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.artifacts.rows import packed_row, read_rows, sniff_row
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
@@ -20,6 +19,8 @@ from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.initialize import initialize_checkpoint
+from nemotron_steps.rows.layouts import sniff_row
+from nemotron_steps.rows.lines import read_rows
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps import placement
 from nemotron_steps.steps.sft.preflight import nothing_to_train
@@ -72,7 +73,7 @@ def _read(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequence[SftExa
     first = next((row for _, row in read_rows(file)), {}) if file.is_file() else {}
     if sniff_row(first) != "packed_chats":
         return read_chats(file, chat, max_length)
-    return PackedRows(file, packed_row, max_length=max_length, vocabulary=len(chat.tokenizer)), 0
+    return PackedRows(file, max_length=max_length, vocabulary=len(chat.tokenizer)), 0
 
 
 def _starting_checkpoint(context: StepContext[Any], config: SftConfig) -> Path:

@@ -9,14 +9,13 @@ import pytest
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.agent_rollouts import agent_row
 from nemotron_steps.engine.rollouts.collector import StragglerError
-from nemotron_steps.engine.rollouts.conversation import messages_of
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Session, Verdict
 from nemotron_steps.environments.judged.judging import JudgedEnvironment, JudgeSampling, ask, last_label
 from nemotron_steps.environments.judged.notes import REASONING_CHARACTERS
-from nemotron_steps.errors import DataError, SandboxError
+from nemotron_steps.errors import SandboxError
 from tests.benchmarks.grpo_task import reward_of
 from tests.engine.engine_samples import ends_in_a_tool_result
 from tests.engine.grpo.grpo_environments import Vowels
@@ -104,13 +103,6 @@ def test_an_agent_is_asked_for_low_effort_in_the_last_user_message():
     assert request == {"input": ends_in_a_tool_result("3+4\n\nBe brief."), "tools": []}
     alone = agent_row({"responses_create_params": {"input": "3+4"}}, "Be brief.")
     assert alone["responses_create_params"]["input"] == [{"role": "user", "content": "3+4\n\nBe brief."}]
-
-
-def test_a_row_with_a_call_that_is_no_json_is_named():
-    call = {"type": "function_call", "name": "add", "arguments": '{"by": '}
-    with pytest.raises(DataError, match="not JSON") as caught:
-        messages_of({"responses_create_params": {"input": [call]}}, "rows.jsonl:3")
-    assert caught.value.where == "rows.jsonl:3"
 
 
 class Sayer:

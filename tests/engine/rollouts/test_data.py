@@ -82,8 +82,8 @@ def test_a_file_changed_during_the_run_is_told(tmp_path, rows, time):
     [
         ('{"n": 3', "truncated"),
         ("[1]\n", "not a JSON object"),
-        ("x\n", "not valid"),
-        ("[" * 100_000 + "\n", "not valid"),
+        ("x\n", "not JSON"),
+        ("[" * 100_000 + "\n", "not JSON"),
     ],
     ids=["truncated", "list", "text", "brackets"],
 )

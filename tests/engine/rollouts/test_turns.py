@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from nemotron_steps.engine.rollouts import timeouts
-from nemotron_steps.engine.rollouts.conversation import TurnFormat, messages_of, parse_assistant, template_kwargs_of
+from nemotron_steps.engine.rollouts.conversation import TurnFormat, parse_assistant
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
 from nemotron_steps.engine.rollouts.turns import Turns, response_of
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.base import Session
 from nemotron_steps.environments.responses import message_item, reasoning_item
-from nemotron_steps.errors import DataError, WorkerLostError
+from nemotron_steps.errors import WorkerLostError
 
 END = 0
 
@@ -159,54 +159,6 @@ def test_a_turn_becomes_items_and_an_empty_one_a_message() -> None:
     only = parse_assistant('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "c")
     assert [item["type"] for item in only.output_items()] == ["function_call"]
     assert [item["type"] for item in parse_assistant("").output_items()] == ["message"]
-
-
-def test_a_prompts_items_become_messages_of_the_template() -> None:
-    items = [
-        {"role": "developer", "content": "d"},
-        {"role": "user", "content": [{"type": "input_text", "text": "u"}]},
-        {"type": "reasoning", "summary": []},
-        {"type": "function_call", "name": "f", "arguments": '{"a": 1}'},
-        {"type": "function_call", "name": "g", "arguments": ""},
-        {"type": "function_call_output", "output": "o"},
-        {"role": "assistant", "content": "x"},
-        {"type": "function_call", "name": "h", "arguments": "{}"},
-    ]
-
-    def calls(*named: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in named]
-
-    assert messages_of({"responses_create_params": {"input": items, "instructions": "i"}}) == [
-        {"role": "system", "content": "i"},
-        {"role": "system", "content": "d"},
-        {"role": "user", "content": "u"},
-        {"role": "assistant", "content": "", "tool_calls": calls(("f", {"a": 1}), ("g", {}))},
-        {"role": "tool", "content": "o"},
-        {"role": "assistant", "content": "x", "tool_calls": calls(("h", {}))},
-    ]
-    wrong: list[Any] = [[], [{"type": "function_call", "name": "f", "arguments": "{"}], [{"type": "image"}]]
-    for given in wrong:
-        with pytest.raises(DataError):
-            messages_of({"responses_create_params": {"input": given}})
-
-
-@pytest.mark.parametrize(
-    ("row", "kwargs"),
-    [
-        ({}, {}),
-        ({"chat_template_kwargs": {"a": 1}}, {"a": 1}),
-        ({"responses_create_params": {"metadata": {"chat_template_kwargs": '{"a": 2}'}}}, {"a": 2}),
-        (
-            {"chat_template_kwargs": {"a": 1}, "responses_create_params": {"metadata": {"chat_template_kwargs": "{}"}}},
-            {"a": 1},
-        ),
-    ],
-)
-def test_a_row_may_set_variables_of_the_template(row: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    assert template_kwargs_of(row) == kwargs
-    for wrong in ("{", "[1]", [1]):
-        with pytest.raises(DataError, match="no object"):
-            template_kwargs_of({"chat_template_kwargs": wrong})
 
 
 @pytest.mark.parametrize(

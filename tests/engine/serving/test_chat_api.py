@@ -187,11 +187,11 @@ def test_tokenize_and_tokens_as_ids_as_nemo_gym_asks(endpoint):
         ({"messages": [GREETING], "top_logprobs": 3}, 400, "top_logprobs"),
         ({"messages": [GREETING], "tools": [{"type": "function"}]}, 400, "tools.0.function"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
             400,
-            "messages.0.tool_calls",
+            "messages.0.tool_calls.0.arguments",
         ),
         ({"messages": [{"role": "user", "content": "long " * 100}]}, 400, "messages"),
         (

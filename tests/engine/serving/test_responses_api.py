@@ -80,8 +80,8 @@ def test_truncation_and_instructions(endpoint, chat):
     [
         ({}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "video"}]}, "input"),
-        ({"input": [{"type": "function_call", "name": "f", "arguments": "{"}]}, "input"),
+        ({"input": [{"type": "video"}]}, "input.0"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{"}]}, "input.0.arguments"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": "x", "stream": True}, "stream"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type"),

@@ -84,15 +84,14 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_with_what_to_do(chang
     ("turns", "what"),
     [
         (TURNS[:1], "no assistant turn"),
-        ([], "no assistant turn"),
-        ([TURNS[0], {"role": "assistant", "content": None}], "template refuses"),  # '[' + None
-        ([TURNS[0], {"role": "assistant"}], "template refuses"),
+        ([], "non-empty list"),
+        ([TURNS[0], {"role": "assistant", "content": None}], "neither `content`"),
     ],
 )
 def test_a_chat_that_teaches_nothing_or_cannot_be_written_is_refused(turns: list[dict[str, Any]], what: str) -> None:
     with pytest.raises(DataError, match=what) as caught:
         encode_chat(format_of(), turns, "f:1", {})
-    assert caught.value.where == "f:1"
+    assert str(caught.value.where).startswith("f:1")
 
 
 def test_a_comparison_that_the_template_passes_over_is_refused() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.artifacts.rows import packed_row
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batches.packing import pack
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
@@ -48,7 +47,7 @@ def written(file: Path, rows: list[Any]) -> Path:
 
 
 def opened(file: Path, *, max_length: int = SIZE) -> PackedRows:
-    return PackedRows(file, packed_row, max_length=max_length, vocabulary=VOCABULARY)
+    return PackedRows(file, max_length=max_length, vocabulary=VOCABULARY)
 
 
 def test_what_is_read_is_what_was_packed(tmp_path: Path) -> None:

@@ -102,6 +102,6 @@ def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="all 2 chats are longer") as caught:
         read("hi", "hi", most=exact - 1)
     assert caught.value.hints == (f"policy.max_total_sequence_length={exact}",)
-    with pytest.raises(DataError, match="no messages") as caught:
+    with pytest.raises(DataError, match="`messages` must be a non-empty list") as caught:
         read("hi", None)
     assert caught.value.where == f"{file}:2 field messages"

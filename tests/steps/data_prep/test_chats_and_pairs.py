@@ -142,7 +142,7 @@ class TestReasoningControl:
         quiet = {**row, "chat_template_kwargs": {"enable_thinking": False}}
         texts = [chat.tokenizer.decode(encode_chat(chat, r["messages"], "f:1", r).token_ids) for r in (row, quiet)]
         assert "<think>" in texts[0].replace(" ", "") and "<think>" not in texts[1].replace(" ", "")
-        with pytest.raises(DataError, match="chat_template_kwargs must be an object") as caught:
+        with pytest.raises(DataError, match="`chat_template_kwargs` must be an object") as caught:
             encode_chat(chat, row["messages"], "f:1", {**row, "chat_template_kwargs": "no"})
         assert caught.value.where == "f:1 field chat_template_kwargs"
 

@@ -33,4 +33,4 @@ def test_a_prompt_of_exactly_the_most_tokens_stays(check: LengthCheck) -> None:
 def test_the_tools_that_a_prompt_offers_count(check: LengthCheck) -> None:
     check("f:1", {"responses_create_params": {"input": "a", "tools": None}, "tools": [{}]})
     with pytest.raises(RowLeftOut, match="more than 5 tokens"):
-        check("f:1", {"responses_create_params": {"input": "a", "tools": [{}]}})
+        check("f:1", {"responses_create_params": {"input": "a", "tools": [{"name": "a"}]}})

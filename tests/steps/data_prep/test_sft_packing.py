@@ -162,7 +162,7 @@ def test_a_broken_chat_is_named_and_nothing_to_pack_says_why(chats: Path, tmp_pa
     assert "more than packing.pack_size = 4 tokens" in str(caught.value.found)
     assert caught.value.hints[0].startswith("sed -n 1p "), "a row that was left out"
     file = write_lines(tmp_path / "train.jsonl", [{"messages": []}])
-    with pytest.raises(DataError, match="the row has no `messages`") as caught:
+    with pytest.raises(DataError, match="`messages` must be a non-empty list") as caught:
         packed(
             config_of(chats, data={"train": {"data_path": str(file)}, "tokenizer": str(chats / "tokenizer")}), tmp_path
         )

@@ -17,8 +17,9 @@ from typing import IO, Any
 
 import msgspec
 
-from nemotron_steps.artifacts.rows import LONGEST_LINE, Row
 from nemotron_steps.errors import DataError, StepsError, UnsupportedError, show_line
+from nemotron_steps.rows.layouts import without_padding
+from nemotron_steps.rows.lines import LONGEST_LINE, Row
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, is_missing, unreachable
 
 PART_BYTES = 32 << 20
@@ -122,7 +123,7 @@ def _columnar_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
         for batch in batches:
             for start in range(0, batch.num_rows, _BATCH):
                 for row in batch.slice(start, _BATCH).to_pylist():
-                    yield _encode(row) + b"\n"
+                    yield _encode(without_padding(row)) + b"\n"
 
 
 def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:

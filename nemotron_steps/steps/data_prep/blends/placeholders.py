@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.files import storage_errors
-from nemotron_steps.artifacts.rows import Row, parse_row
 from nemotron_steps.errors import ConfigError, DataError, show_line
+from nemotron_steps.rows.lines import Row, parse_row
 from nemotron_steps.steps.data_prep.blends.formats import lines_of, parts_of
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from nemotron_steps.artifacts.rows import Row
+from nemotron_steps.rows.lines import Row
 
 RowFunction = Callable[[str, Row], Sequence[Row] | None]
 """(`file:line`, row) → rows to write in its place, or None: the row as it is, byte for byte.

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_atomic
-from nemotron_steps.artifacts.rows import parse_row
 from nemotron_steps.errors import DataError
+from nemotron_steps.rows.lines import parse_row
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
 from nemotron_steps.steps.data_prep.blends.formats import Part, lines_of, to_line
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut

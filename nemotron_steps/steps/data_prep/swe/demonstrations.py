@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.swe_packages import SweDemonstrations
 from nemotron_steps.errors import DataError
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.steps.data_prep.split_files import SPLITS, Split
 from nemotron_steps.steps.data_prep.swe.made_up import failing_test, made_up_tasks
 from nemotron_steps.steps.data_prep.swe.mining import issue_text

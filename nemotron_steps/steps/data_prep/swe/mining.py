@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.environments.swe.grading import Graded, HiddenTests, run_tests
 from nemotron_steps.environments.swe.harness import task_prompt
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession

@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.artifacts.rows import Row, prompt_row
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.swe.harness import task_prompt
 from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.rows.layouts import read_request
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
 from nemotron_steps.steps.data_prep.swe.mining import AGENT
 
@@ -24,9 +25,7 @@ class SweRows:
 
         def become(where: str, row: Row) -> list[Row]:
             completed = complete(row, where)
-            problem = prompt_row(completed)
-            if problem is not None:
-                raise DataError(problem, where=f"{where} field problem_statement", hints=show_line(where))
+            read_request(completed, where)
             environment.check_row(completed, where)
             return [completed]
 

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from nemotron_steps.artifacts.rows import Row
 from nemotron_steps.environments.swe.harness import TOOLS, replaced, task_prompt, view_text
+from nemotron_steps.rows.lines import Row
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation
 
 SAID = "Done."

@@ -1,0 +1,245 @@
+"""What is read of the rows of others: docs/data.md's table, row by row, and what it has no room for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.errors import DataError
+from nemotron_steps.rows.layouts import (
+    A_CHAT,
+    A_PAIR,
+    Chat,
+    imported_prompt,
+    prompt_layout,
+    read_chat,
+    read_pair,
+    read_prompt,
+    read_request,
+    sniff_row,
+    without_padding,
+)
+from nemotron_steps.rows.messages import Message, written
+
+USER, ASSISTANT = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+WRONG = {"role": "assistant", "content": "3"}
+TABLE = re.findall(
+    r"^\| ([^|]+) \| `(\{.+\})` \| (prompt|chat|pair|E410): ([^|]+) \|$",
+    (Path(__file__).parents[2] / "docs" / "data.md").read_text(),
+    re.MULTILINE,
+)
+
+
+def roles(messages: list[Message]) -> str:
+    def one(message: Message) -> str:
+        more = (("reasoning_content", "+reasoning"), ("tool_calls", "+call"))
+        return message["role"] + "".join(mark for key, mark in more if message.get(key))
+
+    return " ".join(map(one, messages))
+
+
+def summary(chat: Chat) -> str:
+    return roles(chat.messages) + (f", {len(chat.tools)} tool" if chat.tools else "")
+
+
+def test_the_table_is_there() -> None:
+    assert len(TABLE) > 25
+
+
+@pytest.mark.parametrize(("source", "row", "kind", "said"), TABLE)
+def test_the_table_of_the_docs_says_what_is_read(source: str, row: str, kind: str, said: str) -> None:
+    given = json.loads(row)
+    if kind == "prompt":
+        assert summary(read_prompt(given, "f:1")) == said
+    elif kind == "chat":
+        assert summary(read_chat(given, "f:1")) == said
+        assert read_chat({**given, "messages": written(read_chat(given, "f:1").messages)}, "f:1") == read_chat(
+            given, "f:1"
+        )
+    elif kind == "pair":
+        pair = read_pair(given, "f:1")
+        assert f"{summary(pair.prompt)}, {roles(pair.chosen)}, {roles(pair.rejected)}" == said
+    else:
+        for read in (read_prompt,) if "prompt" in given else (read_chat,):
+            with pytest.raises(DataError, match=re.escape(said)) as caught:
+                read(given, "f:1")
+            assert caught.value.code == "E410" and str(caught.value.where).startswith("f:1 field ")
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "beside"),
+    [
+        ({"prompt": "1 + 1?", "answer": "2"}, [USER], {}),
+        ({"id": 7, "question": "1 + 1?"}, [USER], {}),
+        ({"messages": [SYSTEM, USER, ASSISTANT]}, [SYSTEM, USER], {"completion": "2"}),
+        ({"messages": [USER, ASSISTANT], "completion": "two"}, [USER], {"completion": "two"}),
+        ({"messages": [USER, ASSISTANT, USER]}, [USER, ASSISTANT, USER], {}),
+        ({"responses_create_params": {"input": [USER]}, "agent_ref": {"name": "mcqa"}}, [USER], {}),
+        ({"messages": [{**USER, "name": "ann"}, ASSISTANT]}, [{**USER, "name": "ann"}], {"completion": "2"}),
+    ],
+)
+def test_an_imported_prompt_is_a_request_and_every_column_survives(
+    row: dict[str, Any], asked: Any, beside: dict[str, Any]
+) -> None:
+    imported = imported_prompt(dict(row), "f:1")
+    assert imported == {**row, **beside, "responses_create_params": {"input": asked}}
+    assert read_request(imported, "f:1").messages == asked
+    told = imported_prompt(dict(row), "f:1", system="Be brief.")["responses_create_params"]["input"]
+    assert told == (asked if asked[0] == SYSTEM else [SYSTEM, *asked])
+
+
+def test_tools_and_calls_of_an_imported_prompt_reach_the_request() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}, "id": "c"}
+    turns = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
+    row = {"messages": [*turns, ASSISTANT], "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}
+    request = imported_prompt(row, "f:1")["responses_create_params"]
+    assert request == {"input": turns, "tools": [{"type": "function", "name": "f"}]}
+    assert imported_prompt({"messages": turns[:2]}, "f:1")["completion"] == [turns[1]]
+
+
+def test_the_column_that_is_named_is_the_prompt_of_a_row_of_nemo_gym_too() -> None:
+    tools = [{"type": "function", "name": "look_up"}]
+    row = {"responses_create_params": {"input": "no", "tools": tools}, "task": "1 + 1?"}
+    assert imported_prompt(row, "f:1", "task") == {**row, "responses_create_params": {"input": [USER], "tools": tools}}
+    assert imported_prompt(row, "f:1", "responses_create_params") == row
+    assert imported_prompt({**row, "responses_create_params": json.dumps(row["responses_create_params"])}, "f:1") == row
+    with pytest.raises(DataError, match="no column 'tusk'"):
+        imported_prompt(row, "f:1", "tusk")
+
+
+@pytest.mark.parametrize(
+    ("row", "layout"),
+    [
+        ({"prompt": "", "question": "1 + 1?"}, ("table", "question")),
+        ({"question": " ", "problem": "1 + 1?"}, ("table", "problem")),
+        ({"messages": [], "instruction": "x"}, ("table", "instruction")),
+        ({"query": "x", "input": "y"}, ("table", "query")),
+        ({"prompt": "x", "data_source": "sums"}, ("verl", "prompt")),
+        ({"prompt": "x", "messages": [USER]}, ("trl", "prompt")),
+        ({"question": 3}, ("", "")),
+    ],
+)
+def test_a_column_that_holds_nothing_is_not_the_prompt(row: dict[str, Any], layout: tuple[str, str]) -> None:
+    assert prompt_layout(row) == layout
+
+
+@pytest.mark.parametrize(
+    ("row", "type_name"),
+    [
+        ({"responses_create_params": {}, "chosen": 1, "rejected": 2, "messages": []}, "rl_prompts"),
+        ({"chosen": 1, "rejected": 2, "messages": []}, "preference_pairs"),
+        ({"chosen": 1, "messages": [], "input_ids": [], "seq_start_id": []}, "sft_chats"),
+        ({"input_ids": [], "seq_start_id": []}, "packed_chats"),
+        ({"input_ids": []}, "training_jsonl"),
+    ],
+)
+def test_the_type_of_a_row_is_the_finest_whose_fields_it_has(row: dict[str, Any], type_name: str) -> None:
+    assert sniff_row(row) == type_name
+
+
+MANY = [USER, ASSISTANT, {"role": "user", "content": "And 2 + 2?"}]
+PAIRS: dict[str, tuple[dict[str, Any], list[Message], list[Message]]] = {
+    "prompt in messages": ({"prompt": MANY, "chosen": "4", "rejected": "5"}, MANY, [{**ASSISTANT, "content": "4"}]),
+    "context": ({"context": "1 + 1?", "chosen": "2", "rejected": "3"}, [USER], [ASSISTANT]),
+    "one message": ({"prompt": "1 + 1?", "chosen": ASSISTANT, "rejected": [WRONG]}, [USER], [ASSISTANT]),
+    "as JSON text": (
+        {"prompt": json.dumps([USER]), "chosen": json.dumps([USER, ASSISTANT]), "rejected": json.dumps([USER, WRONG])},
+        [USER],
+        [ASSISTANT],
+    ),
+    "system in the answers alone": (
+        {"prompt": [USER], "chosen": [SYSTEM, USER, ASSISTANT], "rejected": [SYSTEM, USER, WRONG]},
+        [SYSTEM, USER],
+        [ASSISTANT],
+    ),
+    "system in the prompt alone": (
+        {"prompt": [SYSTEM, USER], "chosen": [USER, ASSISTANT], "rejected": [USER, WRONG]},
+        [SYSTEM, USER],
+        [ASSISTANT],
+    ),
+    "null fields and trailing space": (
+        {
+            "prompt": [USER],
+            "chosen": [{**USER, "content": "1 + 1? ", "name": None}, ASSISTANT],
+            "rejected": [USER, WRONG],
+        },
+        [USER],
+        [ASSISTANT],
+    ),
+    "the text of the last question, before whole chats": (
+        {"prompt": "And 2 + 2?", "chosen": [*MANY, ASSISTANT], "rejected": [*MANY, WRONG]},
+        MANY,
+        [ASSISTANT],
+    ),
+    "implicit, answers of several turns": (
+        {"chosen": [USER, ASSISTANT, USER, ASSISTANT], "rejected": [USER, WRONG, USER, WRONG]},
+        [USER],
+        [ASSISTANT, USER, ASSISTANT],
+    ),
+    "an answer that is JSON": (
+        {"prompt": "1 + 1?", "chosen": '{"role": "user"}', "rejected": "[1]"},
+        [USER],
+        [{"role": "assistant", "content": '{"role": "user"}'}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_prompt_of_a_pair_stands_once(name: str) -> None:
+    row, prompt, chosen = PAIRS[name]
+    for given in (row, without_padding(row)):
+        pair = read_pair(given, "f:1")
+        assert [(m["role"], m["content"].strip()) for m in pair.prompt.messages] == [
+            (m["role"], m["content"]) for m in prompt
+        ]
+        assert pair.chosen == chosen and pair.rejected[0]["role"] == "assistant"
+
+
+OTHER = {"role": "user", "content": "Who?"}
+REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
+    (read_prompt, {"text": "1 + 1?", "id": "a"}, "nothing in the row is a prompt", ""),
+    (read_prompt, {"prompt": [{"role": "user"}]}, "has neither `content` nor `tool_calls`", "prompt[0]"),
+    (read_prompt, {"prompt": 5}, "must be a text or a list of messages", "prompt"),
+    (read_prompt, {"messages": [ASSISTANT]}, "has an answer and no question", "messages"),
+    (read_prompt, {"responses_create_params": {}}, "must be a non-empty list", "responses_create_params.input"),
+    (read_prompt, {"responses_create_params": {"input": " "}}, "is empty", "responses_create_params.input"),
+    (read_request, {"prompt": "x"}, "must be an object with `input`", "responses_create_params"),
+    (read_prompt, {"system": "a", "prompt": [SYSTEM, USER]}, "another system prompt", "system"),
+    (read_prompt, {"prompt": "x", "chat_template_kwargs": "no"}, "must be an object", "chat_template_kwargs"),
+    (read_chat, {"messages": "hi"}, "plain text has no turns", "messages"),
+    (read_chat, {"messages": []}, "must be a non-empty list", "messages"),
+    (read_chat, {"messages": [USER]}, "no message is the assistant's", "messages"),
+    (read_chat, {"question": "x"}, "nothing in the row is a chat", ""),
+    (read_chat, {"instruction": "x", "output": "y", "history": ["z"]}, "must be a list of [question", "history"),
+    (read_pair, {"prompt": "", "chosen": "a", "rejected": "b"}, "must be a non-empty list", "prompt"),
+    (read_pair, {"chosen": "a", "rejected": "b"}, "nothing in the row is a prompt", ""),
+    (read_pair, {"prompt": "x", "chosen": "a"}, "no rejected answer", "rejected"),
+    (read_pair, {"prompt": "x", "chosen": "a", "rejected": "a"}, "the same answer", ""),
+    (read_pair, {"prompt": [USER], "chosen": [OTHER, ASSISTANT], "rejected": [OTHER, WRONG]}, "of the user", "chosen"),
+    (read_pair, {"prompt": [SYSTEM, USER], "chosen": [{**SYSTEM, "content": "b"}, USER, WRONG], "rejected": "x"},
+     "different system prompts", "prompt"),
+    (read_pair, {"chosen": [USER, ASSISTANT], "rejected": [USER]}, "begins with a message of the user", "chosen"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "row", "said", "field"), REFUSED)
+def test_a_row_that_cannot_be_read_is_told_by_its_field(read: Any, row: dict[str, Any], said: str, field: str) -> None:
+    with pytest.raises(DataError, match=re.escape(said)) as caught:
+        read(row, "rows.jsonl:3")
+    assert caught.value.where == f"rows.jsonl:3 field {field}".removesuffix(" field ")
+    assert caught.value.hints[-1].startswith("sed -n 3p rows.jsonl")
+
+
+def test_the_longest_texts_are_offered_as_the_prompt_if_they_can_be_pasted() -> None:
+    with pytest.raises(DataError) as raised:
+        read_prompt({"id": "a", "the task": "a longer text", "task": "a long text", "kind": "text"}, "rows.jsonl:3")
+    assert raised.value.hints[:2] == ("prompt_column=task", "prompt_column=kind")
+
+
+def test_the_rows_that_errors_show_are_right() -> None:
+    assert read_chat(json.loads(A_CHAT), "") and read_pair(json.loads(A_PAIR), "")

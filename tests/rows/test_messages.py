@@ -1,0 +1,166 @@
+"""Messages, calls and tools as others write them, and as chat templates read them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from nemotron_steps.errors import DataError
+from nemotron_steps.rows.messages import read_messages, read_tools, texts_of, unpadded, written
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+NULLABLE = {"b": {"type": ["string", "null"]}, "c": {"anyOf": [{"type": "null"}]}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": NULLABLE}}}]
+
+
+def called(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", **fields}
+
+
+MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "nulls": ([{"role": "user", "content": "x", "name": None, "tool_calls": None}], [{"role": "user", "content": "x"}]),
+    "an empty text": ([{"role": "user", "content": ""}], [{"role": "user", "content": ""}]),
+    "fields of a template's own": ([said(content="x", weight=0)], [said(content="x", weight=0)]),
+    "a role of a template's own": ([{"role": "response_1", "content": "x"}], [{"role": "response_1", "content": "x"}]),
+    "JSON text": ('[{"role": "user", "content": "x"}]', [{"role": "user", "content": "x"}]),
+    "parts": (
+        [{"role": "user", "content": [{"type": "text", "text": "x", "image": None}, "y", {"text": "z"}]}],
+        [{"role": "user", "content": "xyz"}],
+    ),
+    "reasoning": ([said(content="x", reasoning="r")], [said(content="x", reasoning_content="r")]),
+    "reasoning alone": ([said(content=None, thinking="r")], [said(reasoning_content="r")]),
+    "a refusal": ([said(content=None, refusal="no")], [said(content="no")]),
+    "arguments as text": ([said(tool_calls=[{"name": "f", "arguments": '{"a": 1}'}])], [said(tool_calls=[CALL])]),
+    "padded beside nulls as text": (
+        [said(tool_calls=['{"name": "f", "arguments": {"x": null}}', {"name": "f", "arguments": {"x": None}}])],
+        [said(tool_calls=[called({"x": None}), called({})])],
+    ),
+    "no arguments": (
+        [said(tool_calls=[{"name": "f", "arguments": ""}, {"name": "f"}])],
+        [said(tool_calls=[called({})] * 2)],
+    ),
+    "calls as text": ([said(tool_calls='[{"name": "f", "arguments": {"a": 1}}]')], [said(tool_calls=[CALL])]),
+    "padded arguments": (
+        [said(tool_calls=[{"name": "f", "arguments": {"a": 1, "x": None, "b": None, "c": None, "d": {"e": None}}}])],
+        [said(tool_calls=[called({"a": 1, "b": None, "c": None, "d": {}})])],
+    ),
+    "null in arguments as text": (
+        [said(tool_calls=[{"name": "f", "arguments": '{"x": null}'}])],
+        [said(tool_calls=[called({"x": None})])],
+    ),
+    "a tool's value": ([{"role": "tool", "content": {"t": 21}}], [{"role": "tool", "content": '{"t": 21}'}]),
+    "a tool's list": ([{"role": "function", "content": [1, 2]}], [{"role": "tool", "content": "[1, 2]"}]),
+    "items": (
+        [
+            {"role": "developer", "content": "d", "type": "message", "status": "completed", "id": "m"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "r"}], "id": "rs", "status": None},
+            {"type": "function_call", "name": "f", "arguments": '{"a": 1}', "call_id": "c", "id": "fc"},
+            {"type": "function_call", "name": "f", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "c", "output": "o"},
+            {"type": "function_call_output", "output": [{"type": "input_text", "text": "p"}]},
+            {"role": "assistant", "content": "x"},
+            {"type": "function_call", "name": "f", "arguments": '{"a": 1}'},
+        ],
+        [
+            {"role": "system", "content": "d"},
+            said(tool_calls=[{**CALL, "id": "c"}, CALL], reasoning_content="r"),
+            {"role": "tool", "content": "o", "tool_call_id": "c"},
+            {"role": "tool", "content": "p"},
+            said(content="x", tool_calls=[CALL]),
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_are_read_and_reading_them_again_changes_nothing(name: str) -> None:
+    given, expected = MESSAGES[name]
+    read = read_messages(given, "f:1", "messages", TOOLS)
+    assert read == expected == read_messages(written(read), "f:1", "messages", TOOLS)
+    assert read_messages(read, "f:1", "messages", None) == read
+
+
+@pytest.mark.parametrize(
+    ("message", "what", "field"),
+    [
+        ("x", "must be an object", ""),
+        ({"content": "x"}, "must have a role", ""),
+        ({"role": 1, "content": "x"}, "must have a role", ""),
+        ({"role": "user", "content": None}, "has neither", ""),
+        ({"role": "assistant", "tool_calls": []}, "has neither", ""),
+        ({"role": "user", "content": 5}, "must be a text or a list of parts", ".content"),
+        ({"role": "user", "content": [{"type": "image", "image": "x"}]}, "content of type 'image'", ".content[0]"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "content of type 'input_audio'", ".content[0]"),
+        ({"role": "user", "content": [5]}, "must be a text", ".content[0]"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "must be an object with a name", ".tool_calls[0]"),
+        (said(tool_calls=[{"name": "f", "arguments": "{"}]), "must be a JSON object", ".tool_calls[0].arguments"),
+        (said(tool_calls=[{"name": "f", "arguments": [1]}]), "must be a JSON object", ".tool_calls[0].arguments"),
+        ({"type": "web_search_call"}, "unknown input item of type 'web_search_call'", ""),
+        ({"role": "user", "content": "\ud83d"}, "half of a surrogate pair", ""),
+        (said(tool_calls=[called({"a": "\ude00"})]), "half of a surrogate pair", ""),
+    ],
+)  # fmt: skip
+def test_a_message_that_cannot_be_read_is_told_by_its_field(message: Any, what: str, field: str) -> None:
+    with pytest.raises(DataError, match=re.escape(what)) as caught:
+        read_messages([{"role": "user", "content": "x"}, message], "f:7", "messages")
+    assert caught.value.where == f"f:7 field messages[1]{field}"
+
+
+def padded(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+NESTED = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (None, []),
+        ("", []),
+        ([], []),
+        ([NESTED], [NESTED]),
+        ([{"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}], [NESTED]),
+        ([{"name": "f", "parameters": SCHEMA, "description": None}], [NESTED]),
+        ({"function": {"name": "f", "parameters": json.dumps(SCHEMA)}}, [NESTED]),
+        ('[{"name": "f"}]', [{"type": "function", "function": {"name": "f"}}]),
+        (['{"name": "f"}'], [{"type": "function", "function": {"name": "f"}}]),
+        ([padded({"city": {"type": "string", "default": None, "enum": None}, "a": None})],
+         [padded({"city": {"type": "string", "default": None}})]),
+    ],
+)  # fmt: skip
+def test_tools_are_read(given: Any, read: list[Any]) -> None:
+    assert read_tools(given, "f:1", "tools") == read == read_tools(read, "f:1", "tools")
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ("look_up", "must be a list of tools"),
+        (5, "must be a list of tools"),
+        ([{}], "must be an object with a name"),
+        (["x"], "must be an object with a name"),
+        ([{"type": "web_search"}], "tools of type 'web_search'"),
+        ([{"type": "function", "function": {"name": ""}}], "must be an object with a name"),
+        ([{"name": "\ud83d"}], "half of a surrogate pair"),
+    ],
+)
+def test_tools_that_cannot_be_read_are_refused(given: Any, what: str) -> None:
+    with pytest.raises(DataError, match=re.escape(what)):
+        read_tools(given, "f:1", "tools")
+
+
+def test_a_message_as_plain_text_has_its_calls() -> None:
+    assert texts_of(said(content="x", tool_calls=[CALL])) == 'x\nf({"a": 1})'
+
+
+def test_padding_goes_at_every_depth_and_lists_keep_their_length() -> None:
+    assert unpadded({"a": None, "b": [{"c": None, "d": 0}, None]}) == {"b": [{"d": 0}, None]}
