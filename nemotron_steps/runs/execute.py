@@ -30,6 +30,7 @@ from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare
+from nemotron_steps.config.process_variables import of_launcher, variables_set
 from nemotron_steps.errors import (
     InterruptedRunError,
     RequestError,
@@ -113,6 +114,7 @@ def execute(
     with (
         storage_errors(folder.path),
         interruptible(ends_process) as interrupt,
+        variables_set(of_launcher()),
         hold(folder.lock, {"run": folder.id}, lambda holder: _refuse_running(folder.id, holder)),
     ):
         started = time.monotonic()
