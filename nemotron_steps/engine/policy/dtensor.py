@@ -283,7 +283,8 @@ class DTensorPolicy:
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""
         if dist.get_rank() == 0:
-            save_hf_checkpoint(path, self.weights(), self.source_folder)
+            ignored = tuple(self.model.hf._keys_to_ignore_on_load_unexpected or ())
+            save_hf_checkpoint(path, self.weights(), self.source_folder, ignored=ignored)
         else:
             for _ in self.weights():
                 pass

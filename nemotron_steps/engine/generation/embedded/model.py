@@ -88,9 +88,6 @@ class EmbeddedModel(CachedModel):
             queries=self.queries_per_lane,
         )
 
-    def _is_unused(self, name: str) -> bool:
-        return name == "lm_head.weight" and self.architecture.tied_embeddings
-
     def _name_slots(self) -> dict[str, Slot]:
         a, queries = self.architecture, self.queries_per_lane
         kv_heads, dim = a.num_key_value_heads, a.head_dim
