@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-
 _LAUNCHER = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|NODE_RANK|ROLE_NAME|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC|OMPI_COMM_WORLD|PMI|PMIX)_.*"

@@ -108,8 +108,8 @@ class WeightReader:
         made = [inverse_frequencies(each)[0] for each in (architecture, replace(architecture, rope_scaling=None))]
         for name in angles:
             stored = self._handles.pop(name).get_tensor(name).float()
-            # They may have been stored in 16 bits.
-            if not any(stored.shape == own.shape and torch.allclose(stored, own, rtol=2**-7, atol=1e-7) for own in made):
+            near = {"rtol": 2**-7, "atol": 1e-7}  # they may have been stored in 16 bits
+            if not any(stored.shape == own.shape and torch.allclose(stored, own, **near) for own in made):
                 raise ArtifactError(
                     f"the tensor {name} holds other rotary frequencies than config.json says",
                     where=str(path),

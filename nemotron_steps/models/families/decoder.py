@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nemotron_steps.config.families import ROPE_TYPES
 from nemotron_steps.config.model_sizes import LARGEST, LISTED
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
 from nemotron_steps.models.families.config_values import ConfigValues, written
 from nemotron_steps.models.mapping import Layout, Parameter
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 CARRIED = ""
 _QK_NORM = ("qwen3", "qwen3_moe")
 _ROPE_BESIDES = {"rope_theta", "type", "partial_rotary_factor"}
