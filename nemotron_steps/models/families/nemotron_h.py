@@ -52,8 +52,8 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         hidden_size=values.count("hidden_size"),
         num_layers=len(pattern),
         num_attention_heads=heads,
-        num_key_value_heads=values.count("num_key_value_heads", default=heads),
-        # Not hidden_size / num_attention_heads: where a file says nothing, transformers takes 128.
+        # Where a file says nothing, transformers takes 8 key-value heads (for null, one a query head), and a width of 128.
+        num_key_value_heads=values.count("num_key_value_heads", default=heads if "num_key_value_heads" in config else 8),
         head_dim=values.count("head_dim", "attention_head_dim", default=128),
         ffn_hidden_size=values.count("intermediate_size", least=int("-" in pattern)),
         vocab_size=values.count("vocab_size"),
