@@ -87,7 +87,6 @@ class WeightReader:
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor
 
-
     def _leave_out_redundant(self) -> None:
         import torch
 
@@ -122,7 +121,7 @@ class WeightReader:
 def two_for_one(config: Path) -> ArtifactError:
     """The refusal of weights with an output layer of their own where config.json says that there is none: transformers
     would use it, vLLM would not, and whoever reads what is made of them would do as the one or the other."""
-    edited = "s/\"tie_word_embeddings\": *true/\"tie_word_embeddings\": false/"
+    edited = 's/"tie_word_embeddings": *true/"tie_word_embeddings": false/'
     return ArtifactError(
         f"config.json says tie_word_embeddings: true, but {HEAD} and {EMBEDDING} differ",
         where=str(config),

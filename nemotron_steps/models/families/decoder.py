@@ -20,7 +20,7 @@ _ABSENT = {
     "num_key_value_heads": {"qwen2": 32, "qwen3": 32, "qwen3_moe": 4},
     "head_dim": {"qwen3": 128},
 }
-"""What transformers takes where config.json has no such key; for null, and in other families, it follows from others."""
+"""What transformers takes where config.json has no such key; for null, and in other families, it works it out."""
 _SCALED = {"linear": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 """Rotary scaling → parameters that it does not go without."""
 _ROPE_BESIDES = {"rope_theta", "type", "partial_rotary_factor"}

@@ -3,6 +3,7 @@ and rotary scaling, packed and padded, or a refusal."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import UnsupportedError
 from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
 from tests.models.checkpoints import LLAMA3, SIZES, YARN, write_tokenizer
+from tests.models.defaults import REQUIRED
 
 _THETA = {"rope_theta": 10000.0}
 ROPES: dict[str, dict[str, Any]] = {
@@ -103,3 +105,34 @@ def test_a_row_is_the_same_alone_together_packed_and_padded(family, own, rope, t
         if rope in VARYING:  # whatever the config said
             with pytest.raises(UnsupportedError, match="would change the rows beside them"):
                 of_hf.logprobs(batch)
+
+
+@pytest.mark.parametrize("family", REQUIRED)
+def test_logprobs_at_transformers_defaults_are_within_what_the_docs_say(family: str, tmp_path) -> None:
+    """docs/models.md: 1e-5, and for nemotron_h 5e-3 of transformers as it is, which holds time steps up."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    bare = {"model_type": family, **REQUIRED[family]}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**bare), dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("dt_bias", "bias")):
+            torch.nn.init.normal_(parameter, mean=-4.0 if name.endswith("dt_bias") else 0.0, std=1.0)
+        elif parameter.dim() > 1 and "conv1d" not in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(bare))
+    write_tokenizer(tmp_path)
+    batch = grouped_batch(prompts=((20, 2), (5, 1), (7, 1)))
+    with torch.no_grad():
+        expected = hf_token_logprobs(model, batch)
+        as_it_is = expected
+        if family == "nemotron_h":
+            for layer in model.model.layers:
+                layer.mixer.time_step_limit = model.config.time_step_limit
+            expected = hf_token_logprobs(model, batch)
+            assert not torch.allclose(as_it_is, expected, atol=1e-5, rtol=0)
+    for kind, settings in ((MegatronPolicy, {}), (DTensorPolicy, {"dtensor_cfg": {"enabled": True}})):
+        found = kind(policy_config(**settings), tmp_path, rl_loss()).logprobs(batch)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found, as_it_is, atol=5e-3, rtol=0)
