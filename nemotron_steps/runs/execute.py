@@ -40,6 +40,7 @@ from nemotron_steps.errors import (
     StorageError,
 )
 from nemotron_steps.errors.plugins import noted
+from nemotron_steps.errors.stopping import stop_if_asked
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
@@ -217,6 +218,7 @@ class _Run:
     def step(self, planned: PlannedStep) -> None:
         """Do one step: reuse, continue or execute it."""
         try:
+            stop_if_asked()
             result = self._do(planned)
         except StepsError as error:
             self._journal_failure(planned, error)
