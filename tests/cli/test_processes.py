@@ -138,10 +138,10 @@ def test_a_signal_while_a_run_starts_ends_it_whatever_is_being_imported(
 ) -> None:
     """Before this program has begun to look, Python ends itself."""
     codes = set()
-    for moment in range(1, 13):
+    for moment in range(1, 7):
         command = [*STEPS.split(), "run", "toy/train", "-c", "tiny", "steps=600", "seconds_per_step=0.1"]
         process = subprocess.Popen(command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        time.sleep(0.06 * moment)
+        time.sleep(0.12 * moment)
         process.send_signal(number)
         said, _ = process.communicate(timeout=30)
         assert process.returncode in (130, -number), said
@@ -167,12 +167,9 @@ def test_a_worker_that_hears_no_signal_is_ended_after_the_second(workplace: Path
     )
     assert process.stdout is not None and process.stdout.readline() == "deaf\n"
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.7)
+    time.sleep(1.5)
     assert process.poll() is None
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.7)
+    process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130 and "ended by SIGTERM" in said
 
