@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +108,9 @@ class WeightReader:
         made = [inverse_frequencies(each)[0] for each in (architecture, replace(architecture, rope_scaling=None))]
         for name in angles:
             stored = self._handles.pop(name).get_tensor(name).float()
-            near = {"rtol": 2**-7, "atol": 1e-7}  # they may have been stored in 16 bits
-            if not any(stored.shape == own.shape and torch.allclose(stored, own, **near) for own in made):
+            # It may have been stored in 16 bits.
+            near = partial(torch.allclose, stored, rtol=2**-7, atol=1e-7)
+            if not any(stored.shape == own.shape and near(own) for own in made):
                 raise ArtifactError(
                     f"the tensor {name} holds other rotary frequencies than config.json says",
                     where=str(path),

@@ -67,10 +67,10 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a run draws its own
-    hf: Any
-    hf, loaded = AutoModelForCausalLM.from_pretrained(
+    read: Any = AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True, output_loading_info=True
     )
+    hf, loaded = read
     _check_tensors(hf, loaded, folder)
     noise = ("dropout", "pdrop", "jitter")
     dropouts = {k: v for k, v in hf.config.to_dict().items() if any(kind in k for kind in noise) and v}
