@@ -79,6 +79,7 @@ def test_a_quantised_judge_is_served_by_vllm_alone() -> None:
 
 
 _DTENSOR = {"policy.dtensor_cfg.enabled": True, "policy.max_total_sequence_length": 64}
+_PHI = {"model_type": "phi3", "rope_type": "longrope", "fixed_positions": 64}
 _GENERATED = "policy.generation.backend"
 _OTHER = "--input model=PATH   # a model with one of these"
 
@@ -88,11 +89,12 @@ _OTHER = "--input model=PATH   # a model with one of these"
     [
         (POLICY, {}, {"rope_type": "yarn"}, None),
         (POLICY, {}, {"rope_type": "dynamic"}, _OTHER),
-        (POLICY, _DTENSOR, {"rope_type": "dynamic", "fixed_positions": 64}, None),
-        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, {"rope_type": "dynamic", "fixed_positions": 64}, _OTHER),
-        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, {"rope_type": "longrope", "fixed_positions": 64}, None),
-        (POLICY, {**_DTENSOR, _GENERATED: "embedded"}, {"rope_type": "longrope", "fixed_positions": 64}, _OTHER),
-        (POLICY, _DTENSOR, {"fixed_positions": 63}, "policy.max_total_sequence_length=63"),
+        (POLICY, _DTENSOR, {"rope_type": "dynamic", "fixed_positions": 64}, _OTHER),
+        (POLICY, _DTENSOR, {**_PHI, "rope_type": "dynamic"}, None),
+        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, {**_PHI, "rope_type": "dynamic"}, _OTHER),
+        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, _PHI, None),
+        (POLICY, {**_DTENSOR, _GENERATED: "embedded"}, _PHI, _OTHER),
+        (POLICY, _DTENSOR, {**_PHI, "fixed_positions": 63}, "policy.max_total_sequence_length=63"),
         ("model", {"generation.backend": "embedded"}, {"rope_type": "longrope"}, _OTHER),
         ("model", {"generation.backend": "vllm"}, {"rope_type": "longrope"}, None),
         ("model", {"generation.backend": "embedded"}, {"model_type": "qwen3_moe"}, "generation.backend=vllm"),
