@@ -15,6 +15,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.chat_templates import chat_template, roles_written
 from nemotron_steps.artifacts.confinement import require_relative
+from nemotron_steps.config.families import rope_type
 from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
 from nemotron_steps.config.model_sizes import LARGEST
 from nemotron_steps.errors import ArtifactError, fetch_again
@@ -187,8 +188,8 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim,
     vocab_size, intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads,
     mamba_groups, bounded_time_steps, mtp_layers, shape (what memory depends on, as config.json has it),
-    sequence_length, tokenizer (digest), tokenizer_size, chat_template (digest), chat_roles, has_end_token, quantised
-    (how) where known.
+    sequence_length, rope_type and fixed_positions (of scaled positions), tokenizer (digest), tokenizer_size,
+    chat_template (digest), chat_roles, has_end_token, quantised (how) where known.
     """
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -225,6 +226,9 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     attributes["shape"] = {key: text[key] for key in _SHAPE if isinstance(text.get(key), int | str | list)}
     if type(text.get("max_position_embeddings")) is int:
         attributes["sequence_length"] = _positions(text)
+    rope, fixed = rope_type(text)
+    attributes |= {"rope_type": rope} if rope != "default" else {}
+    attributes |= {"fixed_positions": fixed} if fixed is not None else {}
     attributes["tokenizer"] = tokenizer_digest(folder)
     tokens = _tokenizer_size(folder)
     if tokens is not None:

@@ -138,9 +138,13 @@ def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageE
 
 
 def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, as_json: bool) -> int:
+    from nemotron_steps.runs.interrupts import interruptible
+
+    asked: dict[str, str] = {}
     try:
         try:
-            code = action()
+            with interruptible(tells=False) as asked:
+                code = action()
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1
         sys.stdout.flush()
@@ -155,6 +159,8 @@ def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, 
         from nemotron_steps.cli.errors import exit_code, report
         from nemotron_steps.config.redaction import masking
 
+        if "signal" in asked and exit_code(error) != exit_code(KeyboardInterrupt()):
+            error = KeyboardInterrupt()  # what it became
         if isinstance(error, OSError) and (unwritten := _unwritten(error)) is not None:
             error, as_json = unwritten, as_json and unwritten.where is None
         with masking(secrets_apart(arguments)):

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 from nemotron_steps.cli.pipes import Relay
+from nemotron_steps.errors.stopping import SAME_S
 
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80
 """si_code of a signal from the terminal's driver, which sends it to every process of the foreground group."""
+_UNHEARD_S = 5.0
 _HANDED_ON = {signal.SIGINT, signal.SIGTERM}
 
 _channel: int | None = None
@@ -90,11 +94,24 @@ def _said(told: int) -> dict[str, Any]:
 
 
 def _wait(worker: int, signals: set[signal.Signals]) -> int:
-    """Wait for the working process, handing on signals; returns its wait status."""
+    """Wait for the working process, handing on signals; returns its wait status.
+
+    One that waits in a library sees no signal: it is ended if a second one, which should end it at once, does not.
+    """
+    first, last, ends = 0.0, 0, math.inf
     while True:
-        info = signal.sigwaitinfo(signals)
-        if info.si_signo in _HANDED_ON and info.si_code != _SI_KERNEL:
-            os.kill(worker, info.si_signo)
+        left = ends - time.monotonic()
+        info = signal.sigtimedwait(signals, max(left, 0.0)) if ends < math.inf else signal.sigwaitinfo(signals)
+        if info is None:
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
+            return last
+        if info.si_signo in _HANDED_ON:
+            first, last = first or time.monotonic(), info.si_signo
+            if time.monotonic() - first > SAME_S:
+                ends = min(ends, time.monotonic() + _UNHEARD_S)
+            if info.si_code != _SI_KERNEL:
+                os.kill(worker, info.si_signo)
         ended, status = os.waitpid(worker, os.WNOHANG)
         if ended:
             return status

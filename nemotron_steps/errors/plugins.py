@@ -16,6 +16,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
+from nemotron_steps.errors.stopping import stop_if_asked, was_asked
+
 _LONG_S = 10.0
 """After how long an import is said to go on."""
 _OWN = __name__.partition(".")[0]
@@ -43,11 +45,16 @@ def load_object(reference: str) -> Any:
         with redirect_stdout(sys.stderr), _named_if_long(module_name):
             found: Any = import_module(module_name)
     except ModuleNotFoundError as error:
+        if was_asked():
+            raise KeyboardInterrupt from error
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise PluginImportError(reference, error) from error
     except (Exception, SystemExit) as error:
+        if was_asked():
+            raise KeyboardInterrupt from error
         raise PluginImportError(reference, error) from error
+    stop_if_asked()
     for part in name.split("."):
         found = getattr(found, part)
     return found

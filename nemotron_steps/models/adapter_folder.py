@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
     from nemotron_steps.config.schema.peft import AdapterConfig
 
+_SAYS_NOTHING = {
+    *("peft_type", "task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
+    *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "exclude_modules"),
+    *("layers_to_transform", "layers_pattern", "megatron_core", "megatron_config", "qalora_group_size", "eva_config"),
+}
+"""Keys of PEFT's LoraConfig that are read here, or change nothing of a trained adapter. Others do where they are set:
+whole layers beside it, several ranks, biases, repeated layers, a base that was changed (PiSSA, OLoRA, CorDA)."""
+_PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal", "eva")}
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
 
 
@@ -225,24 +233,21 @@ def merge_adapter(adapter: str | Path, base: str | Path | None, target: str | Pa
 
 
 def _refuse_more(settings: dict[str, Any], where: Path) -> None:
-    unlike = {
-        "peft_type": settings.get("peft_type") != "LORA",
-        "use_dora": bool(settings.get("use_dora")),
-        "bias": settings.get("bias", "none") != "none",
-        "fan_in_fan_out": bool(settings.get("fan_in_fan_out")),
-        "modules_to_save": bool(settings.get("modules_to_save")),
-        "rank_pattern": bool(settings.get("rank_pattern")),
-        "alpha_pattern": bool(settings.get("alpha_pattern")),
+    more = {
+        key: value
+        for key, value in settings.items()
+        if value and key not in _SAYS_NOTHING and value not in _PLAIN.get(key, ())
     }
-    for key, broken in unlike.items():
-        if broken:
-            raise UnsupportedError(
-                "the adapter is more than one low-rank sum a projection",
-                where=str(where),
-                expected="a plain LoRA adapter of one rank",
-                found=f"{key}: {settings.get(key)}",
-                hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
-            )
+    if settings.get("peft_type") != "LORA":
+        more["peft_type"] = settings.get("peft_type")
+    if more:
+        raise UnsupportedError(
+            "the adapter is more than one low-rank sum a projection",
+            where=str(where),
+            expected="a plain LoRA adapter of one rank",
+            found="; ".join(f"{key}: {value}" for key, value in more.items()),
+            hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -6,23 +6,28 @@ Weights are only ever read from safetensors, never from pickled `.bin` files. No
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.errors import ArtifactError, fetch_again
-from nemotron_steps.models.architecture import read_config
+from nemotron_steps.errors import ArtifactError, UnsupportedError, fetch_again
+from nemotron_steps.models.architecture import Architecture, read_config
 from nemotron_steps.models.families import module_of
 from nemotron_steps.models.initialize import as_umask_says, copy_tokenizer
-from nemotron_steps.models.mapping import in_precision
+from nemotron_steps.models.mapping import HEAD, in_precision
+from nemotron_steps.models.rope import inverse_frequencies
 
 if TYPE_CHECKING:
     import torch
 
+EMBEDDING = "model.embed_tokens.weight"
 _INDEX = "model.safetensors.index.json"
 CARRIED = "carried.safetensors"
 """Of a Megatron checkpoint's `hf` folder; see `carried_tensors`."""
@@ -32,7 +37,10 @@ MAX_SHARD_BYTES = 5_000_000_000
 class WeightReader:
     """Reads the tensors of a safetensors checkpoint by name, opening each shard once.
 
-    Raises ArtifactError when the folder has no safetensors weights.
+    A tensor that models make of others, a tied output layer or rotary frequencies, is not among them: it is what they
+    make.
+
+    Raises ArtifactError when the folder has no safetensors weights, or such a tensor is another one.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -69,6 +77,7 @@ class WeightReader:
                     raise in_two_files(key, self.folder, file_of[key], name)
                 file_of[key] = name
                 self._handles[key] = handle
+        self._leave_out_redundant()
 
     def names(self) -> set[str]:
         """Names of every tensor in the checkpoint."""
@@ -78,6 +87,50 @@ class WeightReader:
         """One tensor. KeyError if there is none of that name."""
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor
+
+    def _leave_out_redundant(self) -> None:
+        import torch
+
+        path = self.folder / "config.json"
+        config = read_config(path) if path.is_file() else {}  # an adapter has none
+        if self._handles.keys() >= {HEAD, EMBEDDING} and config.get("tie_word_embeddings") is True:
+            if not torch.equal(self(HEAD).float(), self(EMBEDDING).float()):
+                raise two_for_one(path)
+            del self._handles[HEAD]
+        angles = [name for name in self._handles if name.endswith("rotary_emb.inv_freq")]
+        if config.get("model_type") not in FAMILIES or not angles:
+            return
+        try:
+            architecture = Architecture.from_config(config, where=str(path))
+        except UnsupportedError:
+            return  # only libraries read this model
+        # Files from before there was a scaling in them have the frequencies without it.
+        made = [inverse_frequencies(each)[0] for each in (architecture, replace(architecture, rope_scaling=None))]
+        for name in angles:
+            stored = self._handles.pop(name).get_tensor(name).float()
+            # It may have been stored in 16 bits.
+            near = partial(torch.allclose, stored, rtol=2**-7, atol=1e-7)
+            if not any(stored.shape == own.shape and near(own) for own in made):
+                raise ArtifactError(
+                    f"the tensor {name} holds other rotary frequencies than config.json says",
+                    where=str(path),
+                    expected=f"rope_theta {architecture.rope_theta:g}, scaled as rope_parameters say",
+                    found=f"{stored.flatten()[:3].tolist()} …",
+                    hints=fetch_again(self.folder, path),
+                )
+
+
+def two_for_one(config: Path) -> ArtifactError:
+    """The refusal of weights with an output layer of their own where config.json says that there is none: transformers
+    would use it, vLLM would not, and whoever reads what is made of them would do as the one or the other."""
+    edited = 's/"tie_word_embeddings": *true/"tie_word_embeddings": false/'
+    return ArtifactError(
+        f"config.json says tie_word_embeddings: true, but {HEAD} and {EMBEDDING} differ",
+        where=str(config),
+        expected="tie_word_embeddings: false where the output layer has weights of its own",
+        found="true",
+        hints=(f"sed -i '{edited}' {shlex.quote(str(config))}   # uses both, as transformers does",),
+    )
 
 
 def in_two_files(name: str, folder: Path, first: str, second: str) -> ArtifactError:
@@ -149,18 +202,22 @@ def load_hf_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     return {name: reader(name) for name in sorted(reader.names())}
 
 
-def save_hf_checkpoint(target: str | Path, weights: Iterable[tuple[str, torch.Tensor]], source: str | Path) -> None:
+def save_hf_checkpoint(
+    target: str | Path, weights: Iterable[tuple[str, torch.Tensor]], source: str | Path, *, ignored: Sequence[str] = ()
+) -> None:
     """Write a Hugging Face checkpoint: the weights, and config.json, tokenizer and carried tensors of `source`.
 
     Args:
         target: an existing or new folder; files of the same name are replaced.
         weights: Hugging Face-named tensors, one at a time; written in shards of at most 5 GB, each in its own type.
         source: folder whose config.json and tokenizer travel along.
+        ignored: patterns of names of tensors that transformers leaves in `source`; those that are no weights travel
+            along.
     """
     target, source = Path(target), Path(source)
     target.mkdir(parents=True, exist_ok=True)
     _copy_files(source, target)
-    shards = _write_shards(target, _with_carried(weights, source))
+    shards = _write_shards(target, _with_carried(weights, source, ignored))
     numbers = sum((shard.numbers for shard in shards), start=Counter())
     if numbers:
         # Of most of them: a few tensors stay float32 in models that are not.
@@ -199,25 +256,27 @@ def copy_model_files(source: Path, target: Path, *, carries: bool = True, precis
         as_umask_says(target / CARRIED)
 
 
-def carried_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def carried_tensors(folder: Path, ignored: Sequence[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that a policy has only if it trains them, those of multi-token prediction, in the type they are saved in.
 
     Args:
         folder: of a Hugging Face checkpoint, where they are among the weights; or a Megatron checkpoint's `hf`, where
             they have a file of their own, unless they were trained: then they are among the weights beside it.
+        ignored: patterns of their names, of a family that only transformers knows.
     """
     family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
     prefix = module_of(family.name).CARRIED if family is not None else ""
+    names = re.compile(f"^{re.escape(prefix)}" if family is not None else "|".join(ignored))
     if prefix and folder.name == "hf" and not (folder / CARRIED).is_file():
         from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint, trained_mtp
 
         if is_megatron_checkpoint(folder.parent):  # a hub folder may have that name, too
             yield from trained_mtp(folder.parent)
             return
-    if prefix and any(folder.glob("*.safetensors")):
+    if names.pattern not in ("", "^") and any(folder.glob("*.safetensors")):
         reader = WeightReader(folder)
         for name in sorted(reader.names()):
-            if name.startswith(prefix):
+            if names.search(name):
                 yield name, reader(name)
 
 
@@ -232,13 +291,15 @@ def _copy_files(source: Path, target: Path) -> None:
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _with_carried(weights: Iterable[tuple[str, torch.Tensor]], source: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _with_carried(
+    weights: Iterable[tuple[str, torch.Tensor]], source: Path, ignored: Sequence[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights, then what `source` carries beside them."""
     written = set()
     for name, tensor in weights:
         written.add(name)
         yield name, tensor
-    for name, tensor in carried_tensors(source):
+    for name, tensor in carried_tensors(source, ignored):
         if name not in written:
             yield name, tensor
 

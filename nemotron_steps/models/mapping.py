@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_UNUSED = ("lm_head.weight", "rotary_emb.inv_freq")
-"""Ends of names of tensors that some checkpoints have and models make from others: a tied output layer, angles."""
-
+HEAD = "lm_head.weight"
 EXACT = (".expert_bias", ".e_score_correction_bias", ".A_log", ".D", ".dt_bias")
 """Ends of names, in either world, of tensors that stay float32 whatever the rest of the model is in."""
 
@@ -229,6 +227,12 @@ def to_megatron(
         yield parameter, merge(parameter, tensors, architecture)
 
 
+def may_be_redundant(name: str, architecture: Architecture) -> bool:
+    """Whether a checkpoint may have a tensor of this name that the model makes of others: a tied output layer, rotary
+    frequencies. WeightReader compares it with what the model makes."""
+    return name.endswith("rotary_emb.inv_freq") or (name == HEAD and architecture.tied_embeddings)
+
+
 @dataclass(frozen=True)
 class Stored:
     """What a file says of one of its tensors; `is_plain`: its numbers are floats of two bytes or more."""
@@ -299,7 +303,7 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
     extra = sorted(
         name
         for name in names.difference(known)
-        if not (carried and name.startswith(carried)) and not name.endswith(_UNUSED)
+        if not (carried and name.startswith(carried)) and not may_be_redundant(name, architecture)
     )
     if extra:
         raise ArtifactError(

@@ -6,7 +6,7 @@ parallel layout loads them and `convert/*` needs no model. Optimizer state is en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -175,7 +175,7 @@ def load_megatron_weights(folder: str | Path, architecture: Architecture) -> dic
 
     load_megatron_core()
     ensure_process_group()
-    stored = read_metadata(folder).state_dict_metadata
+    stored = stored_tensors(folder, architecture)
     state = {}
     for parameter in parameters(architecture):
         key = sharded_key(parameter, architecture)
@@ -189,6 +189,31 @@ def load_megatron_weights(folder: str | Path, architecture: Architecture) -> dic
         state[parameter.name] = sharded_tensors(parameter, empty, architecture)
     loaded = load_sharded({_PREFIX: state}, folder)[_PREFIX]
     return {p.name: join(p, loaded[p.name]) for p in parameters(architecture) if p.name in loaded}
+
+
+def stored_tensors(folder: str | Path, architecture: Architecture) -> Mapping[str, Any]:
+    """What the weights of a Megatron checkpoint say of each tensor, by key. ArtifactError for one that the model has no
+    place for; optimizer states and what multi-token prediction has may stay unread."""
+    stored: Mapping[str, Any] = read_metadata(folder).state_dict_metadata
+    known = {
+        f"{sharded_key(p, architecture)}{f'.{part}' if part else ''}"
+        for p in parameters(architecture)
+        for part in ([name for name, _ in p.parts] or [""])
+    }
+    unread = ("optimizer.", "" if architecture.trains_mtp else "mtp.")
+    extra = sorted(
+        key
+        for key, entry in stored.items()
+        if hasattr(entry, "size") and key not in known and not any(start and key.startswith(start) for start in unread)
+    )
+    if extra:
+        raise ArtifactError(
+            f"the checkpoint has a tensor that this model has no place for: {extra[0]}",
+            where=str(folder),
+            expected="the tensors that hf/config.json says, and no more",
+            found=f"{len(extra)} more",
+        )
+    return stored
 
 
 def trained_mtp(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -7,7 +7,6 @@ first keeps the import about three times shorter and lets the same modules build
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -83,10 +82,10 @@ def on_available_device() -> Iterator[None]:
 
 
 def ensure_process_group() -> None:
-    """Initialise torch.distributed unless it already is.
+    """Initialise torch.distributed unless it already is, as ranks of a group have done (placement/rank_group.py).
 
-    Under a launcher (WORLD_SIZE > 1 in the environment) the launcher's rendezvous is used. Alone, a one-rank group
-    over an in-memory store: no port is opened, and the process leaves it as it ends, or NCCL warns of it.
+    A group of this process alone, over an in-memory store: no port is opened, and variables of a launcher that the
+    process inherited say nothing. The process leaves it as it ends, or NCCL warns of it.
     """
     import torch
     import torch.distributed as dist
@@ -94,11 +93,6 @@ def ensure_process_group() -> None:
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group(backend)
-        return
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     atexit.register(_leave_process_group)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.limits import POLICY, beyond, lengths_of, template_file
 from nemotron_steps.config.layout.memory.devices import StepMemory
@@ -185,6 +185,16 @@ def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
                 expected=expected,
                 found=found,
                 hints=(_published(source),),
+            )
+        rope = recorded.get("rope_type", "default")
+        converts = "checkpoint_megatron" in (made.type for made in subject.manifest.produces)
+        if converts and rope not in ROPE_TYPES and port not in (name for _, name, _ in subject.models):
+            yield ModelLimitProblem(
+                f"the rotary scaling of {source.ref} is not computed here",
+                chain=(source.ref, f"{subject.key}.{port}"),
+                expected=f"rope_type {' | '.join(ROPE_TYPES)}",
+                found=rope,
+                hints=(f"--input {port}=PATH   # a model with one of these",),
             )
 
 

@@ -30,6 +30,7 @@ from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare
+from nemotron_steps.config.process_variables import of_launcher, variables_set
 from nemotron_steps.errors import (
     InterruptedRunError,
     RequestError,
@@ -39,6 +40,7 @@ from nemotron_steps.errors import (
     StorageError,
 )
 from nemotron_steps.errors.plugins import noted
+from nemotron_steps.errors.stopping import stop_if_asked
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
@@ -113,6 +115,7 @@ def execute(
     with (
         storage_errors(folder.path),
         interruptible(ends_process) as interrupt,
+        variables_set(of_launcher()),
         hold(folder.lock, {"run": folder.id}, lambda holder: _refuse_running(folder.id, holder)),
     ):
         started = time.monotonic()
@@ -215,6 +218,7 @@ class _Run:
     def step(self, planned: PlannedStep) -> None:
         """Do one step: reuse, continue or execute it."""
         try:
+            stop_if_asked()
             result = self._do(planned)
         except StepsError as error:
             self._journal_failure(planned, error)

@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SAME_S = 0.5
+from nemotron_steps.errors.stopping import SAME_S, asked, stop_if_asked, was_asked
 
 
 @contextmanager
-def interruptible(ends_process: bool = True) -> Iterator[dict[str, str]]:
-    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM; a later one ends the process at once.
+def interruptible(ends_process: bool = True, *, tells: bool = True) -> Iterator[dict[str, str]]:
+    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM, or one that came before; a later one ends the process at
+    once.
 
     Args:
+        tells: say on a terminal what a second Ctrl-C does.
         ends_process: False where the process is not the run's, as a notebook's kernel: a later SIGINT is another
             KeyboardInterrupt, and what unwinds is cut short.
 
@@ -38,7 +40,7 @@ def interruptible(ends_process: bool = True) -> Iterator[dict[str, str]]:
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal first
         if "signal" in seen:
-            if time.monotonic() - first > _SAME_S:
+            if time.monotonic() - first > SAME_S:
                 if number == signal.SIGINT and not ends_process:
                     first = time.monotonic()
                     raise KeyboardInterrupt
@@ -48,22 +50,28 @@ def interruptible(ends_process: bool = True) -> Iterator[dict[str, str]]:
         first = time.monotonic()
         seen["signal"] = signal.Signals(number).name
         _hush_asyncio()
-        if number == signal.SIGINT and os.isatty(2):
+        if tells and number == signal.SIGINT and os.isatty(2):
             # Unwinding may take a while. Not through `sys.stderr`, which may be in the middle of a write.
             does = b"ends it at once" if ends_process else b"does not wait for it"
             os.write(2, b"\nstopping; a second Ctrl-C " + does + b"\n")
         raise KeyboardInterrupt
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    asked.append(seen)
     try:
+        stop_if_asked()
         yield seen
     finally:
+        asked.pop()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """Whether an interrupt is behind an error: an event loop that cannot be closed under it raises one of its own."""
+    """Whether an interrupt is behind an error: an event loop that cannot be closed under it raises one of its own, and
+    so does a module that is being imported."""
+    if was_asked():
+        return True
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.errors.stopping import stop_if_asked
 
 Record = dict[str, Any]
 FILES = {"metrics": "metrics", "sample": "samples", "groups": "groups"}
@@ -78,7 +79,8 @@ class Tracker:
             self._files = {name: JsonLines(folder / f"{name}.jsonl") for name in (*FILES.values(), "events")}
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Numbers of one training step; `step` is its index."""
+        """Numbers of one training step; `step` is its index. KeyboardInterrupt where the run was asked to stop."""
+        stop_if_asked()
         self._emit("metrics", {"index": int(step), "values": dict(values)})
 
     def sample(self, sample: Mapping[str, Any]) -> None:

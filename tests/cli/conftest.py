@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEPS_HOME", str(folder / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("PYTHONPATH", str(TOY_PACK))
+    monkeypatch.setenv("PYTHONPATH", str(TOY_PACK), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(TOY_PACK))
     forget_new_packages(monkeypatch)
     monkeypatch.delenv("TOY_JUDGE", raising=False)

@@ -132,6 +132,48 @@ def test_signals_reach_the_process_that_works(workplace: Path, number: signal.Si
     assert latest(workplace).status == "interrupted"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_run_starts_ends_it_whatever_is_being_imported(
+    workplace: Path, number: signal.Signals
+) -> None:
+    """Before this program has begun to look, Python ends itself."""
+    codes = set()
+    for moment in range(1, 7):
+        command = [*STEPS.split(), "run", "toy/train", "-c", "tiny", "steps=600", "seconds_per_step=0.1"]
+        process = subprocess.Popen(command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        time.sleep(0.12 * moment)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=30)
+        assert process.returncode in (130, -number), said
+        assert "cannot be imported" not in said and "internal error" not in said
+        codes.add(process.returncode)
+    assert 130 in codes
+
+
+def test_a_worker_that_hears_no_signal_is_ended_after_the_second(workplace: Path) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "from nemotron_steps.cli import supervise\n"
+        "def work():\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+        "    print('deaf', flush=True)\n"
+        "    time.sleep(60)\n"
+        "    return 0\n"
+        "supervise._UNHEARD_S = 0.5\n"
+        "sys.exit(supervise.supervise(work, as_json=False))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "deaf\n"
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and "ended by SIGTERM" in said
+
+
 def test_a_caller_that_ignores_its_children_is_no_trap(workplace: Path) -> None:
     assert shell(f"trap '' CHLD; exec {STEPS} run toy/make", workplace).returncode == 0
 

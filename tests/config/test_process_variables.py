@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from nemotron_steps.config.process_variables import variables_set
+from nemotron_steps.config.process_variables import of_launcher, variables_set
 
 
 def test_variables_are_as_before_however_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +17,14 @@ def test_variables_are_as_before_however_it_ends(monkeypatch: pytest.MonkeyPatch
         del os.environ["NEW"]
         raise KeyError
     assert os.environ["KEPT"] == "before" and "NEW" not in os.environ
+
+
+def test_variables_of_a_launcher_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_NAME", "NODE_RANK")
+    own += ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_ID")
+    for name in (*own, "RANKING", "MY_RANK", "SLURM_PROCID", "LOCAL_CACHE", "MASTER_KEY"):
+        monkeypatch.setenv(name, "1")
+    assert set(of_launcher()) == set(own)
+    with variables_set(of_launcher()):
+        assert not of_launcher() and os.environ["SLURM_PROCID"] == "1"
+    assert os.environ["RANK"] == "1"

@@ -127,3 +127,18 @@ def test_an_interrupt_names_the_module_its_package_and_the_line(
         load_object("toy_plugin:a")
     assert noted(caught.value) == f" while toy_plugin, of package toy-plugin, was imported ({path}:2)"
     assert noted(KeyboardInterrupt()) == ""
+
+
+@pytest.mark.parametrize("becomes", ["pass", "raise ImportError", "raise ModuleNotFoundError(name='toy_plugin')"])
+def test_an_interrupt_that_a_module_swallows_or_makes_another_error_of_is_still_one(
+    becomes: str, written: Callable[..., Path]
+) -> None:
+    text = f"import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    {becomes}\na = 1\n"
+    written("toy_plugin", text)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        load_object("toy_plugin:a")
+    sys.modules.pop("toy_plugin", None)
+    text = text.replace("signal.raise_signal(signal.SIGINT)", "raise KeyboardInterrupt")
+    written("toy_plugin_alone", text)
+    if becomes == "pass":  # nobody asked
+        assert load_object("toy_plugin_alone:a") == 1

@@ -169,6 +169,10 @@ def test_pefts_own_folder_merges_where_the_base_is_said(adapter, base, tmp_path)
         ("modules_to_save", ["lm_head"]),
         ("rank_pattern", {"q_proj": 2}),
         ("alpha_pattern", {"q_proj": 2}),
+        ("layer_replication", [[0, 2], [1, 3]]),
+        ("init_lora_weights", "pissa"),
+        ("trainable_token_indices", [1, 2]),
+        ("a_key_of_a_later_peft", 1),
     ],
 )
 def test_more_than_a_low_rank_sum_is_refused(key, value, adapter):

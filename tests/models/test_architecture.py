@@ -50,11 +50,7 @@ def test_every_size_is_read_from_its_own_key() -> None:
     assert (found.mixtures, found.layer_kinds, found.is_hybrid) == ((), None, False)
 
 
-def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
-    left_out = ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "initializer_range")
-    found = read(**dict.fromkeys((*left_out, "rope_theta"), ...))
-    assert (found.num_key_value_heads, found.head_dim, found.norm_eps) == (8, 8, 1e-6)
-    assert (found.tied_embeddings, found.initializer_range, found.rope_theta) == (False, 0.02, 1e4)
+def test_what_attention_has_beside_its_projections_is_the_familys() -> None:
     assert [read(model_type=family).qkv_bias for family in ("llama", "qwen2", "qwen3")] == [False, True, False]
     assert [read(model_type=family).qk_norm for family in ("llama", "qwen2", "qwen3")] == [False, False, True]
 
@@ -134,7 +130,7 @@ def test_a_number_of_equal_layers_is_finite_and_above_zero(key: str) -> None:
         ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is larger"),
         ({**MOE, "num_experts": 2**31 - 1}, "num_experts is larger"),
         ({**MOE, "num_experts_per_tok": 5}, "as many experts"),
-        ({"head_dim": ..., "num_attention_heads": 128}, "no width"),
+        ({"head_dim": None, "num_attention_heads": 128}, "no width"),
         ({"layer_types": 3}, "layer_types is malformed"),
         ({"mlp_only_layers": "none"}, "mlp_only_layers is malformed"),
         ({"decoder_sparse_step": None}, "decoder_sparse_step"),
@@ -213,7 +209,8 @@ def test_null_stands_for_what_transformers_works_out_itself() -> None:
     found = read(**worked_out, rope_parameters=None, layer_types=None, mlp_only_layers=None)
     assert (found.num_key_value_heads, found.head_dim, found.rope_scaling) == (8, 8, None)
     absent = dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings"))
-    assert read(rope_scaling={"type": "yarn", **absent}) == read(rope_scaling={"type": "yarn"})
+    yarn = {"type": "yarn", "factor": 2.0}
+    assert read(rope_scaling={**yarn, **absent}) == read(rope_scaling=yarn)
 
 
 @pytest.mark.parametrize("text", ['{"hidden_size": ' + "1" * 5000 + "}", "[" * 100_000])
@@ -227,7 +224,7 @@ def test_a_config_beyond_what_json_is_read_to_is_refused(text: str, tmp_path: Pa
     ("scaling", "positions"),
     [
         (None, 512),
-        ({"rope_type": "llama3", "factor": 8.0}, 512),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 512),
         ({"rope_type": "linear", "factor": 2.0}, 1024),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 512),
@@ -243,8 +240,8 @@ def test_scaled_positions_reach_as_far_as_the_scaling_was_made_for(scaling: Any,
 
 def test_a_scaling_has_transformers_defaults_and_its_original_length() -> None:
     assert RopeScaling("yarn") == RopeScaling("yarn", 1.0, 1.0, 4.0, None, 32.0, 1.0, None, None, None, True)
-    assert read(rope_scaling={"rope_type": "linear"}).rope_scaling == RopeScaling(
-        "linear", original_max_position_embeddings=512
+    assert read(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_scaling == RopeScaling(
+        "linear", 2.0, original_max_position_embeddings=512
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -34,7 +35,7 @@ def test_without_cuda_its_questions_are_answered_for_the_cpu_only_while_it_asks(
     assert (torch.cuda.current_device, torch.cuda.synchronize) == before
 
 
-def test_a_process_leaves_the_group_it_began_as_it_ends() -> None:
+def test_a_process_leaves_the_group_it_began_as_it_ends_whatever_launcher_it_is_in() -> None:
     program = """
 import atexit
 import torch.distributed as dist
@@ -43,5 +44,8 @@ from nemotron_steps.models.megatron_core import ensure_process_group
 ensure_process_group()
 print(dist.is_initialized())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    launcher = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577"}
+    environment = {**os.environ, **launcher}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90, env=environment)
     assert done.stdout.split() == ["True", "False"]

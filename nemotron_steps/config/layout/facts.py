@@ -32,6 +32,8 @@ class ModelFacts:
         mamba_heads, mamba_groups: of a Mamba-2 layer; None without any.
         bounds_time_steps: whether time_step_limit bounds those of its Mamba-2 layers.
         positions: longest sequence that its position embedding was made for, scaling included.
+        rope_type: its rotary scaling.
+        fixed_positions: longest sequence up to which that is the same for every sequence; None: for any.
         mtp_layers: blocks of multi-token prediction that can be trained.
         has_chat_template: whether its tokenizer has one.
         has_end_token: whether its tokenizer has a token that ends an answer.
@@ -52,6 +54,8 @@ class ModelFacts:
     mamba_groups: int | None = None
     bounds_time_steps: bool = False
     positions: int | None = None
+    rope_type: str = "default"
+    fixed_positions: int | None = None
     mtp_layers: int | None = None
     has_chat_template: bool | None = None
     has_end_token: bool | None = None
@@ -154,6 +158,8 @@ class ModelFacts:
             mamba_groups=count("mamba_groups"),
             bounds_time_steps=attributes.get("bounded_time_steps") is True,
             positions=count("sequence_length"),
+            rope_type=str(attributes.get("rope_type", "default")),
+            fixed_positions=count("fixed_positions"),
             mtp_layers=count("mtp_layers") if hybrid else 0,
             # A tokenizer that was looked at and a template that was not found: there is none.
             has_chat_template="chat_template" in attributes if "tokenizer" in attributes else None,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.sizes import JUDGE_ROLES, JUDGES
 
@@ -79,6 +80,7 @@ def beyond(
             ", ".join(f"{key}={lengths[key]}" for key in longer),
             (" ".join(f"{key}={model.positions}" for key in longer),),
         )
+    yield from _uncomputed(model_key, port, model, get)
     # A judge that vLLM serves is never trained, and vLLM reads what is quantised.
     served = model_key.endswith(".vllm_model.model") and get(f"{model_key.rpartition('.')[0]}.backend") == "vllm"
     if model.quantised is not None and not served:
@@ -124,3 +126,38 @@ def beyond(
             str(model.tokens),
             (f"--input {port}=PATH   # a model with its own tokenizer",),
         )
+
+
+def _uncomputed(model_key: str, port: str, model: ModelFacts, get: Callable[[str], Any]) -> Iterator[BeyondModel]:
+    """Layers and positions that whoever trains the model, or generates from it, does not compute."""
+    section = {POLICY: "policy.generation"}.get(model_key, "generation")
+    section = model_key.rpartition(".")[0] if model_key.endswith(".vllm_model.model") else section
+    backend = get(f"{section}.backend")
+    if backend == "embedded" and model.model_type in FAMILIES and FAMILIES[model.model_type].kind == "mixture":
+        what = f"the embedded generator has no experts of {model.model_type}"
+        yield BeyondModel(what, f"{section}.backend", "vllm", "embedded", (f"{section}.backend=vllm",))
+    dtensor = model_key == POLICY and get("policy.dtensor_cfg.enabled") is True
+    # Known families are read whole before a run, whatever trains them (steps/placement.py).
+    ours = backend == "embedded" or (model_key == POLICY and not (dtensor and model.model_type not in FAMILIES))
+    fixed = model.fixed_positions
+    if (ours and model.rope_type not in ROPE_TYPES) or (backend == "vllm" and dtensor and "dynamic" in model.rope_type):
+        yield BeyondModel(
+            f"the rotary scaling of the model of '{port}' is not computed here, or is another one in vLLM",
+            model_key,
+            f"rope_type {' | '.join(ROPE_TYPES)}",
+            model.rope_type,
+            (f"--input {port}=PATH   # a model with one of these",),
+        )
+    elif dtensor and fixed is not None:
+        key = "policy.max_total_sequence_length"
+        lengths = {each: get(each) for each in (key, f"{key}_end")}
+        longer = [key for key, length in lengths.items() if type(length) is int and length > fixed]
+        if longer:
+            yield BeyondModel(
+                f"a row longer than {fixed} positions would change the positions of the rows beside it "
+                f"(rope_type {model.rope_type})",
+                longer[0],
+                f"at most {fixed}",
+                ", ".join(f"{key}={lengths[key]}" for key in longer),
+                (" ".join(f"{key}={fixed}" for key in longer),),
+            )

@@ -23,10 +23,10 @@ from nemotron_steps.engine.policy.random_state import KEY, random_states, restor
 from nemotron_steps.engine.policy.shards import ModelShards
 from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.errors import ArtifactError
-from nemotron_steps.models.distributed_checkpoint import load_sharded, read_metadata, save_sharded, stage_sharded
+from nemotron_steps.models.distributed_checkpoint import load_sharded, save_sharded, stage_sharded
 from nemotron_steps.models.huggingface import CARRIED, WeightReader
 from nemotron_steps.models.mapping import of_mtp, to_megatron
-from nemotron_steps.models.megatron_checkpoint import WEIGHTS, sharded_key
+from nemotron_steps.models.megatron_checkpoint import WEIGHTS, sharded_key, stored_tensors
 
 _MODEL = "model"
 
@@ -45,7 +45,7 @@ def load_model(shards: ModelShards, folder: Path) -> None:
     Multi-token prediction comes from among the carried tensors where the checkpoint was written without training it;
     ArtifactError where it has none.
     """
-    stored = read_metadata(folder / WEIGHTS).state_dict_metadata
+    stored = stored_tensors(folder / WEIGHTS, shards.architecture)
     state = {_MODEL: shards.sharded_state(lambda _, tensor: tensor, of=shards.parameters)}
     for parameter in shards.parameters:
         tensors = state[_MODEL].get(parameter.name)

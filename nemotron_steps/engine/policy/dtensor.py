@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from nemotron_steps.config.families import rope_type
 from nemotron_steps.config.schema.policy import PolicyConfig, TorchOptimizerConfig
 from nemotron_steps.engine.batches.batching import select_rows
 from nemotron_steps.engine.losses.loss import Loss
@@ -38,7 +39,7 @@ from nemotron_steps.engine.policy.random_state import KEY, random_states, restor
 from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError
+from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError, UnsupportedError
 from nemotron_steps.models.adapter_folder import AdapterBase, save_adapter
 from nemotron_steps.models.adapters import low_rank_sum, whole_modules
 from nemotron_steps.models.architecture import Architecture, hf_folder
@@ -69,7 +70,9 @@ class DTensorPolicy:
 
     Raises:
         ConfigError: the number of ranks is not a multiple of `dtensor_cfg.tensor_parallel_size`.
-        UnsupportedError: the model has dropout, or no tensor-parallel plan when one is asked for.
+        UnsupportedError: the model has dropout, or no tensor-parallel plan when one is asked for, or rows may be so
+            long that they would change each other.
+        ArtifactError: see load_hf_model.
     """
 
     def __init__(
@@ -95,6 +98,9 @@ class DTensorPolicy:
         self.dtype: torch.dtype = getattr(torch, config.precision)
         with _as_hf(Path(checkpoint_path)) as folder:
             hf = load_hf_model(folder, activation_checkpointing=config.dtensor_cfg.activation_checkpointing)
+        self._rope = rope_type(hf.config.get_text_config().to_dict())
+        longest = max(config.max_total_sequence_length, getattr(config, "max_total_sequence_length_end", None) or 0)
+        self._check_width(longest + -longest % config.make_sequence_length_divisible_by)
         lora = config.dtensor_cfg.lora_cfg
         self._adapters = HfAdapters(hf, lora, seed=seed) if lora.enabled else None
         self.model = LogprobModel(
@@ -283,7 +289,8 @@ class DTensorPolicy:
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""
         if dist.get_rank() == 0:
-            save_hf_checkpoint(path, self.weights(), self.source_folder)
+            ignored = tuple(self.model.hf._keys_to_ignore_on_load_unexpected or ())
+            save_hf_checkpoint(path, self.weights(), self.source_folder, ignored=ignored)
         else:
             for _ in self.weights():
                 pass
@@ -377,11 +384,24 @@ class DTensorPolicy:
         ids = batch.input_ids[torch.as_tensor(rows), :width].to(self.device)
         cells = layout.cells.to(self.device)
         padding = -width % self.config.make_sequence_length_divisible_by
+        self._check_width(width + padding)
         source = cells - 1 + cells // width * padding  # cells of the padded rows
         logprobs, entropy = self.model(F.pad(ids, (0, padding)), source, layout.targets.to(self.device))
         flat = torch.zeros(layout.shape[0] * width, device=self.device)
         scattered = [flat.index_copy(0, cells, values).view(layout.shape) for values in (logprobs, entropy)]
         return scattered[0], scattered[1], layout
+
+    def _check_width(self, width: int) -> None:
+        """UnsupportedError where transformers would take the positions of a micro-batch's rows from its longest."""
+        kind, fixed = self._rope
+        if fixed is not None and width > fixed:
+            raise UnsupportedError(
+                f"rows longer than {fixed} positions would change the rows beside them (rope_type {kind})",
+                where="policy.max_total_sequence_length",
+                expected=f"at most {fixed}, padding included (policy.make_sequence_length_divisible_by)",
+                found=str(width),
+                hints=(f"policy.max_total_sequence_length={fixed} policy.make_sequence_length_divisible_by=1",),
+            )
 
     def _agree_on_replicas(self) -> None:
         """Average gradients of what several ranks hold whole.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy.logprob import linear_logprobs
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors import ArtifactError, UnsupportedError, fetch_again
 from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.huggingface import WeightReader, two_for_one
 
 _ON_DISK = {"nemotron_h": "backbone."}
 """Family → what checkpoints say where transformers has `model.` in memory, for those that differ."""
@@ -56,14 +57,21 @@ class LogprobModel(torch.nn.Module):
 
 
 def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
-    """A float32 causal LM on CPU. UnsupportedError when it has dropout, or an unusual shape or output layer."""
+    """A float32 causal LM on CPU.
+
+    Raises:
+        UnsupportedError: it has dropout, or an unusual shape or output layer, or rows would change each other.
+        ArtifactError: the folder's tensors are not all that the model has, and no more.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a run draws its own
-    hf: Any = AutoModelForCausalLM.from_pretrained(
-        str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True
+    read: Any = AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True, output_loading_info=True
     )
+    hf, loaded = read
+    _check_tensors(hf, loaded, folder)
     noise = ("dropout", "pdrop", "jitter")
     dropouts = {k: v for k, v in hf.config.to_dict().items() if any(kind in k for kind in noise) and v}
     if dropouts:
@@ -87,6 +95,26 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
     if activation_checkpointing:
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return hf
+
+
+def _check_tensors(hf: Any, loaded: Mapping[str, Any], folder: Path) -> None:
+    """Refuse weights of which transformers would draw some at random, leave some out, or keep two for one."""
+    WeightReader(folder)  # refuses what nobody could read
+    missing, extra = sorted(loaded["missing_keys"]), sorted(loaded["unexpected_keys"])
+    if missing or extra:
+        raise ArtifactError(
+            f"the checkpoint lacks the tensor {missing[0]}"
+            if missing
+            else f"the checkpoint has a tensor that this model has no place for: {extra[0]}",
+            where=str(folder),
+            expected=f"the tensors of a {type(hf).__name__}, and no more",
+            found=f"{len(missing)} missing, {len(extra)} more",
+            hints=fetch_again(folder),
+        )
+    tied = hf.config.get_text_config().tie_word_embeddings and hf._tied_weights_keys
+    output, words = hf.get_output_embeddings(), hf.get_input_embeddings()
+    if tied and output is not None and output.weight is not words.weight:
+        raise two_for_one(folder / "config.json")
 
 
 def logit_factor(config: Any) -> float:

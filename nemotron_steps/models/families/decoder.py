@@ -7,15 +7,22 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nemotron_steps.config.families import ROPE_TYPES
 from nemotron_steps.config.model_sizes import LARGEST, LISTED
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
 from nemotron_steps.models.families.config_values import ConfigValues, written
 from nemotron_steps.models.mapping import Layout, Parameter
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 CARRIED = ""
 _QK_NORM = ("qwen3", "qwen3_moe")
+_ABSENT = {
+    "num_key_value_heads": {"qwen2": 32, "qwen3": 32, "qwen3_moe": 4},
+    "head_dim": {"qwen3": 128},
+}
+"""What transformers takes where config.json has no such key; for null, and in other families, it works it out."""
+_SCALED = {"linear": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+"""Rotary scaling → parameters that it does not go without."""
 _ROPE_BESIDES = {"rope_theta", "type", "partial_rotary_factor"}
 """Keys of rotary parameters beside those of their scaling."""
 
@@ -33,13 +40,17 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
     moe = family == "qwen3_moe"
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
     rope_theta, rope_scaling = _read_rope(config, values, where)
+
+    def absent(key: str, worked_out: int) -> int:
+        return worked_out if key in config else _ABSENT[key].get(family, worked_out)
+
     architecture = Architecture(
         family=family,
         hidden_size=hidden,
         num_layers=values.count("num_hidden_layers", most=LISTED),
         num_attention_heads=heads,
-        num_key_value_heads=values.count("num_key_value_heads", default=heads),
-        head_dim=values.count("head_dim", default=hidden // heads),
+        num_key_value_heads=values.count("num_key_value_heads", default=absent("num_key_value_heads", heads)),
+        head_dim=values.count("head_dim", default=absent("head_dim", hidden // heads)),
         ffn_hidden_size=values.count("intermediate_size", least=int(not moe)),
         vocab_size=values.count("vocab_size"),
         rope_theta=rope_theta,
@@ -156,7 +167,11 @@ def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> t
     theta = (rope if "rope_theta" in stated else values).number(
         "rope_theta", 10000.0, least=int(rope_type == "yarn"), nullable=False
     )
-    return theta, None if rope_type == "default" else _read_scaling(rope_type, stated, rope, values)
+    scaling = None if rope_type == "default" else _read_scaling(rope_type, stated, rope, values)
+    lacking = [key for key in _SCALED.get(rope_type, ()) if key not in stated]
+    if lacking:
+        raise rope.refusal(f"config.json lacks {within}.{lacking[0]}", f"a number, for {rope_type}", "no such key")
+    return theta, scaling
 
 
 def _apart(stated: Mapping[str, Any], older: Mapping[str, Any]) -> bool:

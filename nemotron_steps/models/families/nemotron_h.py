@@ -46,14 +46,14 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
     mtp_layers = values.count("num_nextn_predict_layers", least=0, most=LISTED, default=0)
     mtp_pattern = _pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type", values) or "*E"
     experts = "E" in pattern
-    heads = values.count("num_attention_heads")
+    heads, shared = values.count("num_attention_heads"), "num_key_value_heads"
     architecture = Architecture(
         family="nemotron_h",
         hidden_size=values.count("hidden_size"),
         num_layers=len(pattern),
         num_attention_heads=heads,
-        num_key_value_heads=values.count("num_key_value_heads", default=heads),
-        # Not hidden_size / num_attention_heads: where a file says nothing, transformers takes 128.
+        # Where a file says nothing, transformers takes 8 key-value heads of 128; for null, one a query head.
+        num_key_value_heads=values.count(shared, default=heads if shared in config else 8),
         head_dim=values.count("head_dim", "attention_head_dim", default=128),
         ffn_hidden_size=values.count("intermediate_size", least=int("-" in pattern)),
         vocab_size=values.count("vocab_size"),

@@ -76,3 +76,33 @@ def test_a_quantised_judge_is_served_by_vllm_alone() -> None:
     assert found(f"{judge}.model", {f"{judge}.backend": "vllm"}, quantised="fp8") == []
     assert len(found(f"{judge}.model", {f"{judge}.backend": "embedded"}, quantised="fp8")) == 1
     assert len(found(POLICY, {f"{judge}.backend": "vllm", "policy.backend": "vllm"}, quantised="fp8")) == 1
+
+
+_DTENSOR = {"policy.dtensor_cfg.enabled": True, "policy.max_total_sequence_length": 64}
+_PHI = {"model_type": "phi3", "rope_type": "longrope", "fixed_positions": 64}
+_GENERATED = "policy.generation.backend"
+_OTHER = "--input model=PATH   # a model with one of these"
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "facts", "hint"),
+    [
+        (POLICY, {}, {"rope_type": "yarn"}, None),
+        (POLICY, {}, {"rope_type": "dynamic"}, _OTHER),
+        (POLICY, _DTENSOR, {"rope_type": "dynamic", "fixed_positions": 64}, _OTHER),
+        (POLICY, _DTENSOR, {**_PHI, "rope_type": "dynamic"}, None),
+        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, {**_PHI, "rope_type": "dynamic"}, _OTHER),
+        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, _PHI, None),
+        (POLICY, {**_DTENSOR, _GENERATED: "embedded"}, _PHI, _OTHER),
+        (POLICY, _DTENSOR, {**_PHI, "fixed_positions": 63}, "policy.max_total_sequence_length=63"),
+        ("model", {"generation.backend": "embedded"}, {"rope_type": "longrope"}, _OTHER),
+        ("model", {"generation.backend": "vllm"}, {"rope_type": "longrope"}, None),
+        ("model", {"generation.backend": "embedded"}, {"model_type": "qwen3_moe"}, "generation.backend=vllm"),
+        (POLICY, {_GENERATED: "embedded"}, {"model_type": "qwen3_moe"}, f"{_GENERATED}=vllm"),
+        (POLICY, {_GENERATED: "embedded"}, {"model_type": "nemotron_h"}, None),
+    ],
+)
+def test_what_nobody_computes_of_a_model_is_told_when_it_is_planned(
+    key: str, asked: dict[str, Any], facts: dict[str, Any], hint: str | None
+) -> None:
+    assert [hints for *_, hints in found(key, asked, **facts)] == ([(hint,)] if hint else [])

@@ -239,7 +239,7 @@ def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, 
             read_pairs(file, chat, 100)
         assert caught.value.where == f"{file}:2 field {field}"
     with pytest.raises(DataError, match="same tokens"):
-        encode_pair(chat, {**good, "rejected": "a"}, "row")
+        encode_pair(chat, {**good, "rejected": {"role": "assistant", "content": "a", "weight": 1}}, "row")
 
 
 def test_pairs_that_are_too_long_are_counted(chat: ChatFormat, tmp_path: Path) -> None:

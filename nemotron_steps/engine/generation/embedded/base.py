@@ -75,6 +75,9 @@ class CachedModel(ABC):
         masked: what is added to the score of a hidden key.
     """
 
+    UNUSED: tuple[str, ...] = ()
+    """How names of weights begin that are part of the model, but take no part in generation."""
+
     def __init__(
         self, architecture: Architecture, *, cached_layers: int, device: torch.device, dtype: torch.dtype
     ) -> None:
@@ -122,7 +125,7 @@ class CachedModel(ABC):
         self.loads += 1
         for name, tensor in weights:
             received += tensor.numel() * tensor.element_size()
-            if self._is_unused(name):
+            if name.startswith(self.UNUSED):
                 continue
             slot = self._slots.get(name)
             if slot is None:
@@ -140,10 +143,6 @@ class CachedModel(ABC):
                 found=f"{len(missing)} missing: {', '.join(sorted(missing)[:4])}",
             )
         return received
-
-    @abstractmethod
-    def _is_unused(self, name: str) -> bool:
-        """Whether a weight is part of the model, but takes no part in generation."""
 
     def new_cache(self, rows: int, columns: int) -> torch.Tensor:
         """Keys or values of `rows` sequences, [cached layers, rows, key-value heads, columns, D].

@@ -56,6 +56,8 @@ class _Cells(NamedTuple):
 class HybridModel(CachedModel):
     """Weights and forward pass of a Nemotron-H model."""
 
+    UNUSED = ("mtp.",)
+
     def __init__(self, architecture: Architecture, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(architecture, cached_layers=architecture.pattern.count("*"), device=device, dtype=dtype)
         a = architecture
@@ -165,9 +167,6 @@ class HybridModel(CachedModel):
             into_latent=self._named(prefix + "fc1_latent_proj.weight", latent, hidden) if latent else None,
             from_latent=self._named(prefix + "fc2_latent_proj.weight", hidden, latent) if latent else None,
         )
-
-    def _is_unused(self, name: str) -> bool:
-        return name.startswith("mtp.")
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
         """CachedModel.load; experts one by one, as on the hub. What multi-token prediction has is left aside."""

@@ -16,6 +16,8 @@ Shapes: B rows, T tokens, W cache columns in view, H hidden, D head size, R quer
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 import torch.nn.functional as F
 
@@ -31,8 +33,9 @@ from nemotron_steps.engine.generation.embedded.decode import (
 )
 from nemotron_steps.engine.generation.embedded.states import Continuation
 from nemotron_steps.engine.policy.kernels.dense import linear_forward
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.mapping import HEAD
 from nemotron_steps.models.rope import cos_sin
 
 
@@ -88,9 +91,6 @@ class EmbeddedModel(CachedModel):
             queries=self.queries_per_lane,
         )
 
-    def _is_unused(self, name: str) -> bool:
-        return name == "lm_head.weight" and self.architecture.tied_embeddings
-
     def _name_slots(self) -> dict[str, Slot]:
         a, queries = self.architecture, self.queries_per_lane
         kv_heads, dim = a.num_key_value_heads, a.head_dim
@@ -127,6 +127,23 @@ class EmbeddedModel(CachedModel):
                 slots[prefix + "self_attn.q_norm.weight"] = Slot((dim,), norm[:queries], interleave=True)
                 slots[prefix + "self_attn.k_norm.weight"] = Slot((dim,), norm[queries:], interleave=True)
         return slots
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
+        """CachedModel.load; where the output layer is tied, one among the weights must be the embedding."""
+        tied = dict[str, torch.Tensor]()
+
+        def others() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                if name == HEAD and self.architecture.tied_embeddings:
+                    tied[name] = tensor
+                else:
+                    yield name, tensor
+
+        received = super().load(others(), some=some)
+        for head in tied.values():
+            if not torch.equal(head.to(self._embedding), self._embedding):
+                raise EngineError("the tied output layer differs from the embedding", found=HEAD)
+        return received
 
     def matrices(self) -> list[torch.Tensor]:
         """Weights of products, [outputs, inputs]: four a layer, then the output layer's."""

@@ -29,6 +29,7 @@ from nemotron_steps.config.schema.vllm_options import FIXED, OF_POLICY, RECORDIN
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.huggingface import WeightReader
 from nemotron_steps.models.megatron_core import ensure_process_group
 
 if TYPE_CHECKING:
@@ -97,8 +98,11 @@ def start_engine(
     Raises:
         UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
         ConfigError: an option is none of vLLM's, or is set by a key of its own.
+        ArtifactError: the weights that are read are not one model's, see WeightReader.
     """
     engine_args, engine, usage = _import_vllm(config)
+    if load and any(hf_folder.glob("*.safetensors")):
+        WeightReader(hf_folder)  # refuses weights of which vLLM would leave some out
     _check_heads(hf_folder)
     _check_experts(config, hf_folder)
     _check_time_steps(hf_folder)

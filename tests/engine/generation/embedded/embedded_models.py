@@ -17,6 +17,10 @@ _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_ma
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-rope3": {"model_type": "llama", "rope_parameters": _LLAMA3, "tie_word_embeddings": True},
+    "llama-linear": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    },
     "qwen2": {"model_type": "qwen2"},
     "qwen2-yarn": {"model_type": "qwen2", "rope_parameters": _YARN},
     "qwen3": {"model_type": "qwen3", "head_dim": 24},
