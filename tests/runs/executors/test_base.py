@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -36,7 +37,7 @@ from nemotron_steps.runs.executors.detached import DetachedExecutor
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run, new_run_id, read_events
 from tests.runs.clock import Clock
-from tests.runs.executors.jobs import submit, wait_until
+from tests.runs.executors.jobs import ROOT, submit, wait_until
 
 
 def test_detached_run_outlives_the_call_and_is_followed(store: ArtifactStore, toy: Path) -> None:
@@ -238,6 +239,15 @@ def test_an_unknown_executor_says_which_there_are_and_what_would_bring_it(plugin
     assert "nemotron_steps.executors have 'nowhere'" in caught.value.hints[0]
 
 
+@pytest.mark.parametrize("name", ["dgxcloud", "skypilot"])
+def test_an_executor_of_the_examples_says_where_it_is(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"no executor '{name}' is installed") as caught:
+        find_executor(name)
+    folder = caught.value.hints[0].split()[2]
+    declared = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert name in declared[base.ENTRY_POINT_GROUP]
+
+
 def write_profile(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     (folder / "env.toml").write_text(text)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "none"))
@@ -425,8 +435,8 @@ def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: 
     ("keys", "message"),
     [
         (
-            'executor = "slurm"\nproject_name = "p"',
-            "unknown key 'project_name' in .a., whose executor is slurm: it is a key of executor dgxcloud",
+            'executor = "slurm"\nnode_group = "h100"',
+            "unknown key 'node_group' in .a., whose executor is slurm: it is a key of executor lepton",
         ),
         ('tunnel = "ssh"', "unknown key 'tunnel' .* it is a key of executor slurm"),
         ('executor = "slurm"\npackager = "git"', "unknown key 'packager' .* nothing is packed"),
