@@ -164,6 +164,7 @@ class Environment:
             source = self.profiles.get(current)
             if source is None:
                 raise self._unknown(current, self.lines.get((chain[-1], "extends")) if chain else None)
+            lines.setdefault((name, ""), f"{source.file}:{source.line}")
             for written, value in source.values.items():
                 key = _ALSO_CALLED.get(written, written)
                 where = self.lines.get((current, written), f"{source.file}:{source.line}")

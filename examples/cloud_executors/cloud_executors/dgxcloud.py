@@ -92,7 +92,9 @@ class DGXCloudProfile(Profile):
     @classmethod
     def _no_keys_of_nemo_runs(cls, values: Any) -> Any:
         given = values if isinstance(values, dict) else {}
-        told = [f"no key '{key}': {why}" for key, why in _SAID_ELSEWHERE.items() if key in given]
+        told = [
+            f"'{key}' is not a key of executor dgxcloud: {why}" for key, why in _SAID_ELSEWHERE.items() if key in given
+        ]
         if told:
             raise ValueError("; ".join(told))
         return values

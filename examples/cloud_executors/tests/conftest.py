@@ -38,7 +38,11 @@ def sdk() -> Callable[..., Any]:
             pytest.skip(f"no {module} is installed; CLOUD_SDKS=PYTHON names a Python that has it")
         lines = ["import json, sys", "request = json.load(sys.stdin)", program, "json.dump(answer, sys.stdout)"]
         done = subprocess.run(
-            [python or sys.executable, "-c", "\n".join(lines)], input=json.dumps(request), capture_output=True, text=True, timeout=120
+            [python or sys.executable, "-c", "\n".join(lines)],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

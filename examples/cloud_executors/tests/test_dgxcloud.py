@@ -179,9 +179,9 @@ def test_a_key_of_nemo_runs_says_where_its_value_goes(tmp_path: Path, monkeypatc
     lines = [*(f'{key} = "{value}"' for key, value in KEYS.items()), f'app_secret = "{SECRET}"']
     (tmp_path / "env.toml").write_text("\n".join(["[cloud]", 'executor = "dgxcloud"', *lines]))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"no key 'app_secret': .* RUNAI_APP_SECRET") as caught:
+    with pytest.raises(ConfigError, match=r"'app_secret' is not a key .* RUNAI_APP_SECRET") as caught:
         load_environment(tmp_path).profile("cloud", profile_model)
-    assert SECRET not in str(caught.value)
+    assert SECRET not in str(caught.value) and caught.value.where == f"{tmp_path}/env.toml:1"
 
 
 @pytest.mark.parametrize(

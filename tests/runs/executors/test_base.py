@@ -450,8 +450,9 @@ def test_keys_that_would_do_nothing_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str
 ) -> None:
     write_profile(tmp_path, monkeypatch, f"[a]\n{keys}\n")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         load_environment().profile("a", base.profile_model)
+    assert str(caught.value.where).startswith(f"{tmp_path}/env.toml:")
 
 
 def test_a_launchs_own_variables_come_before_the_profiles_and_secrets_are_named_in_order(tmp_path: Path) -> None:
@@ -461,6 +462,36 @@ def test_a_launchs_own_variables_come_before_the_profiles_and_secrets_are_named_
     assert launch.variables == {**keys, **environment} and launch.secret_variables == ["API_KEY", "HF_TOKEN"]
     assert launch.home == tmp_path / "home"
     assert launch.command(in_container=True) == ["steps", "run", "a"] and launch.command()[-2:] == ["run", "a"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank", "folder", "said"),
+    [
+        (1, "0", "my work", "steps in my work, none\n"),
+        (1, "0", "unseen", "steps in image, none\n"),
+        (2, "0", "my work", "ray --head\nsteps in my work, first:26379\n"),
+        (2, "1", "unseen", "ray --address=first:26379\n"),
+    ],
+)
+def test_the_first_node_of_a_job_does_the_run_and_the_others_are_rays_until_it_ends(
+    tmp_path: Path, nodes: int, rank: str, folder: str, said: str
+) -> None:
+    """With programs that say how they were called."""
+    for made in ("my work", "image", "bin"):
+        (tmp_path / made).mkdir()
+    programs = {"ray": 'echo "ray $3"', "steps": 'echo "steps in ${PWD##*/}, ${RAY_ADDRESS:-none}"'}
+    for name, line in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    launch = Launch("r1", tmp_path / "home/runs/r1", (), Profile(nodes=nodes), tmp_path / folder)
+    # A port that answers once, then no more: the first node came up, and ended.
+    script = launch.node_script(head="first", rank="$N").replace(
+        "(exec 3<>/dev/tcp/$head/26379)", "{ [ ! -e gone ] && touch gone; }"
+    )
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "N": rank}
+    command = ["bash", "-c", script.replace("sleep 5", "exit 9")]
+    done = subprocess.run(command, env=environment, cwd=tmp_path / "image", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
 def test_a_job_is_over_in_every_state_but_two() -> None:
