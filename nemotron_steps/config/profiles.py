@@ -110,16 +110,6 @@ _NO_EXECUTOR: Mapping[str, str] = {
     **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), "it is a key of executor slurm"),
     "ray_address": "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address",
     **dict.fromkeys(("node_group", "resource_shape"), "it is a key of executor lepton"),
-    **dict.fromkeys(("project_name", "pvcs", "custom_spec"), "it is a key of executor dgxcloud"),
-    "base_url": "the environment has it: RUNAI_BASE_URL",
-    **dict.fromkeys(("client_id", "client_secret"), "the environment has it: RUNAI_CLIENT_ID, RUNAI_CLIENT_SECRET"),
-    **dict.fromkeys(("app_id", "app_secret"), "the environment has it: RUNAI_APP_ID, RUNAI_APP_SECRET"),
-    **dict.fromkeys(
-        ("pvc_nemo_run_dir", "kube_apiserver_url", "launched_from_cluster"),
-        "nothing is copied: the home is on a volume of `pvcs`, at the path it has here",
-    ),
-    "distributed_framework": "the job brings up Ray itself",
-    **dict.fromkeys(("cloud", "accelerators"), "it is a key of executor skypilot"),
 }
 """Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
 
@@ -174,6 +164,7 @@ class Environment:
             source = self.profiles.get(current)
             if source is None:
                 raise self._unknown(current, self.lines.get((chain[-1], "extends")) if chain else None)
+            lines.setdefault((name, ""), f"{source.file}:{source.line}")
             for written, value in source.values.items():
                 key = _ALSO_CALLED.get(written, written)
                 where = self.lines.get((current, written), f"{source.file}:{source.line}")

@@ -83,20 +83,23 @@ def environment_conformance(
     return SUITE.test_class(f"environment {name}", open_subject)
 
 
-def executor_conformance(name: str, *, profile: Mapping[str, Any] | None = None, seconds: float = 60.0) -> type:
+def executor_conformance(
+    name: str, *, profile: Mapping[str, Any] | None = None, seconds: float = 60.0, jobs: bool = True
+) -> type:
     """A class of tests for an executor; assign it to a name that begins with `Test`. It starts small jobs for real.
 
     Args:
         name: its name; the package that brings it is installed, and what it starts jobs with is at hand.
         profile: its keys in env.toml.
         seconds: the longest that a job may take to start or to end.
+        jobs: False where what it starts jobs with is not at hand: its class and its profile alone.
     """
-    from nemotron_steps.testing.executor import SUITE, ExecutorSubject
+    from nemotron_steps.testing.executor import PROFILE_SUITE, SUITE, ExecutorSubject
 
     def open_subject(folder: Path) -> ExecutorSubject:
         return ExecutorSubject(name, folder, dict(profile or {}), seconds)
 
-    return SUITE.test_class(f"executor {name}", open_subject)
+    return (SUITE if jobs else PROFILE_SUITE).test_class(f"executor {name}", open_subject)
 
 
 def type_conformance(name: str, *, example: Callable[[Path], object]) -> type:

@@ -19,7 +19,7 @@ from nemotron_steps.testing.executor_profile import PROFILE_SUITE
 from nemotron_steps.testing.executor_subject import ExecutorSubject, bytes_of
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
 
-__all__ = ["SUITE", "ExecutorSubject"]
+__all__ = ["PROFILE_SUITE", "SUITE", "ExecutorSubject"]
 
 _NO_JOBS = ("", "0", "999999999", "kit no job", "../../etc", "999999999@1", "a; touch kit-was-here", "\u0663@1", "-1")
 _NOT_THERE = ("999999999", "999999999@999999999", "kit no job", "a; touch kit-was-here")

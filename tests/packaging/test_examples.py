@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.conftest import ROOT
+from tests.runs.executors import sdks
 
-EXAMPLES = {"palindromes": 60, "unit_converter": 32, "word_counts": 50}
+EXAMPLES = {"cloud_executors": 116, "palindromes": 60, "unit_converter": 32, "word_counts": 50}
 """Package → tests of its that pass at least."""
 
 
@@ -33,6 +34,8 @@ def test_its_tests_are_green_in_a_clean_environment(commands: Path, tmp_path: Pa
     command = [*pip, "install", "-q", "--no-deps", "--target", str(site), str(wheel)]
     subprocess.run(command, check=True, capture_output=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "STEPS"))}
+    if sdks.WANTED:
+        environment["CLOUD_SDKS"] = str(sdks.PYTHON)
     shutil.copytree(copy / "tests", tmp_path / "tests")
     done = subprocess.run(
         [str(commands / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "tests")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "nemotron_steps.executors"
+_IN_EXAMPLES = frozenset({"dgxcloud", "skypilot"})
+"""Executors that examples/cloud_executors brings."""
+_RAY_PORT = 26379
+"""Not Ray's usual one, where a cloud's scheduler may have a Ray of its own."""
 
 
 class JobState(StrEnum):
@@ -101,6 +106,35 @@ class Launch:
             return ["steps", "run", *self.arguments]
         return [sys.executable, "-m", "nemotron_steps.cli.main", "run", *self.arguments]
 
+    def node_script(self, *, head: str, rank: str) -> str:
+        """A shell script for a job whose every node runs the same container: the run on the first, Ray over all.
+
+        It works in `working_dir` if the node sees that. The other nodes end with the first one.
+
+        Args:
+            head: shell word for the first node's address.
+            rank: shell word for a node's number, from 0.
+        """
+        folder, run = shlex.quote(str(self.working_dir)), f"exec {shlex.join(self.command(in_container=True))}"
+        enter = f"[ ! -d {folder} ] || cd {folder}"
+        if self.profile.nodes == 1:
+            return f"{enter}\n{run}"
+        ray = "env -u RAY_ADDRESS ray start --disable-usage-stats"
+        return "\n".join(
+            [
+                enter,
+                f"head={head}",
+                f'export RAY_ADDRESS="$head:{_RAY_PORT}"',
+                f'if [ "{rank}" -eq 0 ]; then',
+                f"    {ray} --head --port={_RAY_PORT} --include-dashboard=false",
+                f"    {run}",
+                "fi",
+                f"until (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 1; done",
+                f'{ray} --address="$RAY_ADDRESS"',
+                f"while (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 5; done",
+            ]
+        )
+
 
 class Executor(Protocol):
     """Starts jobs and answers for them. A job is named by the string `submit` returns.
@@ -129,14 +163,14 @@ def find_executor(name: str) -> Executor:
         return executor
     points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
     if not points:
+        package = f"PACKAGE   # one whose entry points of the group {ENTRY_POINT_GROUP} have '{name}'"
+        if name in _IN_EXAMPLES:
+            package = "./examples/cloud_executors   # in a checkout of nemotron-steps"
         raise UnsupportedError(
             f"no executor '{name}' is installed",
             expected=" or ".join(executor_names()),
             found=name,
-            hints=(
-                f"pip install PACKAGE   # one whose entry points of the group {ENTRY_POINT_GROUP} have '{name}'",
-                "steps doctor",
-            ),
+            hints=(f"pip install {package}", "steps doctor"),
         )
     # An entry point seen twice on the path is one; two different ones are for the user to choose between.
     if len({point.value for point in points}) > 1:
@@ -161,20 +195,16 @@ def profile_model(executor: str) -> type[Profile]:
 
 def _built_in() -> dict[str, Any]:
     from nemotron_steps.runs.executors.detached import DetachedExecutor
-    from nemotron_steps.runs.executors.dgxcloud import DGXCloudExecutor
     from nemotron_steps.runs.executors.docker import DockerExecutor
     from nemotron_steps.runs.executors.lepton import LeptonExecutor
     from nemotron_steps.runs.executors.ray_jobs import RayExecutor
-    from nemotron_steps.runs.executors.skypilot import SkyPilotExecutor
     from nemotron_steps.runs.executors.slurm import SlurmExecutor
 
     return {
-        "dgxcloud": DGXCloudExecutor,
         "docker": DockerExecutor,
         "lepton": LeptonExecutor,
         "local": DetachedExecutor,
         "ray": RayExecutor,
-        "skypilot": SkyPilotExecutor,
         "slurm": SlurmExecutor,
     }
 

@@ -7,7 +7,6 @@ run`, and Ray over all of them is what `cluster.backend=ray` joins.
 from __future__ import annotations
 
 import secrets
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from pydantic import Field, StrictStr
 from nemotron_steps.config.profiles import Count, Profile, VariableName
 from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError, first_line
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
-from nemotron_steps.runs.executors.ray_nodes import on_every_node
 
 STATES = {
     **dict.fromkeys(("Starting", "Queueing", "Awaiting", "PendingRetry", "Restarting"), JobState.PENDING),
@@ -108,13 +106,8 @@ def job_request(launch: Launch) -> dict[str, Any]:
                 f'secret_vars = {{ {launch.secret_variables[0]} = "{launch.secret_variables[0]}" }}',
             ),
         )
-    run = on_every_node(
-        shlex.join(launch.command(in_container=True)),
-        profile.nodes,
-        folder=launch.working_dir,
-        head='"$LEPTON_JOB_WORKER_PREFIX-0.$LEPTON_SUBDOMAIN"',
-        rank="$LEPTON_JOB_WORKER_INDEX",
-    )
+    head = '"$LEPTON_JOB_WORKER_PREFIX-0.$LEPTON_SUBDOMAIN"'
+    run = launch.node_script(head=head, rank="$LEPTON_JOB_WORKER_INDEX")
     kept = ({"name": name, "value_from": {"secret_name_ref": of}} for name, of in profile.secret_vars.items())
     return {
         "metadata": {"id": f"steps-{secrets.token_hex(6)}"},

@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-_PYTHON = Path(sys.prefix) / "sdks" / "bin" / "python"
+PYTHON = Path(sys.prefix) / "sdks" / "bin" / "python"
+WANTED = PYTHON.exists() or bool(os.environ.get("CI"))
 
-needs_sdks = pytest.mark.skipif(
-    not (_PYTHON.exists() or os.environ.get("CI")), reason="the providers' SDKs are not installed: make setup-test"
-)
+needs_sdks = pytest.mark.skipif(not WANTED, reason="the providers' SDKs are not installed: make setup-test")
 
 
 def asked(program: str, request: Any = None) -> Any:
     """What a program, with `request` at hand, leaves in `answer`. Its refusal fails the test."""
     lines = ["import json, sys", "request = json.load(sys.stdin)", program, "json.dump(answer, sys.stdout)"]
     done = subprocess.run(
-        [str(_PYTHON), "-c", "\n".join(lines)], input=json.dumps(request), capture_output=True, text=True, timeout=120
+        [str(PYTHON), "-c", "\n".join(lines)], input=json.dumps(request), capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

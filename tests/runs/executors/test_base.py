@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -36,7 +37,7 @@ from nemotron_steps.runs.executors.detached import DetachedExecutor
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run, new_run_id, read_events
 from tests.runs.clock import Clock
-from tests.runs.executors.jobs import submit, wait_until
+from tests.runs.executors.jobs import ROOT, submit, wait_until
 
 
 def test_detached_run_outlives_the_call_and_is_followed(store: ArtifactStore, toy: Path) -> None:
@@ -238,6 +239,15 @@ def test_an_unknown_executor_says_which_there_are_and_what_would_bring_it(plugin
     assert "nemotron_steps.executors have 'nowhere'" in caught.value.hints[0]
 
 
+@pytest.mark.parametrize("name", ["dgxcloud", "skypilot"])
+def test_an_executor_of_the_examples_says_where_it_is(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"no executor '{name}' is installed") as caught:
+        find_executor(name)
+    folder = caught.value.hints[0].split()[2]
+    declared = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert name in declared[base.ENTRY_POINT_GROUP]
+
+
 def write_profile(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     (folder / "env.toml").write_text(text)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "none"))
@@ -425,8 +435,8 @@ def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: 
     ("keys", "message"),
     [
         (
-            'executor = "slurm"\nproject_name = "p"',
-            "unknown key 'project_name' in .a., whose executor is slurm: it is a key of executor dgxcloud",
+            'executor = "slurm"\nnode_group = "h100"',
+            "unknown key 'node_group' in .a., whose executor is slurm: it is a key of executor lepton",
         ),
         ('tunnel = "ssh"', "unknown key 'tunnel' .* it is a key of executor slurm"),
         ('executor = "slurm"\npackager = "git"', "unknown key 'packager' .* nothing is packed"),
@@ -440,8 +450,9 @@ def test_keys_that_would_do_nothing_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str
 ) -> None:
     write_profile(tmp_path, monkeypatch, f"[a]\n{keys}\n")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         load_environment().profile("a", base.profile_model)
+    assert str(caught.value.where).startswith(f"{tmp_path}/env.toml:")
 
 
 def test_a_launchs_own_variables_come_before_the_profiles_and_secrets_are_named_in_order(tmp_path: Path) -> None:
@@ -451,6 +462,36 @@ def test_a_launchs_own_variables_come_before_the_profiles_and_secrets_are_named_
     assert launch.variables == {**keys, **environment} and launch.secret_variables == ["API_KEY", "HF_TOKEN"]
     assert launch.home == tmp_path / "home"
     assert launch.command(in_container=True) == ["steps", "run", "a"] and launch.command()[-2:] == ["run", "a"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank", "folder", "said"),
+    [
+        (1, "0", "my work", "steps in my work, none\n"),
+        (1, "0", "unseen", "steps in image, none\n"),
+        (2, "0", "my work", "ray --head\nsteps in my work, first:26379\n"),
+        (2, "1", "unseen", "ray --address=first:26379\n"),
+    ],
+)
+def test_the_first_node_of_a_job_does_the_run_and_the_others_are_rays_until_it_ends(
+    tmp_path: Path, nodes: int, rank: str, folder: str, said: str
+) -> None:
+    """With programs that say how they were called."""
+    for made in ("my work", "image", "bin"):
+        (tmp_path / made).mkdir()
+    programs = {"ray": 'echo "ray $3"', "steps": 'echo "steps in ${PWD##*/}, ${RAY_ADDRESS:-none}"'}
+    for name, line in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    launch = Launch("r1", tmp_path / "home/runs/r1", (), Profile(nodes=nodes), tmp_path / folder)
+    # A port that answers once, then no more: the first node came up, and ended.
+    script = launch.node_script(head="first", rank="$N").replace(
+        "(exec 3<>/dev/tcp/$head/26379)", "{ [ ! -e gone ] && touch gone; }"
+    )
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "N": rank}
+    command = ["bash", "-c", script.replace("sleep 5", "exit 9")]
+    done = subprocess.run(command, env=environment, cwd=tmp_path / "image", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
 def test_a_job_is_over_in_every_state_but_two() -> None:

@@ -13,15 +13,12 @@ import shlex
 import urllib.parse
 from typing import Any
 
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, model_validator
 
-from nemotron_steps.artifacts.files import write_atomic
-from nemotron_steps.config.mirrors import Table
+from cloud_executors.runai_api import ADDRESS, Account
 from nemotron_steps.config.profiles import Profile, VariableName
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
-from nemotron_steps.runs.executors.ray_nodes import on_every_node
-from nemotron_steps.runs.executors.runai_api import ADDRESS, Account
 
 SCRIPT = "dgxcloud.sh"
 _GRACE_S = 120
@@ -37,9 +34,26 @@ STATES = {
     "Failed": JobState.FAILED,
 }
 """Run:ai's phases of a workload."""
+_SAID_ELSEWHERE = {
+    "base_url": "the environment has it: RUNAI_BASE_URL",
+    **dict.fromkeys(("client_id", "client_secret"), "the environment has it: RUNAI_CLIENT_ID, RUNAI_CLIENT_SECRET"),
+    **dict.fromkeys(("app_id", "app_secret"), "the environment has it: RUNAI_APP_ID, RUNAI_APP_SECRET"),
+    **dict.fromkeys(
+        ("pvc_nemo_run_dir", "kube_apiserver_url", "launched_from_cluster"),
+        "nothing is copied: the home is on a volume of `pvcs`, at the path it has here",
+    ),
+    "distributed_framework": "the job brings up Ray itself",
+}
+"""Keys of NeMo-Run's executor of that name which this one does not have."""
 
 
-class VolumeClaim(Table):
+class _Table(BaseModel):
+    """A table inside a profile. Unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class VolumeClaim(_Table):
     """One of `pvcs`, with Run:ai's own names."""
 
     path: StrictStr
@@ -49,7 +63,7 @@ class VolumeClaim(Table):
     readOnly: StrictBool = False
 
 
-class SecretKey(Table):
+class SecretKey(_Table):
     """A value of a Kubernetes secret in the project's namespace."""
 
     name: StrictStr
@@ -74,6 +88,17 @@ class DGXCloudProfile(Profile):
     custom_spec: dict[StrictStr, Any] = Field(default_factory=dict)
     """More of a workload's `spec`, as Run:ai has it: nodePools, priorityClass, tolerations. It goes first."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_keys_of_nemo_runs(cls, values: Any) -> Any:
+        given = values if isinstance(values, dict) else {}
+        told = [
+            f"'{key}' is not a key of executor dgxcloud: {why}" for key, why in _SAID_ELSEWHERE.items() if key in given
+        ]
+        if told:
+            raise ValueError("; ".join(told))
+        return values
+
 
 class DGXCloudExecutor:
     """Jobs are addresses of workloads: `BASE/workloads/KIND/ID`."""
@@ -86,7 +111,10 @@ class DGXCloudExecutor:
         request = workload_request(launch)
         account = Account.of_environment()
         request |= _project(account, profile.project_name, profile.cluster_id)
-        write_atomic(launch.folder / SCRIPT, job_script(launch).encode())
+        # Put there whole: an earlier job of the run's may be reading it.
+        written = launch.folder / f"{SCRIPT}.new"
+        written.write_text(job_script(launch), encoding="utf-8")
+        written.replace(launch.folder / SCRIPT)
         path = f"/workloads/{'trainings' if profile.nodes == 1 else 'distributed'}"
         made = account.ask("POST", path, request)
         if not isinstance(made, dict) or not made.get("workloadId"):
@@ -95,7 +123,10 @@ class DGXCloudExecutor:
 
     def status(self, job: str) -> JobStatus:
         """See Executor."""
-        account, _, number = _parts(job)
+        known = _parts(job)
+        if known is None:
+            return JobStatus(JobState.LOST, "this is no workload of Run:ai's")
+        account, _, number = known
         # Every kind is known there too, and has its `phase`; under its own kind it would be `actualPhase`.
         found = account.read(f"/workloads/{number}", missing={})
         if not found:
@@ -107,8 +138,9 @@ class DGXCloudExecutor:
 
     def cancel(self, job: str) -> None:
         """See Executor."""
-        account, kind, number = _parts(job)
-        if not self.status(job).state.over:
+        known = _parts(job)
+        if known is not None and not self.status(job).state.over:
+            account, kind, number = known
             account.ask("POST", f"/workloads/{kind}/{number}/suspend")
 
 
@@ -172,16 +204,7 @@ def job_script(launch: Launch) -> str:
         lines.append(f"unset {' '.join(_SET_BY_OPERATOR)}")
     console = f'{shlex.quote(str(launch.folder))}/"console-$HOSTNAME.txt"'
     lines += [f"echo output: {console}", f"exec >> {console} 2>&1", *profile.setup_lines]
-    lines.append(
-        on_every_node(
-            shlex.join(launch.command(in_container=True)),
-            profile.nodes,
-            folder=launch.working_dir,
-            head='"$head"',
-            rank="$rank",
-        )
-    )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, launch.node_script(head='"$head"', rank="$rank"), ""])
 
 
 def _profile(launch: Launch) -> DGXCloudProfile:
@@ -213,11 +236,11 @@ def _project(account: Account, name: str, cluster: str | None) -> dict[str, str]
     )
 
 
-def _parts(job: str) -> tuple[Account, str, str]:
-    """The account, and kind and id of a workload."""
+def _parts(job: str) -> tuple[Account, str, str] | None:
+    """The account, and kind and id of a workload; None for what names none."""
     found = re.fullmatch(r"(https?://\S+)/workloads/(trainings|distributed)/([\w-]+)", job)
     if found is None:
-        raise RequestError("this is no workload of Run:ai's", found=job, expected="https://.../workloads/KIND/ID")
+        return None
     account = Account.of_environment()
     if found[1] != account.base:
         raise RequestError(

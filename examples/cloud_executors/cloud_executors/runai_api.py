@@ -17,7 +17,6 @@ from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 
-from nemotron_steps.config.redaction import note_variables
 from nemotron_steps.errors import RequestError, RetryableError, first_line
 
 ADDRESS = "RUNAI_BASE_URL"
@@ -41,7 +40,6 @@ class Account:
     @classmethod
     def of_environment(cls) -> Account:
         """RequestError naming the variable that is missing or wrong."""
-        note_variables((KEYS[1], _OLD_KEYS[1]))
         base = _variable(ADDRESS, "https://ORGANISATION.run.ai").rstrip("/").removesuffix(_API)
         parts = urllib.parse.urlsplit(base)
         if not parts.hostname or not (

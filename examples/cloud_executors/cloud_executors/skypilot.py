@@ -6,17 +6,16 @@ the first one runs `steps run`, and Ray over all of them is what `cluster.backen
 
 from __future__ import annotations
 
+import re
 import secrets
-import shlex
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import Field, JsonValue, StrictBool, StrictStr
 
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError, first_line
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
-from nemotron_steps.runs.executors.ray_nodes import on_every_node
 
 STATES = {
     **dict.fromkeys(("INIT", "PENDING", "SETTING_UP"), JobState.PENDING),
@@ -39,12 +38,12 @@ class SkyPilotProfile(Profile):
     """An image that the machines run; none: the machines themselves."""
     use_spot: StrictBool = False
     """Machines that the cloud may take away, for less."""
-    file_mounts: dict[StrictStr, Any] = Field(default_factory=dict)
+    file_mounts: dict[StrictStr, StrictStr | dict[StrictStr, JsonValue]] = Field(default_factory=dict)
     """Path on the machines → bucket or volume, as SkyPilot has them. One must hold the home."""
 
 
 class SkyPilotExecutor:
-    """Jobs are `CLUSTER/NUMBER`."""
+    """Jobs are `CLUSTER/NUMBER`, of clusters that were started for them."""
 
     profile_model = SkyPilotProfile
 
@@ -60,7 +59,10 @@ class SkyPilotExecutor:
 
     def status(self, job: str) -> JobStatus:
         """See Executor."""
-        name, number = _parts(job)
+        known = _parts(job)
+        if known is None:
+            return JobStatus(JobState.LOST, "this is no job of SkyPilot's")
+        name, number = known
         sky = _sky()
         try:
             found = _asked(lambda: sky.get(sky.job_status(name, [number])))
@@ -76,9 +78,10 @@ class SkyPilotExecutor:
 
     def cancel(self, job: str) -> None:
         """See Executor."""
-        name, number = _parts(job)
-        sky = _sky()
-        if not self.status(job).state.over:
+        known = _parts(job)
+        if known is not None and not self.status(job).state.over:
+            name, number = known
+            sky = _sky()
             _asked(lambda: sky.get(sky.cancel(name, job_ids=[number])))
 
 
@@ -110,21 +113,14 @@ def task_request(launch: Launch) -> dict[str, Any]:
         "envs": {name: value for name, value in launch.variables.items() if name not in secret},
         "secrets": secret,
         "setup": "\n".join(profile.setup_lines) or None,
-        "run": on_every_node(
-            shlex.join(launch.command(in_container=True)),
-            profile.nodes,
-            folder=launch.working_dir,
-            head='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
-            rank="$SKYPILOT_NODE_RANK",
-        ),
+        "run": launch.node_script(head='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)', rank="$SKYPILOT_NODE_RANK"),
     }
 
 
-def _parts(job: str) -> tuple[str, int]:
-    name, _, number = job.partition("/")
-    if not name.startswith("steps-") or not number.isdigit():
-        raise RequestError("this is no job of SkyPilot's", found=job, expected="steps-.../NUMBER")
-    return name, int(number)
+def _parts(job: str) -> tuple[str, int] | None:
+    """Cluster and number; None for what `submit` would not return: somebody's own cluster is let be."""
+    found = re.fullmatch(r"(steps-[0-9a-f]+)/([0-9]+)", job)
+    return (found[1], int(found[2])) if found else None
 
 
 def _sky() -> Any:
@@ -134,7 +130,7 @@ def _sky() -> Any:
         raise UnsupportedError(
             "the skypilot executor needs SkyPilot",
             found=str(error),
-            hints=("pip install 'nemotron-steps[skypilot]'", "sky check   # then: which clouds it may use"),
+            hints=("pip install 'skypilot>=0.10'", "sky check   # then: which clouds it may use"),
         ) from error
     return sky
 
