@@ -11,7 +11,6 @@ compared up to the first draw that rounding decides.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ from safetensors.torch import save_file
 
 UNIT = 2.0**-23
 """Of float32: how far inputs are moved, relatively, as a standard deviation."""
-FACTOR = 32
+FACTOR = 64
 """How many times as far as that moved a number it may be off: sums of some thousand terms round in every term."""
 DRAWS = 3
 COUNTED = re.compile(r"clip_fraction|\w*oob_ratio|outside_truncation|router_replay_mismatch|mtp_\d_acceptance_rate")
@@ -94,7 +93,9 @@ def _check(where: str, found: Any, value: Any, moved: Sequence[Any], tied: float
     if isinstance(value, Mapping):
         assert set(found) == set(value), where
         for key in value:
-            tied = TIED / value["num_valid_tokens"] if COUNTED.fullmatch(str(key)) and "num_valid_tokens" in value else 0.0
+            tied = (
+                TIED / value["num_valid_tokens"] if COUNTED.fullmatch(str(key)) and "num_valid_tokens" in value else 0.0
+            )
             tied *= 100 if str(key).endswith("_rate") else 1  # in percent
             _check(f"{where}[{key!r}]", found[key], value[key], [each[key] for each in moved], tied)
         return
@@ -127,5 +128,8 @@ def _check(where: str, found: Any, value: Any, moved: Sequence[Any], tied: float
         f"allowed {tolerance:.2g}"
     )
     # What could not fail shows nothing.
-    if os.environ.get("DEBUG_COND"): open(os.environ["DEBUG_COND"], "a").write(f"{float(off[worst])/max(spread, UNIT*scale, 1e-300):.3g} {where} off {float(off[worst]):.2g} spread {spread:.2g} scale {scale:.3g} {os.environ['PYTEST_CURRENT_TEST'][-90:]}\n")
+    if os.environ.get("DEBUG_COND"):
+        open(os.environ["DEBUG_COND"], "a").write(
+            f"{float(off[worst]) / max(spread, UNIT * scale, 1e-300):.3g} {where} off {float(off[worst]):.2g} spread {spread:.2g} scale {scale:.3g} {os.environ['PYTEST_CURRENT_TEST'][-90:]}\n"
+        )
     assert FACTOR * spread <= 5e-2 * max(scale, 1e-1), f"{where}: {scale:.3g} is moved by {spread:.2g}: ill-conditioned"

@@ -77,25 +77,20 @@ def test_its_models_open_in_the_other_policy(qwen3_folder, tmp_path, batch):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_activation_checkpointing_changes_nothing(qwen3_folder, batch):
-    plain = DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss()).train_step(batch)
-    config = fsdp_config(activation_checkpointing=True)
-    assert DTensorPolicy(config, qwen3_folder, rl_loss()).train_step(batch) == pytest.approx(plain, rel=1e-5, abs=1e-7)
+def test_activation_checkpointing_changes_nothing(qwen3_folder, batch, plain_step):
+    policy = DTensorPolicy(fsdp_config(activation_checkpointing=True), qwen3_folder, rl_loss())
+    plain_step["metrics"].check(policy.train_step(batch))
 
 
-def test_padding_to_a_multiple_changes_nothing(qwen3_folder, batch):
-    plain, padded = (
-        DTensorPolicy(fsdp_config(**changes), qwen3_folder, rl_loss())
-        for changes in ({}, {"make_sequence_length_divisible_by": 64})
-    )
+def test_padding_to_a_multiple_changes_nothing(qwen3_folder, batch, plain_step):
+    padded = DTensorPolicy(fsdp_config(make_sequence_length_divisible_by=64), qwen3_folder, rl_loss())
     widths = []
     padded.model.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
-    torch.testing.assert_close(padded.logprobs(batch), plain.logprobs(batch), atol=1e-5, rtol=0)
-    assert padded.train_step(batch) == pytest.approx(plain.train_step(batch), rel=1e-4, abs=1e-6)
+    plain_step.check({"logprobs": padded.logprobs(batch), "metrics": padded.train_step(batch)})
     assert widths and all(width % 64 == 0 for width in widths) and batch.input_ids.shape[1] % 64
 
 
-def test_a_micro_batch_that_only_keeps_ranks_in_step_counts_nothing(qwen3_folder, batch, monkeypatch):
+def test_a_micro_batch_that_only_keeps_ranks_in_step_counts_nothing(qwen3_folder, batch, plain_step, monkeypatch):
     plain, in_step = (DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss()) for _ in range(2))
     of_own_rows = DTensorPolicy._micro_batches
 
@@ -106,7 +101,7 @@ def test_a_micro_batch_that_only_keeps_ranks_in_step_counts_nothing(qwen3_folder
 
     monkeypatch.setattr(DTensorPolicy, "_micro_batches", with_idle)
     torch.testing.assert_close(in_step.logprobs(batch), plain.logprobs(batch), atol=0, rtol=0)
-    assert in_step.train_step(batch) == pytest.approx(plain.train_step(batch), rel=1e-5, abs=1e-7)
+    plain_step["metrics"].check(in_step.train_step(batch))
 
 
 def test_nan_stops_before_the_update(qwen3_folder, batch):

@@ -29,6 +29,7 @@ def found_and_expected(tmp_path_factory):
     folders = {name: root / name for name in ("qwen3", "hybrid")}
     ranks = run_ranks(2, root, folders, scenarios)
     assert all(rank == ranks[0] for rank in ranks)
+
     def of_one(folder, *batches):
         found, policy = two_steps(folder, PEFT, batches)
         policy.save_adapter(root / f"one {folder.name}", str(folder), "")

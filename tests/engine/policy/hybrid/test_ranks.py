@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from tests.conditioning import Conditioned
