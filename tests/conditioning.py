@@ -10,6 +10,7 @@ compared up to the first draw that rounding decides.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import re
@@ -44,7 +45,7 @@ class Conditioned:
 
     Args:
         compute: gives numbers and tensors, in dicts and lists.
-        inputs: float tensors, dataclasses with such, or folders of checkpoints in safetensors. Others are left as they
+        inputs: float tensors, dataclasses and modules with such, or folders of checkpoints in safetensors. Others are left as they
             are, and so are masks, of zeros and ones.
     """
 
@@ -67,6 +68,18 @@ class Conditioned:
         _check("", found, self.value, self._moved)
 
 
+def with_gradients(compute: Callable[..., torch.Tensor], upstream: torch.Tensor, *leaves: torch.Tensor) -> list[Any]:
+    """What `compute(*leaves)` gives, and the gradient of each of them, given that of what it gives."""
+    leaves = tuple(leaf.detach().clone().requires_grad_() for leaf in leaves)
+    out = compute(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+
+
+def in_float64(compute: Callable[..., torch.Tensor]) -> Callable[..., list[Any]]:
+    """The same, of float64."""
+    return lambda *given: with_gradients(compute, *(each.double() for each in given))
+
+
 def _moved(value: Any, generator: torch.Generator, scratch: Path) -> Any:
     if isinstance(value, torch.Tensor):
         if not value.is_floating_point() or bool(((value == 0) | (value == 1)).all()):
@@ -83,6 +96,11 @@ def _moved(value: Any, generator: torch.Generator, scratch: Path) -> Any:
                 about = stored.metadata()
             save_file(tensors, file, about)
         return folder
+    if isinstance(value, torch.nn.Module):
+        module = copy.deepcopy(value)
+        for parameter in module.parameters():
+            parameter.data = _moved(parameter.data, generator, scratch)
+        return module
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return dataclasses.replace(value, **{name: _moved(each, generator, scratch) for name, each in fields.items()})
