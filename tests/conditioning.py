@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 import re
 import shutil
 import tempfile
@@ -146,8 +145,4 @@ def _check(where: str, found: Any, value: Any, moved: Sequence[Any], tied: float
         f"allowed {tolerance:.2g}"
     )
     # What could not fail shows nothing.
-    if os.environ.get("DEBUG_COND"):
-        open(os.environ["DEBUG_COND"], "a").write(
-            f"{float(off[worst]) / max(spread, UNIT * scale, 1e-300):.3g} {where} off {float(off[worst]):.2g} spread {spread:.2g} scale {scale:.3g} {os.environ['PYTEST_CURRENT_TEST'][-90:]}\n"
-        )
     assert FACTOR * spread <= 5e-2 * max(scale, 1e-1), f"{where}: {scale:.3g} is moved by {spread:.2g}: ill-conditioned"
