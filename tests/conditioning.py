@@ -26,7 +26,10 @@ from safetensors.torch import save_file
 UNIT = 2.0**-23
 """Of float32: how far inputs are moved, relatively, as a standard deviation."""
 FACTOR = 64
-"""How many times as far as that moved a number it may be off: sums of some thousand terms round in every term."""
+"""How many times as far as that moved a number it may be off."""
+SUM = 256
+"""Of a single number, how many units at least: sums of squares and the like round in each of their thousands of terms,
+the more the fewer of them a processor adds at once."""
 DRAWS = 3
 COUNTED = re.compile(r"clip_fraction|\w*oob_ratio|outside_truncation|router_replay_mismatch|mtp_\d_acceptance_rate")
 TIED = 2
@@ -44,8 +47,8 @@ class Conditioned:
 
     Args:
         compute: gives numbers and tensors, in dicts and lists.
-        inputs: float tensors, dataclasses and modules with such, or folders of checkpoints in safetensors. Others are left as they
-            are, and so are masks, of zeros and ones.
+        inputs: float tensors, dataclasses and modules with such, or folders of checkpoints in safetensors. Others are
+            left as they are, and so are masks, of zeros and ones.
     """
 
     def __init__(self, compute: Callable[..., Any], *inputs: Any) -> None:
@@ -84,7 +87,8 @@ def _moved(value: Any, generator: torch.Generator, scratch: Path) -> Any:
         if not value.is_floating_point() or bool(((value == 0) | (value == 1)).all()):
             return value
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        moved = (value.detach().double() * (1 + UNIT * noise)).to(value.dtype)
+        unit = max(UNIT, torch.finfo(value.dtype).eps)
+        moved = (value.detach().double() * (1 + unit * noise)).to(value.dtype)
         return moved.requires_grad_(value.requires_grad)
     if isinstance(value, Path):
         folder = Path(tempfile.mkdtemp(dir=scratch)) / value.name
@@ -110,11 +114,10 @@ def _check(where: str, found: Any, value: Any, moved: Sequence[Any], tied: float
     if isinstance(value, Mapping):
         assert set(found) == set(value), where
         for key in value:
-            tied = (
-                TIED / value["num_valid_tokens"] if COUNTED.fullmatch(str(key)) and "num_valid_tokens" in value else 0.0
-            )
-            tied *= 100 if str(key).endswith("_rate") else 1  # in percent
-            _check(f"{where}[{key!r}]", found[key], value[key], [each[key] for each in moved], tied)
+            counted = COUNTED.fullmatch(str(key)) and value.get("num_valid_tokens")
+            tied = TIED / value["num_valid_tokens"] if counted else 0.0
+            percent = 100 if str(key).endswith("_rate") else 1
+            _check(f"{where}[{key!r}]", found[key], value[key], [each[key] for each in moved], tied * percent)
         return
     if isinstance(value, (list, tuple)) and not all(isinstance(each, float) for each in value):
         assert len(found) == len(value), where
@@ -137,7 +140,7 @@ def _check(where: str, found: Any, value: Any, moved: Sequence[Any], tied: float
     wanted, got = wanted[compared], got[compared]
     spread = max(float((other[compared] - wanted).abs().max()) for other in others)
     scale = float(wanted.abs().max())
-    tolerance = FACTOR * max(spread, UNIT * scale) + tied
+    tolerance = max(FACTOR * spread, (FACTOR if wanted.numel() > 1 else SUM) * UNIT * scale) + tied
     off = (got - wanted).abs()
     worst = int(off.argmax())
     assert float(off[worst]) <= tolerance, (
