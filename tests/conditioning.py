@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 UNIT = 2.0**-23
 """Of float32: how far inputs are moved, relatively, as a standard deviation."""
-FACTOR = 64
+FACTOR = 16
 """How many times as far as that moved a number it may be off."""
 SUM = 256
 """Of a single number, how many units at least: sums of squares and the like round in each of their thousands of terms,
