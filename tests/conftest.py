@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from nemotron_steps.engine.native.spinning import bound_spinning
+
 if TYPE_CHECKING:
     from tests.containers.engines import Engines
 
@@ -57,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Two workers of a parallel run with two threads each would fight over two cores; one is deterministic, too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    bound_spinning()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("WANDB_MODE", "offline")
