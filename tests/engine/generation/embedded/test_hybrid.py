@@ -23,6 +23,7 @@ from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
+from tests.conditioning import assert_conditioned
 from tests.engine.generation.embedded.embedded_models import hub_weights
 from tests.engine.generation.embedded.test_generator import (
     assert_same_tokens,
@@ -88,8 +89,13 @@ def test_prefill_and_decode_logits_match_transformers(name: str, share: bool) ->
     reference, model = shared_twin(name)[0], hybrid(name)
     lengths, steps = [1, 3, 9, 17], 6
     rows = [prompt_of(i, n + steps) for i, n in enumerate(lengths)]
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+
+    @torch.inference_mode()
+    def expected(reference: Any) -> list[torch.Tensor]:
+        return [reference(torch.tensor([row[:-1]])).logits[0, n - 1 :] for row, n in zip(rows, lengths, strict=True)]
+
     with torch.inference_mode():
-        expected = [reference(torch.tensor([row])).logits[0] for row in rows]
         batch = DecodeBatch(model, 5, 64)
         prompts = [tuple(row[:n]) for row, n in zip(rows, lengths, strict=True)]
         computed = PrefixCache(model, 64).compute(prompts)
@@ -99,11 +105,12 @@ def test_prefill_and_decode_logits_match_transformers(name: str, share: bool) ->
         logits = torch.stack([computed[p].logits for p in prompts])
         for step in range(steps):
             for i, n in enumerate(lengths):
-                close(logits[i], expected[i][n - 1 + step])
+                found[i].append(logits[i].clone())
                 batch.tokens[i, batch.column] = rows[i][n + step]
             newest, positions = batch.newest()
             logits = model.decode(newest, positions, batch.decode_view())
             batch.column += 1
+        assert_conditioned([torch.stack(each) for each in found], expected, reference)
 
 
 @pytest.mark.parametrize("name", TWINS)

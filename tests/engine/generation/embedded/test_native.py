@@ -17,13 +17,13 @@ from nemotron_steps.engine.generation.embedded.native import NativeDecoder
 from nemotron_steps.engine.native import compiler
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
-from tests.conditioning import assert_conditioned
+from tests.conditioning import Conditioned, assert_conditioned
 from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
 from tests.engine.generation.embedded.test_generator import (
     Done,
     assert_same_tokens,
-    check_logprobs,
     drain,
+    full_logprobs,
     prompt_of,
     run,
 )
@@ -71,12 +71,24 @@ def some_requests(temperature: float) -> list[GenerationRequest]:
 def assert_alike(native: Done, plain: Done, model: Any, requests: Sequence[GenerationRequest]) -> None:
     """The same tokens, but for ties, and both with the logprobs of a full forward pass."""
     assert_same_tokens(native, plain, model, requests)
-    for request, index in ((each, index) for each in requests for index in range(each.n)):
-        temperature = request.params.temperature or 1.0
-        for done in (native, plain):
-            completion = done[request.request_id, index]
-            check_logprobs(completion, model, request.prompt_ids, temperature=temperature)
-            assert completion.weight_versions == [0] * len(completion.token_ids)
+    assert not any(version for done in (native, plain) for each in done.values() for version in each.weight_versions)
+    asked = {request.request_id: (request.prompt_ids, request.params.temperature or 1.0) for request in requests}
+    for done in (native, plain) if tokens_of(native) != tokens_of(plain) else (plain,):
+
+        def expected(model: Any, done: Done = done) -> dict[tuple[str, int], list[float]]:
+            return {
+                key: full_logprobs(model, asked[key[0]][0], each.token_ids, asked[key[0]][1]).tolist()
+                for key, each in done.items()
+            }
+
+        conditioned = Conditioned(expected, model)
+        for other in (native, plain):
+            if tokens_of(other) == tokens_of(done):
+                conditioned.check({key: each.logprobs for key, each in other.items()})
+
+
+def tokens_of(done: Done) -> dict[tuple[str, int], list[int]]:
+    return {key: completion.token_ids for key, completion in done.items()}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
