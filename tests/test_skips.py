@@ -30,7 +30,7 @@ def test_expected(): assert False
 @pytest.mark.skipif(True, reason="not today")
 def test_mark(): ...
 
-def test_package(): pytest.importorskip("no_such_package")
+def test_package(): pytest.importorskip('no_such_package')
 
 @pytest.fixture
 def tool(): pytest.skip("no such tool")
