@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Compiled at set-up: a machine that keeps Python from writing bytecode would compile every module at every start.
 UV := $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -c requirements/constraints.txt
 
-.PHONY: run test setup setup-test lint types unit unit-vllm unit-slurm docs bench-cpu bench-gpu clean
+.PHONY: run test setup setup-test lint types unit unit-vllm unit-slurm unit-numeric unit-other-isa docs bench-cpu bench-gpu clean
 
 run: setup
 	$(BIN)/steps run rl/nemo_rl/rlhf -c tiny
@@ -52,6 +52,24 @@ unit-vllm:
 
 unit-slurm:
 	$(BIN)/python -m pytest -m slurm
+
+# The tests that compare floats, under whatever the environment sets: docs/testing.md has the settings they passed under.
+NUMERIC := $(addprefix tests/,engine/policy engine/losses engine/generation/embedded engine/native engine/supervised \
+	engine/batches engine/weight_sync engine/grpo models steps/test_golden.py)
+
+unit-numeric: setup-test
+	$(BIN)/python -m pytest -m "not vllm and not cuda" $(NUMERIC)
+
+# A sample of them as on the least x86-64, whatever this host is: ATen's, oneDNN's, MKL's and our own kernels.
+OTHER_ISA := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
+	CC=$(CURDIR)/scripts/gcc_x86_64.sh
+SAMPLE := $(addprefix tests/engine/,losses policy/test_megatron.py policy/test_dtensor.py policy/test_lora_ranks.py \
+	policy/hybrid/test_against_transformers.py policy/kernels/test_dense.py policy/kernels/test_feed_forward.py \
+	policy/kernels/test_native_attention.py policy/moe supervised/test_dpo.py generation/embedded/test_native.py) \
+	tests/steps/test_golden.py
+
+unit-other-isa: setup-test
+	$(OTHER_ISA) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cuda" $(SAMPLE)
 
 # On a machine with GPUs, in an environment that has torch for CUDA, vLLM and Ray.
 test-cuda:

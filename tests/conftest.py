@@ -1,7 +1,8 @@
 """What every test shares: one torch thread, a home of its own, and what to do where a program is missing.
 
 A test marked with a name of NEEDS needs something a plain Python environment may lack. On a developer's machine it is
-skipped with the command that installs it; with CI set, its absence is a failure, so that nothing is skipped there.
+skipped with the command that installs it. With CI set that is a failure, and so is any other skipped test, but for what
+needs CUDA and what this host's kernel or processor lacks, which no command installs.
 
 GPUs are hidden from tests unless --cuda is given: those marked cuda need it.
 """
@@ -13,13 +14,15 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from nemotron_steps.engine.native.spinning import bound_spinning
 
 if TYPE_CHECKING:
     from tests.containers.engines import Engines
@@ -56,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Two workers of a parallel run with two threads each would fight over two cores; one is deterministic, too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    bound_spinning()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("WANDB_MODE", "offline")
@@ -97,6 +101,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"{name} is not installed: {command}"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # The kit's own suites skip checks that the subject gives no ground for.
+    if item.get_closest_marker("cuda") is None and "examination" not in getattr(item, "fixturenames", ()):
+        _refuse_to_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse_to_skip(report)
+    return report
+
+
+def _refuse_to_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not (os.environ.get("CI") and report.skipped) or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not reason.removeprefix("Skipped: ").startswith(("this host", "needs CUDA")):
+        report.outcome = "failed"
+        report.longrepr = f"CI must run this test, which is skipped: {reason}"
+
+
 @pytest.fixture
 def _missing_program(request: pytest.FixtureRequest) -> None:
     reasons = [value for key, value in request.node.user_properties if key == "missing"]
@@ -131,7 +160,7 @@ def kernels_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     machine, needs = request.param
     if needs not in Path("/proc/cpuinfo").read_text().split():
-        pytest.skip(f"this processor has no {needs}")
+        pytest.skip(f"this host's processor has no {needs}")
     flags = tuple(f"-march={machine}" if flag.startswith("-march") else flag for flag in compiler._FLAGS)
     assert flags != compiler._FLAGS
     monkeypatch.setattr(compiler, "_FLAGS", flags)

@@ -116,7 +116,7 @@ def without_package(name: str) -> Setup:
 
 def without_gpus(bench: Any) -> None:
     if any(Path("/dev").glob("nvidia[0-9]*")):
-        pytest.skip("this machine has GPUs")
+        pytest.skip("this host has GPUs")
 
 
 def port_taken(bench: Any) -> None:
@@ -161,7 +161,7 @@ def full_disk(bench: Any) -> None:
     Path("small").mkdir()
     mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=300k none small && exec "$@"', "sh"]
     if subprocess.run([*mount, "true"], capture_output=True).returncode:
-        pytest.skip("a file system cannot be mounted here")
+        pytest.skip("this host mounts no file system")
 
     def run(*arguments: str) -> Result:
         done = subprocess.run([*mount, *STEPS, *arguments], capture_output=True, text=True, timeout=60)

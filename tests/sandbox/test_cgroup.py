@@ -55,7 +55,7 @@ def test_where_memory_cannot_be_controlled_there_is_none(tree: Path, path: str, 
 
 
 @pytest.mark.sandbox
-@pytest.mark.skipif(cgroup._parent() is None, reason="no cgroup can be made here")
+@pytest.mark.skipif(cgroup._parent() is None, reason="this host makes no cgroup")
 def test_the_kernel_stops_a_tree_that_holds_too_much_and_the_group_is_removed() -> None:
     parent = cgroup._parent()
     assert parent is not None

@@ -87,7 +87,7 @@ def test_all_files_are_one_library_kept_where_caches_are(folder: Path, caplog: p
 @pytest.mark.parametrize("machine", ["native", "x86-64", "haswell", "skylake-avx512"])
 def test_the_kernels_compile_without_a_warning(source: Path, machine: str) -> None:
     if machine != "native" and platform.machine() != "x86_64":
-        pytest.skip("a machine of another kind")
+        pytest.skip("this host is of another kind")
     flags = [flag for flag in compiler._FLAGS if not flag.startswith(("-march", "-O"))]
     checks = [f"-march={machine}", "-O1", "-Werror", "-c", "-o", "/dev/null"]
     subprocess.run([GCC, *flags, *checks, str(source)], check=True)

@@ -47,7 +47,7 @@ def seen(workers):
     return [result_of(worker.call("visible"), worker) for worker in workers]
 
 
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="the node claims GPUs that it must not find")
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this host claims GPUs that it must not find")
 @pytest.mark.parametrize("second_node", [4], indirect=True)
 def test_a_wide_generator_has_the_gpus_of_its_ranks_or_its_own(second_node, place):
     for colocated in (True, False):

@@ -17,6 +17,10 @@ from nemotron_steps.engine.types import TrainBatch
 ALL_TOKENS, SOME_TOKENS = SampledFrom(), SampledFrom(temperature=0.8, top_p=0.9, top_k=150)
 """Whole distributions, and truncated ones that keep most of the tokens of `grouped_batch`, but not all."""
 
+SMOOTH = {"lr": 1e-2, "weight_decay": 0.1, "adam_eps": 1e-4}
+"""An optimizer for tests that compare what follows a step. Adam's first step is lr g / (|g| + eps): with the usual eps
+that is lr in the direction of g's sign, which rounding decides where g is all but 0."""
+
 
 def grouped_batch(seed: int = 0, prompts=((20, 3), (33, 3), (5, 1), (7, 1), (12, 4)), width: int = 60) -> TrainBatch:
     """(prompt length, rollouts) of each group; lengths vary within a group, one row trains nothing."""
@@ -64,7 +68,8 @@ def policy_config(**changes) -> PolicyConfig:
     settings = {"precision": "float32", "train_micro_batch_size": 64, "logprob_batch_size": 64, **changes}
     settings.setdefault("megatron_cfg", {"optimizer": {"lr": 1e-2, "weight_decay": 0.1}})
     if settings.get("dtensor_cfg", {}).get("enabled"):
-        settings["optimizer"] = {"kwargs": settings.pop("megatron_cfg").get("optimizer", {})}
+        given = settings.pop("megatron_cfg").get("optimizer", {})
+        settings["optimizer"] = {"kwargs": {name.removeprefix("adam_"): value for name, value in given.items()}}
     return PolicyConfig.model_validate(settings)
 
 

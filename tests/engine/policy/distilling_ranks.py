@@ -43,9 +43,9 @@ def distilled(
     from nemotron_steps.engine.losses.teacher_kl import TeacherKl
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
     from nemotron_steps.engine.policy.teachers import FrozenTeachers
-    from tests.engine.policy.batches import grouped_batch, policy_config
+    from tests.engine.policy.batches import SMOOTH, grouped_batch, policy_config
 
-    settings = {"megatron_cfg": {"optimizer": {"lr": 1e-3}, **megatron}, **change}
+    settings = {"megatron_cfg": {"optimizer": {**SMOOTH, "lr": 1e-3}, **megatron}, **change}
     config, batch = policy_config(**settings), grouped_batch()
     named = {name: folders[name] for name in ("a", "b")}
     kl = TeacherKl("mixed", 0.3, topk is not None)

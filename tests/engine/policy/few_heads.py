@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,18 @@ CASES: dict[int, dict[str, dict[str, dict[str, Any]]]] = {
 PACKED = {"sequence_packing": {"enabled": True, "train_mb_tokens": 150, "sequence_length_round": 1}}
 
 
-def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def steps(
+    folder: Path, megatron: dict[str, Any], batches: Sequence[Any] = (), **changes: Any
+) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """What is found in two steps, their weights, the first one's gradients, and the policy."""
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
 
     policy = MegatronPolicy(config_for(megatron, max_grad_norm=1e9, **changes), folder, rl_loss(), total_steps=10)
-    found = {"before": policy.logprobs(grouped_batch(0)).tolist(), "metrics": [policy.train_step(grouped_batch(0))]}
+    first, second = batches or [grouped_batch(seed) for seed in (0, 1)]
+    found = {"before": policy.logprobs(first).tolist(), "metrics": [policy.train_step(first)]}
     tensors = {f"gradient {name}": tensor.clone() for name, tensor in gradients(policy)}
     tensors |= {name: tensor.clone() for name, tensor in policy.weights()}
-    found["metrics"].append(policy.train_step(grouped_batch(1)))
+    found["metrics"].append(policy.train_step(second))
     tensors |= {f"second {name}": tensor.clone() for name, tensor in policy.weights()}
     return found, tensors, policy
 

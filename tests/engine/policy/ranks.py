@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,6 @@ BALANCED: dict[str, dict[str, Any]] = {
 TRUNCATED = ("tensor", "context")
 """Layouts of qwen3 that are tried with top_p and top_k as well."""
 RATE = {"moe_router_bias_update_rate": 0.01}
-OPTIMIZER = {"lr": 1e-2, "weight_decay": 0.1}
 IMPORTED = [
     "nemotron_steps.engine.policy.megatron",
     "nemotron_steps.engine.policy.dtensor",
@@ -112,9 +111,9 @@ IMPORTED = [
 
 
 def config_for(megatron: dict[str, Any], **changes: Any):
-    from tests.engine.policy.batches import policy_config
+    from tests.engine.policy.batches import SMOOTH, policy_config
 
-    optimizer = {**OPTIMIZER, **megatron.get("optimizer", {})}
+    optimizer = {**SMOOTH, **megatron.get("optimizer", {})}
     return policy_config(megatron_cfg={**megatron, "optimizer": optimizer}, **changes)
 
 
@@ -129,14 +128,16 @@ def gradients(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
         shards.local = live
 
 
-def two_steps(folder: Path, megatron: dict[str, Any], *, truncated: bool = False, **changes: Any):
+def two_steps(
+    folder: Path, megatron: dict[str, Any], batches: Sequence[Any] = (), *, truncated: bool = False, **changes: Any
+):
     """Metrics of two optimizer steps, logprobs before and after, and the weights."""
     from nemotron_steps.engine.backends.policy import build_policy
     from tests.engine.policy.batches import ALL_TOKENS, SOME_TOKENS, grouped_batch, rl_loss
 
     loss = rl_loss(SOME_TOKENS if truncated else ALL_TOKENS)
     policy: Any = build_policy(config_for(megatron, **changes), folder, loss, reference=True, total_steps=10)
-    batches = [grouped_batch(seed) for seed in (0, 1)]
+    batches = batches or [grouped_batch(seed) for seed in (0, 1)]
     before = policy.logprobs(batches[0])
     metrics = [policy.train_step(batch) for batch in batches]
     assert torch.equal(policy.reference_logprobs(batches[0]), before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,7 +12,8 @@ from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, ConfigError, EngineError, NonFiniteLossError, UnsupportedError
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
-from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
+from tests.conditioning import assert_conditioned
+from tests.engine.policy.batches import SMOOTH, grouped_batch, hf_token_logprobs, policy_config, rl_loss
 from tests.models.checkpoints import SIZES, write_checkpoint, write_tokenizer
 from tests.models.hybrid_twins import write_hybrid
 
@@ -26,28 +29,22 @@ def test_it_trains_like_megatron(name, loss, tmp_path, batch):
         write_hybrid(name.removeprefix("nemotron_h_"), tmp_path, initializer_range=0.1)
     else:
         write_checkpoint(name, tmp_path, initializer_range=0.1)
-    sizes = {"train_micro_batch_size": 4, "logprob_batch_size": 5}
-    policies = [
-        MegatronPolicy(policy_config(**sizes), tmp_path, rl_loss(**loss), reference=True),
-        DTensorPolicy(fsdp_config(**sizes), tmp_path, rl_loss(**loss), reference=True),
-    ]
-    before = [policy.logprobs(batch) for policy in policies]
-    torch.testing.assert_close(before[1], before[0], atol=1e-5, rtol=0)
-    batch.prev_logprobs = before[0] + 0.05 * batch.token_mask
-    batch.reference_logprobs = before[0] - 0.1 * batch.token_mask
-    for _ in range(2):
-        expected, found = (policy.train_step(batch) for policy in policies)
-        assert set(expected) == set(found)
-        for metric, value in expected.items():
-            assert found[metric] == pytest.approx(value, rel=2e-4, abs=1e-5), metric
-    for policy, old in zip(policies, before, strict=True):
-        assert torch.equal(policy.reference_logprobs(batch), old)
-    theirs = dict(policies[0].weights())
-    mine = dict(policies[1].weights())
-    assert set(mine) == set(theirs)
-    for tensor_name, tensor in mine.items():
-        # Adam's first steps turn gradients near 0 into updates of full size and either sign.
-        assert float((tensor - theirs[tensor_name]).abs().median()) < 1e-4, tensor_name
+    sizes = {"train_micro_batch_size": 4, "logprob_batch_size": 5, "megatron_cfg": {"optimizer": SMOOTH}}
+
+    def policy_of(kind, folder):
+        config = fsdp_config(**sizes) if kind is DTensorPolicy else policy_config(**sizes)
+        return kind(config, folder, rl_loss(**loss), reference=True)
+
+    def trained(kind, folder, batch):
+        policy = policy_of(kind, folder)
+        found = {"before": policy.logprobs(batch), "metrics": [policy.train_step(batch) for _ in range(2)]}
+        assert torch.equal(policy.reference_logprobs(batch), found["before"])
+        return found | {"weights": dict(policy.weights())}
+
+    before = policy_of(MegatronPolicy, tmp_path).logprobs(batch)
+    batch.prev_logprobs = before + 0.05 * batch.token_mask
+    batch.reference_logprobs = before - 0.1 * batch.token_mask
+    assert_conditioned(trained(DTensorPolicy, tmp_path, batch), partial(trained, MegatronPolicy), tmp_path, batch)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -80,25 +77,20 @@ def test_its_models_open_in_the_other_policy(qwen3_folder, tmp_path, batch):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_activation_checkpointing_changes_nothing(qwen3_folder, batch):
-    plain = DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss()).train_step(batch)
-    config = fsdp_config(activation_checkpointing=True)
-    assert DTensorPolicy(config, qwen3_folder, rl_loss()).train_step(batch) == pytest.approx(plain, rel=1e-5, abs=1e-7)
+def test_activation_checkpointing_changes_nothing(qwen3_folder, batch, plain_step):
+    policy = DTensorPolicy(fsdp_config(activation_checkpointing=True), qwen3_folder, rl_loss())
+    plain_step["metrics"].check(policy.train_step(batch))
 
 
-def test_padding_to_a_multiple_changes_nothing(qwen3_folder, batch):
-    plain, padded = (
-        DTensorPolicy(fsdp_config(**changes), qwen3_folder, rl_loss())
-        for changes in ({}, {"make_sequence_length_divisible_by": 64})
-    )
+def test_padding_to_a_multiple_changes_nothing(qwen3_folder, batch, plain_step):
+    padded = DTensorPolicy(fsdp_config(make_sequence_length_divisible_by=64), qwen3_folder, rl_loss())
     widths = []
     padded.model.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
-    torch.testing.assert_close(padded.logprobs(batch), plain.logprobs(batch), atol=1e-5, rtol=0)
-    assert padded.train_step(batch) == pytest.approx(plain.train_step(batch), rel=1e-4, abs=1e-6)
+    plain_step.check({"logprobs": padded.logprobs(batch), "metrics": padded.train_step(batch)})
     assert widths and all(width % 64 == 0 for width in widths) and batch.input_ids.shape[1] % 64
 
 
-def test_a_micro_batch_that_only_keeps_ranks_in_step_counts_nothing(qwen3_folder, batch, monkeypatch):
+def test_a_micro_batch_that_only_keeps_ranks_in_step_counts_nothing(qwen3_folder, batch, plain_step, monkeypatch):
     plain, in_step = (DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss()) for _ in range(2))
     of_own_rows = DTensorPolicy._micro_batches
 
@@ -109,7 +101,7 @@ def test_a_micro_batch_that_only_keeps_ranks_in_step_counts_nothing(qwen3_folder
 
     monkeypatch.setattr(DTensorPolicy, "_micro_batches", with_idle)
     torch.testing.assert_close(in_step.logprobs(batch), plain.logprobs(batch), atol=0, rtol=0)
-    assert in_step.train_step(batch) == pytest.approx(plain.train_step(batch), rel=1e-5, abs=1e-7)
+    plain_step["metrics"].check(in_step.train_step(batch))
 
 
 def test_nan_stops_before_the_update(qwen3_folder, batch):

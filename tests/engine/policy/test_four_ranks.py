@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.conditioning import Conditioned
+from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.ranks import FOUR, run_ranks, scenarios_of_four, two_steps
 from tests.models.checkpoints import write_checkpoint
 
@@ -25,15 +27,14 @@ def found_and_expected(tmp_path_factory):
     folders = {model: root / model for model in FOUR}
     ranks = run_ranks(4, root, folders, scenarios_of_four)
     assert all(rank == ranks[0] for rank in ranks)
-    return ranks[0], {model: two_steps(folder, {})[0] for model, folder in folders.items()}
+    batches = grouped_batch(0), grouped_batch(1)
+    return ranks[0], {
+        model: Conditioned(lambda folder, *batches: two_steps(folder, {}, batches)[0], folder, *batches)
+        for model, folder in folders.items()
+    }
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)
 def test_four_ranks_train_like_one(model, layout, found_and_expected):
     found, expected = found_and_expected
-    result, one = found[f"{model}: {layout}"], expected[model]
-    for mine, theirs in zip(result["metrics"], one["metrics"], strict=True):
-        for name in ("loss", "grad_norm", "entropy", "num_valid_tokens", "token_mult_prob_error"):
-            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
-    torch.testing.assert_close(torch.tensor(result["before"]), torch.tensor(one["before"]), atol=2e-5, rtol=0)
-    torch.testing.assert_close(torch.tensor(result["after"]), torch.tensor(one["after"]), atol=2e-3, rtol=0)
+    expected[model].check(found[f"{model}: {layout}"])

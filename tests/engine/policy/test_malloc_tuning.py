@@ -34,7 +34,7 @@ print(sum(faults() for _ in range(3)))
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library frees as it likes")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this host's C library frees as it likes")
 def test_what_is_freed_is_there_again():
     """In a process of its own, since allocators have a past."""
     faults = {

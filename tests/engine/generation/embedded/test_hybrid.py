@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,20 @@ from nemotron_steps.engine.generation.embedded.hybrid import HybridModel
 from nemotron_steps.engine.generation.embedded.mixers import experts, mamba_step, mamba_step_on_device
 from nemotron_steps.engine.generation.embedded.prefix import PrefixCache
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
+from tests.conditioning import assert_conditioned
 from tests.engine.generation.embedded.embedded_models import hub_weights
-from tests.engine.generation.embedded.test_generator import drain, full_logprobs, prompt_of, run
+from tests.engine.generation.embedded.test_generator import (
+    assert_same_tokens,
+    check_logprobs,
+    drain,
+    full_logprobs,
+    prompt_of,
+    run,
+)
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
 from tests.models.hybrid_twins import hybrid_model, write_hybrid
 
@@ -80,8 +89,13 @@ def test_prefill_and_decode_logits_match_transformers(name: str, share: bool) ->
     reference, model = shared_twin(name)[0], hybrid(name)
     lengths, steps = [1, 3, 9, 17], 6
     rows = [prompt_of(i, n + steps) for i, n in enumerate(lengths)]
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+
+    @torch.inference_mode()
+    def expected(reference: Any) -> list[torch.Tensor]:
+        return [reference(torch.tensor([row[:-1]])).logits[0, n - 1 :] for row, n in zip(rows, lengths, strict=True)]
+
     with torch.inference_mode():
-        expected = [reference(torch.tensor([row])).logits[0] for row in rows]
         batch = DecodeBatch(model, 5, 64)
         prompts = [tuple(row[:n]) for row, n in zip(rows, lengths, strict=True)]
         computed = PrefixCache(model, 64).compute(prompts)
@@ -91,11 +105,12 @@ def test_prefill_and_decode_logits_match_transformers(name: str, share: bool) ->
         logits = torch.stack([computed[p].logits for p in prompts])
         for step in range(steps):
             for i, n in enumerate(lengths):
-                close(logits[i], expected[i][n - 1 + step])
+                found[i].append(logits[i].clone())
                 batch.tokens[i, batch.column] = rows[i][n + step]
             newest, positions = batch.newest()
             logits = model.decode(newest, positions, batch.decode_view())
             batch.column += 1
+        assert_conditioned([torch.stack(each) for each in found], expected, reference)
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -107,7 +122,7 @@ def test_logprobs_of_groups_of_mixed_lengths_agree_with_a_full_forward(name: str
     assert len(done) == 12
     assert generator._prompts.fed_tokens == sum(map(len, prompts.values()))  # a group's prompt once
     for (name, _), completion in done.items():
-        close(completion.logprobs, full_logprobs(model, prompts[name], completion.token_ids))
+        check_logprobs(completion, model, prompts[name])
 
 
 @pytest.mark.parametrize("name", ["dense", "mixture", "latent"])
@@ -120,8 +135,10 @@ def test_greedy_equals_transformers_generate(name: str) -> None:
             expected = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, eos_token_id=None
             )
-        done = run(generator, GenerationRequest("a", prompt, SamplingParams(20, temperature=0.0)))
-        assert done["a", 0].token_ids == expected[0, len(prompt) :].tolist()
+        request = GenerationRequest("a", prompt, SamplingParams(20, temperature=0.0))
+        done = run(generator, request)
+        theirs = {key: replace(each, token_ids=expected[0, len(prompt) :].tolist()) for key, each in done.items()}
+        assert_same_tokens(done, theirs, model, [request])
 
 
 def test_a_checkpoint_generates_without_its_multi_token_prediction(tmp_path: Path) -> None:
@@ -133,7 +150,7 @@ def test_a_checkpoint_generates_without_its_multi_token_prediction(tmp_path: Pat
     )
     prompt = prompt_of(1, 20)
     done = run(generator, GenerationRequest("a", prompt, SamplingParams(8, seed=0)))["a", 0]
-    close(done.logprobs, full_logprobs(hybrid_model("mtp"), prompt, done.token_ids))
+    check_logprobs(done, hybrid_model("mtp"), prompt)
 
 
 def test_load_refuses_wrong_weights() -> None:
@@ -236,9 +253,9 @@ def test_update_in_flight_continues_from_the_states_there_are() -> None:
         completion = done["a", index]
         old = completion.weight_versions.count(0)
         assert 3 <= old <= 5
-        close(completion.logprobs[:old], full_logprobs(model, prompt, completion.token_ids)[:old])
+        check_logprobs(completion, model, prompt, part=slice(old))
     # Nothing computed under version 0 was reused.
-    close(done["b", 0].logprobs, full_logprobs(other, prompt, done["b", 0].token_ids))
+    check_logprobs(done["b", 0], other, prompt)
 
 
 @pytest.mark.parametrize("length", [14, 90])
@@ -254,10 +271,10 @@ def test_recomputed_states_continue_exactly_as_the_new_weights_would(length: int
     done = drain(generator)
     assert len(done) == 3
     for completion in done.values():
-        ids, old = completion.token_ids, completion.weight_versions.count(0)
+        old = completion.weight_versions.count(0)
         assert 4 <= old <= 6
-        before, after = full_logprobs(model, prompt, ids)[:old], full_logprobs(other, prompt, ids)[old:]
-        close(completion.logprobs, torch.cat((before, after)))
+        check_logprobs(completion, model, prompt, part=slice(old))
+        check_logprobs(completion, other, prompt, part=slice(old, None))
 
 
 _requests = st.lists(
@@ -273,20 +290,23 @@ def test_random_arrivals_give_the_same_greedy_outputs_as_one_by_one(
     shapes: list[tuple[int, int, int, int, bool]], rows: int
 ) -> None:
     """Whatever joins or leaves the batch, stops, or shares a beginning, and however often its columns shift."""
-    _, generator = make("mixture", rows=rows, length=160, eos_token_ids=[5, 17, 60])
+    model, generator = make("mixture", rows=rows, length=160, eos_token_ids=[5, 17, 60])
     _, single = make("mixture", rows=1, length=160, eos_token_ids=[5, 17, 60])
-    expected: dict[tuple[str, int], tuple[list[int], FinishReason]] = {}
-    done: dict[tuple[str, int], Completion] = {}
+    requests, expected, done = [], {}, {}
     for i, (length, new, n, delay, shared) in enumerate(shapes):
         prompt = (prompt_of(99, 85) if shared else []) + prompt_of(i, length)
         request = GenerationRequest(f"r{i}", prompt, SamplingParams(new, temperature=0.0), n)
+        requests.append(request)
         generator.submit(request)
         for _ in range(delay):
             done.update({(c.request_id, c.index): c for c in generator.step()})
-        alone = run(single, GenerationRequest(f"r{i}", prompt, SamplingParams(new, temperature=0.0)))[f"r{i}", 0]
-        expected.update({(f"r{i}", k): (alone.token_ids, alone.finish_reason) for k in range(n)})
+        alone = run(single, replace(request, n=1))[f"r{i}", 0]
+        expected.update({(f"r{i}", k): alone for k in range(n)})
     done.update(drain(generator))
-    assert {k: (c.token_ids, c.finish_reason) for k, c in done.items()} == expected
+    assert_same_tokens(done, expected, model, requests)
+    for key, completion in done.items():
+        same = completion.token_ids == expected[key].token_ids
+        assert not same or completion.finish_reason == expected[key].finish_reason
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -344,7 +364,7 @@ def test_states_count_as_the_tokens_whose_cache_takes_as_much_memory() -> None:
 
 
 def test_memory_that_was_given_back_is_taken_again() -> None:
-    _, generator = make("mixture")
+    model, generator = make("mixture")
     request = GenerationRequest("a", prompt_of(1, 40), SamplingParams(12, seed=0), 3)
     first = run(generator, request)
     batch = generator._batch
@@ -354,9 +374,7 @@ def test_memory_that_was_given_back_is_taken_again() -> None:
         generator._compact(force=True)
         batch.free()
     assert batch.cache_bytes == 0
-    assert {key: c.token_ids for key, c in run(generator, request).items()} == {
-        k: c.token_ids for k, c in first.items()
-    }
+    assert_same_tokens(run(generator, request), first, model, [request])
     assert batch.cache_bytes == before
 
 

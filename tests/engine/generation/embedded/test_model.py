@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.prefix import PrefixCache
 from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
+from tests.conditioning import assert_conditioned
 from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
 
 
@@ -20,8 +23,13 @@ def test_prefill_and_decode_logits_match_transformers(family: str, share: bool) 
     generator = torch.Generator().manual_seed(1)
     lengths, steps = [3, 9, 17], 6
     rows = [torch.randint(0, architecture.vocab_size, (n + steps,), generator=generator).tolist() for n in lengths]
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+
+    @torch.inference_mode()
+    def expected(reference: Any) -> list[torch.Tensor]:
+        return [reference(torch.tensor([row[:-1]])).logits[0, n - 1 :] for row, n in zip(rows, lengths, strict=True)]
+
     with torch.inference_mode():
-        expected = [reference(torch.tensor([row])).logits[0] for row in rows]
         model = EmbeddedModel(architecture, max_positions=64, device=torch.device("cpu"), dtype=torch.float32)
         model.load(reference.state_dict().items())
         batch = DecodeBatch(model, 4, 64)
@@ -33,11 +41,12 @@ def test_prefill_and_decode_logits_match_transformers(family: str, share: bool) 
         logits = torch.stack([computed[p].logits for p in prompts])
         for step in range(steps):
             for i, n in enumerate(lengths):
-                torch.testing.assert_close(logits[i], expected[i][n - 1 + step], atol=1e-5, rtol=0)
+                found[i].append(logits[i].clone())
                 batch.tokens[i, batch.column] = rows[i][n + step]
             tokens, positions = batch.newest()
             logits = model.decode(tokens, positions, batch.decode_view())
             batch.column += 1
+        assert_conditioned([torch.stack(each) for each in found], expected, reference)
 
 
 def test_load_refuses_wrong_weights() -> None:

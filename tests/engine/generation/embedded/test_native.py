@@ -15,20 +15,30 @@ from nemotron_steps.engine.generation.embedded import native as embedded_native
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded.native import NativeDecoder
 from nemotron_steps.engine.native import compiler
-from nemotron_steps.engine.types import Completion, GenerationRequest, SamplingParams
+from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
+from tests.conditioning import Conditioned, assert_conditioned
 from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
-from tests.engine.generation.embedded.test_generator import drain, prompt_of, run
+from tests.engine.generation.embedded.test_generator import (
+    Done,
+    assert_same_tokens,
+    drain,
+    full_logprobs,
+    prompt_of,
+    run,
+)
 
 pytestmark = pytest.mark.compiler
 
-Done = dict[tuple[str, int], Completion]
 shared_model = cache(random_model)
 SHARED = prompt_of(99, 64)
 
 
-def make(family: str = "qwen3-tied", *, rows: int = 6, length: int = 200, **overrides: Any) -> EmbeddedGenerator:
-    model, architecture = shared_model(family, **overrides)
+def make(
+    family: str = "qwen3-tied", model: Any = None, *, rows: int = 6, length: int = 200, **overrides: Any
+) -> EmbeddedGenerator:
+    shared, architecture = shared_model(family, **overrides)
+    model = model or shared
     return EmbeddedGenerator(
         architecture, model.state_dict().items(), max_sequences=rows, max_total_length=length, eos_token_ids=[5]
     )
@@ -58,13 +68,27 @@ def some_requests(temperature: float) -> list[GenerationRequest]:
     ]
 
 
-def assert_close(native: Done, plain: Done) -> None:
-    assert {key: c.token_ids for key, c in native.items()} == {key: c.token_ids for key, c in plain.items()}
-    for key, completion in plain.items():
-        torch.testing.assert_close(
-            torch.tensor(native[key].logprobs), torch.tensor(completion.logprobs), atol=1e-5, rtol=1e-5
-        )
-        assert native[key].weight_versions == completion.weight_versions
+def assert_alike(native: Done, plain: Done, model: Any, requests: Sequence[GenerationRequest]) -> None:
+    """The same tokens, but for ties, and both with the logprobs of a full forward pass."""
+    assert_same_tokens(native, plain, model, requests)
+    assert not any(version for done in (native, plain) for each in done.values() for version in each.weight_versions)
+    asked = {request.request_id: (request.prompt_ids, request.params.temperature or 1.0) for request in requests}
+    for done in (native, plain) if tokens_of(native) != tokens_of(plain) else (plain,):
+
+        def expected(model: Any, done: Done = done) -> dict[tuple[str, int], list[float]]:
+            return {
+                key: full_logprobs(model, asked[key[0]][0], each.token_ids, asked[key[0]][1]).tolist()
+                for key, each in done.items()
+            }
+
+        conditioned = Conditioned(expected, model)
+        for other in (native, plain):
+            if tokens_of(other) == tokens_of(done):
+                conditioned.check({key: each.logprobs for key, each in other.items()})
+
+
+def tokens_of(done: Done) -> dict[tuple[str, int], list[int]]:
+    return {key: completion.token_ids for key, completion in done.items()}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -72,7 +96,7 @@ def assert_close(native: Done, plain: Done) -> None:
 def test_it_samples_what_the_operators_sample(family: str, temperature: float) -> None:
     native, plain = both(family)
     requests = some_requests(temperature)
-    assert_close(run(native, *requests), run(plain, *requests))
+    assert_alike(run(native, *requests), run(plain, *requests), shared_model(family)[0], requests)
 
 
 @pytest.mark.parametrize(
@@ -88,22 +112,23 @@ def test_it_samples_what_the_operators_sample(family: str, temperature: float) -
 def test_it_takes_models_of_any_sizes(family: str, sizes: dict[str, int]) -> None:
     native, plain = both(family, **sizes)
     requests = some_requests(1.0)
-    assert_close(run(native, *requests), run(plain, *requests))
+    assert_alike(run(native, *requests), run(plain, *requests), shared_model(family, **sizes)[0], requests)
 
 
 @pytest.mark.usefixtures("kernels_for")
 def test_it_does_with_vectors_of_any_width() -> None:
-    native, plain = both("qwen2", hidden_size=40, intermediate_size=50, num_attention_heads=2)
-    requests = some_requests(1.0)
-    assert_close(run(native, *requests), run(plain, *requests))
+    test_it_takes_models_of_any_sizes("qwen2", {"hidden_size": 40, "intermediate_size": 50, "num_attention_heads": 2})
+
+
+LATE = [GenerationRequest(f"r{i}", prompt_of(i, 3 + 17 * (i % 4)), SamplingParams(90, seed=i), 2) for i in range(20)]
 
 
 def late_arrivals(generator: EmbeddedGenerator) -> tuple[Done, int]:
     """Rows that join a batch in use, so that its columns shift, and grow; and how often they moved."""
     done: Done = {}
     moves, column = 0, 0
-    for i in range(20):
-        generator.submit(GenerationRequest(f"r{i}", prompt_of(i, 3 + 17 * (i % 4)), SamplingParams(90, seed=i), 2))
+    for request in LATE:
+        generator.submit(request)
         for _ in range(19):
             done |= {(c.request_id, c.index): c for c in generator.step()}
             moves += generator._batch.column <= column
@@ -118,28 +143,40 @@ def test_rows_that_join_and_leave_shift_and_widen_the_cache() -> None:
     assert native._batch.columns > columns
     assert native._batch.allocation > allocation + 1
     assert moves > 1
-    assert_close(done, late_arrivals(plain)[0])
+    assert_alike(done, late_arrivals(plain)[0], shared_model("qwen3-tied")[0], LATE)
 
 
-def scaled(family: str, factor: float) -> dict[str, torch.Tensor]:
-    return {name: weight * factor for name, weight in shared_model(family)[0].state_dict().items()}
+def scaled(model: Any, factor: float) -> dict[str, torch.Tensor]:
+    return {name: weight * factor for name, weight in model.state_dict().items()}
+
+
+Found = dict[tuple[str, int], tuple[list[int], list[float], list[int]]]
+
+
+def updated(generator: EmbeddedGenerator, model: Any) -> Found:
+    """What is drawn while weights change, and by which."""
+    for i, length in enumerate((9, 70)):
+        generator.submit(GenerationRequest(f"r{i}", prompt_of(i, length), SamplingParams(20, seed=i), 4))
+    for version, factor in ((1, 1.1), (2, 0.9)):
+        for _ in range(4):
+            generator.step()
+        generator.update_weights(scaled(model, factor).items(), version)
+    return {key: (c.token_ids, c.logprobs, c.weight_versions) for key, c in drain(generator).items()}
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3-tied"])
 def test_other_weights_are_used_from_the_next_step_on(family: str, recompute: bool) -> None:
-    results = []
-    for generator in both(family, rows=12):
-        generator._recompute = recompute
-        for i, length in enumerate((9, 70)):
-            generator.submit(GenerationRequest(f"r{i}", prompt_of(i, length), SamplingParams(20, seed=i), 4))
-        for version, factor in ((1, 1.1), (2, 0.9)):
-            for _ in range(4):
-                generator.step()
-            generator.update_weights(scaled(family, factor).items(), version)
-        results.append(drain(generator))
-    assert {v for c in results[0].values() for v in c.weight_versions} >= {0, 1, 2}
-    assert_close(*results)
+    def by_torch(model: Any) -> Found:
+        generator = make(family, model, rows=12)
+        generator._recompute, generator._decoder = recompute, None
+        return updated(generator, model)
+
+    native, model = make(family, rows=12), shared_model(family)[0]
+    native._recompute = recompute
+    found = updated(native, model)
+    assert {version for _, _, versions in found.values() for version in versions} >= {0, 1, 2}
+    assert_conditioned(found, by_torch, model)
 
 
 def exactly(done: Done) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
@@ -213,7 +250,7 @@ def test_logits_that_are_not_numbers_are_an_error(temperature: float, share: str
     generator = make("qwen2")
     generator.submit(GenerationRequest("a", [1, 2], SamplingParams(9, temperature), 3))
     generator.step()
-    weights = scaled("qwen2", 1.0)
+    weights = scaled(shared_model("qwen2")[0], 1.0)
     weights["lm_head.weight"][7 if share == "one" else slice(None)] = float("nan")
     generator.update_weights(weights.items(), 1)
     with pytest.raises(EngineError, match="NaN logits"):
@@ -245,13 +282,12 @@ def test_without_a_compiler_it_generates_the_same(monkeypatch: pytest.MonkeyPatc
         plain = make()
     compiler.library.cache_clear()
     assert plain._decoder is None
-    assert_close(native, run(plain, *requests))
+    assert_alike(native, run(plain, *requests), shared_model("qwen3-tied")[0], requests)
 
 
 @pytest.mark.parametrize("other", [SamplingParams(8, top_p=0.7, seed=1), SamplingParams(8, temperature=0.5, seed=1)])
 def test_batches_of_other_sampling_are_decoded_by_torch_and_then_by_the_kernel(other: SamplingParams) -> None:
-    results = []
-    for generator in both(rows=4):
+    def generate(generator: EmbeddedGenerator) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
         plain = GenerationRequest("plain", prompt_of(0, 40), SamplingParams(30, seed=0), 2)
         generator.submit(plain)
         for request in (None, GenerationRequest("other", prompt_of(1, 9), other)):
@@ -262,5 +298,11 @@ def test_batches_of_other_sampling_are_decoded_by_torch_and_then_by_the_kernel(o
                 assert generator._decoder.takes(generator._plan) is (request is None)
         done = drain(generator)
         assert generator._decoder is None or generator._decoder.takes(generator._plan)
-        results.append(done)
-    assert_close(*results)
+        return exactly(done)
+
+    def by_torch(model: Any) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
+        generator = make(model=model, rows=4)
+        generator._decoder = None
+        return generate(generator)
+
+    assert_conditioned(generate(make(rows=4)), by_torch, shared_model("qwen3-tied")[0])

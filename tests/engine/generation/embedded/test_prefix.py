@@ -15,6 +15,7 @@ from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.prefix import BLOCK, Prefix, PrefixCache, block_keys
 from nemotron_steps.engine.types import Completion, GenerationRequest, SamplingParams
 from tests.engine.generation.embedded.embedded_models import random_model
+from tests.engine.generation.embedded.test_generator import Done, assert_same_tokens, check_logprobs
 
 
 def tokens(seed: int, length: int) -> tuple[int, ...]:
@@ -170,7 +171,7 @@ def test_grid_indices_lead_each_row_to_its_prefix_and_back(model: EmbeddedModel)
 def test_judge_like_requests_share_their_instructions_without_changing_results() -> None:
     reference, architecture = random_model("qwen3-tied")
 
-    def generate(rows: int, requests: list[GenerationRequest]) -> tuple[dict[str, Completion], int]:
+    def generate(rows: int, requests: list[GenerationRequest]) -> tuple[Done, int]:
         generator = EmbeddedGenerator(
             architecture, reference.state_dict().items(), max_sequences=rows, max_total_length=256, eos_token_ids=[3]
         )
@@ -179,7 +180,7 @@ def test_judge_like_requests_share_their_instructions_without_changing_results()
         done: dict[str, Completion] = {}
         while generator.pending():
             done.update({c.request_id: c for c in generator.step()})
-        return done, generator._prompts.fed_tokens
+        return {(name, 0): completion for name, completion in done.items()}, generator._prompts.fed_tokens
 
     instructions = tokens(0, 100)
     prompts = [instructions + tokens(i // 3, 30) + tokens(i, 3 + i) for i in range(12)]
@@ -187,10 +188,10 @@ def test_judge_like_requests_share_their_instructions_without_changing_results()
     shared, fed = generate(12, requests)
     assert fed < sum(map(len, prompts)) / 2
     few, _ = generate(5, requests)
-    for i, request in enumerate(requests):
-        alone, _ = generate(1, [request])
-        for done in (shared, few):
-            assert done[f"j{i}"].token_ids == alone[f"j{i}"].token_ids
-            torch.testing.assert_close(
-                torch.tensor(done[f"j{i}"].logprobs), torch.tensor(alone[f"j{i}"].logprobs), atol=1e-5, rtol=0
-            )
+    alone: Done = {}
+    for request in requests:
+        alone |= generate(1, [request])[0]
+    for done in (shared, few):
+        assert_same_tokens(done, alone, reference, requests)
+        for i, prompt in enumerate(prompts):
+            check_logprobs(done[f"j{i}", 0], reference, prompt)

@@ -101,7 +101,7 @@ def generator(folder):
     try:
         check_recording(EngineArgs)
     except UnsupportedError as refusal:
-        pytest.skip(refusal.what)
+        pytest.skip(f"needs CUDA: {refusal.what}")
     generator = VllmGenerator(
         folder,
         VllmConfig(enforce_eager=True, max_num_seqs=8),

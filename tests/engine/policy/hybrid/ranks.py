@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,23 +79,32 @@ def policy_of(folder: Path, megatron: dict[str, Any], loss: Any = None, **change
     return MegatronPolicy(config_for(megatron, max_grad_norm=1e9, **changes), folder, loss or rl_loss())
 
 
-def preference_steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> list[dict[str, float]]:
+def two_batches() -> list[Any]:
+    return [grouped_batch(seed) for seed in range(2)]
+
+
+def preference_steps(
+    folder: Path, megatron: dict[str, Any], batches: Sequence[Any] = (), **changes: Any
+) -> list[dict[str, float]]:
     """Metrics of two steps of DPO."""
     policy = policy_of(folder, megatron, preference_loss(), **changes)
-    return [policy.train_step(paired(grouped_batch(seed))) for seed in range(2)]
+    return [policy.train_step(batch) for batch in batches or map(paired, two_batches())]
 
 
-def steps(folder: Path, megatron: dict[str, Any], **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def steps(
+    folder: Path, megatron: dict[str, Any], batches: Sequence[Any] = (), **changes: Any
+) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """What is found in two steps, the second with the experts of a generator where there are any, the first one's
     gradients and both one's biases, and the policy."""
     policy = policy_of(folder, megatron, **changes)
-    found = {"before": policy.logprobs(grouped_batch(0)).tolist(), "metrics": [policy.train_step(grouped_batch(0))]}
+    first, second = batches or two_batches()
+    found = {"before": policy.logprobs(first).tolist(), "metrics": [policy.train_step(first)]}
     tensors = {name: tensor.clone() for name, tensor in gradients(policy)}
-    second, mixtures = grouped_batch(1), len(policy.architecture.mixtures)
+    mixtures = len(policy.architecture.mixtures)
     if mixtures:
         second.routed_experts = some_routes(second, mixtures, 2, 8)
     found["metrics"].append(policy.train_step(second))
-    found["after"] = policy.logprobs(grouped_batch(0)).tolist()
+    found["after"] = policy.logprobs(first).tolist()
     live = policy.shards.hf_tensors()
     tensors |= {name: tensor.clone() for name, tensor in live if name.endswith("correction_bias")}
     return found, tensors, policy
@@ -108,17 +118,20 @@ def fsdp_policy(folder: Path, precision: str, **changes: Any) -> Any:
     return DTensorPolicy(config, folder, rl_loss())
 
 
-def fsdp_steps(folder: Path, precision: str, **changes: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def fsdp_steps(
+    folder: Path, precision: str, batches: Sequence[Any] = (), **changes: Any
+) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """What is found in two steps of it, the first one's gradients, and the policy. Collective."""
     policy = fsdp_policy(folder, precision, **changes)
-    found = {"before": policy.logprobs(grouped_batch(0)).tolist(), "metrics": [policy.train_step(grouped_batch(0))]}
+    first, second = batches or two_batches()
+    found = {"before": policy.logprobs(first).tolist(), "metrics": [policy.train_step(first)]}
     tensors = {}
     for name, parameter in policy.model.hf.named_parameters():
         gradient = parameter.grad
         assert gradient is not None, name
         tensors[name] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
-    found["metrics"].append(policy.train_step(grouped_batch(1)))
-    found["after"] = policy.logprobs(grouped_batch(0)).tolist()
+    found["metrics"].append(policy.train_step(second))
+    found["after"] = policy.logprobs(first).tolist()
     return found, tensors, policy
 
 

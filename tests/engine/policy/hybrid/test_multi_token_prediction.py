@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,9 @@ from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
+from tests.conditioning import assert_conditioned
 from tests.engine.policy.batches import (
+    SMOOTH,
     grouped_batch,
     hf_token_logprobs,
     paired,
@@ -137,19 +140,19 @@ def test_losses_and_every_gradient_equal_a_plain_reference(blocks, depths, detac
     ahead = reference.losses(batch, depths)
     (own + SCALE / depths * sum(ahead)).backward()
 
-    repeated = depths > blocks
-    policy = policy_of(
-        folders[blocks], loss, mtp_num_layers=depths, mtp_use_repeated_layer=repeated, mtp_detach_heads=detach
-    )
-    metrics = policy.train_step(batch)
-    assert metrics["loss"] == pytest.approx(float(own.detach()), abs=1e-5)  # the policy's own
-    for depth, value in enumerate(ahead, start=1):
-        assert metrics[f"mtp_{depth}_loss"] == pytest.approx(float(value.detach()), rel=1e-5)
-    theirs, ours = dict(reference.gradients()), dict(gradients(policy))
-    assert set(ours) == set(theirs)
-    assert sum(name.startswith("mtp.") for name in ours) == 31 * blocks  # all but the router's bias
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient, atol=1e-4 * float(gradient.abs().max()), rtol=1e-4, msg=name)
+    def ours(folder, batch):
+        repeated = depths > blocks
+        policy = policy_of(
+            folder, loss, mtp_num_layers=depths, mtp_use_repeated_layer=repeated, mtp_detach_heads=detach
+        )
+        metrics = policy.train_step(batch)
+        losses = [metrics["loss"], *(metrics[f"mtp_{depth + 1}_loss"] for depth in range(depths))]
+        return {"losses": losses, "gradients": dict(gradients(policy))}
+
+    theirs = dict(reference.gradients())
+    assert sum(name.startswith("mtp.") for name in theirs) == 31 * blocks  # all but the router's bias
+    losses = [float(each.detach()) for each in (own, *ahead)]  # the policy's own, and each depth's
+    assert_conditioned({"losses": losses, "gradients": theirs}, ours, folders[blocks], batch)
 
 
 def test_a_draft_is_accepted_where_it_is_the_very_token_that_follows(folders, batch):
@@ -256,19 +259,17 @@ def test_a_packed_row_predicts_nothing_of_its_neighbours(folders):
 )
 def test_losses_do_not_depend_on_how_the_batch_is_cut(change, folders):
     megatron = {"mtp_num_layers": 2, "mtp_use_repeated_layer": True, "moe_router_bias_update_rate": 1e-3}
-    found = []
-    for changes in ({}, change):
-        checkpointing = {"activation_checkpointing": bool(changes)}
-        config = policy_config(megatron_cfg={**megatron, **checkpointing, "optimizer": {"lr": 1e-3}}, **changes)
-        policy = MegatronPolicy(config, folders[1], rl_loss())
-        found.append([policy.train_step(grouped_batch(seed)) for seed in range(2)])
+
+    def trained(changes, folder, *batches):
+        megatron_cfg = {**megatron, "activation_checkpointing": bool(changes), "optimizer": {**SMOOTH, "lr": 1e-3}}
+        policy = MegatronPolicy(policy_config(megatron_cfg=megatron_cfg, **changes), folder, rl_loss())
+        metrics = [policy.train_step(batch) for batch in batches]
         biases = [router.expert_bias.clone() for router in policy.model.routers()]
         assert len(biases) == 3  # the block's own is balanced like the others
-        found[-1].append(biases)
-    for whole, cut in zip(found[0][:2], found[1][:2], strict=True):
-        for name in ("loss", "mtp_1_loss", "mtp_2_loss", "grad_norm"):
-            assert cut[name] == pytest.approx(whole[name], rel=5e-5, abs=1e-6), name
-    assert all(torch.equal(one, other) for one, other in zip(found[0][2], found[1][2], strict=True))
+        return {"metrics": metrics, "biases": biases}
+
+    given = folders[1], grouped_batch(0), grouped_batch(1)
+    assert_conditioned(trained(change, *given), partial(trained, {}), *given)
 
 
 def test_rows_without_advantage_are_learned_from(folders, batch):

@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.policy.kernels.dense import linear, linear_forward, outer_product
-
-
-def exact(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().double().requires_grad_(tensor.requires_grad)
+from tests.conditioning import assert_conditioned, in_float64, with_gradients
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 300])
@@ -17,15 +14,8 @@ def exact(tensor: torch.Tensor) -> torch.Tensor:
 def test_linear_and_its_gradients(rows, bias):
     torch.manual_seed(0)
     leaves = [torch.randn(rows, 1, 24), torch.randn(40, 24), torch.randn(40)][: 3 if bias else 2]
-    grad = torch.randn(rows, 1, 40)
-    mine = [leaf.clone().requires_grad_() for leaf in leaves]
-    theirs = [exact(leaf).requires_grad_() for leaf in leaves]
-    out, expected = linear(*mine), torch.nn.functional.linear(*theirs)
-    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
-    out.backward(grad)
-    expected.backward(grad.double())
-    for found, wanted in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(found.grad.double(), wanted.grad, atol=1e-4, rtol=1e-5)
+    given = [torch.randn(rows, 1, 40), *leaves]
+    assert_conditioned(with_gradients(linear, *given), in_float64(torch.nn.functional.linear), *given)
 
 
 def test_only_what_is_asked_for_gets_a_gradient():
@@ -39,11 +29,9 @@ def test_only_what_is_asked_for_gets_a_gradient():
 def test_products_of_strided_operands(left, right):
     torch.manual_seed(0)
     a, b = torch.randn(100, left), torch.randn(100, right)
-    torch.testing.assert_close(outer_product(a, b).double(), a.double().t() @ b.double(), atol=1e-5, rtol=1e-5)
+    assert_conditioned(outer_product(a, b), lambda a, b: a.double().t() @ b.double(), a, b)
     weight = torch.randn(left, 7)
-    torch.testing.assert_close(
-        linear_forward(a, weight.t()).double(), a.double() @ weight.double(), atol=1e-5, rtol=1e-5
-    )
+    assert_conditioned(linear_forward(a, weight.t()), lambda a, weight: a.double() @ weight.double(), a, weight)
 
 
 def test_other_types_are_torchs():

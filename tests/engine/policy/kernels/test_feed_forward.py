@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from nemotron_steps.engine.policy.kernels import cpu_norm_swiglu
 from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
+from tests.conditioning import assert_conditioned, in_float64, with_gradients
 
 
 def reference(hidden, norm, up, down, eps):
@@ -35,15 +38,9 @@ def assert_near_float64(hidden, ffn):
     torch.manual_seed(0)
     shapes = ((70, 1, hidden), (hidden,), (2 * ffn, hidden), (hidden, ffn))
     leaves = [torch.randn(shape) for shape in shapes]
-    grad = torch.randn(shapes[0])
-    mine = [leaf.clone().requires_grad_() for leaf in leaves]
-    theirs = [leaf.double().requires_grad_() for leaf in leaves]
-    out, expected = feed_forward(*mine, 1e-6), reference(*theirs, 1e-6)
-    torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=1e-5)
-    out.backward(grad)
-    expected.backward(grad.double())
-    for found, wanted in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(found.grad.double(), wanted.grad, atol=2e-3, rtol=1e-4)
+    given = [torch.randn(shapes[0]), *leaves]
+    found = with_gradients(partial(feed_forward, eps=1e-6), *given)
+    assert_conditioned(found, in_float64(partial(reference, eps=1e-6)), *given)
 
 
 def test_states_and_a_gradient_that_do_not_lie_row_by_row():
