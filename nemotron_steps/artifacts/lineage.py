@@ -20,7 +20,7 @@ class Link:
     """One edge of the lineage graph: `child` was produced from `parent`, bound to the producing step's `port`.
 
     Both are references (`NAME:vN`); `parent` is a short digest where no record says which version it was.
-    `step` produced the child, in `run`.
+    `step` produced the child, in `run`. `accepted` says who took the parent though the code that made it had changed.
     """
 
     parent: str
@@ -28,6 +28,7 @@ class Link:
     port: str
     step: str
     run: str
+    accepted: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:
     """The whole graph above and below one version of an artifact."""
     records = store.list_artifacts()
     digests = {record.ref: record.digest for record in records}
+    accepted = {record.ref: record.producer.acceptance for record in records if record.producer}
     links = [
         Link(
             _parent(edge, digests),
@@ -59,6 +61,7 @@ def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:
             edge.port,
             record.producer.step if record.producer else "",
             record.producer.run if record.producer else "",
+            accepted.get(edge.ref, ""),
         )
         for record in records
         for edge in record.inputs
