@@ -68,7 +68,7 @@ class Producer:
         if not self.accepted:
             return ""
         last = self.accepted[-1]
-        return f"accepted by {last['by']}: {made_by(last['version'], last['changed'])}"
+        return f"by {last['by']}: {made_by(last['version'], last['changed'])}"
 
 
 @dataclass(frozen=True)

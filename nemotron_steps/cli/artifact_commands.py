@@ -190,7 +190,7 @@ def _ancestors(found: Lineage, ref: str, terminal: Terminal, shown: set[str]) ->
             continue
         repeated = link.parent in shown and any(each.child == link.parent for each in found.ancestors)
         note = f"{link.port} of {link.step}" + (", see above" if repeated else "")
-        note += f", {link.accepted}" if link.accepted else ""
+        note += f", accepted {link.accepted}" if link.accepted else ""
         label = f"{link.parent}  {terminal.style(printable(note), 'dim')}"
         fresh = link.parent not in shown
         shown.add(link.parent)

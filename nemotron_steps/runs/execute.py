@@ -310,7 +310,7 @@ class _Run:
         outputs = dict(entry.outputs)
         if planned.key in self.plan.goals and self.store.backend.scratch == Path(self.store.backend.url):
             outputs = {port: self.store.open(artifact) for port, artifact in outputs.items()}
-        accepted = {a.producer.acceptance for a in outputs.values() if a.producer and a.producer.accepted}
+        accepted = {f"accepted {a.producer.acceptance}" for a in outputs.values() if a.producer and a.producer.accepted}
         reason = ", ".join(["cached" if state == "cached" else "reuses what the other run made", *accepted])
         self.recorder.tracker(planned.key).record(
             "step_cached",
