@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +24,7 @@ from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
 from nemotron_steps.artifacts.records import opened, sealed
 from nemotron_steps.artifacts.shapes import DIGEST, NUMBER, TEXT, Optional, Values, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import redact
 from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
 from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
@@ -44,6 +45,7 @@ _RECORD = {
 }
 _LOOKED_AT = 64
 """Results of a step, the newest, among which the nearest is looked for."""
+_NOTHING = "no earlier result of it is here"
 _CODE = ("code ", "distribution ", "step version", "step entry")
 
 logger = logging.getLogger(__name__)
@@ -153,27 +155,16 @@ def with_cached(plan: Plan, store: ArtifactStore, *, accept: Sequence[str] = ())
 
     Raises RequestError for one of these that has nothing to accept; nothing is recorded then.
     """
-    if not store.backend.names(_FOLDER):
-        _refuse_unmatched(plan, set(accept), "no step has a result here yet")
-        return plan
-    found = _Look(store).plan(plan)
-    if not accept:
-        return found
-    _refuse_unmatched(plan, {name for name in accept if not any(name in _names(step) for step in plan)}, "no such step")
-    taken = {step.key for step in found if any(name in _names(step) for name in accept)}
-    for step in found:
-        if step.key in taken:
-            reads = {source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)}
-            _require_acceptable(step, [key for key in reads - taken if found.step(key).cached is None])
-    return _Look(store, taken).plan(plan)
+    found = _Look(store).plan(plan) if store.backend.names(_FOLDER) else plan
+    return _Look(store, _acceptable(found, accept)).plan(plan) if accept else found
 
 
 class _Look:
     """One look at what is there for a plan. `accept`: keys of steps whose earlier results are accepted on the way."""
 
-    def __init__(self, store: ArtifactStore, accept: set[str] | None = None) -> None:
+    def __init__(self, store: ArtifactStore, accept: Collection[str] = ()) -> None:
         self._store = store
-        self._accept = accept or set()
+        self._accept = accept
         self._known: dict[str, Mapping[str, Artifact]] = {}
         self._supposed: set[str] = set()
         """Steps that must run, whose outputs are supposed to be what they were: only to say more of what follows."""
@@ -223,7 +214,7 @@ class _Look:
             (entry, _differences(self._store, entry, planned, inputs, now)) for entry in self._made[planned.step_id]
         ]
         if not compared:
-            return None, Changes(("no earlier result of it is here",))
+            return None, Changes((_NOTHING,))
         return min(compared, key=lambda each: (not each[1].code, len(each[1].differences), len(each[1].code)))
 
 
@@ -252,7 +243,7 @@ def _differences(
     code: list[str] = []
     if entry.depends is None:
         now, before = _compared_by_config(store, entry, planned, inputs)
-        code.append("not known: it was made before that was recorded")
+        code.append("unknown (not recorded then)")
     else:
         before = dict(entry.depends)
     lines, config = [], now.get("config") != before.get("config")
@@ -317,37 +308,33 @@ def _names(step: PlannedStep) -> set[str]:
     return {step.key, *((step.instance.stage,) if step.instance is not None else ())}
 
 
-def _refuse_unmatched(plan: Plan, names: set[str], why: str) -> None:
-    if names:
-        keys = ", ".join(step.key for step in plan)
-        raise RequestError(
-            f"there is nothing to accept: {why}",
-            where=f"--accept {min(names)}",
-            expected=f"a step of the plan whose code alone changed since it was made: {keys}",
-            found=min(names),
-            hints=(f"steps plan {' '.join(plan.goals)} --why",),
-        )
-
-
-def _require_acceptable(step: PlannedStep, made_anew: Sequence[str]) -> None:
-    """RequestError for a step that has nothing to accept, or reads what `made_anew` make."""
-    changes = step.changes
-    if step.cached is not None:
-        why, hint = "it is cached as it is", f"steps plan {step.key}"
-    elif made_anew:
-        why = f"it reads what {made_anew[0]} makes anew"
-        hint = " ".join(f"--accept {key}" for key in (*made_anew, step.key))
-    elif changes is None or not changes.code:
-        why = "; ".join(changes.differences if changes is not None else ()) or "no earlier result of it is here"
-        hint = f"steps plan {step.key} --why"
-    else:
-        return
-    raise RequestError(
-        f"there is nothing to accept of {step.key}: {why}",
-        where=f"--accept {step.key}",
-        expected="a step that must run though its code alone changed since it was made",
-        hints=(hint,),
-    )
+def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
+    """Keys of the steps of these names. RequestError for one that has nothing to accept."""
+    every = {name: [step for step in plan if name in _names(step)] for name in names}
+    taken = {step.key for steps in every.values() for step in steps}
+    for name, steps in every.items():
+        why, hint = "" if steps else "no step of the plan is called that", f"steps plan {name} --why"
+        if not steps:
+            close = nearest(name, [step.key for step in plan])
+            hint = f"--accept {close[0]}" if close else f"steps plan {' '.join(plan.goals)} --why"
+        for step in steps:
+            reads = [source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)]
+            made_anew = [key for key in reads if key not in taken and plan.step(key).cached is None]
+            if step.cached is not None:
+                why, hint = "it is cached as it is", f"steps plan {name}"
+            elif made_anew:
+                why = f"it reads what {made_anew[0]} makes anew"
+                hint = " ".join(f"--accept {key}" for key in (*made_anew, step.key))
+            elif step.changes is None or not step.changes.code:
+                why = "; ".join(step.changes.differences if step.changes is not None else (_NOTHING,))
+        if why:
+            raise RequestError(
+                f"there is nothing to accept of {name}: {why}",
+                where=f"--accept {name}",
+                expected="a step that must run though its code alone changed since it was made",
+                hints=(hint,),
+            )
+    return taken
 
 
 def _accepted(

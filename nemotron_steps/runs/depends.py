@@ -81,7 +81,10 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
         code.add_module(name)
     bound = {key for port in planned.manifest.consumes for key in port.bindings}
     told = _told_by_model(planned, values, filled)
-    for key, value in _leaves(_without(values, filled)):
+    leaves = dict(_leaves(_without(values, filled)))
+    for key, value in leaves.items():
+        if key.endswith(".sha256") and f"{key.removesuffix('sha256')}function" in leaves:
+            continue  # of a reward's file, which is among the files itself
         section = next((each for each in told if key == each or key.startswith(f"{each}.")), None)
         if section is not None:
             found[f"config {section}"] = told[section]
@@ -249,9 +252,7 @@ def _leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     empty = True
     for name, value in items:
         empty = False
-        # A digest beside a function is that of its file, which is among the files itself.
-        if not (name == "sha256" and "function" in values):
-            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+        yield from _leaves(value, f"{key}.{name}" if key else str(name))
     if empty and key:
         yield key, values
 

@@ -16,6 +16,8 @@ from nemotron_steps.artifacts.models import Producer
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
+from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.config.validation import default_of
 from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.runs.cache import CacheEntry, remember, with_cached
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
@@ -25,7 +27,8 @@ TRAIN, EVALUATE, PREPARE = "rl/nemo_rl/rlvr", "eval/model_eval", "data_prep/rl_p
 PACKAGE = Path(nemotron_steps.__file__).parent
 FILES = {
     # the user's own
-    "rewards.py": "import json, numpy\nimport helper\nfrom lib import one\nif json: import scratch.part\nopen('answers.json')\n",
+    "rewards.py": "import json, numpy\nimport helper\nfrom lib import one\n"
+    "if json: import scratch.part\nopen('answers.json')\n",
     "helper.py": "def f():\n    from deeper import (\n        x,\n    )\n",
     "deeper.py": "import importlib\nx = importlib.import_module('called')\n",
     "called.py": "",
@@ -88,7 +91,11 @@ ENVIRONMENTS = {
 SETTINGS = "env.nemo_gym.environments"
 
 
-def changed(*path: str) -> Callable[[dict[str, Any]], None]:
+def of_plugin(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return changed("env", "nemo_gym", "environments", "plugin", key, value)
+
+
+def changed(*path: Any) -> Callable[[dict[str, Any]], None]:
     """An edit of the config: the last of the path is the new value."""
 
     def edit(config: dict[str, Any]) -> None:
@@ -155,9 +162,9 @@ SAID = [
         TRAIN,
         # the config
         (changed("env", "nemo_gym", "thinking_tags", ["<a>", "</think>"]), "config env.nemo_gym.thinking_tags"),
-        (changed("env", "nemo_gym", "environments", "plugin", "answer_key", "silver"), f'config {SETTINGS}.plugin.answer_key: "gold" -> "silver"'),
-        (changed("env", "nemo_gym", "environments", "plugin", "api_key", "sk-another"), None),
-        (changed("env", "nemo_gym", "environments", "plugin", "word_lists", ["words.txt", "nor_here.txt"]), f"config {SETTINGS}.plugin.word_lists.1"),
+        (of_plugin("answer_key", "silver"), f'config {SETTINGS}.plugin.answer_key: "gold" -> "silver"'),
+        (of_plugin("api_key", "sk-another"), None),
+        (of_plugin("word_lists", ["words.txt", "nor_here.txt"]), f"config {SETTINGS}.plugin.word_lists.1"),
         # the user's files, by any key
         ("rewards.py", "file rewards.py"),
         ("helper.py", "file helper.py"),
@@ -261,3 +268,47 @@ def test_an_edit_is_seen_and_said(
         assert after.changes is not None and after.cached is None
         assert [line.startswith(said) for line in after.changes.differences] == [True], after.changes
         assert bool(after.changes.code) is said.startswith("code: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "then", "now", "said"),
+    [
+        ("max_rollout_turns", ..., 999, "config grpo.max_rollout_turns: not set -> 999"),
+        ("val_period", ..., "DEFAULT", "code: config grpo.val_period: not set -> -1"),
+        ("a_key_of_then", 5, ..., "code: config grpo.a_key_of_then: 5 -> not set"),
+        ("seed", 5, ..., "config grpo.seed: 5 -> not set"),
+    ],
+)
+def test_a_key_that_the_config_model_has_got_or_lost_is_changed_code(
+    key: str, then: Any, now: Any, said: str, steps: dict[str, PlannedStep], world: Path, store: ArtifactStore
+) -> None:
+    def with_key(value: Any) -> PlannedStep:
+        config = json.loads(json.dumps(steps[TRAIN].config))
+        config["grpo"].pop(key, None)
+        default = default_of(RlConfig, f"grpo.{key}")
+        config["grpo"] |= {} if value is ... else {key: default if value == "DEFAULT" else value}
+        return replace(steps[TRAIN], config=config)
+
+    made(store, with_key(then))
+    changes = looked_at(store, with_key(now)).changes
+    assert changes is not None and changes.differences == (said,)
+    assert bool(changes.code) is said.startswith("code: ")
+
+
+def test_what_is_kept_of_a_mapping_has_no_secret_and_tells_that_one_changed(
+    steps: dict[str, PlannedStep], world: Path, store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_url(password: str) -> PlannedStep:
+        config = json.loads(json.dumps(steps[TRAIN].config))
+        plugin = config["env"]["nemo_gym"]["environments"]["plugin"]
+        plugin |= {"url": f"https://user:{password}@host/v1", "variable": "a-content-of-HF_TOKEN"}
+        return replace(steps[TRAIN], config=config)
+
+    monkeypatch.setenv("HF_TOKEN", "a-content-of-HF_TOKEN")
+    key = made(store, with_url("hunter22"))
+    kept = (world / f"home/artifacts/steps/{key}.json").read_text()
+    assert not [secret for secret in ("hunter22", "a-content-of", "sk-a-credential") if secret in kept]
+    changes = looked_at(store, with_url("hunter23")).changes
+    assert changes is not None and changes.differences == ("config: a value that is not shown",)
+    monkeypatch.delenv("HF_TOKEN")  # what is masked depends on the process, the key does not
+    assert looked_at(store, with_url("hunter22")).cached is not None
