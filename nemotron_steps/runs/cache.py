@@ -187,13 +187,11 @@ class _Look:
         except UnsupportedError:
             return replace(planned, cached=None)
         key = key_of(depends)
-        entry = recall(self._store, key)
+        entry, changes = recall(self._store, key), None
         if entry is None:
             entry, changes = self._nearest(planned, inputs, recorded(depends, planned))
-            if entry is not None and planned.key in self._accept:
-                entry, changes = _accepted(self._store, planned, inputs, entry, changes, key, depends), None
-        else:
-            changes = None
+            if entry is not None and changes is not None and planned.key in self._accept:
+                entry, changes = _accepted(self._store, planned, inputs, entry, changes.code, key, depends), None
         if entry is None or (changes is not None and not changes.code):
             return replace(planned, cached=None, changes=changes)
         self._known[planned.key] = entry.outputs
@@ -342,7 +340,7 @@ def _accepted(
     planned: PlannedStep,
     inputs: Mapping[str, Artifact],
     entry: CacheEntry,
-    changes: Changes,
+    changed: Sequence[str],
     key: str,
     depends: Mapping[str, str],
 ) -> CacheEntry:
@@ -352,7 +350,7 @@ def _accepted(
         "at": time.time(),
         "key": entry.key,
         "version": entry.version,
-        "changed": list(changes.code),
+        "changed": list(changed),
     }
     edges = [Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items()]
     outputs = {}

@@ -81,13 +81,10 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
         code.add_module(name)
     bound = {key for port in planned.manifest.consumes for key in port.bindings}
     told = _told_by_model(planned, values, filled)
-    leaves = dict(_leaves(_without(values, filled)))
-    for key, value in leaves.items():
-        if key.endswith(".sha256") and f"{key.removesuffix('sha256')}function" in leaves:
-            continue  # of a reward's file, which is among the files itself
+    for key, value in _leaves(_without(values, filled)):
         section = next((each for each in told if key == each or key.startswith(f"{each}.")), None)
         if section is not None:
-            found[f"config {section}"] = told[section]
+            found[f"file {section}"] = told[section]
             continue
         content, value = _content(key, value, code, is_path=key in bound)
         if content is not None:
@@ -119,7 +116,9 @@ def recorded(depends: Mapping[str, str], planned: PlannedStep) -> dict[str, str]
 def config_texts(planned: PlannedStep, values: Mapping[str, Any]) -> dict[str, str]:
     """Config entries of values that are redacted already, whatever the files that they name hold."""
     bound = [key for port in planned.manifest.consumes for key in port.bindings]
-    return {f"config {key}": text_of(value) for key, value in _leaves(_without(_plain_values(planned, values), bound))}
+    leaves = _leaves(_without(_plain_values(planned, values), bound))
+    # Of a reward's file, as configs had them once.
+    return {f"config {key}": text_of(value) for key, value in leaves if not key.endswith(".sha256")}
 
 
 def _add_step(code: Code, planned: PlannedStep) -> None:
@@ -273,7 +272,7 @@ def _told_by_model(planned: PlannedStep, values: Values, filled: Mapping[str, st
     if not module:
         return {}
     told: Callable[[Values], Mapping[str, Sequence[Any]]] = getattr(importlib.import_module(module), name)
-    return {key: text_of(things) for key, things in told(_without(values, filled)).items()}
+    return {key: _digest(text_of(things)) for key, things in told(_without(values, filled)).items()}
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
