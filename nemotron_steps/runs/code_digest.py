@@ -11,6 +11,7 @@ reported must not make every result stale.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,6 @@ _QUOTED = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 """A module named in a string, `"package.module:Name"`: registries that import lazily are followed too."""
 _TEXT = re.compile(r"""["']([^"'\n\0]{1,200})["']""")
 _HEADER = re.compile(r"^(Name|Version): *(.+?) *$", re.MULTILINE)
-_ALL_BESIDE = "*"
 
 
 class Code:
@@ -107,16 +107,12 @@ class Code:
             top = module.partition(".")[0]
             stamp = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
             if top == _OWN and kind == "code":
-                names = [name for name in _imports(*stamp, module) if name.startswith(f"{_OWN}.")]
-            else:
-                names = [*_imports(*stamp, module)]
-                self._take_named(path, _source(*stamp), f"{kind} {folder}")
-            for name in names:
-                if name == f"{module}.{_ALL_BESIDE}" and (path.name == "__init__.py" or "." in module):
-                    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-                    for beside in path.parent.glob("*.py"):
-                        self._reach(f"{package}.{beside.stem}", kind)
-                elif not _is_carrier(name):
+                for name, found in _own_imports(*stamp, module, self._place(top)[0]):
+                    self._take(name, found, kind)
+                continue
+            self._take_named(path, _source(*stamp), f"{kind} {folder}")
+            for name in _imports(*stamp, module):
+                if not _is_carrier(name):
                     self._reach(name, kind)
 
     def _take_named(self, path: Path, source: str, prefix: str) -> None:
@@ -190,18 +186,17 @@ def _find(name: str, folders: tuple[Path, ...], single: Path | None) -> Path | N
     """The source of a module, found by path so that no package is imported on the way; None if there is none."""
     if not folders:
         return single if "." not in name else None
-    found: Path | None = (_find_own if name.startswith(f"{_OWN}.") else _find_below)(name, folders)
-    return found
+    return _find_below(name, folders)
 
 
 def _find_below(name: str, folders: tuple[Path, ...]) -> Path | None:
     rest = name.split(".")[1:]
     for folder in folders:
-        path = folder.joinpath(*rest)
-        beside = (path.with_name(f"{path.name}{suffix}") for suffix in (".py", *EXTENSION_SUFFIXES))
-        for file in (*(beside if rest else ()), path / "__init__.py"):
-            if file.is_file():
-                return file
+        path = os.path.join(folder, *rest)
+        beside = (f"{path}{suffix}" for suffix in (".py", *EXTENSION_SUFFIXES)) if rest else ()
+        for file in (*beside, os.path.join(path, "__init__.py")):
+            if os.path.isfile(file):
+                return Path(file)
     return None
 
 
@@ -244,18 +239,29 @@ def _source(path: str, mtime_ns: int, size: int) -> str:
 @lru_cache(maxsize=4096)
 def _imports(path: str, mtime_ns: int, size: int, module: str) -> tuple[str, ...]:
     source = _source(path, mtime_ns, size)
-    return tuple(dict.fromkeys(_named_modules(source, module, path.endswith("__init__.py"))))
+    return tuple(dict.fromkeys(_named_modules(source, module, Path(path))))
 
 
-def _named_modules(source: str, module: str, is_package: bool) -> Iterator[str]:
-    """Modules that a source imports; those that strings name with a `"` before them; MODULE.* for all beside it."""
+@lru_cache(maxsize=4096)
+def _own_imports(
+    path: str, mtime_ns: int, size: int, module: str, folders: tuple[Path, ...]
+) -> tuple[tuple[str, Path], ...]:
+    """What a module of this package imports from it, and where that is."""
+    names = [name for name in _imports(path, mtime_ns, size, module) if name.startswith(f"{_OWN}.")]
+    found = ((name, _find_own(name, folders)) for name in names if not _is_carrier(name))
+    return tuple((name, place) for name, place in found if place is not None)
+
+
+def _named_modules(source: str, module: str, path: Path) -> Iterator[str]:
+    """Modules that a source imports; those that only strings name have a `"` before them."""
+    is_package = path.name == "__init__.py"
     for match in _QUOTED.finditer(source):
         yield from (f'"{name}' if not name.startswith(f"{_OWN}.") else name for name in _with_parents(match[1]))
     for match in _CALLED.finditer(source):
         if match[1]:
             yield from _with_parents(_absolute(match[1], module, is_package))
-        elif match[2] or module.partition(".")[0] != _OWN:
-            yield f"{module}.{_ALL_BESIDE}"
+        elif (match[2] or module.partition(".")[0] != _OWN) and (is_package or "." in module):
+            yield from (_absolute(f".{beside.stem}", module, is_package) for beside in path.parent.glob("*.py"))
     for match in _IMPORT.finditer(source):
         if match["plain"] is not None:
             for part in match["plain"].split(","):
