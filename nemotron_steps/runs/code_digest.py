@@ -21,11 +21,13 @@ from pathlib import Path
 
 _OWN = __name__.partition(".")[0]
 _CARRIERS = tuple(f"{_OWN}.{layer}" for layer in ("api", "runs", "manifest", "resolver", "cli", "errors", "testing"))
-_IMPORT = re.compile(
-    r"(?:^|[;:])[ \t]*(?:from[ \t]+(?P<base>\.*[\w.]*)[ \t]*import(?:[ \t]*\((?P<many>[^)]*)\)|"
-    r"[ \t]+(?P<names>[^\n;#(]+))|import[ \t]+(?P<plain>[^\n;#]+))",
-    re.MULTILINE,
+_STATEMENT = (
+    r"[ \t]*(?:from[ \t]+(?P<base>\.*[\w.]*)[ \t]*import(?:[ \t]*\((?P<many>[^)]*)\)|[ \t]+(?P<names>[^\n;#(]+))"
+    r"|import[ \t]+(?P<plain>[^\n;#]+))"
 )
+_IMPORT = re.compile(f"^{_STATEMENT}", re.MULTILINE)
+_IMPORT_ANYWHERE = re.compile(f"(?:^|[;:]){_STATEMENT}", re.MULTILINE)
+"""As others write it: `try: import x`. It takes longer."""
 _CALLED = re.compile(r"\b(?:import_module|__import__)\(\s*(?:[\"']([\w.]+)[\"']|(f[\"']\{__name__\}\.)?)")
 """An import by a call. One that puts the name together may mean every module beside it."""
 _QUOTED = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
@@ -254,15 +256,16 @@ def _own_imports(
 
 def _named_modules(source: str, module: str, path: Path) -> Iterator[str]:
     """Modules that a source imports; those that only strings name have a `"` before them."""
-    is_package = path.name == "__init__.py"
+    is_package, is_own = path.name == "__init__.py", module.partition(".")[0] == _OWN
     for match in _QUOTED.finditer(source):
         yield from (f'"{name}' if not name.startswith(f"{_OWN}.") else name for name in _with_parents(match[1]))
-    for match in _CALLED.finditer(source):
+    called = "import_module(" in source or "__import__(" in source
+    for match in _CALLED.finditer(source) if called else ():
         if match[1]:
             yield from _with_parents(_absolute(match[1], module, is_package))
-        elif (match[2] or module.partition(".")[0] != _OWN) and (is_package or "." in module):
+        elif (match[2] or not is_own) and (is_package or "." in module):
             yield from (_absolute(f".{beside.stem}", module, is_package) for beside in path.parent.glob("*.py"))
-    for match in _IMPORT.finditer(source):
+    for match in (_IMPORT if is_own else _IMPORT_ANYWHERE).finditer(source):
         if match["plain"] is not None:
             for part in match["plain"].split(","):
                 yield from _with_parents(part.split(" as ")[0].strip())
