@@ -33,6 +33,8 @@ _CALLED = re.compile(r"\b(?:import_module|__import__)\(\s*(?:[\"']([\w.]+)[\"']|
 _QUOTED = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 """A module named in a string, `"package.module:Name"`: registries that import lazily are followed too."""
 _TEXT = re.compile(r"""["']([^"'\n\0]{1,200})["']""")
+_WRITES = re.compile(r"""["'][wax]b?\+?["']|write|touch|dump|save|log|append\(""", re.IGNORECASE)
+"""What a line has that writes to the file that it names."""
 _HEADER = re.compile(r"^(Name|Version): *(.+?) *$", re.MULTILINE)
 
 
@@ -118,17 +120,18 @@ class Code:
                     self._reach(name, kind)
 
     def _take_named(self, path: Path, source: str, prefix: str) -> None:
-        """Files that a source names in strings, from its folder or the working directory; where it puts folders on
-        sys.path, imports are looked for there too."""
+        """Files that a source names in strings, from its folder, to read them; where it puts folders on sys.path,
+        imports are looked for there too."""
         texts = {text for text in _TEXT.findall(source) if text.strip("./")}
         folders = [path.parent, *(path.parent / text for text in texts if (path.parent / text).is_dir())]
         if "sys.path" in source:
             self._search.update(dict.fromkeys(folders))
-        for text in texts:
+        read = {text for line in source.splitlines() if not _WRITES.search(line) for text in _TEXT.findall(line)}
+        for text in read & texts:
             if re.search(r"\w\.\w+$", text):
-                files = {(folder / text).resolve() for folder in (*folders, Path.cwd()) if (folder / text).is_file()}
-                if files - self._seen:
-                    self.files.setdefault(f"{prefix}{text.rpartition('/')[2]}", set()).update(files - self._seen)
+                files = {(folder / text).resolve() for folder in folders if (folder / text).is_file()} - self._seen
+                if files:
+                    self.files.setdefault(f"{prefix}{text.rpartition('/')[2]}", set()).update(files)
 
     def _reach(self, name: str, kind: str) -> None:
         quoted, name = name.startswith('"'), name.lstrip('"')

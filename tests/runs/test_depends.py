@@ -28,7 +28,7 @@ PACKAGE = Path(nemotron_steps.__file__).parent
 FILES = {
     # the user's own
     "rewards.py": "import json, numpy\nimport helper\nfrom lib import one\n"
-    "if json: import scratch.part\nopen('answers.json')\n",
+    "if json: import scratch.part\nopen('answers.json')\nopen('seen.txt', 'a')\n",
     "helper.py": "def f():\n    from deeper import (\n        x,\n    )\n",
     "deeper.py": "import importlib\nx = importlib.import_module('called')\n",
     "called.py": "",
@@ -171,6 +171,7 @@ SAID = [
         ("deeper.py", "file deeper.py"),
         ("called.py", "file called.py"),
         ("answers.json", "file answers.json"),
+        ("seen.txt", None),
         ("lib/two.py", "file lib/two.py"),
         ("lib/elsewhere/placed.py", "file placed.py"),
         ("unused.py", None),
