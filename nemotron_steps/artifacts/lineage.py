@@ -44,9 +44,13 @@ class Lineage:
         return {
             "artifact": self.of.ref,
             "digest": self.of.digest,
-            "ancestors": [vars(link) for link in self.ancestors],
-            "descendants": [vars(link) for link in self.descendants],
+            "ancestors": [_fields(link) for link in self.ancestors],
+            "descendants": [_fields(link) for link in self.descendants],
         }
+
+
+def _fields(link: Link) -> dict[str, str]:
+    return {name: text for name, text in vars(link).items() if text or name != "accepted"}
 
 
 def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:

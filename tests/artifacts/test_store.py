@@ -327,9 +327,7 @@ def test_lineage_follows_edges_both_ways(store: ArtifactStore, tmp_path: Path) -
     commit("c", 3, "a")
     commit("d", 4, "b", "c")
     graph = lineage(store, store.find("b")).to_dict()
-    assert graph["ancestors"] == [
-        {"parent": "a:v1", "child": "b:v1", "port": "in", "step": "b", "run": "r", "accepted": ""}
-    ]
+    assert graph["ancestors"] == [{"parent": "a:v1", "child": "b:v1", "port": "in", "step": "b", "run": "r"}]
     assert graph["descendants"] == [{"parent": "b:v1", "child": "d:v1", "port": "in", "step": "d", "run": "r"}]
     up = lineage(store, store.find("d")).to_dict()["ancestors"]
     assert {(link["parent"], link["child"]) for link in up} == {
