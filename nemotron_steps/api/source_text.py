@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
-import hashlib
 import inspect
 import linecache
 import math
@@ -137,14 +136,11 @@ class _Capture:
         self._imports[f"import {module.__name__}" + (f" as {name}" if name != module.__name__ else "")] = None
 
     def _take_from(self, module: ModuleType) -> None:
-        """Let the module be found. One of the user's own counts with its content: changed, it is another function."""
+        """Let the module be found: one of the user's own is part of the cache key from there."""
         file = getattr(module, "__file__", None)
         if file is None or any(Path(file).is_relative_to(path) for path in set(sysconfig.get_paths().values())):
             return
         self._paths[root_of(module)] = None
-        if file.endswith(".py"):
-            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-            self._texts.append(f"# {module.__name__}: sha256 {digest}")
 
     def _define_code(self, name: str, value: Any) -> None:
         """A function or class by its source, after everything that it uses."""

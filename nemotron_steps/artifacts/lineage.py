@@ -20,7 +20,7 @@ class Link:
     """One edge of the lineage graph: `child` was produced from `parent`, bound to the producing step's `port`.
 
     Both are references (`NAME:vN`); `parent` is a short digest where no record says which version it was.
-    `step` produced the child, in `run`.
+    `step` produced the child, in `run`. `accepted` says who took the parent though the code that made it had changed.
     """
 
     parent: str
@@ -28,6 +28,7 @@ class Link:
     port: str
     step: str
     run: str
+    accepted: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,20 @@ class Lineage:
         return {
             "artifact": self.of.ref,
             "digest": self.of.digest,
-            "ancestors": [vars(link) for link in self.ancestors],
-            "descendants": [vars(link) for link in self.descendants],
+            "ancestors": [_fields(link) for link in self.ancestors],
+            "descendants": [_fields(link) for link in self.descendants],
         }
+
+
+def _fields(link: Link) -> dict[str, str]:
+    return {name: text for name, text in vars(link).items() if text or name != "accepted"}
 
 
 def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:
     """The whole graph above and below one version of an artifact."""
     records = store.list_artifacts()
     digests = {record.ref: record.digest for record in records}
+    accepted = {record.ref: record.producer.acceptance for record in records if record.producer}
     links = [
         Link(
             _parent(edge, digests),
@@ -59,6 +65,7 @@ def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:
             edge.port,
             record.producer.step if record.producer else "",
             record.producer.run if record.producer else "",
+            accepted.get(edge.ref, ""),
         )
         for record in records
         for edge in record.inputs

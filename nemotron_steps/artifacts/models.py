@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,22 @@ class Producer:
     run: str
     step_version: str = ""
     cache_key: str = ""
+    accepted: tuple[Mapping[str, Any], ...] = ()
+    """By whom it was taken for what the step would make since, oldest first: {by, at, key, version, changed}, the key
+    and version that it had until then and the code that changed."""
+
+    @property
+    def made_under(self) -> str:
+        """The cache key under which the run made it."""
+        return str(self.accepted[0]["key"]) if self.accepted else self.cache_key
+
+    @property
+    def acceptance(self) -> str:
+        """Who accepted it last, as a line; "" where nobody had to."""
+        if not self.accepted:
+            return ""
+        last = self.accepted[-1]
+        return f"by {last['by']}: {made_by(last['version'], last['changed'])}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +150,9 @@ class Artifact:
             "version": self.version,
             "attributes": dict(self.attributes),
             "files": [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in self.files],
-            "producer": vars(self.producer) if self.producer else None,
+            "producer": {k: v for k, v in vars(self.producer).items() if k != "accepted" or v}
+            if self.producer
+            else None,
             "inputs": [vars(edge) for edge in self.inputs],
             "created": self.created,
             "source": self.source,
@@ -144,6 +162,12 @@ class Artifact:
     def at(self, path: Path) -> Artifact:
         """The same artifact read from another local folder."""
         return replace(self, path=path)
+
+
+def made_by(version: str, changed: Sequence[str]) -> str:
+    """Who made what may be accepted, and what of the code changed since, as a line."""
+    more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+    return f"made by {version or 'an earlier version'}, changed: {', '.join(changed[:4])}{more}"
 
 
 def tree_digest(type_name: str, files: Iterable[FileRecord]) -> str:

@@ -24,7 +24,7 @@ from nemotron_steps.artifacts.models import (
     is_artifact_name,
     tree_digest,
 )
-from nemotron_steps.artifacts.shapes import COUNT, DIGEST, TEXT, TIME, require_shape
+from nemotron_steps.artifacts.shapes import COUNT, DIGEST, TEXT, TIME, Optional, require_shape
 from nemotron_steps.errors import ArtifactError
 
 FORMAT = 2
@@ -32,6 +32,8 @@ FORMAT = 2
 
 CHECKSUM = "checksum"
 
+_PRODUCER = {"step": TEXT, "port": TEXT, "run": TEXT, "step_version": TEXT, "cache_key": TEXT}
+_ACCEPTED = {"by": TEXT, "at": TIME, "key": TEXT, "version": TEXT, "changed": [TEXT]}
 _RECORD = {
     "format": COUNT,
     "type": TEXT,
@@ -40,7 +42,7 @@ _RECORD = {
     "version": COUNT,
     "attributes": dict,
     "files": [{"path": TEXT, "size": COUNT, "sha256": DIGEST}],
-    "producer": (None, {"step": TEXT, "port": TEXT, "run": TEXT, "step_version": TEXT, "cache_key": TEXT}),
+    "producer": (None, {**_PRODUCER, "accepted": Optional([_ACCEPTED])}),
     "inputs": [{"port": TEXT, "digest": DIGEST, "ref": TEXT}],
     "created": TIME,
     "source": TEXT,
@@ -112,7 +114,7 @@ def parse_artifact(data: bytes, where: str) -> Artifact:
         files=tuple(FileRecord(require_relative(f["path"], where), f["size"], f["sha256"]) for f in record["files"]),
         name=record["name"],
         version=record["version"],
-        producer=Producer(**record["producer"]) if record["producer"] else None,
+        producer=_producer(record["producer"]) if record["producer"] else None,
         inputs=tuple(Edge(**edge) for edge in record["inputs"]),
         created=float(record["created"]),
         source=record["source"],
@@ -120,6 +122,10 @@ def parse_artifact(data: bytes, where: str) -> Artifact:
     )
     _check(artifact, where)
     return artifact
+
+
+def _producer(record: Mapping[str, Any]) -> Producer:
+    return Producer(**{**record, "accepted": tuple(record.get("accepted", ()))})
 
 
 def _check(artifact: Artifact, where: str) -> None:

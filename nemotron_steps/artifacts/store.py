@@ -201,6 +201,10 @@ class ArtifactStore:
         self._remember_verified(artifact.digest, artifact.path, artifact.files)
         return self._new_version(artifact)
 
+    def attribute(self, artifact: Artifact, producer: Producer, inputs: Sequence[Edge]) -> Artifact:
+        """The next version of a committed artifact's name, of the same content, as another production."""
+        return self._new_version(replace(artifact, producer=producer, inputs=tuple(inputs), created=time.time()))
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     def find(self, ref: str) -> Artifact:

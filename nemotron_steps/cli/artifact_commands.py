@@ -68,6 +68,7 @@ def show_artifacts(arguments: argparse.Namespace) -> int:
     rows = [
         ["digest", artifact.digest],
         ["made by", _origin(artifact)],
+        *([["accepted", artifact.producer.acceptance]] if artifact.producer and artifact.producer.accepted else []),
         ["created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(artifact.created))],
         ["path", shown_path(place)],
         *(["input", f"{edge.port} = {edge.ref or edge.digest[:12]}"] for edge in artifact.inputs),
@@ -190,6 +191,7 @@ def _ancestors(found: Lineage, ref: str, terminal: Terminal, shown: set[str]) ->
             continue
         repeated = link.parent in shown and any(each.child == link.parent for each in found.ancestors)
         note = f"{link.port} of {link.step}" + (", see above" if repeated else "")
+        note += f", accepted {link.accepted}" if link.accepted else ""
         label = f"{link.parent}  {terminal.style(printable(note), 'dim')}"
         fresh = link.parent not in shown
         shown.add(link.parent)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.asked import Asked
@@ -48,6 +49,7 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
         resume=arguments.resume,
         attached=arguments.batch is None,
         force_squash=arguments.force_squash,
+        accept=arguments.accept,
         terminal=None if arguments.as_json else terminal,
     )
     if arguments.batch is not None:
@@ -64,6 +66,7 @@ def submit_asked(
     resume: str | None,
     attached: bool,
     force_squash: bool = False,
+    accept: Sequence[str] = (),
     terminal: Terminal | None = None,
 ) -> RunInfo:
     """Plan a request and hand it to the profile's executor.
@@ -71,6 +74,7 @@ def submit_asked(
     Args:
         resume: the id of an earlier run, or `latest`: its folder is continued.
         attached: somebody follows it.
+        accept: see `with_cached`.
         terminal: where the plan and the job are shown; None shows nothing.
 
     Raises:
@@ -81,7 +85,7 @@ def submit_asked(
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
 
-    plan = with_cached(bench, bench.plan(asked), force=force, resume=resume)
+    plan = with_cached(bench, bench.plan(asked), force=force, resume=resume, accept=accept)
     refuse_unimplemented(plan)
     redacted = asked.redacted()
     if MASK in redacted.command:

@@ -122,6 +122,7 @@ def _planning(add: Callable[..., Parser]) -> None:
     command = add("plan", "planning:plan", "type-check a step, a list of steps or a pipeline; nothing runs")
     _request(command)
     command.add_argument("-r", "--run", metavar="PROFILE", help="also check against this env.toml profile")
+    command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
     _json(command)
     command = add("run", "running:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG)
     run_flags(command)
@@ -173,6 +174,13 @@ def _request(
         action="append",
         default=[],
         help="go on though this stage's results do not pass its checks; repeat for more",
+    )
+    command.add_argument(
+        "--accept",
+        metavar="STEP",
+        action="append",
+        default=[],
+        help="take the earlier result of this step or stage though its code changed since; repeat for more",
     )
     command.add_argument("--force", action="store_true", help="the named steps run even if their results are cached")
     _home(command)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.artifacts.models import made_by
 from nemotron_steps.cli.apart import require_together
 from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
@@ -29,11 +32,11 @@ def plan(arguments: argparse.Namespace) -> int:
     profile = bench.profile_of(asked)
     if profile is not None:
         os.environ.update(profile.variables_here)
-    found = with_cached(bench, bench.plan(asked), force=arguments.force)
+    found = with_cached(bench, bench.plan(asked), force=arguments.force, accept=arguments.accept)
     if arguments.as_json:
         print_json(plan_fields(found))
     else:
-        show_plan(found, Terminal.of(), asked)
+        show_plan(found, Terminal.of(), asked, why=arguments.why)
     return 0
 
 
@@ -79,7 +82,13 @@ def _show_unfilled(found: Plan, terminal: Terminal) -> None:
 
 
 def with_cached(
-    bench: Workbench, found: Plan, *, force: bool = False, resume: str | None = None, allow_unfilled: bool = False
+    bench: Workbench,
+    found: Plan,
+    *,
+    force: bool = False,
+    resume: str | None = None,
+    allow_unfilled: bool = False,
+    accept: Sequence[str] = (),
 ) -> Plan:
     """The plan with what is already there filled in; a home that does not exist yet holds nothing.
 
@@ -87,13 +96,14 @@ def with_cached(
         force: the steps asked for run whatever is there, so what reads their outputs cannot be known to be cached.
         resume: a run that is continued: so do the steps that it was forced to make and has not made.
         allow_unfilled: what an earlier stage did not leave is the plan's `unfilled` instead of an error.
+        accept: steps whose earlier result is taken though their code changed (see `runs.cache.with_cached`).
     """
     from nemotron_steps.resolver.earlier import without_absent
-    from nemotron_steps.resolver.plan import StepOutput
+    from nemotron_steps.resolver.plan import Changes, StepOutput
     from nemotron_steps.runs.cache import with_cached as look_up
     from nemotron_steps.runs.run_folder import get_run
 
-    looked_up = look_up(found, bench.store)
+    looked_up = look_up(found, bench.store, accept=accept)
     found = without_absent(looked_up, allow_unfilled=allow_unfilled)
     if found is not looked_up:
         found = look_up(found, bench.store)
@@ -106,7 +116,8 @@ def with_cached(
         reads = {source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)}
         if step.key in forced or step.cached is None or reads & run:
             run.add(step.key)
-            step = replace(step, cached=None)
+            anew = Changes((f"reads what {min(reads & run)} makes" if reads & run else "--force",))
+            step = replace(step, cached=None, changes=anew if step.cached is not None else step.changes)
         steps.append(step)
     return replace(found, steps=tuple(steps))
 
@@ -119,8 +130,12 @@ def plan_fields(found: Plan) -> dict[str, Any]:
     return fields
 
 
-def show_plan(found: Plan, terminal: Terminal, asked: Asked) -> None:
-    """The plan as a table: what is cached, what runs, where each input comes from, which converters were inserted."""
+def show_plan(found: Plan, terminal: Terminal, asked: Asked, *, why: bool = False) -> None:
+    """The plan as a table: what is cached, what runs, where each input comes from, which converters were inserted.
+
+    Args:
+        why: with what changed of each step that must run.
+    """
     numbers = {step.key: index for index, step in enumerate(found.steps, start=1)}
     cached = sum(step.cached is not None for step in found.steps)
     count = f"{len(found.steps)} step" + ("s" if len(found.steps) != 1 else "")
@@ -141,7 +156,26 @@ def show_plan(found: Plan, terminal: Terminal, asked: Asked) -> None:
     terminal.table(rows, indent=2, below=7)
     for warning in found.warnings:
         terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(warning)}")
+    by_code = [step.key for step in found.steps if step.changes is not None and step.changes.code]
+    if by_code:
+        command = " ".join(["steps run", asked.redacted().typed, *(f"--accept {shlex.quote(key)}" for key in by_code)])
+        note = terminal.style("note:", "yellow")
+        terminal.print(f"  {note} only code changed since; to take what is there as it is:")
+        terminal.print(f"    {terminal.style(printable(command), 'cyan')}")
+    if why:
+        _show_why(found, numbers, terminal)
     show_memory(found, terminal)
+
+
+def _show_why(found: Plan, numbers: dict[str, int], terminal: Terminal) -> None:
+    """What changed of each step that must run against the nearest earlier result of it."""
+    for step in found.steps:
+        if step.cached is None:
+            changes = step.changes
+            since = f"since run {changes.run}" if changes is not None and changes.run else ""
+            terminal.print(f"  {numbers[step.key]}  {terminal.style(step.key, 'bold')}  {terminal.style(since, 'dim')}")
+            for line in changes.differences if changes is not None else ("no earlier result of it is here",):
+                terminal.print(f"      {printable(redact_text(line))}")
 
 
 def yaml_text(values: Any) -> str:
@@ -167,6 +201,9 @@ def _note(step: PlannedStep, numbers: dict[str, int], terminal: Terminal) -> str
     parts = [f"{port} ← {_source(source, numbers)}" for port, source in step.inputs.items()]
     parts += [f"{port.name} ← ?" for port in step.manifest.consumes if port.required and port.name not in step.inputs]
     text = terminal.style(printable(", ".join(parts)), "dim")
+    if step.changes is not None and step.changes.code:
+        stale = terminal.style(printable(made_by(step.changes.version, step.changes.code)), "yellow")
+        text = f"{text}  {stale}" if text else stale
     if step.inserted:
         inserted = terminal.style(f"inserted: {step.because}", "yellow")
         return f"{text}  {inserted}" if text else inserted

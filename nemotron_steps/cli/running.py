@@ -47,6 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     _check_squash(arguments, profile)
     if profile is not None:
         os.environ.update(profile.variables_here)
+    if arguments.accept and (arguments.dry_run or arguments.force):
+        raise UsageError(
+            "--accept records that a result is taken: --dry-run records nothing, and --force makes it anew",
+            where=f"--accept {arguments.accept[0]}",
+            hints=(f"steps plan {asked.redacted().command} --accept {arguments.accept[0]}",),
+        )
     if arguments.dry_run:
         return dry_run(bench, asked, profile, force=arguments.force, resume=arguments.resume, as_json=arguments.as_json)
     if profile is not None and not (profile.runs_here and arguments.batch is None):
@@ -57,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> int:
     terminal = None if arguments.as_json else Terminal.of()
     with stdout_to_stderr() if arguments.as_json else nullcontext():
-        result, plan = run_here(bench, asked, force=arguments.force, resume=arguments.resume, terminal=terminal)
+        result, plan = run_here(
+            bench, asked, force=arguments.force, resume=arguments.resume, terminal=terminal, accept=arguments.accept
+        )
     if terminal is None:
         print_json(result_fields(result))
     else:
@@ -75,18 +83,20 @@ def run_here(
     resume: str | None = None,
     terminal: Terminal | None = None,
     ends_process: bool = True,
+    accept: Sequence[str] = (),
 ) -> tuple[RunResult, Plan]:
     """Plan a request and run it in this process.
 
     Args:
         force: see `execute`, as `resume` and `ends_process`.
         terminal: where the plan and the progress are shown; None shows nothing.
+        accept: see `with_cached`.
 
     Raises:
         StepsError: the plan's errors, or the first step's that failed, with how to look closer and to go on.
     """
     bound_spinning()
-    plan = with_cached(bench, bench.plan(asked), force=force, resume=resume)
+    plan = with_cached(bench, bench.plan(asked), force=force, resume=resume, accept=accept)
     if terminal is not None:
         show_plan(plan, terminal, asked)
         terminal.print()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nemotron_steps.config.compose import ComposedConfig, origin_of, raise_problems
 from nemotron_steps.config.names import nearest
@@ -103,6 +103,26 @@ def known_keys(schema: type[BaseModel]) -> tuple[str, ...]:
 def has_key(schema: type[BaseModel], key: str) -> bool:
     """Whether a dotted key exists in the model (anything below a free-form field does)."""
     return _accepts(schema, tuple(key.split(".")))
+
+
+def default_of(schema: type[BaseModel], key: str) -> Any:
+    """What the model has for a dotted key that nobody sets, as plain values; Ellipsis where it has nothing."""
+    models, value = [schema], ...
+    for part in key.split("."):
+        found = [(name, info) for model in models for name, info in model.model_fields.items()]
+        name, info = next(((name, info) for name, info in found if part == (info.alias or name)), ("", None))
+        if isinstance(value, Mapping):
+            value = value.get(part, ...)
+        elif isinstance(value, list | tuple):
+            value = value[int(part)] if part.isdigit() and int(part) < len(value) else ...
+        elif info is None:
+            return ...
+        elif isinstance(value, BaseModel):
+            value = getattr(value, name)
+        else:
+            value = ... if info.is_required() else info.get_default(call_default_factory=True)  # type: ignore[call-arg]
+        models = _models(info.annotation) if info is not None else []
+    return value if value is ... else TypeAdapter(Any).dump_python(value, mode="json")
 
 
 def nearest_keys(schema: type[BaseModel], key: str) -> tuple[str, ...]:

@@ -81,6 +81,32 @@ class Instance:
 
 
 @dataclass(frozen=True)
+class Changes:
+    """How a step that has to run differs from the nearest result of it that is there.
+
+    Attributes:
+        differences: each as a line; what else there is to say where there is no such result.
+        version: of nemotron_steps, that made it; "" where that is not known.
+        run: that made it; "" where there is no result.
+        code: what of the code changed, where nothing else did: the result may be accepted (`--accept`).
+    """
+
+    differences: tuple[str, ...]
+    version: str = ""
+    run: str = ""
+    code: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable form."""
+        return {
+            "differences": list(self.differences),
+            "version": self.version,
+            "run": self.run,
+            "code": list(self.code),
+        }
+
+
+@dataclass(frozen=True)
 class PlannedStep:
     """One step of a plan.
 
@@ -96,6 +122,7 @@ class PlannedStep:
         inserted: whether the resolver put it there (a converter) rather than the request.
         because: one phrase saying why it is in the plan.
         cached: output port → artifact reference when nothing needs to run; None until a runner has looked.
+        changes: why it must run; None where nothing needs to, or until a runner has looked.
         earlier: whether it is a stage before the first one asked for, which is not run: its result must be there.
         memory: what it takes of each device, and how its batch is cut; None where nothing is trained.
         instance: which instance of a fanned-out stage it is; None for any other step.
@@ -114,6 +141,7 @@ class PlannedStep:
     inserted: bool = False
     because: str = ""
     cached: Mapping[str, str] | None = None
+    changes: Changes | None = None
     earlier: bool = False
     memory: StepMemory | None = None
     instance: Instance | None = None
@@ -133,6 +161,8 @@ class PlannedStep:
             "because": self.because,
             "cached": None if self.cached is None else dict(self.cached),
         }
+        if self.changes is not None:
+            fields["changes"] = self.changes.to_dict()
         if self.memory is not None:
             fields["memory"] = self.memory.to_dict()
         if self.instance is not None:

@@ -1,38 +1,38 @@
-"""Which steps need not run: cache keys, and what was committed under them.
+"""Which steps need not run: what was committed under their cache keys, and what changed since where nothing was.
 
-A key is a digest of everything a step's outputs are a function of: the step's id and version, its code (see
-code_digest), its config without the keys that only carry input paths or only say how it runs (OPERATIONAL), what
-identifies the data files that the config names, and the content of its inputs. Two runs with the same key produce the
-same artifacts, but for rounding where they were placed differently, so the second is a no-op; the work folder of a step
-is named by its key, so a repeated command finds the checkpoints of the one that was killed.
+The key is the digest of everything that a step's outputs are a function of (see depends). Two runs with the same key
+produce the same artifacts, but for rounding where they were placed differently, so the second is a no-op; the work
+folder of a step is named by its key, so a repeated command finds the checkpoints of the one that was killed.
+A record of an earlier format has no `depends`: no key is that of one, but its result can be accepted.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import json
+import getpass
 import logging
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.artifacts.integrity import Verified
-from nemotron_steps.artifacts.models import Artifact, short_digest
+from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
 from nemotron_steps.artifacts.records import opened, sealed
-from nemotron_steps.artifacts.shapes import DIGEST, NUMBER, TEXT, Values, require_shape
+from nemotron_steps.artifacts.shapes import DIGEST, NUMBER, TEXT, Optional, Values, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.redaction import is_secret_key
-from nemotron_steps.errors import ArtifactError, UnknownNameError, UnsupportedError
-from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
-from nemotron_steps.runs.code_digest import code_digest
-from nemotron_steps.runs.inputs import bound_values, open_input
+from nemotron_steps.config.names import nearest
+from nemotron_steps.config.redaction import redact
+from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
+from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
+from nemotron_steps.runs.depends import config_texts, depends_on, key_of, recorded, text_of
+from nemotron_steps.runs.inputs import open_input
+from nemotron_steps.runs.outputs import artifact_name
+from nemotron_steps.runs.produced import config_of
 
-_FORMAT = 2
 _FOLDER = "artifacts/steps"
 _KEY = re.compile(r"[0-9a-f]{32}")
 _RECORD = {
@@ -40,20 +40,31 @@ _RECORD = {
     "seconds": NUMBER,
     "outputs": Values({"ref": TEXT, "digest": DIGEST}),
     "summary": dict,
+    "version": Optional(TEXT),
+    "depends": Optional(Values(TEXT)),
 }
+_LOOKED_AT = 64
+"""Results of a step, the newest, among which the nearest is looked for."""
+_NOTHING = "no earlier result of it is here"
+_CODE = ("code ", "distribution ", "step version", "step entry")
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What a step committed under a key: output port → artifact, and what it reported as its summary."""
+    """What a step committed under a key: output port → artifact, and what it reported as its summary.
+
+    `version` is that of nemotron_steps which made it, and `depends` what the key is the digest of, secrets masked.
+    """
 
     key: str
     run: str
     seconds: float
     outputs: Mapping[str, Artifact]
     summary: Mapping[str, Any]
+    version: str = ""
+    depends: Mapping[str, str] | None = None
 
 
 def cache_key(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> str:
@@ -61,44 +72,7 @@ def cache_key(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> str:
 
     Raises UnsupportedError if the step's manifest names no code, or code that is not there.
     """
-    payload = {
-        "format": _FORMAT,
-        "step": planned.step_id,
-        "version": planned.manifest.step.version,
-        "entry": planned.manifest.step.entry,
-        "code": _code(planned),
-        "config": _config_that_matters(planned, inputs),
-        "inputs": {port: [artifact.type, artifact.digest] for port, artifact in inputs.items()},
-        "outputs": dict(planned.produces),
-    }
-    text = json.dumps(payload, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def entry_module(planned: PlannedStep) -> str:
-    """The module of a step's function. UnsupportedError if its manifest names none."""
-    entry = planned.manifest.step.entry
-    if entry is None:
-        raise UnsupportedError(
-            f"step '{planned.step_id}' has no implementation here: its manifest names no entry",
-            where=planned.manifest.where("step"),
-            expected='entry = "package.module:function"',
-            hints=(f"steps plan {planned.step_id}   # type-checking works without one",),
-        )
-    return entry.partition(":")[0]
-
-
-def _code(planned: PlannedStep) -> str:
-    module = entry_module(planned)
-    try:
-        return code_digest(module)
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"the code of step '{planned.step_id}' is not installed: {error}",
-            where=planned.manifest.where("step", "entry"),
-            found=planned.manifest.step.entry,
-            hints=("steps doctor",),
-        ) from error
+    return key_of(depends_on(planned, inputs))
 
 
 def recall(store: ArtifactStore, key: str) -> CacheEntry | None:
@@ -124,6 +98,8 @@ def remember(store: ArtifactStore, entry: CacheEntry) -> None:
         "seconds": entry.seconds,
         "outputs": {port: {"ref": a.ref, "digest": a.digest} for port, a in entry.outputs.items()},
         "summary": dict(entry.summary),
+        "version": entry.version,
+        "depends": dict(entry.depends or {}),
     }
     store.backend.write(_path(entry.key), sealed(record))
 
@@ -164,30 +140,239 @@ def _entry(store: ArtifactStore, key: str) -> CacheEntry | None:
             )
         if not store.exists(artifact.digest):
             raise UnknownNameError("an artifact is gone", where=where, found=artifact.ref)
-    return CacheEntry(key, record["run"], record["seconds"], outputs, record["summary"])
+    made = record["run"], record["seconds"], outputs, record["summary"]
+    return CacheEntry(key, *made, record.get("version", ""), record.get("depends"))
 
 
-def with_cached(plan: Plan, store: ArtifactStore) -> Plan:
-    """The plan with each step's `cached` filled in: output port → reference if nothing needs to run, else None.
+def with_cached(plan: Plan, store: ArtifactStore, *, accept: Sequence[str] = ()) -> Plan:
+    """The plan with `cached` filled in for each step that need not run, and `changes` for each that must.
 
     A step behind one that must run cannot be known to be cached, and counts as not cached.
+
+    Args:
+        accept: keys of steps, or stages, whose earlier result is taken as it is though the code changed since: it is
+            recorded under the step's key, and as a version of the artifact that says so.
+
+    Raises RequestError for one of these that has nothing to accept; nothing is recorded then.
     """
-    if not store.backend.names(_FOLDER):
-        return plan
-    known: dict[str, Mapping[str, Artifact]] = {}
-    steps = []
-    for planned in plan.steps:
-        entry = None
-        inputs = _known_inputs(planned, known, store)
-        if inputs is not None:
-            # A step without code can be planned; running it says what is missing.
-            with suppress(UnsupportedError):
-                entry = recall(store, cache_key(planned, inputs))
-        if entry is not None:
-            known[planned.key] = entry.outputs
-        cached = {port: artifact.ref for port, artifact in entry.outputs.items()} if entry is not None else None
-        steps.append(replace(planned, cached=cached))
-    return replace(plan, steps=tuple(steps))
+    found = _Look(store).plan(plan) if store.backend.names(_FOLDER) else plan
+    return _Look(store, _acceptable(found, accept)).plan(plan) if accept else found
+
+
+class _Look:
+    """One look at what is there for a plan. `accept`: keys of steps whose earlier results are accepted on the way."""
+
+    def __init__(self, store: ArtifactStore, accept: Collection[str] = ()) -> None:
+        self._store = store
+        self._accept = accept
+        self._known: dict[str, Mapping[str, Artifact]] = {}
+        self._supposed: set[str] = set()
+        """Steps that must run, whose outputs are supposed to be what they were: only to say more of what follows."""
+        self._made: dict[str, list[CacheEntry]] = {}
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan with `cached` and `changes`."""
+        return replace(plan, steps=tuple(map(self._step, plan.steps)))
+
+    def _step(self, planned: PlannedStep) -> PlannedStep:
+        inputs = _known_inputs(planned, self._known, self._store)
+        reads = [s.step_key for s in planned.inputs.values() if isinstance(s, StepOutput)]
+        made_anew = [key for key in reads if key in self._supposed or key not in self._known]
+        if inputs is None:
+            what = f"reads what {made_anew[0]} makes" if made_anew else "an input is not here yet"
+            return replace(planned, cached=None, changes=Changes((what,)))
+        # A step without code can be planned; running it says what is missing.
+        try:
+            depends = depends_on(planned, inputs)
+        except UnsupportedError:
+            return replace(planned, cached=None)
+        key = key_of(depends)
+        entry, changes = recall(self._store, key), None
+        if entry is None:
+            entry, changes = self._nearest(planned, inputs, recorded(depends, planned))
+            if entry is not None and changes is not None and planned.key in self._accept:
+                entry, changes = _accepted(self._store, planned, inputs, entry, changes.code, key, depends), None
+        if entry is None or (changes is not None and not changes.code):
+            return replace(planned, cached=None, changes=changes)
+        self._known[planned.key] = entry.outputs
+        if changes is None and not made_anew:
+            return replace(planned, cached={port: a.ref for port, a in entry.outputs.items()}, changes=None)
+        self._supposed.add(planned.key)
+        if changes is None:
+            changes = Changes((f"cached if {made_anew[0]} makes again what it made",), entry.version, entry.run)
+        return replace(planned, cached=None, changes=changes)
+
+    def _nearest(
+        self, planned: PlannedStep, inputs: Mapping[str, Artifact], now: Mapping[str, str]
+    ) -> tuple[CacheEntry | None, Changes]:
+        """The earlier result with the fewest differences, and these."""
+        if planned.step_id not in self._made:
+            self._made[planned.step_id] = list(_results_of(self._store, planned))
+        compared = [
+            (entry, _differences(self._store, entry, planned, inputs, now)) for entry in self._made[planned.step_id]
+        ]
+        if not compared:
+            return None, Changes((_NOTHING,))
+        return min(compared, key=lambda each: (not each[1].code, len(each[1].differences), len(each[1].code)))
+
+
+def _results_of(store: ArtifactStore, planned: PlannedStep) -> Iterator[CacheEntry]:
+    """What a step made before, newest first: the records of its artifacts lead to those of its keys."""
+    seen = set()
+    for port in planned.produces:
+        name = artifact_name(planned.step_id, port)
+        for version in reversed(store.versions(name)[-_LOOKED_AT:]):
+            with suppress(ArtifactError, UnknownNameError):
+                producer = store.find(f"{name}:v{version}").producer
+                if producer is not None and producer.step == planned.step_id and producer.cache_key not in seen:
+                    seen.add(producer.cache_key)
+                    entry = recall(store, producer.cache_key) if _KEY.fullmatch(producer.cache_key) else None
+                    if entry is not None:
+                        yield entry
+
+
+def _differences(
+    store: ArtifactStore,
+    entry: CacheEntry,
+    planned: PlannedStep,
+    inputs: Mapping[str, Artifact],
+    now: Mapping[str, str],
+) -> Changes:
+    code: list[str] = []
+    if entry.depends is None:
+        now, before = _compared_by_config(store, entry, planned, inputs)
+        code.append("unknown (not recorded then)")
+    else:
+        before = dict(entry.depends)
+    lines, config = [], now.get("config") != before.get("config")
+    for name in sorted({*now, *before}, key=lambda name: (name.startswith(_CODE), name)):
+        old, new = before.get(name), now.get(name)
+        if old == new or name == "config":
+            continue
+        config = config and not name.startswith("config ")
+        if name.startswith(_CODE) or _is_of_code(planned, name, old, new):
+            code.append(_line(name, old, new).removeprefix("code "))
+        else:
+            lines.append(_line(name, old, new))
+    if config:
+        lines.append("config: a value that is not shown")
+    if not lines and not code:  # of one that had another form of keys
+        code.append("what a cache key is made of")
+    told = f"code: {', '.join(code[:12])}" + (f" and {len(code) - 12} more" if len(code) > 12 else "")
+    differences = (*lines, *((told,) if code else ()))
+    return Changes(differences, entry.version, entry.run, () if lines else tuple(code))
+
+
+def _compared_by_config(
+    store: ArtifactStore, entry: CacheEntry, planned: PlannedStep, inputs: Mapping[str, Artifact]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Now and then, of a result whose record does not say what it depends on: its run does, of config and inputs."""
+    artifact = next(iter(entry.outputs.values()))
+    values = config_of(store, artifact)
+    then = {f"input {edge.port}": edge.digest for edge in artifact.inputs}
+    now = {f"input {port}": given.digest for port, given in inputs.items()}
+    then |= {"config": ""} if values is None else config_texts(planned, values)
+    return {**now, **config_texts(planned, redact(dict(planned.config)))}, then
+
+
+def _is_of_code(planned: PlannedStep, name: str, old: str | None, new: str | None) -> bool:
+    """Whether a key of the config is there, or gone, because the config model has other keys: at its default."""
+    schema, key = planned.manifest.step.config_schema, name.removeprefix("config ")
+    if schema is None or key == name or (old is not None and new is not None):
+        return False
+    from nemotron_steps.config.validation import default_of, has_key, load_schema
+
+    model = load_schema(schema)
+    if new is None:
+        return not has_key(model, key)
+    default = default_of(model, key)
+    return default is not ... and text_of(default) == new
+
+
+def _line(name: str, old: str | None, new: str | None) -> str:
+    if name.startswith(("code ", "file ")):
+        return name + (" (new)" if old is None else " (gone)" if new is None else "")
+    return f"{name}: {_short(old)} -> {_short(new)}"
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "not set"
+    text = re.sub(r"[0-9a-f]{32,64}", lambda found: short_digest(found[0]), text)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _names(step: PlannedStep) -> set[str]:
+    return {step.key, *((step.instance.stage,) if step.instance is not None else ())}
+
+
+def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
+    """Keys of the steps of these names. RequestError for one that has nothing to accept."""
+    every = {name: [step for step in plan if name in _names(step)] for name in names}
+    taken = {step.key for steps in every.values() for step in steps}
+    for name, steps in every.items():
+        why, hint = "" if steps else "no step of the plan is called that", f"steps plan {name} --why"
+        if not steps:
+            close = nearest(name, [step.key for step in plan])
+            hint = f"--accept {close[0]}" if close else f"steps plan {' '.join(plan.goals)} --why"
+        for step in steps:
+            reads = [source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)]
+            made_anew = [key for key in reads if key not in taken and plan.step(key).cached is None]
+            if step.cached is not None:
+                why, hint = "it is cached as it is", f"steps plan {name}"
+            elif made_anew:
+                why = f"it reads what {made_anew[0]} makes anew"
+                hint = " ".join(f"--accept {key}" for key in (*made_anew, step.key))
+            elif step.changes is None or not step.changes.code:
+                why = "; ".join(step.changes.differences if step.changes is not None else (_NOTHING,))
+        if why:
+            raise RequestError(
+                f"there is nothing to accept of {name}: {why}",
+                where=f"--accept {name}",
+                expected="a step that must run though its code alone changed since it was made",
+                hints=(hint,),
+            )
+    return taken
+
+
+def _accepted(
+    store: ArtifactStore,
+    planned: PlannedStep,
+    inputs: Mapping[str, Artifact],
+    entry: CacheEntry,
+    changed: Sequence[str],
+    key: str,
+    depends: Mapping[str, str],
+) -> CacheEntry:
+    """Record an earlier result under the key that the step has now."""
+    record = {
+        "by": f"{_user()}@{socket.gethostname()}",
+        "at": time.time(),
+        "key": entry.key,
+        "version": entry.version,
+        "changed": list(changed),
+    }
+    edges = [Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items()]
+    outputs = {}
+    for port, artifact in entry.outputs.items():
+        assert artifact.producer is not None  # checked when the entry was read
+        producer = replace(
+            artifact.producer,
+            step_version=planned.manifest.step.version,
+            cache_key=key,
+            accepted=(*artifact.producer.accepted, record),
+        )
+        outputs[port] = store.attribute(artifact, producer, edges)
+    taken = replace(entry, key=key, outputs=outputs, depends=recorded(depends, planned))
+    remember(store, taken)
+    return taken
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in containers
+        return str(os.getuid())
 
 
 def _known_inputs(
@@ -207,71 +392,6 @@ def _known_inputs(
             return None
         inputs[port] = artifact
     return inputs
-
-
-def _config_that_matters(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
-    """The config as plain values, without input paths and how the step runs; a file named by hand is its hash."""
-    values = json.loads(json.dumps(dict(planned.config), default=str))
-    for key in _operational_keys(planned.manifest.step.config_schema):
-        _pop_all(values, key.split("."))
-    filled = bound_values(planned, inputs)
-    for port in planned.manifest.consumes:
-        for key in port.bindings:
-            value = _pop(values, key)
-            if key not in filled and isinstance(value, str):
-                path = Path(value).expanduser()
-                values[f"file:{key}"] = sha256_file(path) if path.is_file() else value
-    fingerprint = _data_fingerprint(planned.manifest.step.config_schema)
-    if fingerprint is not None:
-        values["data files"] = fingerprint(values)
-    # Which credentials fetched something does not change it.
-    return _without_secrets(values)
-
-
-def _data_fingerprint(schema: str | None) -> Callable[[Mapping[str, Any]], Any] | None:
-    """What a config model gives as `data_fingerprint`, `module:function`: identifies files that the config names."""
-    if schema is None:
-        return None
-    from nemotron_steps.config.validation import load_schema
-
-    module, _, name = getattr(load_schema(schema), "data_fingerprint", "").partition(":")
-    return getattr(importlib.import_module(module), name) if module else None
-
-
-def _operational_keys(schema: str | None) -> tuple[str, ...]:
-    if schema is None:
-        return ()
-    from nemotron_steps.config.validation import load_schema, operational_keys
-
-    return operational_keys(load_schema(schema))
-
-
-def _without_secrets(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_secrets(value) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if isinstance(value, dict) or not is_secret_key(key)
-    }
-
-
-def _pop_all(values: Any, path: Sequence[str]) -> None:
-    """Without the key of a path, in which "*" is any name (config/validation.py)."""
-    if not isinstance(values, dict):
-        return
-    head, *rest = path
-    for name in [*values] if head == "*" else [head]:
-        if rest:
-            _pop_all(values.get(name), rest)
-        else:
-            values.pop(name, None)
-
-
-def _pop(values: dict[str, Any], dotted: str) -> Any:
-    *parents, last = dotted.split(".")
-    node: Any = values
-    for part in parents:
-        node = node.get(part) if isinstance(node, dict) else None
-    return node.pop(last, None) if isinstance(node, dict) else None
 
 
 def _path(key: str) -> str:

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps import __version__
 from nemotron_steps.artifacts.files import as_storage_error, storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact
@@ -44,8 +45,9 @@ from nemotron_steps.errors.stopping import stop_if_asked
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
-from nemotron_steps.runs.cache import CacheEntry, cache_key, recall, remember
+from nemotron_steps.runs.cache import CacheEntry, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
+from nemotron_steps.runs.depends import depends_on, key_of, recorded
 from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
 from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.kept import kept
@@ -243,7 +245,8 @@ class _Run:
         """Hold what a step came to against its checks. CheckFailedError where one blocks what reads it."""
         if not planned.checks:
             return
-        failed = failed_checks(planned.checks, result.summary, self.store, result.made_by, result.cache_key)
+        made = next((a.producer.made_under for a in result.outputs.values() if a.producer), result.cache_key)
+        failed = failed_checks(planned.checks, result.summary, self.store, result.made_by, made)
         for each in failed:
             self.recorder.tracker(planned.key).record("warning", text=f"check of {planned.key} failed: {each}")
         blocking = [each for each in failed if each.check.severity == "block"]
@@ -253,7 +256,8 @@ class _Run:
     def _do(self, planned: PlannedStep) -> StepResult:
         inputs = self._open_inputs(planned)
         check_inputs(planned, inputs, self.types)
-        key = cache_key(planned, inputs)
+        depends = depends_on(planned, inputs)
+        key = key_of(depends)
         tracker = self.recorder.tracker(planned.key)
         forced = self.recorder.info.forced.get(planned.key)
         work = WorkFolder(self.store.backend.local("work"), key)
@@ -285,7 +289,8 @@ class _Run:
                 filled = self._call(planned, config, inputs, work)
             run_id = self.recorder.folder.id
             outputs = commit_outputs(planned, filled[0], work, self.store, self.types, inputs, run_id, key)
-            entry = CacheEntry(key, run_id, filled[2], outputs, filled[1])
+            made_of = recorded(depends, planned)
+            entry = CacheEntry(key, run_id, filled[2], outputs, filled[1], __version__, made_of)
             remember(self.store, entry)
             # Before the folder goes: a kill in between must not have the step made once more.
             self._not_forced_any_more(planned)
@@ -316,7 +321,8 @@ class _Run:
         outputs = dict(entry.outputs)
         if planned.key in self.plan.goals and self.store.backend.scratch == Path(self.store.backend.url):
             outputs = {port: self.store.open(artifact) for port, artifact in outputs.items()}
-        reason = "cached" if state == "cached" else "reuses what the other run made"
+        accepted = {f"accepted {a.producer.acceptance}" for a in outputs.values() if a.producer and a.producer.accepted}
+        reason = ", ".join(["cached" if state == "cached" else "reuses what the other run made", *accepted])
         self.recorder.tracker(planned.key).record(
             "step_cached",
             cache_key=entry.key,

@@ -21,7 +21,7 @@ def config_of(store: ArtifactStore, artifact: Artifact) -> dict[str, Any] | None
         text = run_file(store, info.id, "config.yaml").read_text(encoding="utf-8")
     except UnknownNameError:
         return None
-    made = artifact.producer.cache_key
+    made = artifact.producer.made_under
     key = next((key for key, step in info.steps.items() if step.get("cache_key") == made), None)
     values = yaml.safe_load(text)
     config = values.get(key) if isinstance(values, dict) else None

@@ -15,7 +15,7 @@ from nemotron_steps.runs.inputs import filled_config
 
 ENGINE = "pip install 'nemotron-steps[engine]'"
 """What brings the packages that train and generate."""
-_ENGINE_PACKAGES = frozenset(
+ENGINE_PACKAGES = frozenset(
     {
         "torch",
         "megatron",
@@ -59,7 +59,7 @@ def imported(reference: str, planned: PlannedStep) -> Any:
 def _of_engine(error: BaseException) -> bool:
     """Whether an import failed because the engine's packages are not installed."""
     missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
-    return isinstance(missing, ModuleNotFoundError) and (missing.name or "").partition(".")[0] in _ENGINE_PACKAGES
+    return isinstance(missing, ModuleNotFoundError) and (missing.name or "").partition(".")[0] in ENGINE_PACKAGES
 
 
 def validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> Any:

@@ -265,11 +265,12 @@ def key_knows_every_parameter(step: StepSubject) -> None:
 @SUITE.check("a_second_run_is_cached")
 def key_knows_the_code(step: StepSubject) -> None:
     """Every module and file of its own package that the step used is part of the cache key."""
-    from nemotron_steps.runs.code_digest import import_closure
+    from nemotron_steps.runs.code_digest import Code
 
-    known = {path.resolve() for path in import_closure(step.entry_module).values()}
-    if step.manifest.step.config_schema:
-        known |= {path.resolve() for path in import_closure(step.manifest.step.config_schema.split(":")[0]).values()}
+    code = Code()
+    for reference in (step.entry_module, step.manifest.step.config_schema or ""):
+        code.add_module(reference.partition(":")[0])
+    known = {path.resolve() for paths in code.files.values() for path in paths}
     used = {Path(file).resolve() for file in step.first.seen["modules"].values()}
     used |= {Path(file).resolve() for file in step.first.seen["read"]}
     packs = tuple(pack.base.parent.resolve() for pack in step.registry.packs if pack.name == step.manifest.pack)

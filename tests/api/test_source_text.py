@@ -16,6 +16,7 @@ from nemotron_steps.api.functions import function_reference
 from nemotron_steps.api.source_text import written_down
 from nemotron_steps.environments.own.reward_function import load
 from nemotron_steps.errors import ConfigError
+from nemotron_steps.runs.code_digest import Code
 
 TEXTS = ["a1", "22", "b"]
 
@@ -234,15 +235,20 @@ def test_a_function_of_a_package_goes_by_the_module_where_others_find_it(
 def test_a_module_of_ones_own_that_is_used_counts_with_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = module_of(tmp_path, monkeypatch, "own_helpers", "def norm(text):\n    return text.strip()\n")
+    module_of(tmp_path, monkeypatch, "own_helpers", "def norm(text):\n    return text.strip()\n")
     space = in_a_cell(
         "from own_helpers import norm\n"
         "def score(completions, **c):\n    return [len(norm(each)) for each in completions]"
     )
-    before = written_down(space["score"], "score")
-    assert f"sys.path.append('{tmp_path / 'src'}')" in before and "from own_helpers import norm" in before
-    Path(module.__file__ or "").write_text("def norm(text):\n    return text\n")
-    assert written_down(space["score"], "score") != before
+    text = written_down(space["score"], "score")
+    assert f"sys.path.append('{tmp_path / 'src'}')" in text and "from own_helpers import norm" in text
+    (tmp_path / "score.py").write_text(text)
+    # As in another process, which finds the module by the text alone.
+    monkeypatch.delitem(sys.modules, "own_helpers")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path / "src")])
+    code = Code()
+    code.add_file(tmp_path / "score.py")
+    assert {"file score.py", "file own_helpers.py"} == set(code.files)
 
 
 def test_numbers_that_have_no_literal_are_written_down() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +28,17 @@ def functions(config: RlConfig) -> list[dict[str, Any]]:
 def test_one_key_routes_every_row_to_the_function(rewards: Path) -> None:
     (function,) = functions(RlConfig.model_validate({"reward": "rewards.py:score"}))
     assert function["function"] == f"{rewards}:score"
-    assert function["sha256"] == hashlib.sha256(rewards.read_bytes()).hexdigest()
 
 
-def test_a_changed_file_is_another_config(rewards: Path) -> None:
+def test_a_config_that_was_moved_is_moved_no_further(rewards: Path) -> None:
     before = RlConfig.model_validate({"reward": "rewards.py:score"})
-    rewards.write_text(rewards.read_text().replace("0.0", "1.0"))
-    assert RlConfig.model_validate({"reward": "rewards.py:score"}) != before
-    again = RlConfig.model_validate(before.model_dump())
-    assert functions(again) == functions(before)
+    assert functions(RlConfig.model_validate(before.model_dump())) == functions(before)
 
 
 def test_several_functions_have_weights(rewards: Path) -> None:
     given = ["rewards.py:score", {"function": "json:dumps", "weight": 0.5}]
     first, second = functions(RlConfig.model_validate({"reward": given}))
     assert (first["weight"], second["function"], second["weight"]) == (1.0, "json:dumps", 0.5)
-
-
-def test_a_changed_module_is_another_config_and_is_not_imported(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = rewards.parent / "own_scores"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    (package / "one.py").write_text("def score(**columns): return 0.0\n")
-    monkeypatch.syspath_prepend(str(rewards.parent))
-    (before,) = functions(RlConfig.model_validate({"reward": "own_scores.one:score"}))
-    (package / "one.py").write_text("def score(**columns): return 1.0\n")
-    (after,) = functions(RlConfig.model_validate({"reward": "own_scores.one:score"}))
-    assert before["function"] == after["function"] == "own_scores.one:score"
-    assert before["sha256"] != after["sha256"]
 
 
 @pytest.mark.parametrize("text", [b"def score(:", b"\0", b"\xff"])

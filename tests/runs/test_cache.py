@@ -17,7 +17,7 @@ from nemotron_steps.artifacts.records import sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.resolver.plan import PlannedStep
-from nemotron_steps.runs import cache
+from nemotron_steps.runs import cache, depends
 from nemotron_steps.runs.cache import cache_key, recall, verify_entries, with_cached
 from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 
@@ -169,7 +169,7 @@ def test_a_model_that_is_not_here_is_not_fetched_to_see_what_is_cached(
         raise LocalEntryNotFoundError("not here")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(cache, "cache_key", lambda *_: pytest.fail("a key without one of the inputs"))
+    monkeypatch.setattr(cache, "depends_on", lambda *_: pytest.fail("a key without one of the inputs"))
     port = Consumes(type="checkpoint_hf", name="rows")
     plan = make_plan(rows="org/model")
     manifest = StepManifest(step=TRAIN.step, consumes=(port,), produces=TRAIN.produces)
@@ -193,6 +193,6 @@ def test_the_order_in_which_a_config_is_written_makes_no_other_key() -> None:
 
 def test_a_key_of_any_name_is_left_out_of_all_of_them() -> None:
     values = {"teachers": {"x": {"layout": 1, "dtype": 2}, "y": {"layout": 3}, "z": None}, "layout": 4}
-    cache._pop_all(values, ["teachers", "*", "layout"])
-    cache._pop_all(values, ["absent", "*", "layout"])
+    depends._pop_all(values, ["teachers", "*", "layout"])
+    depends._pop_all(values, ["absent", "*", "layout"])
     assert values == {"teachers": {"x": {"dtype": 2}, "y": {}, "z": None}, "layout": 4}

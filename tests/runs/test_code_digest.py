@@ -49,7 +49,7 @@ def test_every_form_of_import_is_followed(closure: Callable[[str], set[str]], so
     assert closure(source) == OWN | {f"followedpack.{name}" for name in found}
 
 
-@pytest.mark.parametrize("layer", ["api", "runs", "artifacts", "manifest", "resolver", "cli", "errors", "testing"])
+@pytest.mark.parametrize("layer", ["api", "runs", "manifest", "resolver", "cli", "errors", "testing"])
 def test_what_only_carries_data_is_no_part_of_a_steps_code(closure: Callable[[str], set[str]], layer: str):
     found = closure(f"import nemotron_steps.{layer}")
     assert not [name for name in found if name.startswith(f"nemotron_steps.{layer}")]

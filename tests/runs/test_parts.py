@@ -13,7 +13,7 @@ import pytest
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.manifest.models import ErrorHint, StepManifest, StepTable
-from nemotron_steps.runs.code_digest import code_digest, import_closure
+from nemotron_steps.runs.code_digest import Code, import_closure
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.runs.hints import hints_for_failure
 from nemotron_steps.runs.interrupts import was_interrupted
@@ -56,6 +56,12 @@ def test_import_closure_follows_every_form_of_import_without_importing(package: 
     ]
 
 
+def code_digest(module: str) -> str:
+    code = Code()
+    code.add_module(module)
+    return str(sorted((name, sorted(file.read_text() for file in files)) for name, files in code.files.items()))
+
+
 def test_code_digest_changes_with_what_is_imported_and_only_that(package: Path) -> None:
     before = code_digest("closurepack.a")
     (package / "e.py").write_text("unrelated = 1")
@@ -94,7 +100,7 @@ def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
 
 def test_missing_entry_module_is_an_error() -> None:
     with pytest.raises(ModuleNotFoundError):
-        code_digest("nemotron_steps.steps.no_such_step")
+        import_closure("nemotron_steps.steps.no_such_step")
 
 
 def test_tracker_flushes_each_line_and_tells_its_listener(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import importlib.util
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,8 +34,7 @@ Reward = Function | RewardFunctionConfig | tuple[Function | RewardFunctionConfig
 
 
 def move(values: Any) -> Any:
-    """A copy of a config's raw values with what `reward` says at `env`: files by their path from the root, and all with
-    the digest of their source, so that a changed function is another run.
+    """A copy of a config's raw values with what `reward` says at `env`: files by their path from the root.
 
     Raises BrokenRulesError for a file that is not there, is no Python, or does not define the function.
     """
@@ -54,7 +51,7 @@ def move(values: Any) -> Any:
     for name, value in {
         "env.should_use_nemo_gym": False,
         "env.environment": ENVIRONMENT,
-        f"{_SETTINGS}.functions": [_with_digest(entry) for entry in entries],
+        f"{_SETTINGS}.functions": [_placed(entry) for entry in entries],
     }.items():
         values = other_names.put(values, name, value)
     return other_names.put(values, "reward", None)
@@ -168,30 +165,7 @@ def _bound(body: list[ast.stmt]) -> set[str] | None:
     return names
 
 
-def _with_digest(entry: dict[str, Any]) -> dict[str, Any]:
-    place, _, name = entry["function"].rpartition(":")
+def _placed(entry: dict[str, Any]) -> dict[str, Any]:
     path = _file(entry)
-    source = path if path is not None else _source_of(place)
-    if source is None:  # the environment says so when it starts
-        return entry
-    function = entry["function"] if path is None else f"{path}:{name}"
-    return {**entry, "function": function, "sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
-
-
-def _source_of(module: str) -> Path | None:
-    """The file of a module, found by path, so that nothing of it runs; None for one that is not here or has none."""
-    top, *rest = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
-    if not rest and spec.origin is not None and spec.origin.endswith(".py"):
-        return Path(spec.origin)
-    for folder in spec.submodule_search_locations or ():
-        path = Path(folder, *rest)
-        for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
-            if file.is_file():
-                return file
-    return None
+    name = entry["function"].rpartition(":")[2]
+    return entry if path is None else {**entry, "function": f"{path}:{name}"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -29,9 +29,6 @@ class PackingConfig(Section):
 
 class SftPackingConfig(Section):
     """The whole config of the step."""
-
-    data_fingerprint: ClassVar[str] = "nemotron_steps.steps.data_prep.sft_packing:fingerprint"
-    """What the cache key has of the tokenizer."""
 
     data: SftDataConfig = SftDataConfig()
     packing: PackingConfig = PackingConfig()

@@ -64,8 +64,6 @@ class RewardFunction(BaseModel):
     function: str = Field(pattern=r"^[^:]+:[A-Za-z_][\w.]*$")
     """`FILE.py:NAME`, or `MODULE:NAME` of what is installed."""
     weight: float = 1.0
-    sha256: str | None = None
-    """Of the file (or the module's) as it was when the run was planned; another one is refused."""
 
 
 class RewardFunctionConfig(EnvironmentConfig):
@@ -95,15 +93,6 @@ class RewardFunctionEnvironment(Environment):
         """Load every function here, so that a wrong name is told before the first rollout."""
         for each in self.config.functions:
             loaded = load(each.function)
-            path = _file_of(each.function) or _module_file(each.function)
-            if path is not None and each.sha256 is not None and _sha256(path) != each.sha256:
-                raise ConfigError(
-                    "the reward function's file is not the one that the run was planned with",
-                    where=str(path),
-                    expected=f"sha256 {each.sha256[:12]}",
-                    found=_sha256(path)[:12],
-                    hints=("run the same command again without --resume: the change makes it another run",),
-                )
             _refuse_unfillable(loaded, each.function)
 
     async def close(self) -> None:
@@ -353,13 +342,3 @@ def _stamp(path: Path) -> tuple[int, int]:
     """Changes when a file does."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size
-
-
-def _module_file(function: str) -> Path | None:
-    """The source of a module that is loaded; None for one without."""
-    file = getattr(sys.modules.get(function.rpartition(":")[0]), "__file__", None) or ""
-    return Path(file) if file.endswith(".py") else None
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

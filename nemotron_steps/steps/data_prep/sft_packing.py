@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,15 +68,6 @@ def run(context: StepContext[SftPackingConfig]) -> None:
     slot.attributes["pack_size"] = packing.pack_size
     context.tracker.summary({f"{split}_{key}": value for split, told in splits.items() for key, value in told.items()})
     remove_tree(encoded)
-
-
-def fingerprint(values: Mapping[str, Any]) -> list[Any]:
-    """What identifies the tokenizer that a config names, for the cache key of the step."""
-    named = values["packing"]["tokenizer"] or values.get("file:data.tokenizer")
-    folder = hf_folder(named) if named is not None else None
-    if folder is None or not folder.is_dir():  # told when the step runs
-        return [named]
-    return [tokenizer_digest(folder), chat_template_digest(folder)]
 
 
 def tokenizer_folder(config: SftPackingConfig) -> Path:

@@ -107,10 +107,6 @@ def test_the_artifact_is_told_by_its_rows_and_has_its_tokenizer(chats: Path, don
     asked = {"role": "user", "content": "one 2"}
     one, other = (ChatFormat.from_folder(folder / "tokenizer").render([asked]) for folder in (chats, done))
     assert one == other
-    folder = chats / "tokenizer"
-    assert sft_packing.fingerprint({"packing": {"tokenizer": str(folder)}}) == sft_packing.fingerprint(
-        {"packing": {"tokenizer": str(done / "tokenizer")}}
-    )
 
 
 def test_parts_of_any_size_give_the_same_bytes(
@@ -207,17 +203,6 @@ def test_chats_packed_under_another_template_do_not_go_with_a_model(step: str, c
     assert "packed under another chat template" in problem.what
 
 
-def test_the_cache_key_knows_the_tokenizer_that_the_chats_bring(chats: Path, tmp_path: Path) -> None:
-    """A tokenizer named under data.tokenizer, which the cache key has as `file:data.tokenizer`."""
-    tokenizer = tmp_path / "tokenizer"
-    shutil.copytree(chats / "tokenizer", tokenizer)
-    values = {"packing": {"tokenizer": None}, "file:data.tokenizer": str(tokenizer)}
-    before = sft_packing.fingerprint(values)
-    template = tokenizer / "chat_template.jinja"
-    template.write_text(template.read_text() + "the end")
-    assert sft_packing.fingerprint(values) != before
-
-
 @pytest.mark.parametrize("step", [megatron_bridge, automodel])
 def test_both_ways_of_fine_tuning_train_on_packed_rows(step: Any, done: Path, tmp_path: Path) -> None:
     dtensor = step is automodel
@@ -267,12 +252,6 @@ def test_a_tokenizer_that_is_named_for_packing_goes_before_the_chats_own(chats: 
     shutil.copytree(chats / "tokenizer", other)
     assert sft_packing.tokenizer_folder(config_of(chats, packing={"tokenizer": str(other)})) == other
     assert sft_packing.tokenizer_folder(config_of(chats)) == chats / "tokenizer"
-    template = other / "chat_template.jinja"
-    template.write_text(template.read_text() + "the end")
-    both = {"packing": {"tokenizer": str(other)}, "file:data.tokenizer": str(chats / "tokenizer")}
-    assert sft_packing.fingerprint(both) == sft_packing.fingerprint({"packing": {"tokenizer": str(other)}})
-    assert sft_packing.fingerprint({"packing": {"tokenizer": None}}) == [None]
-    assert sft_packing.fingerprint({"packing": {"tokenizer": "ORG/NAME"}}) == ["ORG/NAME"]
 
 
 def test_the_templates_variables_are_those_of_the_packing(monkeypatch: pytest.MonkeyPatch) -> None:
