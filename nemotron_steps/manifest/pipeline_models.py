@@ -5,6 +5,7 @@ Reading files and reporting lines is `loader`.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -60,6 +61,9 @@ class StageCheck(Table):
     def _bounded(self) -> Self:
         if self.at_least is None and self.at_most is None:
             raise ValueError(f"the check of {self.metric!r} has no bound: give at_least, at_most or both")
+        low = -math.inf if self.at_least is None else self.at_least
+        if not low <= (math.inf if self.at_most is None else self.at_most):
+            raise ValueError(f"no number passes the check of {self.metric!r}: {self.expected}")
         return self
 
     @property

@@ -126,7 +126,7 @@ def pipeline_conformance(
 
     Args:
         name: of the pipeline; its pack is installed, on STEPS_PATH or in ./manifests.
-        run: the config, as after `-c`, with which the kit runs it for real: five times, so a small one. Without it
+        run: the config, as after `-c`, with which the kit runs it for real: three times, so a small one. Without it
             the pipeline is planned, and not run.
         inputs: `PORT` or `STAGE.PORT` → what runs feed it: a path, or a function as in `step_conformance`.
         overrides: of runs, `STAGE.key=value`.

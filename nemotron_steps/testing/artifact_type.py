@@ -1,152 +1,249 @@
-"""Checks of an artifact type in use: its validator in a user's process, its artifacts in a home and in commands."""
+"""An artifact type under test, and checks of its declaration, of its validator and of what the store keeps of it."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import shutil
-import socket
-import tracemalloc
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.artifacts.validators import declare, has_validator, validate
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
+from nemotron_steps.manifest.packs import find_packs
+from nemotron_steps.manifest.registry import Registry, load_registry
+from nemotron_steps.manifest.typegraph import ArtifactType
+from nemotron_steps.testing.samples import PICTURE, cut, write_sample
+from nemotron_steps.testing.step_manifest import check_import
+from nemotron_steps.testing.step_subject import tree_of
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
-from nemotron_steps.testing.type_declared import DECLARED_SUITE
-from nemotron_steps.testing.type_refusals import REFUSAL_SUITE
-from nemotron_steps.testing.type_subject import TypeSubject, contents_of, files_of
-from nemotron_steps.testing.watching import process_state, stdout_seen
+from nemotron_steps.testing.watching import stdout_seen
 
-__all__ = ["SUITE", "TypeSubject"]
-
-_LARGE = 2**20
-"""Bytes of a file that is validated to see what memory that takes."""
-
-_SENDING = ("connect", "connect_ex", "sendto")
-
-SUITE: Suite[TypeSubject] = Suite(DECLARED_SUITE, REFUSAL_SUITE)
+_OTHERS = ("training_jsonl", "rl_prompts", "eval_report")
 
 
-@SUITE.check("its_example_is_accepted")
-def validating_changes_nothing(subject: TypeSubject) -> None:
-    """The validator leaves the folder as it is."""
-    folder = subject.written("unchanged")
+@dataclass
+class TypeSubject:
+    """What the checks of a type ask.
+
+    Args:
+        name: of the type.
+        folder: for copies of the example.
+        example: writes a valid artifact into an empty folder.
+    """
+
+    name: str
+    folder: Path
+    example: Callable[[Path], object]
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Every manifest that is found here."""
+        registry = load_registry(find_packs())
+        declare(registry.types.validators)
+        return registry
+
+    @cached_property
+    def declared(self) -> ArtifactType:
+        """The type. UnknownNameError if there is none."""
+        return self.registry.type(self.name)
+
+    @property
+    def ancestors(self) -> tuple[str, ...]:
+        """What it can be used as, nearest first."""
+        return self.registry.types.ancestors(self.name)[1:]
+
+    def written(self, name: str) -> Path:
+        """A fresh example, in a folder of that name."""
+        folder = self.folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.example(folder)
+        return folder
+
+    def changed(self, name: str, change: Callable[[bytes], bytes]) -> Path:
+        """An example whose files hold something else."""
+        folder = self.written(name)
+        for file in _files_of(folder):
+            file.write_bytes(change(file.read_bytes()))
+        return folder
+
+    def validated(self, folder: Path) -> dict[str, Any]:
+        """What the validator says: the declared function itself, or the nearest parent's."""
+        declared = (self.registry.types.types[name].validator for name in (self.name, *self.ancestors))
+        reference = next((each for each in declared if each is not None), None)
+        if reference is None:
+            return validate(self.name, folder, self.ancestors)
+        module, _, function = reference.partition(":")
+        found: dict[str, Any] = getattr(import_module(module), function)(folder)
+        return found
+
+
+SUITE: Suite[TypeSubject] = Suite()
+
+
+@SUITE.check()
+def is_declared(subject: TypeSubject) -> None:
+    """A types.toml declares it without a mistake, described in a line, and its attributes too."""
+    try:
+        where = subject.declared.where
+    except StepsError as error:
+        raise Unmet(error.what, hint=f"[{subject.name}] in a types.toml of the pack") from error
+    for problem in (*subject.registry.problems, *subject.registry.warnings):
+        if (problem.where or "").startswith(f"{where.rpartition(':')[0]}:"):
+            raise Unmet(problem.what, where=problem.where, hint="; ".join(problem.hints) or None)
+    for name, text in {"it": subject.declared.description, **subject.declared.attributes}.items():
+        if not text or not text.isprintable():
+            raise Unmet(f"the description of {name} is not a line of text", where=where, found=repr(text))
+
+
+@SUITE.check("is_declared")
+def has_a_validator(subject: TypeSubject) -> None:
+    """It, or what it is, has a function that looks at a folder."""
+    names = (subject.name, *subject.ancestors)
+    if not any(has_validator(name) or name in subject.registry.types.validators for name in names):
+        raise Unmet(
+            "nothing looks at artifacts of the type",
+            where=subject.declared.where,
+            hint='validator = "PACKAGE:validate"',
+        )
+    reference = subject.declared.validator
+    if reference is not None:
+        module, _, name = reference.partition(":")
+        try:
+            getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise Unmet(f"'{reference}' cannot be imported: {error}", where=subject.declared.where) from error
+
+
+@SUITE.check("has_a_validator")
+def importing_it_is_light(subject: TypeSubject) -> None:
+    """The validator's module imports no framework, prints nothing and starts nothing."""
+    if subject.declared.validator is None:
+        raise NotApplicable("the type's validator is a parent's")
+    check_import([subject.declared.validator.partition(":")[0]])
+
+
+@SUITE.check("has_a_validator")
+def its_example_is_accepted(subject: TypeSubject) -> None:
+    """The validator accepts the example, and leaves it and stdout (which belongs to `--json`) as they are."""
+    folder = subject.written("example")
     before = tree_of(folder)
-    subject.validated(folder)
+    if not before:
+        raise Unmet("the example writes nothing")
+    try:
+        with stdout_seen() as printed:
+            subject.validated(folder)
+    except StepsError as error:
+        raise Unmet(f"the example is refused: {error.what}", where=error.where, found=error.found) from error
     if tree_of(folder) != before:
         raise Unmet("the validator changes the folder")
-
-
-@SUITE.check("its_example_is_accepted")
-def validating_prints_nothing(subject: TypeSubject) -> None:
-    """Nothing goes to stdout, which belongs to `--json`."""
-    folder = subject.written("printing")
-    with stdout_seen() as printed:
-        subject.validated(folder)
     if any(printed):
         raise Unmet("the validator prints to stdout", found=repr(printed[0][:200]), hint="logging")
 
 
 @SUITE.check("its_example_is_accepted")
-def validating_leaves_the_process_as_it_was(subject: TypeSubject) -> None:
-    """Working directory, environment and signal handlers are as before: it runs in everybody's process."""
-    before = process_state()
-    subject.validated(subject.written("process"))
-    changed = [name for name, value in process_state().items() if value != before[name]]
-    if changed:
-        raise Unmet(f"the validator changes {', '.join(changed)} of the process")
-
-
-@SUITE.check("its_example_is_accepted")
-def validating_asks_no_other_machine(subject: TypeSubject) -> None:
-    """An artifact is judged by its files: on a cluster's nodes there may be nobody to ask."""
-    folder = subject.written("alone")
-    with _no_network() as asked, suppress(Exception):  # that it is accepted was checked before
-        subject.validated(folder)
-    if asked:
-        raise Unmet("the validator asks another machine", found=asked[0], hint="local_files_only=True, or no request")
-
-
-@SUITE.check("its_example_is_accepted")
-def folders_have_any_name(subject: TypeSubject) -> None:
-    """Brackets, spaces, quotes, `%` and letters beyond ASCII in the path change nothing."""
-    _same(subject, subject.written("any [1]* 'a' %s \u00e9\u6f22"), "in a folder with an awkward name")
-
-
-@SUITE.check("its_example_is_accepted")
-def a_relative_path_will_do(subject: TypeSubject) -> None:
-    """A path from the working directory is as good as one from the root."""
-    folder = subject.written("relative")
-    with chdir(folder.parent):
-        _same(subject, Path(folder.name), "given a relative path")
-
-
-@SUITE.check("its_example_is_accepted")
-def other_files_are_let_be(subject: TypeSubject) -> None:
-    """A README, a file of git's and the store's own record beside its files change nothing."""
-    folder = subject.written("others")
-    for name in ("README.md", ".gitattributes", "artifact.json"):
-        if not (folder / name).exists():
-            (folder / name).write_text("{}")
-    _same(subject, folder, "with a README.md, .gitattributes and artifact.json beside its files")
-
-
-@SUITE.check("its_example_is_accepted")
-def attributes_know_no_order(subject: TypeSubject) -> None:
-    """Files written in another order, long ago, have the same attributes."""
-    _same(subject, _copied(subject.written("order"), subject.folder / "order-again"), "copied in another order")
-
-
-@SUITE.check("its_example_is_accepted")
-def large_files_are_read_in_pieces(subject: TypeSubject) -> None:
-    """Validating JSON Lines takes less memory than the file: rows are read one by one."""
-    folder = subject.written("large")
-    rows = [file for file in files_of(folder) if file.suffix == ".jsonl"]
-    if not rows:
-        raise NotApplicable("its example has no JSON Lines, which can be made longer")
-    for file in rows:
-        data = file.read_bytes()
-        file.write_bytes(data * (_LARGE // len(data) + 1))
-    tracemalloc.start()
+def attributes_are_plain(subject: TypeSubject) -> None:
+    """What the validator returns is JSON without NaN, the same each time, and declared in types.toml."""
+    first, second = subject.validated(subject.written("plain")), subject.validated(subject.written("plain-again"))
     try:
-        subject.validated(folder)
-        peak = tracemalloc.get_traced_memory()[1]
-    except StepsError as error:
-        raise NotApplicable(f"its rows cannot be repeated: {error.what}") from error
-    finally:
-        tracemalloc.stop()
-    if peak > _LARGE * 2 // 3:
+        same = json.dumps(first, sort_keys=True, allow_nan=False) == json.dumps(second, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise Unmet(f"the attributes are not JSON: {error}", found=first) from error
+    if not same:
+        raise Unmet("the attributes of two equal folders differ", found=f"{first} and {second}")
+    types = subject.registry.types.types
+    known = {key for name in (subject.name, *subject.ancestors) for key in types[name].attributes}
+    unknown = sorted(set(first) - known)
+    if unknown and subject.declared.validator is not None:
         raise Unmet(
-            f"validating {_LARGE / 2**20:.0f} MiB takes {peak / 2**20:.1f} MiB of memory",
-            hint="for line in file: …, not read_text() nor a list of all rows",
+            f"the attributes {', '.join(unknown)} are not declared",
+            where=subject.declared.where,
+            hint="attributes = { " + ", ".join(f'{name} = "what it is"' for name in unknown) + " }",
         )
 
 
 @SUITE.check("its_example_is_accepted")
-def digests_are_stable(subject: TypeSubject) -> None:
-    """Two copies, written in another order at another time, are one artifact in two homes."""
-    first, second = subject.written("digest-1"), subject.folder / "digest-2"
-    second.mkdir()
-    for file in sorted(files_of(first), reverse=True):
-        target = second / file.relative_to(first)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(file.read_bytes())
-    if contents_of(subject.written("digest-3")) != contents_of(first):
-        raise Unmet("the example is not the same twice", hint="write no times, no paths and nothing random")
-    digests = {_committed(subject, folder, f"home-{index}") for index, folder in enumerate((first, second))}
-    if len(digests) > 1:
-        raise Unmet("two copies have two digests")
+def it_is_what_its_parents_are(subject: TypeSubject) -> None:
+    """Its parents' validators accept it; the attributes that they read are there too, for constraints need them."""
+    folder = subject.written("parents")
+    accepted = subject.validated(folder)
+    for parent in subject.ancestors:
+        try:
+            attributes = validate(parent, folder, subject.registry.types.ancestors(parent))
+        except StepsError as error:
+            raise Unmet(f"the example is refused as a {parent}: {error.what}", where=error.where) from error
+        for key, value in attributes.items():
+            if accepted.get(key) != value:
+                raise Unmet(
+                    f"the attribute '{key}' that every {parent} has is lost",
+                    where=subject.declared.where,
+                    found=accepted.get(key),
+                    hint=f"return what the validator of {parent} returns as well",
+                )
 
 
 @SUITE.check("its_example_is_accepted")
+def missing_files_are_refused(subject: TypeSubject) -> None:
+    """A folder without files, or with another one."""
+    for name in ("empty", "stranger"):
+        folder = subject.folder / name
+        folder.mkdir()
+        if name == "stranger":
+            (folder / "kit.unknown").write_text("another file\n")
+        _refused(subject, folder, "a folder without its files")
+
+
+@SUITE.check("its_example_is_accepted")
+def truncated_files_are_refused(subject: TypeSubject) -> None:
+    """Files that end in the middle, or of no bytes: what a full disk leaves."""
+    _refused(subject, subject.changed("no-bytes", lambda data: b""), "files of no bytes")
+    _refused(subject, subject.changed("cut", cut), "truncated files")
+
+
+@SUITE.check("its_example_is_accepted")
+def other_bytes_are_refused(subject: TypeSubject) -> None:
+    """Files of its names that are pictures; those of brackets, on which parsers run out of stack, may be text."""
+    _refused(subject, subject.changed("pictures", lambda data: PICTURE), "files that are pictures")
+    _refused(subject, subject.changed("nested", lambda data: b"[" * 100_000), "files of brackets", always=False)
+
+
+@SUITE.check("its_example_is_accepted")
+def other_types_are_refused(subject: TypeSubject) -> None:
+    """Artifacts of the built-in types that it is not."""
+    for name in _OTHERS:
+        if subject.registry.types.is_a(name, subject.name) or name in (subject.name, *subject.ancestors):
+            continue
+        sample = write_sample(name, subject.folder / f"other-{name}")
+        assert sample is not None
+        _refused(subject, sample, f"a {name}")
+
+
+@SUITE.check("missing_files_are_refused", "other_bytes_are_refused")
+def errors_say_what_is_right(subject: TypeSubject) -> None:
+    """An error says in which folder (`where`), and what was expected, or has a hint."""
+    empty = subject.folder / "right-empty"
+    empty.mkdir()
+    for folder in (empty, subject.changed("right-pictures", lambda data: PICTURE)):
+        try:
+            subject.validated(folder)
+        except StepsError as error:
+            if not (error.where or "").startswith(str(folder)):
+                found = f"{error.what}: {error.where}"
+                raise Unmet("an error does not say in which folder", found=found, hint="where=str(file)") from error
+            if not error.expected and not error.hints:
+                hint = "expected='…', or hints=('…',)"
+                raise Unmet("an error says only what is wrong", found=error.what, hint=hint) from error
+
+
+@SUITE.check("attributes_are_plain")
 def it_is_stored_and_verified(subject: TypeSubject) -> None:
     """Committed and opened again it is whole, with all of its attributes."""
-    store = ArtifactStore(subject.folder / "home-whole")
+    store = ArtifactStore(subject.folder / "home")
     name = f"kit/{subject.name}"
     artifact = store.commit(subject.written("whole"), subject.name, name=name, supertypes=subject.ancestors)
     if store.verify(artifact):
@@ -158,113 +255,24 @@ def it_is_stored_and_verified(subject: TypeSubject) -> None:
         raise Unmet(f"the attributes {', '.join(missing)} are lost")
 
 
-@SUITE.check("it_is_stored_and_verified")
-def damage_is_found(subject: TypeSubject) -> None:
-    """A file of a committed artifact that is changed, removed or added is found by `steps artifacts verify`."""
-    for kind in ("changed", "removed", "added"):
-        store = ArtifactStore(subject.folder / f"home-{kind}")
-        artifact = store.commit(subject.written(kind), subject.name, name="kit", supertypes=subject.ancestors)
-        file = max(files_of(artifact.path), key=lambda path: (path.name != "artifact.json", path.stat().st_size))
-        if kind == "removed":
-            file.unlink()
-        else:
-            file = file if kind == "changed" else file.with_name("kit.added")
-            data = bytearray(file.read_bytes() if kind == "changed" else b"new")
-            data[len(data) // 2] ^= 1
-            file.unlink(missing_ok=True)
-            file.write_bytes(data)
-        if not store.verify(artifact):
-            raise Unmet(f"a file that was {kind} is not found")
-
-
-@SUITE.check("its_example_is_accepted")
-def links_out_of_it_are_refused(subject: TypeSubject) -> None:
-    """A link to a file elsewhere is not committed: that file would change, or come from where it should not."""
-    folder = subject.written("linked")
-    elsewhere = subject.folder / "elsewhere"
-    elsewhere.mkdir()
-    for file in list(files_of(folder)):
-        target = elsewhere / file.name
-        shutil.move(file, target)
-        file.symlink_to(target)
+def _refused(subject: TypeSubject, folder: Path, kind: str, *, always: bool = True) -> None:
     try:
-        _committed(subject, folder, "home-linked")
-    except (ArtifactError, DataError):
-        return
-    raise Unmet("a link out of the folder is committed")
-
-
-@SUITE.check("it_is_stored_and_verified")
-def commands_show_it(subject: TypeSubject) -> None:
-    """`steps types`, `steps artifacts add`, `show` and `verify` work, and show its attributes."""
-    if not subject.declared.description.isprintable():
-        raise Unmet("the description is more than a line of text", where=subject.declared.where)
-    home = ["--home", str(subject.folder / "home-shown")]
-    if subject.name not in json.loads(_said("types", "--json")):
-        raise Unmet("`steps types` does not show it")
-    folder = subject.written("shown")
-    _said("artifacts", "add", str(folder), "--type", subject.name, "--name", "kit", *home)
-    shown = _said("artifacts", "show", "kit", *home)
-    missing = [key for key in subject.accepted if key not in shown]
-    if missing:
-        raise Unmet(f"`steps artifacts show` does not show {', '.join(missing)}")
-    _said("artifacts", "verify", "kit", *home)
-
-
-def _same(subject: TypeSubject, folder: Path, kind: str) -> None:
-    try:
-        found = subject.validated(folder)
+        subject.validated(folder)
+    except (ArtifactError, DataError) as error:
+        if not error.where:
+            raise Unmet(f"{kind}: the error does not say where", found=error.what, hint="where=str(file)") from error
     except Exception as error:
-        raise Unmet(f"{kind}, the example is refused: {type(error).__name__}: {error}") from error
-    if found != subject.accepted:
-        raise Unmet(f"{kind}, the example has other attributes", found=f"{found}, not {subject.accepted}")
+        raise Unmet(
+            f"{kind}: the validator raises {type(error).__name__}: {error}",
+            hint="raise ArtifactError or DataError(what, where=…, expected=…, found=…)",
+        ) from error
+    else:
+        if always:
+            raise Unmet(
+                f"{kind}: the validator accepts it",
+                hint="look for what every such artifact has: a field, a count of rows, an end mark",
+            )
 
 
-def _copied(source: Path, target: Path) -> Path:
-    """A copy whose files are written in the other order, and are old."""
-    target.mkdir()
-    for file in sorted(files_of(source), reverse=True):
-        copy = target / file.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(file.read_bytes())
-        os.utime(copy, (1_000_000_000, 1_000_000_000))
-    return target
-
-
-def _said(*words: str) -> str:
-    """What a command of `steps` prints. Unmet if it fails."""
-    from nemotron_steps.cli.main import steps
-
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = steps(words)
-    if code:
-        raise Unmet(f"`steps {' '.join(words[:2])}` fails", found=(err.getvalue() or out.getvalue())[:400])
-    return out.getvalue()
-
-
-@contextmanager
-def _no_network() -> Iterator[list[str]]:
-    """No machine but this one can be asked meanwhile. Fills a list with those that were."""
-    asked: list[str] = []
-
-    def refuse(self: socket.socket, *arguments: Any) -> None:
-        asked.append(str(arguments[-1]))
-        raise OSError("no machine can be asked here")
-
-    for name in _SENDING:
-        setattr(socket.socket, name, refuse)
-    try:
-        yield asked
-    finally:
-        for name in _SENDING:  # what the class inherits is seen again
-            delattr(socket.socket, name)
-
-
-def _committed(subject: TypeSubject, folder: Path, home: str) -> str:
-    store = ArtifactStore(subject.folder / home)
-    return store.commit(folder, subject.name, name="kit", supertypes=subject.ancestors).digest
-
-
-def tree_of(folder: Path) -> dict[str, Any]:
-    return {str(path): (path.stat().st_mtime_ns, path.is_file() and sha256_file(path)) for path in folder.rglob("*")}
+def _files_of(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())

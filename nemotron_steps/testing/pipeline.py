@@ -1,30 +1,154 @@
-"""Checks of a pipeline in use: it plans under each of its configs, is shown, and runs where the kit may run it."""
+"""A pipeline under test, and checks of its file, of its plans, and of its runs where the kit may run it."""
 
 from __future__ import annotations
 
-import io
-import json
-from contextlib import redirect_stderr, redirect_stdout
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import chdir
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nemotron_steps.testing.pipeline_file import FILE_SUITE
-from nemotron_steps.testing.pipeline_subject import PipelineSubject
-from nemotron_steps.testing.step_subject import Ran
+from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.request import Workbench
+from nemotron_steps.errors import StepsError
+from nemotron_steps.manifest.pipeline_models import PipelineManifest
+from nemotron_steps.manifest.registry import Registry
+from nemotron_steps.testing.step_subject import Ran, Source, given, run_commands
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
 
-__all__ = ["SUITE", "PipelineSubject"]
+if TYPE_CHECKING:
+    from nemotron_steps.resolver.plan import Plan
 
-SUITE: Suite[PipelineSubject] = Suite(FILE_SUITE)
+_OWN_PATH = re.compile(r"(^|[=\['\",])(/|~[\w.-]*/|~$|[A-Za-z]:\\)")
+"""From the root, a HOME (`~`, `~/models`, `~name/models`) or a drive, as a whole text or a value in it."""
 
 
-@SUITE.check("types_chain", "stages_take_what_they_are_given", "it_names_no_path_of_one_machine")
+@dataclass
+class PipelineSubject:
+    """What the checks of a pipeline ask.
+
+    Args:
+        name: of the pipeline.
+        folder: for homes.
+        config: what runs are given as `-c`; None: it is planned, and not run.
+        inputs: `PORT` or `STAGE.PORT` → what runs feed it.
+        overrides: of runs, `STAGE.key=value`.
+        seconds: the longest that a run may take.
+    """
+
+    name: str
+    folder: Path
+    config: str | None = None
+    inputs: Mapping[str, Source] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+    seconds: float = 300.0
+
+    @cached_property
+    def bench(self) -> Workbench:
+        """What commands plan with."""
+        return Workbench(str(self.folder / "home"))
+
+    @property
+    def registry(self) -> Registry:
+        """Every manifest that is found here."""
+        return self.bench.registry
+
+    @cached_property
+    def manifest(self) -> PipelineManifest:
+        """The pipeline's. Raises the error that it has, or that there is none."""
+        return self.registry.pipeline(self.name)
+
+    def plan(self, config: str | None, *, bench: Workbench | None = None) -> Plan:
+        """Plan it without data. Unmet with the first mistake."""
+        try:
+            return (bench or self.bench).plan(Asked((self.manifest.name,), (), config), allow_unfilled=True)
+        except StepsError as error:
+            first = next(iter(getattr(error, "problems", ())), error)
+            raise Unmet(
+                f"under '{config or 'default'}': {first.what}",
+                where=first.where,
+                found=first.found,
+                hint="; ".join(first.hints) or None,
+            ) from error
+
+    @cached_property
+    def fed(self) -> dict[str, Path]:
+        """Port → what runs feed it."""
+        return {port: given(source, self.folder / "inputs" / port) for port, source in self.inputs.items()}
+
+    def words(self, home: Path) -> list[str]:
+        """A run's words after `steps`. NotApplicable where the kit was given no config to run."""
+        if self.config is None:
+            raise NotApplicable(f'pipeline_conformance("{self.name}", run="tiny") runs it as well')
+        words = ["run", self.manifest.name, *self.overrides]
+        words += ["-c", self.config] if self.config != "default" else []
+        for port, path in self.fed.items():
+            words += ["--input", f"{port}={path}"]
+        return [*words, "--home", str(home), "--json"]
+
+    @cached_property
+    def first(self) -> Ran:
+        """The pipeline run twice in one home."""
+        home = self.folder / "first"
+        return run_commands(self, "first", [self.words(home), self.words(home)], home)
+
+
+SUITE: Suite[PipelineSubject] = Suite()
+
+
+@SUITE.check()
+def manifest_loads(subject: PipelineSubject) -> None:
+    """The file is found, and strict; no step, and no pipeline of an earlier pack, has its plain name."""
+    try:
+        manifest = subject.manifest
+    except StepsError as error:
+        raise Unmet(f"{error.code}: {error.what}", where=error.where, found=error.found) from error
+    if manifest.hidden:
+        name = manifest.pipeline.name
+        where = manifest.where("pipeline", "name")
+        raise Unmet(f"'{name}' is something else's name already", where=where, hint=f'name = "{name}_mine"')
+
+
+@SUITE.check("manifest_loads")
+def it_is_described(subject: PipelineSubject) -> None:
+    """The pipeline and each stage say in a line what they are for."""
+    manifest = subject.manifest
+    if not manifest.pipeline.description or not manifest.pipeline.description.isprintable():
+        raise Unmet("the description of the pipeline is not a line of text", where=manifest.where("pipeline"))
+    for index, stage in enumerate(manifest.stages):
+        if not stage.description:
+            raise Unmet(f"stage '{stage.name}' has no description", where=manifest.where("stages", index))
+
+
+@SUITE.check("manifest_loads")
+def it_names_no_path_of_one_machine(subject: PipelineSubject) -> None:
+    """No input or override is a path from the root or from a HOME: on another machine there is something else."""
+    for index, stage in enumerate(subject.manifest.stages):
+        texts = [(source.ref, "inputs") for source in stage.inputs.values() if source.ref]
+        # Before a key, + adds it and ~ takes it away: no home is meant.
+        texts += [(override.lstrip("+~"), "overrides") for override in stage.overrides]
+        texts += [(str(each), "fan_out") for values in stage.fan_out.values() for each in values]
+        for text, key in texts:
+            if _OWN_PATH.search(text):
+                raise Unmet(
+                    f"stage '{stage.name}' names a path of one machine",
+                    where=subject.manifest.where("stages", index, key),
+                    found=text,
+                    hint=f"leave it out, and give it with the run: --input {stage.name}.PORT=PATH",
+                )
+
+
+@SUITE.check("manifest_loads")
 def its_default_plans(subject: PipelineSubject) -> None:
-    """Without `-c` it type-checks, whatever data is still to be given."""
+    """Without `-c`, before there is data: steps and ports are there, what is made is what is read, configs compose."""
     subject.plan(None)
 
 
-@SUITE.check("its_default_plans", "variants_make_the_same")
+@SUITE.check("its_default_plans")
 def every_config_plans(subject: PipelineSubject) -> None:
-    """With each `-c` it names, too."""
+    """With each `-c` it names, too, whatever step takes a stage's place under it."""
     if not subject.manifest.configs:
         raise NotApplicable("the pipeline names no configs")
     for config in subject.manifest.configs:
@@ -47,28 +171,26 @@ def tiny_needs_no_gpu(subject: PipelineSubject) -> None:
             )
 
 
-@SUITE.check("its_default_plans", "names_can_be_typed")
-def commands_show_it(subject: PipelineSubject) -> None:
-    """`steps list` shows it in a line, and `--dry-run` shows each stage, before there is data."""
-    from nemotron_steps.cli.main import steps
+@SUITE.check("its_default_plans")
+def its_plan_is_reproducible(subject: PipelineSubject) -> None:
+    """Planned again, for another home and in another working directory, it is the same: steps, sources and configs."""
+    first = subject.plan(None).to_dict(with_config=True)["steps"]
+    with chdir(subject.folder):
+        bench = Workbench(str(subject.folder / "another"), registry=subject.registry)
+        again = subject.plan(None, bench=bench).to_dict(with_config=True)["steps"]
+    for step, other in zip(first, again, strict=True):
+        if step != other:
+            keys = [key for key in step["values"] if step["values"][key] != other["values"].get(key)]
+            raise Unmet(
+                f"stage '{step['key']}' is planned otherwise the second time",
+                found=", ".join(keys) or None,
+                hint="no default of a config comes from the machine, the folder or the clock",
+            )
 
-    if not subject.manifest.pipeline.description.isprintable():
-        raise Unmet("the description is more than a line of text", where=subject.manifest.where("pipeline"))
-    for words in (["list", "--json"], ["run", subject.manifest.name, "--dry-run", "--json"]):
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
-            code = steps([*words, "--home", str(subject.folder / "home")] if "run" in words else words)
-        if code:
-            raise Unmet(f"`steps {' '.join(words)}` fails", found=(err.getvalue() or out.getvalue())[:400])
-        shown = json.loads(out.getvalue())
-        if subject.manifest.name not in {each["name"] for each in shown.get("pipelines", [shown])}:
-            raise Unmet(f"`steps {words[0]}` does not show it")
 
-
-@SUITE.check("its_default_plans", "names_can_be_typed")
+@SUITE.check("its_default_plans")
 def runs(subject: PipelineSubject) -> None:
     """With the config that the kit was given it runs to its end."""
-    assert subject.words(subject.folder)
     ran = subject.first
     if not ran.commands:
         raise Unmet(f"the run ended its process with {ran.code}", found=ran.output[-400:])
@@ -92,73 +214,13 @@ def a_second_run_makes_nothing(subject: PipelineSubject) -> None:
 
 @SUITE.check("runs")
 def same_seed_same_outputs(subject: PipelineSubject) -> None:
-    """In another home, by another process, every stage makes the same bytes."""
+    """In another home, by another process with other hashes, every stage makes the same bytes."""
     home = subject.folder / "second" / "deeper"
-    ran = subject.process("second", [subject.words(home)], home)
+    ran = run_commands(subject, "second", [subject.words(home)], home, {"PYTHONHASHSEED": "2"})
     first, second = _outputs(subject.first), _outputs(ran)
     for key, digest in first.items():
         if second.get(key) != digest:
             raise Unmet(f"{key} is not the same in another home", hint="a seed in the config; no paths, no times")
-
-
-@SUITE.check("same_seed_same_outputs")
-def goes_on_after_a_kill(subject: PipelineSubject) -> None:
-    """Killed with SIGKILL at the last stage's first file, the same command goes on and ends the same."""
-    home = subject.folder / "killed"
-    step = subject.step_of(subject.manifest.stages[-1], subject.config).id
-    killed = subject.process("killed", [subject.words(home)], home, step=step, at_write=1)
-    if killed.commands:
-        raise NotApplicable("its last stage writes no file of its own")
-    ran = subject.process("after the kill", [subject.words(home)], home)
-    if not ran.commands or ran.commands[0]["code"]:
-        error = (ran.error() if ran.commands else None) or {}
-        raise Unmet(
-            f"after a kill the same command fails: {error.get('what', ran.output[-300:])}",
-            hint="clear the output folder first; leave no locks",
-        )
-    first, last = _outputs(subject.first), _outputs(ran)
-    differing = sorted(key for key in first.keys() | last.keys() if first.get(key) != last.get(key))
-    if differing:
-        raise Unmet(
-            "after a kill the same command makes something else",
-            found=", ".join(differing),
-            hint="append to nothing in context.work",
-        )
-
-
-@SUITE.check("runs")
-def checks_find_their_numbers(subject: PipelineSubject) -> None:
-    """Every metric that a check names is one that its stage reports."""
-    from nemotron_steps.artifacts.store import ArtifactStore
-    from nemotron_steps.runs.run_folder import read_events
-    from nemotron_steps.runs.stage_checks import flat_numbers
-
-    # By the plan: a stage that is fanned out is a step for each value, with a key of its own.
-    checked = {step.key: step.checks for step in subject.ran_plan.steps if step.checks}
-    if not checked:
-        raise NotApplicable("no stage has checks")
-    result = subject.first.result()
-    store = ArtifactStore(subject.first.home)
-    for step in result["steps"]:
-        records = [each for each in read_events(store, result["run"], "metrics") if each.get("step") == step["key"]]
-        known = {*flat_numbers(step["summary"]), *(name for each in records for name in flat_numbers(each["values"]))}
-        for check in checked.pop(step["key"], ()):
-            if check.metric not in known:
-                raise Unmet(
-                    f"stage '{step['key']}' reports no '{check.metric}', which a check asks for",
-                    found=", ".join(sorted(known)[:12]) or "no numbers",
-                )
-    if checked:
-        raise Unmet(f"the run has no step '{next(iter(checked))}', which has checks")
-
-
-@SUITE.check("runs")
-def it_writes_into_its_home_only(subject: PipelineSubject) -> None:
-    """Nothing is left where somebody happens to work."""
-    place = subject.folder / "processes" / "first" / "cwd"
-    left = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
-    if left:
-        raise Unmet("a run leaves files in the working directory", found=", ".join(left[:5]))
 
 
 def _outputs(ran: Ran) -> dict[str, str]:

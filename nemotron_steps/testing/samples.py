@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 ROWS = 8
+PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\xff\xfe" * 8
+"""What no file of rows or of text begins with."""
+
+
+def cut(data: bytes) -> bytes:
+    """The first part of a file's bytes: it ends in the middle of something."""
+    return data[: max(1, len(data) * 2 // 3 - 3)]
 
 
 def _rows(type_name: str) -> list[dict[str, Any]] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.errors import StepFailedError
+from nemotron_steps.testing.samples import PICTURE, cut
 from nemotron_steps.testing.step_runs import SUITE as RUNS
 from nemotron_steps.testing.step_subject import Ran, StepSubject, copied
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
@@ -80,10 +81,9 @@ def _cases(step: StepSubject) -> Iterator[Case]:
         missing.mkdir(parents=True)
         (missing / "kit.unknown").write_text("another file\n")
         yield Case("a_missing_input_is_told", port, missing, "a folder without its files", must_fail=True)
-        pictures = _changed(path, folder / "pictures", lambda data: b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\xff\xfe" * 8)
+        pictures = _changed(path, folder / "pictures", lambda data: PICTURE)
         yield Case("a_wrong_type_is_told", port, pictures, "files that are pictures", must_fail=True)
-        cut = _changed(path, folder / "cut", lambda data: data[: max(1, len(data) * 2 // 3 - 3)])
-        yield Case("a_truncated_file_is_told", port, cut, "a truncated file")
+        yield Case("a_truncated_file_is_told", port, _changed(path, folder / "cut", cut), "a truncated file")
         rows = [file for file in _files(path) if file.suffix == ".jsonl"]
         if rows:
             row = json.loads(rows[0].read_text("utf-8").splitlines()[0])

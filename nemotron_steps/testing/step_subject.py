@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.manifest.models import StepManifest
@@ -132,7 +132,7 @@ class StepSubject:
         fed: dict[str, Path] = {}
         for port in self.manifest.consumes:
             if port.name in self.inputs:
-                fed[port.name] = self._written(port.name, self.inputs[port.name])
+                fed[port.name] = given(self.inputs[port.name], self.folder / "inputs" / port.name)
             elif port.required and port.name not in sourced:
                 sample = write_sample(port.type, self.folder / "inputs" / port.name)
                 if sample is None:
@@ -148,13 +148,6 @@ class StepSubject:
     def fed_before(self) -> dict[str, dict[str, str]]:
         """Port → the files that it was fed, before any run."""
         return {port: tree_of(path) for port, path in self.fed.items()}
-
-    def _written(self, name: str, source: Source) -> Path:
-        if not callable(source):
-            return Path(source).absolute()
-        folder = self.folder / "inputs" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return source(folder).absolute()
 
     def plan(self, *, overrides: Sequence[str] = (), home: Path | None = None) -> PlannedStep:
         """The step as a run plans it."""
@@ -222,55 +215,9 @@ class StepSubject:
         variables: Mapping[str, str] | None = None,
         **watch: Any,
     ) -> Ran:
-        """Run commands in a process of their own, in empty folders of their own.
-
-        Args:
-            watch: fields of the process's request (`at_write`, `signal`, `at_return`).
-        """
-        place = self.folder / "processes" / name
-        for folder in ("cwd", "tmp", "user"):
-            (place / folder).mkdir(parents=True, exist_ok=True)
-        request = {
-            "commands": [list(words) for words in commands],
-            "step": self.manifest.id,
-            "allowed": [str(home), str(place / "tmp"), str(self.folder / "cache")],
-            "inside": str(home / "work"),
-            "package": self.entry_module.partition(".")[0],
-            **watch,
-        }
-        (place / "request.json").write_text(json.dumps(request))
-        (place / "result.json").unlink(missing_ok=True)
-        with (place / "output.txt").open("w+b") as output:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "nemotron_steps.testing.process",
-                    str(place / "request.json"),
-                    str(place / "result.json"),
-                ],
-                cwd=place / "cwd",
-                env=self._environment(place, variables or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(timeout=60 + self.seconds * len(commands))
-            except subprocess.TimeoutExpired:
-                raise Unmet(
-                    f"{' '.join(commands[0][:2])} did not end within {self.seconds:.0f} s",
-                    hint="give the step a config `tiny`, or step_conformance(…, seconds=…)",
-                ) from None
-            finally:
-                _end(process)
-            output.seek(0)
-            text = output.read().decode("utf-8", "replace")
-        result: dict[str, Any] = {"commands": [], "seen": {}}
-        if (place / "result.json").is_file():
-            result = json.loads((place / "result.json").read_text())
-        return Ran(home, result["commands"], result["seen"], code, text)
+        """Run commands in a process of their own, in empty folders of their own; see `run_commands`."""
+        watch = {"step": self.manifest.id, "package": self.entry_module.partition(".")[0], **watch}
+        return run_commands(self, name, commands, home, variables, **watch)
 
     def remember(self, name: str, make: Callable[[StepSubject], Any]) -> Any:
         """What `make` gives, made once."""
@@ -291,24 +238,100 @@ class StepSubject:
         (step,) = [step for step in ran.result(index)["steps"] if step["step"] == self.manifest.id]
         return {port: store.find(output["ref"]).digest for port, output in step["outputs"].items()}
 
-    def _environment(self, place: Path, variables: Mapping[str, str]) -> dict[str, str]:
-        packs = [str(pack.base) for pack in self.registry.packs if pack.origin in (PATH_VARIABLE, "working directory")]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPS_")}
-        return {
-            **kept,
-            "HOME": str(place / "user"),
-            "PYTHONUSERBASE": os.environ.get("PYTHONUSERBASE", str(Path.home() / ".local")),
-            "TMPDIR": str(place / "tmp"),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "XDG_CONFIG_HOME": str(place / "user"),
-            "MPLCONFIGDIR": str(self.folder / "cache" / "matplotlib"),  # made where matplotlib is imported
-            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": "1",
-            "KIT_API_KEY": CANARY,
-            PATH_VARIABLE: os.pathsep.join(packs),
-            **variables,
-        }
+
+def given(source: Source, folder: Path) -> Path:
+    """The path that an input is fed: `source`, or what it writes into `folder`."""
+    if not callable(source):
+        return Path(source).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return source(folder).absolute()
+
+
+class Subject(Protocol):
+    """What commands are run for: a step, or a pipeline."""
+
+    folder: Path
+    seconds: float
+
+    @property
+    def registry(self) -> Registry:
+        """Every manifest that is found here."""
+
+
+def run_commands(
+    subject: Subject,
+    name: str,
+    commands: Sequence[Sequence[str]],
+    home: Path,
+    variables: Mapping[str, str] | None = None,
+    **watch: Any,
+) -> Ran:
+    """Run commands in a process of their own, in empty folders of their own.
+
+    Args:
+        variables: of its environment, beside those of `process_environment`.
+        watch: fields of the process's request (`step`, `package`, `at_write`, `signal`, `at_return`).
+    """
+    place = subject.folder / "processes" / name
+    cache = subject.folder / "cache"
+    for folder in ("cwd", "tmp", "user"):
+        (place / folder).mkdir(parents=True, exist_ok=True)
+    request, result = place / "request.json", place / "result.json"
+    asked = {
+        "commands": [list(words) for words in commands],
+        "step": "",
+        "allowed": [str(home), str(place / "tmp"), str(cache)],
+        "inside": str(home / "work"),
+        "package": "",
+        **watch,
+    }
+    request.write_text(json.dumps(asked))
+    result.unlink(missing_ok=True)
+    with (place / "output.txt").open("w+b") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nemotron_steps.testing.process", str(request), str(result)],
+            cwd=place / "cwd",
+            env={**process_environment(place, cache, subject.registry), **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=60 + subject.seconds * len(commands))
+        except subprocess.TimeoutExpired:
+            raise Unmet(
+                f"{' '.join(commands[0][:2])} did not end within {subject.seconds:.0f} s",
+                hint="run a config `tiny`, or give the kit more: seconds=…",
+            ) from None
+        finally:
+            with suppress(ProcessLookupError):  # nothing is left of its session
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        text = output.read().decode("utf-8", "replace")
+    done: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"commands": [], "seen": {}}
+    return Ran(home, done["commands"], done["seen"], code, text)
+
+
+def process_environment(place: Path, cache: Path, registry: Registry) -> dict[str, str]:
+    """Variables of a process that runs in the folders of `place`."""
+    packs = [str(pack.base) for pack in registry.packs if pack.origin in (PATH_VARIABLE, "working directory")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPS_")}
+    return {
+        **kept,
+        "HOME": str(place / "user"),
+        "PYTHONUSERBASE": os.environ.get("PYTHONUSERBASE", str(Path.home() / ".local")),
+        "TMPDIR": str(place / "tmp"),
+        "XDG_CACHE_HOME": str(cache),
+        "XDG_CONFIG_HOME": str(place / "user"),
+        "MPLCONFIGDIR": str(cache / "matplotlib"),  # made where matplotlib is imported
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "1",
+        "KIT_API_KEY": CANARY,
+        PATH_VARIABLE: os.pathsep.join(packs),
+    }
 
 
 def tree_of(path: Path) -> dict[str, str]:
@@ -324,10 +347,3 @@ def copied(path: Path, folder: Path) -> Path:
         return Path(shutil.copytree(path, folder))
     folder.mkdir()
     return Path(shutil.copy(path, folder / path.name))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it left of its session."""
-    with suppress(ProcessLookupError):  # nothing is left
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -15,9 +15,7 @@ HEAVY = ("jax.py", "", "a = 1\n")
 PROCESSES = {
     "importing_it_is_light",
     "a_job_outlives_its_submitter",
-    "attributes_know_no_hash_seed",
     "same_seed_same_outputs",
-    "goes_on_after_a_kill",
 }
 """Checks that start a Python of their own: examined only where a toy is about them."""
 

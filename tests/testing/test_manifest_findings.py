@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import DataError
-from nemotron_steps.testing import pipeline, pipeline_file, step_manifest
-from nemotron_steps.testing.step_subject import CANARY, StepSubject
+from nemotron_steps.testing import pipeline, step_manifest
+from nemotron_steps.testing.step_subject import CANARY, StepSubject, process_environment
 from nemotron_steps.testing.suite import NotApplicable, Unmet
 from tests.testing.config_models import Strict
 
@@ -189,155 +189,20 @@ def test_what_is_remembered_is_made_once_and_a_process_has_a_home_of_its_own(tmp
     monkeypatch.setenv("TOY", "kept")
     monkeypatch.setattr(sys, "path", ["", "/a", "/b"])
     pack = SimpleNamespace(base="/pack", origin="working directory")
-    made.__dict__["registry"] = SimpleNamespace(packs=[pack, SimpleNamespace(base="/site", origin="installed")])
-    variables = made._environment(tmp_path, {"PYTHONHASHSEED": "2"})
+    registry: Any = SimpleNamespace(packs=[pack, SimpleNamespace(base="/site", origin="installed")])
+    variables = process_environment(tmp_path, tmp_path / "cache", registry)
     assert "STEPS_HOME" not in variables and variables["TOY"] == "kept"
-    assert (variables["PYTHONPATH"], variables["PYTHONHASHSEED"]) == ("/a:/b", "2")
+    assert (variables["PYTHONPATH"], variables["PYTHONHASHSEED"]) == ("/a:/b", "1")
     assert (variables["STEPS_PATH"], variables["KIT_API_KEY"]) == ("/pack", CANARY)
     assert variables["HOME"] == f"{tmp_path}/user" and variables["TMPDIR"] == f"{tmp_path}/tmp"
 
 
-# -- pipelines ---------------------------------------------------------------------------------------------------
-
-
-def stage(name: str = "train", **fields: Any) -> Any:
-    made = {"step": "toy/train", "inputs": {}, "overrides": (), "fan_out": {}, "checks": (), "description": "d"}
-    return SimpleNamespace(name=name, **{**made, **fields})
-
-
-def source(stage: str | None, port: str | None = None) -> Any:
-    return SimpleNamespace(stage=stage, port=port, ref=None)
-
-
-def output(name: str, kind: str, **becomes: str) -> Any:
-    return SimpleNamespace(name=name, type=kind, becomes=becomes)
-
-
-def step(name: str, inputs: dict[str, Any] | None = None, *produces: Any) -> Any:
-    ports = {port: SimpleNamespace(type=kind, many=many) for port, (kind, many) in (inputs or {}).items()}
-    return SimpleNamespace(id=name, inputs=ports, outputs={each.name: each for each in produces}, produces=produces)
-
-
-def a_pipeline(steps: list[Any], *stages: Any, **fields: Any) -> Any:
-    known = {each.id: each for each in steps}
-    made = {"stages": list(stages), "configs": {}, "pipeline": SimpleNamespace(name="toy", description="d"), **fields}
-    told = SimpleNamespace(where=lambda *place: "here", name="toy", **made)
-    types = SimpleNamespace(path=lambda kind, wanted: [kind] if kind == wanted else None)
-    bench = SimpleNamespace(registry=SimpleNamespace(step=known.__getitem__, types=types))
-
-    def step_of(each: Any, config: str | None = None) -> Any:
-        variant = told.configs.get(config or "", {}).get(each.name)
-        return known[(variant.step if variant else None) or each.step]
-
-    return SimpleNamespace(manifest=told, bench=bench, step_of=step_of, configs=lambda: [None, *told.configs])
-
-
-def test_a_pipeline_each_stage_and_each_config_is_described_and_can_be_typed() -> None:
-    two = (stage(), stage("eval"))
-    found(pipeline_file.stages_are_described, a_pipeline([], *two), None)
-    bare = SimpleNamespace(name="toy", description="")
-    found(pipeline_file.stages_are_described, a_pipeline([], *two, pipeline=bare), "pipeline has no description")
-    undescribed = a_pipeline([], two[0], stage("eval", description=""))
-    found(pipeline_file.stages_are_described, undescribed, "stage 'eval' has no")
-    found(pipeline_file.names_can_be_typed, a_pipeline([], *two, configs={"tiny": {}, "8x-gpu_1": {}}), None)
-    found(pipeline_file.names_can_be_typed, a_pipeline([], *two, configs={"tiny": {}, "a b": {}}), "'a b' cannot")
-    found(pipeline_file.names_can_be_typed, a_pipeline([], two[0], stage("-x")), "'-x' cannot")
-
-
-@pytest.mark.parametrize(
-    ("port", "told"),
-    [
-        ("one", None),
-        ("many.a", None),
-        ("one.a", "no input 'one.a'"),
-        ("many", "no input 'many'"),
-        ("x", "no input 'x'"),
-    ],
-)
-def test_an_input_that_takes_many_is_given_under_a_name_and_no_other_is(port: str, told: str | None) -> None:
-    takes = step("toy/train", {"one": ("rows", False), "many": ("rows", True)})
-    subject = a_pipeline([takes], stage(), stage("eval", inputs={"one": source(None), port: source(None)}))
-    found(pipeline_file.stages_take_what_they_are_given, subject, told)
-
-
-@pytest.mark.parametrize(
-    ("made", "port", "told"),
-    [
-        ([output("a", "rows")], None, None),
-        ([output("a", "x"), output("b", "rows")], None, None),
-        ([output("a", "x", flag="rows")], None, None),
-        ([output("a", "x"), output("b", "rows")], "a", "stage 'prep' makes none"),
-        ([output("a", "x"), output("b", "rows")], "b", None),
-        ([output("a", "x")], None, "stage 'prep' makes none"),
-    ],
-)
-def test_what_a_stage_reads_is_what_another_makes_or_it_may_become(
-    made: Any, port: str | None, told: str | None
-) -> None:
-    steps = [step("toy/prep", {}, *made), step("toy/train", {"rows": ("rows", True)})]
-    subject = a_pipeline(steps, stage("prep", step="toy/prep"), stage(inputs={"rows.a": source("prep", port)}))
-    found(pipeline_file.types_chain, subject, told)
-
-
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
-        (step("toy/other", {"rows": ("rows", False)}, output("model", "model"), output("more", "x")), None),
-        (step("toy/other", {}, output("model", "model")), "has no input 'rows'"),
-        (step("toy/other", {"rows": ("rows", False)}, output("other", "model")), "makes no model 'model'"),
-        (step("toy/other", {"rows": ("rows", False)}, output("model", "x")), "makes no model 'model'"),
-    ],
-)
-def test_a_step_in_anothers_place_reads_and_makes_what_that_does(other: Any, told: str | None) -> None:
-    usual = step("toy/train", {"rows": ("rows", False)}, output("model", "model"))
-    configs = {"tiny": {}, "large": {"train": SimpleNamespace(step="toy/other")}}
-    subject = a_pipeline([usual, other], stage(inputs={"rows": source(None)}), configs=configs)
-    found(pipeline_file.variants_make_the_same, subject, told)
-
-
-def test_where_no_stage_reads_another_none_is_left_over() -> None:
-    with pytest.raises(NotApplicable):
-        pipeline_file.no_stage_is_left_over(a_pipeline([], stage(), stage("eval")))
-    chained = a_pipeline([], stage("prep"), stage(inputs={"rows": source("prep")}))
-    pipeline_file.no_stage_is_left_over(chained)
-    chained.manifest.stages.append(stage("eval", inputs={"rows": source(None)}))
-    found(pipeline_file.no_stage_is_left_over, chained, "stage 'eval' reads no other")
-
-
 @pytest.mark.parametrize(("gpus", "told"), [(0, None), (1, "asks for 1 GPUs"), (8, "asks for 8 GPUs")])
 def test_a_gpu_of_any_stage_under_tiny_is_found(gpus: int, told: str | None) -> None:
-    subject = a_pipeline([], stage(), configs={"tiny": {}})
     configs = [{}, {"cluster": None}, {"cluster": {"gpus_per_node": gpus}}]
     steps = [SimpleNamespace(key=str(n), config=config) for n, config in enumerate(configs)]
-    subject.plan = lambda config: SimpleNamespace(steps=steps)
+    subject = SimpleNamespace(plan=lambda config: SimpleNamespace(steps=steps), manifest=manifest(configs={"tiny": {}}))
     found(pipeline.tiny_needs_no_gpu, subject, told)
     subject.manifest.configs = {"large": {}}
     with pytest.raises(NotApplicable):
-        pipeline.tiny_needs_no_gpu(subject)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        ({"a.x": "1"}, {"a.x": "1"}, None),
-        ({"a.x": "1"}, {"a.x": "2"}, "a.x"),
-        ({"a.x": "1", "b.y": "1"}, {"a.x": "1"}, "b.y"),
-        ({"a.x": "1"}, {"a.x": "1", "b.y": "1"}, "b.y"),
-    ],
-)
-def test_what_a_pipeline_makes_after_a_kill_is_all_that_it_makes_else(
-    before: dict[str, str], after: dict[str, str], told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, last = (SimpleNamespace(commands=[{"code": 0}]) for _ in range(2))
-    monkeypatch.setattr(pipeline, "_outputs", lambda ran: before if ran is first else after)
-    asked: list[Any] = []
-
-    def process(name: str, commands: Any, home: Path, **watch: Any) -> Any:
-        asked.append(watch)
-        return SimpleNamespace(commands=[]) if watch else last
-
-    subject = a_pipeline([step("toy/train")], stage("prep"), stage())
-    subject.first, subject.process, subject.config, subject.folder = first, process, None, tmp_path
-    subject.words = lambda home: ["run"]
-    found(pipeline.goes_on_after_a_kill, subject, told)
-    assert asked == [{"step": "toy/train", "at_write": 1}, {}]
+        pipeline.tiny_needs_no_gpu(subject)  # type: ignore[arg-type]

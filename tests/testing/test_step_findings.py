@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from nemotron_steps.errors import StepFailedError, UnknownNameError
-from nemotron_steps.testing import pipeline, pipeline_file, samples, step_bad_input, step_manifest, step_runs, watching
+from nemotron_steps.errors import StepFailedError
+from nemotron_steps.testing import pipeline, step_bad_input, step_manifest, step_runs, watching
 from nemotron_steps.testing.step_subject import Ran
-from nemotron_steps.testing.suite import Examination, NotApplicable, State, Suite, Unmet
+from nemotron_steps.testing.suite import Examination, NotApplicable, Suite, Unmet
 from tests.testing.config_models import Changing, Open, Strict
 
 NOTHING: dict[str, Any] = {"written": [], "children": [], "threads": [], "changed": [], "hosts": []}
@@ -206,16 +206,6 @@ def test_whatever_an_import_does_is_found(
         step_manifest.check_import(["toykit_imported"])
 
 
-def test_the_answers_of_sample_rows_are_right(tmp_path: Path) -> None:
-    folder = samples.write_sample("rl_prompts", tmp_path)
-    assert folder is not None and samples.write_sample("no_such_type", tmp_path / "none") is None
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    assert len(rows) == samples.ROWS and (folder / "validation.jsonl").is_file()
-    for row in rows:
-        one, _, other = row["question"].removeprefix("What is ").removesuffix("?").split()
-        assert row["expected_answer"] == str(int(one) + int(other))
-
-
 def suite_of(*ended: str) -> Suite[None]:
     """A check that ends like this, one behind it, and one behind that."""
     suite: Suite[None] = Suite()
@@ -269,54 +259,20 @@ def test_pytest_shows_an_unexpected_exception_as_it_was_raised(tmp_path: Path) -
         shown("unmet", "second")
 
 
-def a_pipeline(**stage: Any) -> Any:
-    """A pipeline of one stage."""
-    made = {"name": "train", "step": "toy/train", "inputs": {}, "overrides": (), "fan_out": {}, "checks": (), **stage}
-    manifest = SimpleNamespace(stages=[SimpleNamespace(**made)], configs={}, where=lambda *place: "here")
-    return SimpleNamespace(manifest=manifest)
-
-
 @pytest.mark.parametrize(
-    "stage",
+    "wrong",
     [
         {"inputs": {"policy": SimpleNamespace(ref="/models/a")}},
         {"overrides": ("policy.model_name=/models/a",)},
         {"fan_out": {"inputs.policy": ["org/model", "~/models/a"]}},
     ],
 )
-def test_a_path_of_one_machine_is_found_wherever_a_stage_has_it(stage: dict[str, Any]) -> None:
+def test_a_path_of_one_machine_is_found_wherever_a_stage_has_it(wrong: dict[str, Any]) -> None:
+    def look(**fields: Any) -> None:
+        manifest = SimpleNamespace(stages=[SimpleNamespace(name="train", **fields)], where=lambda *place: "here")
+        pipeline.it_names_no_path_of_one_machine(SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
+
     tame = {"inputs": {"policy": SimpleNamespace(ref="org/model")}, "overrides": ("a=b/c",), "fan_out": {"seed": [1]}}
-    pipeline_file.it_names_no_path_of_one_machine(a_pipeline(**tame))
+    look(**tame)
     with pytest.raises(Unmet, match="names a path of one machine"):
-        pipeline_file.it_names_no_path_of_one_machine(a_pipeline(**{**tame, **stage}))
-
-
-def test_a_config_that_names_a_step_that_is_not_there_is_found() -> None:
-    def step(name: str) -> None:
-        if name == "toy/nowhere":
-            raise UnknownNameError("there is no step 'toy/nowhere'")
-
-    subject = a_pipeline()
-    subject.bench = SimpleNamespace(registry=SimpleNamespace(step=step))
-    variants = {"train": SimpleNamespace(step=None), "other": SimpleNamespace(step="toy/other")}
-    subject.manifest.configs = {"tiny": variants}
-    pipeline_file.steps_exist(subject)
-    variants["other"] = SimpleNamespace(step="toy/nowhere")
-    with pytest.raises(Unmet, match="toy/nowhere"):
-        pipeline_file.steps_exist(subject)
-
-
-@pytest.mark.parametrize(("metric", "state"), [("rows", State.PASSED), ("loss", State.PASSED), ("other", State.FAILED)])
-def test_a_check_may_name_what_the_summary_or_a_training_step_has(
-    metric: str, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = [{"step": "train", "values": {"loss": 0.5}}, {"step": "another", "values": {"other": 1.0}}]
-    monkeypatch.setattr("nemotron_steps.runs.run_folder.read_events", lambda *_: records)
-    planned = SimpleNamespace(key="train", checks=(SimpleNamespace(metric=metric),))
-    result = {"run": "run-1", "steps": [{"key": "train", "summary": {"rows": 3}}]}
-    subject: Any = SimpleNamespace(
-        ran_plan=SimpleNamespace(steps=[planned]), first=SimpleNamespace(result=lambda: result, home=tmp_path)
-    )
-    suite: Suite[Any] = Suite()
-    suite.check()(pipeline.checks_find_their_numbers)
-    assert Examination(suite, subject).outcome("checks_find_their_numbers").state is state
+        look(**{**tame, **wrong})

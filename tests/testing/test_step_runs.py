@@ -223,7 +223,7 @@ def test_a_signal_comes_at_one_file_and_what_the_package_reads_beside_its_code_i
     assert watch.seen.written == ["/elsewhere/x", "/elsewhere/y"]
 
 
-def test_the_answers_of_pairs_and_chats_are_right_and_every_sample_has_both_splits(tmp_path: Path) -> None:
+def test_the_answers_of_samples_are_right_and_every_sample_has_both_splits(tmp_path: Path) -> None:
     for name in ("training_jsonl", "sft_chats", "packed_chats", "preference_pairs", "rl_prompts"):
         folder = samples.write_sample(name, tmp_path / name)
         assert folder is not None
@@ -236,4 +236,7 @@ def test_the_answers_of_pairs_and_chats_are_right_and_every_sample_has_both_spli
     for line in (tmp_path / "sft_chats/train.jsonl").read_text().splitlines():
         question, answer = json.loads(line)["messages"]
         assert answer["content"] == f"It is {2 * int(question['content'].split()[2])}."
+    for line in (tmp_path / "rl_prompts/train.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert row["expected_answer"] == str(2 * int(row["question"].split()[2]))
     assert samples.write_sample("no_such_type", tmp_path / "none") is None

@@ -1,9 +1,7 @@
-"""What the checks of an environment, an executor and an artifact type find, of subjects that are told here."""
+"""What the checks of an environment and of an artifact type find, of subjects that are told here."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,21 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.environments.base import Session, Verdict
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
-from nemotron_steps.runs.executors.base import JobState
-from nemotron_steps.testing import (
-    artifact_type,
-    environment_answers,
-    environment_rollouts,
-    environment_rows,
-    executor,
-    executor_launch,
-    type_declared,
-    type_refusals,
-)
-from nemotron_steps.testing.executor_subject import SECRET
+from nemotron_steps.testing import artifact_type, environment_answers, environment_rollouts, environment_rows
 from nemotron_steps.testing.suite import Unmet
 from tests.testing.config_models import Changing, Open, Strict
 
@@ -144,99 +130,7 @@ def test_an_answer_without_content_may_earn_the_least_or_what_the_author_allows(
             environment_answers.worthless_answers_earn_nothing(subject)
 
 
-# -- executors ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", list(JobState))
-def test_how_a_job_that_was_killed_may_be_told(state: JobState) -> None:
-    subject: Any = SimpleNamespace(
-        launch=lambda kind: kind, submitted=lambda launch: "job", over=lambda job: SimpleNamespace(state=state)
-    )
-    if state in (JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.LOST):
-        executor.a_killed_job_is_not_done(subject)
-    else:
-        with pytest.raises(Unmet, match="told as something else"):
-            executor.a_killed_job_is_not_done(subject)
-
-
-@pytest.mark.parametrize("attached", [None, False, True])
-def test_a_submission_that_waits_is_found_attached_and_detached(attached: bool | None, tmp_path: Path) -> None:
-    @dataclass(frozen=True)
-    class Launch:
-        folder: Path
-        attached: bool = False
-
-    tried: list[bool] = []
-    in_time = iter([attached is not False, attached is not True])
-
-    def submitted(launch: Launch) -> str:
-        tried.append(launch.attached)
-        return "job"
-
-    subject: Any = SimpleNamespace(
-        launch=lambda kind: Launch(tmp_path),
-        submitted=submitted,
-        wait=lambda done: next(in_time),
-        over=lambda job: None,
-    )
-    if attached is None:
-        executor_launch.submitting_does_not_wait(subject)
-        assert tried == [False, True]
-    else:
-        with pytest.raises(Unmet, match=f"attached={attached}"):
-            executor_launch.submitting_does_not_wait(subject)
-
-
-@pytest.mark.parametrize(
-    ("place", "found"),
-    [
-        ("nowhere", None),
-        ("file", "written down"),
-        ("name", "in the job's name"),
-        ("command line", "in a command line"),
-        ("lost", "neither arrives nor is refused"),
-    ],
-)
-def test_a_secret_is_found_wherever_it_is_left(
-    place: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "told.json").touch()
-    (tmp_path / "job.sh").write_text(f"export KIT_TOKEN={SECRET}" if place == "file" else "steps run")
-    environment = {"KIT_TOKEN": SECRET, "KIT_API_KEY": "" if place == "lost" else SECRET}
-    line = f"sbatch --export=KIT_TOKEN={SECRET}" if place == "command line" else "sbatch"
-    monkeypatch.setattr(executor_launch, "bytes_of", lambda path: line.encode())
-    ended: list[str] = []
-    job = f"job-{SECRET}" if place == "name" else "job"
-    subject: Any = SimpleNamespace(
-        launch=lambda *_, **__: SimpleNamespace(folder=tmp_path),
-        executor=SimpleNamespace(submit=lambda launch: job),
-        told=lambda launch: {"environment": environment},
-        end=ended.append,
-    )
-    if found is None:
-        executor_launch.secrets_are_not_written_down(subject)
-    else:
-        with pytest.raises(Unmet, match=found):
-            executor_launch.secrets_are_not_written_down(subject)
-    assert ended == [job]
-
-
-COUNT = iter(range(10))
-
 # -- artifact types ----------------------------------------------------------------------------------------------
-
-
-def a_type(tmp_path: Path, validated: Any) -> Any:
-    """A type whose example is two files, and whose validator says this of a folder."""
-
-    def written(name: str) -> Path:
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        (folder / "large.bin").write_bytes(b"0123456789")
-        (folder / "small.bin").write_bytes(b"ab")
-        return folder
-
-    return SimpleNamespace(name="toy_type", ancestors=(), folder=tmp_path, written=written, validated=validated)
 
 
 @pytest.mark.parametrize(
@@ -258,54 +152,9 @@ def test_a_refusal_is_of_the_right_class_and_says_where(
             raise error
         return {}
 
+    subject: Any = SimpleNamespace(folder=tmp_path, validated=validated)
     if found is None:
-        type_refusals.an_empty_folder_is_refused(a_type(tmp_path, validated))
+        artifact_type.missing_files_are_refused(subject)
     else:
         with pytest.raises(Unmet, match=found):
-            type_refusals.an_empty_folder_is_refused(a_type(tmp_path, validated))
-
-
-@pytest.mark.parametrize("begins", [b"kit", b'"kit', b'{"kit"', b'{"kit '])
-def test_a_long_error_is_found_whatever_the_file_holds(begins: bytes, tmp_path: Path) -> None:
-    def validated(folder: Path) -> dict[str, Any]:
-        data = (folder / "large.bin").read_bytes()
-        raise DataError("no table", where=str(folder), found=data.decode() if data.startswith(begins) else "")
-
-    with pytest.raises(Unmet, match="an error of 8"):
-        type_refusals.errors_are_short(a_type(tmp_path, validated))
-
-
-@pytest.mark.parametrize(
-    ("attributes", "found"),
-    [
-        (lambda: {"rows": 3}, None),
-        (lambda: {"rows": math.nan}, "not JSON"),
-        (lambda: {"rows": {3}}, "not JSON"),
-        (lambda: {"rows": next(COUNT)}, "two equal folders differ"),
-        (lambda: {"other": 3}, "other are not declared"),
-    ],
-)
-def test_attributes_are_json_the_same_twice_and_declared(attributes: Any, found: str | None, tmp_path: Path) -> None:
-    subject = a_type(tmp_path, lambda folder: attributes())
-    subject.declared = SimpleNamespace(validator="toy:validate", where="types.toml:1")
-    types = {"toy_type": SimpleNamespace(attributes={"rows": "number of rows"})}
-    subject.registry = SimpleNamespace(types=SimpleNamespace(types=types))
-    if found is None:
-        type_declared.attributes_are_plain(subject)
-    else:
-        with pytest.raises(Unmet, match=found):
-            type_declared.attributes_are_plain(subject)
-
-
-@pytest.mark.parametrize("blind_to", ["changed", "removed", "added"])
-def test_a_store_that_misses_one_kind_of_damage_is_found(
-    blind_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verify = ArtifactStore.verify
-
-    def blind(self: ArtifactStore, artifact: Any) -> Any:
-        return [] if f"home-{blind_to}" in str(artifact.path) else verify(self, artifact)
-
-    monkeypatch.setattr(ArtifactStore, "verify", blind)
-    with pytest.raises(Unmet, match=f"a file that was {blind_to} is not found"):
-        artifact_type.damage_is_found(a_type(tmp_path, lambda folder: {}))
+            artifact_type.missing_files_are_refused(subject)
