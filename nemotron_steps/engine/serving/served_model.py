@@ -113,7 +113,7 @@ class ServedModel:
         self._vocabulary = len(chat.tokenizer)
         self._ids = itertools.count()
         self._conversations = KnownConversations()
-        self._ends = frozenset((chat.eos_token_id, *defaults.stop_token_ids))
+        self._ends = frozenset((*chat.end_ids, *defaults.stop_token_ids))
 
     def check_name(self, asked: str | None) -> None:
         """Refuse a request for another model (404)."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from nemotron_steps.errors import DataError, first_line, show_line
-from nemotron_steps.models.chat import left_out
+from nemotron_steps.models.chat import COMMON_ROLES
 
 if TYPE_CHECKING:
     from nemotron_steps.models.chat import ChatFormat
@@ -26,38 +27,48 @@ class ChatSequence:
     token_ids: list[int]
     token_mask: list[int]
 
+    def trimmed(self) -> ChatSequence:
+        """Up to its last trained token."""
+        last = len(self.token_mask) - self.token_mask[::-1].index(1)
+        return ChatSequence(self.token_ids[:last], self.token_mask[:last])
 
-def encode_chat(
+
+def chat_sequences(
     chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
-) -> ChatSequence:
-    """Tokens of one chat. Each assistant turn is tokenised apart from what precedes it, exactly as a generator that
-    continues the prompt would have produced it.
+) -> list[ChatSequence]:
+    """Tokens of one chat: one sequence where the template keeps earlier turns as they are.
+
+    Each assistant turn is tokenised apart from what precedes it, exactly as a generator that continues the prompt would
+    have produced it. Where a template shows earlier turns otherwise when more follow (Qwen3 drops their reasoning), a
+    sequence begins with each turn that finds them changed: the turns before it as a generator would see them then, and
+    not trained again.
 
     Args:
         row: the chat's row, for its tools and chat_template_kwargs.
 
     Raises:
-        DataError: no assistant turn, a template that refuses the chat or rewrites earlier turns, or
-            chat_template_kwargs that are none.
+        DataError: no assistant turn, a template that refuses the chat, leaves out something of it, or shows a turn
+            otherwise than it asks for it, or chat_template_kwargs that are none.
     """
     tools = row.get("tools") or ()
     chat = chat.with_template_kwargs(_template_kwargs(row, where))
-    token_ids: list[int] = []
-    token_mask: list[int] = []
-    rendered = ""
+    sequences: list[ChatSequence] = []
+    rendered = rest = ""
 
     def extend(text: str, trained: int) -> None:
         ids = chat.encode(text)
-        token_ids.extend(ids)
-        token_mask.extend([trained] * len(ids))
+        sequences[-1].token_ids.extend(ids)
+        sequences[-1].token_mask.extend([trained] * len(ids))
 
     turns = [dict(m) for m in messages]
+    shown = 0
     for position, message in enumerate(turns):
         if message.get("role") != "assistant":
             continue
         try:
             before = chat.render_text(turns[:position], tools, generation_prompt=True)
             after = chat.render_text(turns[: position + 1], tools, generation_prompt=False)
+            asked = len(before) if after.startswith(before) else _begun(chat, turns[:position], tools, before, after)
         except (TemplateError, TypeError, ValueError) as error:  # `raise_exception`; a value that it cannot write
             raise DataError(
                 "the chat template refuses the chat",
@@ -66,36 +77,56 @@ def encode_chat(
                 found=first_line(error),
                 hints=show_line(where),
             ) from error
-        if missing := left_out(turns[:position], before):
+        if asked is None:
             raise DataError(
-                f"the chat template leaves out the {missing[0]} message",
+                "the chat template shows an answer otherwise than it asks for it",
                 where=where,
-                expected="a model whose template writes that role, or comparisons that any template writes",
-                hints=("comparisons.layout=plain   # of data_prep/sft_prep", *show_line(where)),
+                expected=f"a chat that begins with its generation prompt: {before[-60:]!r}",
+                found=repr(after[-60:]),
+                hints=show_line(where),
             )
-        if not before.startswith(rendered) or not after.startswith(before):
-            raise DataError(
-                "the chat template rewrites earlier turns",
-                where=where,
-                expected="turns that stay as they are when more follow",
-                found="a template that drops or changes something of them, often reasoning",
-                hints=("make a row of each assistant turn, with the turns before it", *show_line(where)),
-            )
-        extend(before[len(rendered) :], 0)
+        if not sequences or not before.startswith(rendered):
+            sequences.append(ChatSequence([], []))
+            rendered = rest = ""
+        elif before.startswith(rendered + rest):
+            extend(rest, 0)
+            rendered += rest
+        new = turns[shown : position + 1]
+        own = {message.get("role") for message in new} - COMMON_ROLES
+        plain = ("comparisons.layout=plain   # of data_prep/sft_prep: any template writes it",) if own else ()
+        hints = (*plain, *show_line(where))
+        chat.require_shown(after[len(rendered) :], new, () if shown else tools, where=where, hints=hints)
+        shown = position + 1
         # The template may write a separator after the end token; the generator stops at the end token.
-        said, found_end, rest = after[len(before) :].partition(chat.eos_text)
-        extend(said + found_end, 1)
-        extend(rest, 0)
-        rendered = after
-    if not any(token_mask):
+        end = asked + chat.turn_end(after[asked:])
+        extend(before[len(rendered) : asked], 0)
+        extend(after[asked:end], 1)
+        rendered, rest = after[:end], after[end:]
+    if not any(any(sequence.token_mask) for sequence in sequences):
         raise DataError(
             "the chat has no assistant turn to learn from",
             where=where,
             expected="role: assistant",
             hints=show_line(where),
         )
-    last = len(token_mask) - token_mask[::-1].index(1)
-    return ChatSequence(token_ids[:last], token_mask[:last])
+    return [sequence.trimmed() for sequence in sequences if any(sequence.token_mask)]
+
+
+def encode_chat(
+    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
+) -> ChatSequence:
+    """The last of `chat_sequences`: the turns that the template shows together with the last answer."""
+    return chat_sequences(chat, messages, where, row)[-1]
+
+
+def _begun(
+    chat: ChatFormat, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any], before: str, after: str
+) -> int | None:
+    """Where an answer begins that does not go on from the whole generation prompt: where they part. That opens thinking
+    and a turn without any does not have it (DeepSeek-R1, Nemotron 3). None where they part before the prompt."""
+    prompt = len(chat.render_text(turns, tools, generation_prompt=False)) if turns else 0
+    same = len(commonprefix((before, after)))
+    return same if same > prompt else None
 
 
 def _template_kwargs(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:

@@ -101,7 +101,7 @@ def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> Prefere
             )
         sequence = encode_chat(chat, [*turns, *answer], where, row)
         spoken = sum(message.get("role") == "assistant" for message in answer)
-        sides.append(ChatSequence(sequence.token_ids, _last_turns(sequence.token_mask, spoken)))
+        sides.append(ChatSequence(sequence.token_ids, _last_turns(sequence.token_mask, spoken, where)))
     if sides[0].token_ids == sides[1].token_ids:
         raise DataError("the chosen and the rejected answer have the same tokens", where=where, hints=show_line(where))
     return PreferencePair(*sides)
@@ -117,11 +117,19 @@ def _answer_messages(answer: object, prompt: Sequence[Mapping[str, Any]]) -> lis
     return answer[len(prompt) :] if answer[: len(prompt)] == list(prompt) else answer
 
 
-def _last_turns(token_mask: Sequence[int], turns: int) -> list[int]:
-    """The mask with only its last `turns` runs of ones: earlier assistant turns belong to the prompt."""
+def _last_turns(token_mask: Sequence[int], turns: int, where: str) -> list[int]:
+    """The mask with only its last `turns` runs of ones: earlier assistant turns belong to the prompt. DataError where
+    the template does not show so many turns together."""
     starts = [t for t in range(len(token_mask)) if token_mask[t] and (t == 0 or not token_mask[t - 1])]
-    first = starts[-turns] if turns <= len(starts) else 0
-    return [bit if t >= first else 0 for t, bit in enumerate(token_mask)]
+    if turns > len(starts):
+        raise DataError(
+            "the chat template rewrites a turn of the answer when the next one follows",
+            where=where,
+            expected=f"{turns} turns that stay as they are, or an answer of one turn after a prompt with the others",
+            found=f"{len(starts)} of them shown together",
+            hints=show_line(where),
+        )
+    return [bit if t >= starts[-turns] else 0 for t, bit in enumerate(token_mask)]
 
 
 def pair_batch(pairs: Sequence[PreferencePair], *, divisible_by: int = 1) -> TrainBatch:

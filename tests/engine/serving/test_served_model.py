@@ -16,7 +16,7 @@ from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 
 CHAT: Any = SimpleNamespace(
     tokenizer=range(50),
-    eos_token_id=1,
+    end_ids=(1,),
     decode=lambda tokens: "".join(chr(96 + token) for token in tokens),
     render=lambda messages, tools: [2] * len(messages),
     render_continuation=lambda messages, tools, turn_ended: [3 if turn_ended else 4] * len(messages),

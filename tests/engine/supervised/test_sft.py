@@ -89,7 +89,7 @@ def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
             for text in texts
         ]
         file.write_text("".join(json.dumps(row) + "\n" for row in chats))
-        sequences, too_long = read_chats(file, chat, most)
+        sequences, _, too_long = read_chats(file, chat, most)
         return len(sequences), too_long
 
     exact = len(
