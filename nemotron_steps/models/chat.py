@@ -19,6 +19,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from nemotron_steps.config.turn_ends import MARKUP, THINK_CLOSE, THINK_OPEN, TOOL, TurnEnds, any_of, generation_ends
 from nemotron_steps.errors import ArtifactError, DataError
 
@@ -133,15 +135,22 @@ class ChatFormat:
     def _write(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool
     ) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=[_template_tool(t) for t in tools] or None,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **self._template_kwargs,
-            )
-        )
+        refused: Exception | None = None
+        for form in _forms_of(messages):
+            try:
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        form,
+                        tools=[_template_tool(t) for t in tools] or None,
+                        tokenize=False,
+                        add_generation_prompt=generation_prompt,
+                        **self._template_kwargs,
+                    )
+                )
+            except (TemplateError, TypeError) as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _guarded(self, value: Any) -> Any:
         """Messages or tools with a GUARD after the first character of special tokens that their texts spell."""
@@ -326,6 +335,27 @@ def _is_plain(folder: Path) -> bool:
         return False
 
 
+def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The messages as they are; then, for templates that refuse that, without a null for a text (Gemma, Phi), and with
+    the arguments of calls as JSON text (DeepSeek)."""
+    yield list(messages)
+    texts = [{**each, "content": ""} if each.get("content", "") is None else each for each in messages]
+    if texts != list(messages):
+        yield texts
+    if any(each.get("tool_calls") for each in texts):
+        yield [
+            {**each, "tool_calls": [_with_text(call) for call in each["tool_calls"]]} if each.get("tool_calls") else each
+            for each in texts
+        ]
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or call
+    arguments = function.get("arguments")
+    written = {**function, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+    return {**call, "function": written} if "function" in call else written
+
+
 def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A Responses API tool (flat) as the chat template's (nested under `function`)."""
     if "function" in tool:
@@ -358,7 +388,8 @@ def left_out(
             found = [at + len(form) for form in _forms(part) if (at := text.find(form, 0 if anywhere else start)) >= 0]
             if not found:
                 return f"{role} message" if what is None else f"{what} of the {role} message"
-            ends.append(min(found))
+            if what is not None or not message.get("tool_calls"):  # Gemma 4 writes it after the calls' results
+                ends.append(min(found))
         start = start if anywhere else max(ends)
     return None
 
@@ -409,4 +440,6 @@ def _forms(text: str) -> set[str]:
 
 
 def _squeezed(text: str) -> str:
-    return "".join(text.split())
+    """A text without whitespace, and without the words that turn reasoning on or off and that some templates take out
+    (Nemotron Nano 2)."""
+    return "".join(text.split()).replace("/no_think", "").replace("/think", "")
