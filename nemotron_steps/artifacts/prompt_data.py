@@ -18,6 +18,7 @@ _PROMPTS = frozenset({"prompt", "messages", "conversations", "question", "proble
 _LOOKED_AT = 64
 """Rows, or files."""
 _HEADER_BYTES = 1 << 16
+TOOLS = "tools"
 _THEIRS = {"human": "user", "gpt": "assistant"}
 """Roles of `conversations`."""
 
@@ -48,7 +49,8 @@ def has_prompt(row: Mapping[str, Any]) -> bool:
 
 
 def roles_in(path: Path) -> tuple[str, ...]:
-    """Roles of the messages in the first rows of JSON Lines, as the policy will see them; none of other files.
+    """Roles of the messages in the first rows of JSON Lines, as the policy will see them, and TOOLS where a row offers
+    some; none of other files.
 
     What is wrong with a row is told by whoever reads all of them.
     """
@@ -61,7 +63,7 @@ def roles_in(path: Path) -> tuple[str, ...]:
             found.update(_roles_of(row))
     except DataError:
         pass
-    return tuple(role for role in ROLES if role in found)
+    return tuple(role for role in (*ROLES, TOOLS) if role in found)
 
 
 def names_no_agent(path: Path) -> bool:
@@ -104,6 +106,8 @@ def _footer(path: Path) -> bytes:
 
 def _roles_of(row: Mapping[str, Any]) -> Iterator[str]:
     request = row.get("responses_create_params")
+    if (request if isinstance(request, Mapping) else row).get("tools") not in (None, "", "[]", "null", []):
+        yield TOOLS
     if isinstance(request, Mapping):
         if request.get("instructions"):
             yield "system"

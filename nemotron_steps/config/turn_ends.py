@@ -96,9 +96,7 @@ class TurnEnds:
             )
         return tail[ended if turn_ended else begun :]
 
-    def _around(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-    ) -> tuple[str, str, str]:
+    def _around(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
         """A word, and a stub of a chat whose assistant turn says it, without and with the messages after it."""
         mark = _word_absent_from(json.dumps([list(messages), list(tools)]))
         *others, last = _stubs(mark, messages)

@@ -91,8 +91,8 @@ class ChatFormat:
     def end_ids(self) -> tuple[int, ...]:
         """Tokens that end an assistant's turn: the tokenizer's, generation_config.json's, and the template's
         (config/turn_ends.py). Sampling stops at any, and nothing after one is trained."""
-        written = (self.tokenizer.convert_tokens_to_ids(text) for text in self._turn_ends.written)
-        return tuple(dict.fromkeys((*self._named_ends, *written)))
+        number_of = {text: number for number, text in self._added.items()}
+        return tuple(dict.fromkeys((*self._named_ends, *(number_of[text] for text in self._turn_ends.written))))
 
     @cached_property
     def _named_ends(self) -> tuple[int, ...]:
@@ -127,7 +127,10 @@ class ChatFormat:
         return tuple(self.encode(text))
 
     def render_text(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = (), generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        generation_prompt: bool = True,
     ) -> str:
         """The chat as the template writes it, for `encode`: with a GUARD in special tokens that messages spell."""
         return self._write(self._guarded(messages), self._guarded(tools), generation_prompt)
@@ -188,9 +191,7 @@ class ChatFormat:
             DataError: see require_shown.
             jinja2.TemplateError, TypeError: the template refuses the messages.
         """
-        text = self._turn_ends.continuation(
-            self._guarded(messages), self._guarded(tools), turn_ended=turn_ended
-        )
+        text = self._turn_ends.continuation(self._guarded(messages), self._guarded(tools), turn_ended=turn_ended)
         self.require_shown(text, messages)
         return self.encode(text)
 
@@ -340,19 +341,20 @@ def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any
     the arguments of calls as JSON text (DeepSeek)."""
     yield list(messages)
     texts = [{**each, "content": ""} if each.get("content", "") is None else each for each in messages]
-    if texts != list(messages):
-        yield texts
-    if any(each.get("tool_calls") for each in texts):
-        yield [
-            {**each, "tool_calls": [_with_text(call) for call in each["tool_calls"]]} if each.get("tool_calls") else each
-            for each in texts
-        ]
+    yield texts
+    yield [
+        {**each, "tool_calls": [*map(_with_text, calls)]} if (calls := each.get("tool_calls")) else each
+        for each in texts
+    ]
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function") or call
     arguments = function.get("arguments")
-    written = {**function, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+    written = {
+        **function,
+        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
+    }
     return {**call, "function": written} if "function" in call else written
 
 
@@ -363,9 +365,7 @@ def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
 
 
-def left_out(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], text: str
-) -> str | None:
+def left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], text: str) -> str | None:
     """What of a chat a template did not write: a message's text, its reasoning, a call or a tool; None for nothing.
 
     Messages are looked for in their order, but a system message anywhere: some templates write it later. Whitespace

@@ -62,7 +62,8 @@ def test_a_conversation_only_grows_and_grows_by_what_the_template_writes(
         # What was added is what the whole chat, rendered by the template, ends with; the turn's end is not repeated.
         added = chat.tokenizer.decode(tokens[len(before) :])
         assert chat.render_text(messages, tools).endswith(chat.decode_token(chat.tokenizer.eos_token_id) + added)
-        assert chat.tokenizer.eos_token_id in tokens[len(before) :] and tokens[len(before)] != chat.tokenizer.eos_token_id
+        end = chat.tokenizer.eos_token_id
+        assert end in tokens[len(before) :] and tokens[len(before)] != end
         cut = chat.render_continuation(new, tools, turn_ended=False)
         assert cut == [chat.tokenizer.eos_token_id, *tokens[len(before) :]]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -125,7 +124,7 @@ def _begun(
     """Where an answer begins that does not go on from the whole generation prompt: where they part. That opens thinking
     and a turn without any does not have it (DeepSeek-R1, Nemotron 3). None where they part before the prompt."""
     prompt = len(chat.render_text(turns, tools, generation_prompt=False)) if turns else 0
-    same = len(commonprefix((before, after)))
+    same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after))
     return same if same > prompt else None
 
 
