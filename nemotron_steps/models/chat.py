@@ -337,10 +337,10 @@ def _is_plain(folder: Path) -> bool:
 
 
 def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The messages as they are; then, for templates that refuse that, without a null for a text (Gemma, Phi), and with
-    the arguments of calls as JSON text (DeepSeek)."""
+    """The messages as they are; then, for templates that refuse that, an empty text for a null beside calls
+    (Gemma, Phi), and with arguments of calls as JSON text (DeepSeek)."""
     yield list(messages)
-    texts = [{**each, "content": ""} if each.get("content", "") is None else each for each in messages]
+    texts = [{**each, "content": each.get("content") or ""} if each.get("tool_calls") else each for each in messages]
     yield texts
     yield [
         {**each, "tool_calls": [*map(_with_text, calls)]} if (calls := each.get("tool_calls")) else each
