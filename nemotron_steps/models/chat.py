@@ -375,7 +375,7 @@ def left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
     Args:
         text: the chat as the template wrote it.
     """
-    text = _squeezed(text.replace(GUARD, ""))
+    text = _squeezed(text)
     for tool in tools:
         name = str((tool.get("function") or tool).get("name"))
         if name not in text:
@@ -440,6 +440,6 @@ def _forms(text: str) -> set[str]:
 
 
 def _squeezed(text: str) -> str:
-    """A text without whitespace, and without the words that turn reasoning on or off and that some templates take out
-    (Nemotron Nano 2)."""
-    return "".join(text.split()).replace("/no_think", "").replace("/think", "")
+    """A text without whitespace and guards, and without the words that turn reasoning on or off and that some templates
+    take out (Nemotron Nano 2)."""
+    return "".join(text.split()).replace(GUARD, "").replace("/no_think", "").replace("/think", "")
