@@ -346,6 +346,7 @@ def _turn_ends(folder: Path) -> list[str] | None:
     added = {token.get("id"): token for token in content.get("added_tokens") or () if isinstance(token, dict)}
     later = later.items() if isinstance(later, dict) else ()
     added |= {int(number): token for number, token in later if number.isdigit() and isinstance(token, dict)}
+    vocabulary = vocabulary if isinstance(vocabulary, dict) else None
     text_of = {number: word for word, number in (vocabulary or {}).items()}
     text_of |= {number: str(token.get("content")) for number, token in added.items()}
     ends = [text_of[number] for number in generation_ends(folder) if number in text_of]
