@@ -24,6 +24,7 @@ from nemotron_steps.artifacts.checkpoints import chat_template_digest, listing, 
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
 from nemotron_steps.artifacts.rows import Row, chat_row, read_rows, shown_fields
 from nemotron_steps.config.schema.sft_packing import PackingConfig, SftPackingConfig
+from nemotron_steps.config.turn_ends import generation_ends
 from nemotron_steps.engine.batches.packing import pack
 from nemotron_steps.engine.supervised.chat_tokens import chat_sequences
 from nemotron_steps.engine.supervised.packed_rows import row_of
@@ -75,7 +76,7 @@ def fingerprint(values: Mapping[str, Any]) -> list[Any]:
     folder = hf_folder(named) if named is not None else None
     if folder is None or not folder.is_dir():  # told when the step runs
         return [named]
-    return [tokenizer_digest(folder), chat_template_digest(folder)]
+    return [tokenizer_digest(folder), chat_template_digest(folder), generation_ends(folder)]
 
 
 def tokenizer_folder(config: SftPackingConfig) -> Path:
