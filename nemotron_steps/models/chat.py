@@ -32,6 +32,8 @@ COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Any other is some template's own: response_1, response_2 and principle of generative reward models."""
 GUARD = "q7GUARDz"
 """Letters, so that templates write it as it is, whether through tojson, repr or neither."""
+_UNESCAPED = re.compile(r"[ !#-&(-\[\]-~]*")
+"""Texts that JSON and Python write as they are."""
 _PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of the one class for tokenizers that tokenizer.json describes in full."""
 _KEEPING_PLAIN = ("llama", "qwen3", "qwen3_moe", "nemotron_h", None)
@@ -337,25 +339,25 @@ def _is_plain(folder: Path) -> bool:
 
 
 def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The messages as they are; then, for templates that refuse that, an empty text for a null beside calls
-    (Gemma, Phi), and with arguments of calls as JSON text (DeepSeek)."""
-    yield list(messages)
-    texts = [{**each, "content": each.get("content") or ""} if each.get("tool_calls") else each for each in messages]
-    yield texts
-    yield [
-        {**each, "tool_calls": [*map(_with_text, calls)]} if (calls := each.get("tool_calls")) else each
-        for each in texts
-    ]
+    """The messages as they are; then, for templates that refuse that, with arguments of calls as JSON text (DeepSeek),
+    with an empty text for a null beside calls (Gemma, Phi), and with both."""
+    for filled in (list(messages), [_filled(each) for each in messages]):
+        yield filled
+        yield [_with_text(each) for each in filled]
 
 
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or call
-    arguments = function.get("arguments")
-    written = {
-        **function,
-        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
-    }
-    return {**call, "function": written} if "function" in call else written
+def _filled(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": message.get("content") or ""} if message.get("tool_calls") else message
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = [{**call, "function": {**(call.get("function") or call)}} for call in message["tool_calls"]]
+    for call in calls:
+        if not isinstance(call["function"].get("arguments"), str):
+            call["function"]["arguments"] = json.dumps(call["function"].get("arguments"), ensure_ascii=False)
+    return {**message, "tool_calls": calls}
 
 
 def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -433,10 +435,10 @@ def _leaves(value: Any) -> Iterator[str]:
 
 def _forms(text: str) -> set[str]:
     """A text as a template may write it, without whitespace."""
-    if not text.strip():
-        return {""}
+    if _UNESCAPED.fullmatch(text):
+        return {_squeezed(text)}
     written = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1], repr(text)[1:-1])
-    return {_squeezed(form) for form in written}
+    return {_squeezed(form) for form in (written if text.strip() else ("",))}
 
 
 def _squeezed(text: str) -> str:

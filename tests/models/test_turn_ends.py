@@ -126,7 +126,14 @@ def test_texts_are_written_as_a_template_takes_them() -> None:
         "{% for m in messages %}{{ m.role + m.content }}{% for c in m.tool_calls %}{{ c.function.name + "
         "c.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
     )
-    assert 'assistantwarmth{"city": "Köln", "days": 3}<|im_end|>' in chat.render_text([USER, CALLS, RESULT])
+    called = 'assistantwarmth{"city": "Köln", "days": 3}<|im_end|>'
+    assert called in chat.render_text([USER, CALLS, RESULT])
+    # What a null says to a template stays said where the template takes it.
+    chat.tokenizer.chat_template = chat.tokenizer.chat_template.replace(
+        "m.content", "('-' if m.content is none else '')"
+    )
+    assert called.replace("assistant", "assistant-") in chat.render_text([USER, CALLS, RESULT])
+    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     with pytest.raises(TypeError):
         chat.render_text([USER | {"content": None}])
 

@@ -65,9 +65,9 @@ def chat_sequences(
         if message.get("role") != "assistant":
             continue
         try:
-            before = chat.render_text(turns[:position], tools, generation_prompt=True)
+            before = chat.render_text(turns[:position], tools)
             after = chat.render_text(turns[: position + 1], tools, generation_prompt=False)
-            asked = len(before) if after.startswith(before) else _begun(chat, turns[:position], tools, before, after)
+            found = _asked_and_answered(chat, turns[: position + 1], tools, before, after)
         except (TemplateError, TypeError, ValueError) as error:  # `raise_exception`; a value that it cannot write
             raise DataError(
                 "the chat template refuses the chat",
@@ -76,7 +76,7 @@ def chat_sequences(
                 found=first_line(error),
                 hints=show_line(where),
             ) from error
-        if asked is None:
+        if found is None:
             raise DataError(
                 "the chat template shows an answer otherwise than it asks for it",
                 where=where,
@@ -84,23 +84,24 @@ def chat_sequences(
                 found=repr(after[-60:]),
                 hints=show_line(where),
             )
-        if not sequences or not before.startswith(rendered):
+        asked, answer = found
+        if not sequences or not asked.startswith(rendered):
             sequences.append(ChatSequence([], []))
             rendered = rest = ""
-        elif before.startswith(rendered + rest):
+        elif asked.startswith(rendered + rest):
             extend(rest, 0)
             rendered += rest
         new = turns[shown : position + 1]
         own = {message.get("role") for message in new} - COMMON_ROLES
         plain = ("comparisons.layout=plain   # of data_prep/sft_prep: any template writes it",) if own else ()
-        hints = (*plain, *show_line(where))
-        chat.require_shown(after[len(rendered) :], new, () if shown else tools, where=where, hints=hints)
+        text, hints = asked[len(rendered) :], (*plain, *show_line(where))
+        chat.require_shown(text + answer, new, () if shown else tools, where=where, hints=hints)
         shown = position + 1
         # The template may write a separator after the end token; the generator stops at the end token.
-        end = asked + chat.turn_end(after[asked:])
-        extend(before[len(rendered) : asked], 0)
-        extend(after[asked:end], 1)
-        rendered, rest = after[:end], after[end:]
+        end = chat.turn_end(answer)
+        extend(text, 0)
+        extend(answer[:end], 1)
+        rendered, rest = asked + answer[:end], answer[end:]
     if not any(any(sequence.token_mask) for sequence in sequences):
         raise DataError(
             "the chat has no assistant turn to learn from",
@@ -118,14 +119,31 @@ def encode_chat(
     return chat_sequences(chat, messages, where, row)[-1]
 
 
-def _begun(
-    chat: ChatFormat, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any], before: str, after: str
-) -> int | None:
-    """Where an answer begins that does not go on from the whole generation prompt: where they part. That opens thinking
-    and a turn without any does not have it (DeepSeek-R1, Nemotron 3). None where they part before the prompt."""
-    prompt = len(chat.render_text(turns, tools, generation_prompt=False)) if turns else 0
+def _asked_and_answered(
+    chat: ChatFormat, turns: Sequence[dict[str, Any]], tools: Sequence[Any], before: str, after: str
+) -> tuple[str, str] | None:
+    """What a generator sees before the last of the turns, and what the template writes of that one; None where that
+    cannot be told.
+
+    Mostly the chat until then, and what the turn adds. Some templates ask for reasoning that a turn without any has not
+    (DeepSeek-R1, Nemotron 3): it begins where the two part. Others show earlier messages otherwise once they are
+    answered (gpt-oss drops reasoning, Mistral a system message): what the turn adds to one question it adds to any.
+
+    Args:
+        before: the chat until then, with its generation prompt. after: with the last turn.
+    """
+    *earlier, turn = turns
+    if after.startswith(before):
+        return before, after[len(before) :]
     same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after))
-    return same if same > prompt else None
+    if earlier and same > len(chat.render_text(earlier, tools, generation_prompt=False)):
+        return before[:same], after[same:]
+    question = {"role": "user", "content": "x"}
+    asked = chat.render_text([question], tools)
+    answered = chat.render_text([question, turn], tools, generation_prompt=False)
+    if answered.startswith(asked) and after.endswith(answered[len(asked) :]):
+        return before, answered[len(asked) :]
+    return None
 
 
 def _template_kwargs(row: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:

@@ -84,6 +84,13 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
             {"answer": ANSWER + "{{ '(over)' if loop.last }}"},
             [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]],
         ),
+        # shows what the system said in an unanswered question alone, as Mistral
+        (
+            {
+                "said": "{% if m.role == 'user' %}{{ m.content }}{{ messages[0].content if loop.last and messages[0].role != 'user' }}{% endif %}"
+            },
+            [["askBe kind.[", "one<|end|>"], ["ask[one<|end|>\nmoreBe kind.[", "two<|end|>"]],
+        ),
         # asks for reasoning that a turn does not have, as DeepSeek-R1
         ({"prompt": "{{ '[<think>' if add_generation_prompt }}"}, [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]]),
     ],
@@ -91,10 +98,12 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
 def test_every_answer_is_trained_once_after_what_a_generator_would_see(
     changes: dict[str, str], sequences: list[list[str]]
 ) -> None:
-    chat = format_of(**changes)
-    found = chat_sequences(chat, TURNS, "f:1", {})
+    chat, turns = format_of(**changes), TURNS
+    if "said" in changes:
+        turns = [{"role": "system", "content": "Be kind."}, *TURNS]
+    found = chat_sequences(chat, turns, "f:1", {})
     assert [texts(chat, sequence) for sequence in found] == sequences
-    assert encode_chat(chat, TURNS, "f:1", {}) == found[-1]
+    assert encode_chat(chat, turns, "f:1", {}) == found[-1]
 
 
 @pytest.mark.parametrize(
