@@ -87,7 +87,8 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
         # shows what the system said in an unanswered question alone, as Mistral
         (
             {
-                "said": "{% if m.role == 'user' %}{{ m.content }}{{ messages[0].content if loop.last and messages[0].role != 'user' }}{% endif %}"
+                "said": "{% if m.role == 'user' %}{{ m.content }}"
+                "{% if loop.last and messages[0].role != 'user' %}{{ messages[0].content }}{% endif %}{% endif %}"
             },
             [["askBe kind.[", "one<|end|>"], ["ask[one<|end|>\nmoreBe kind.[", "two<|end|>"]],
         ),
