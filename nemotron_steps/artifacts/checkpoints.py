@@ -329,8 +329,8 @@ def _tokenizer_size(folder: Path) -> int | None:
 
 
 def _turn_ends(folder: Path) -> list[str] | None:
-    """Texts of the tokens that end an assistant's turn (config/turn_ends.py), the tokenizer's own first; None where
-    none is found, and that cannot be told here."""
+    """Texts of the tokens that end an assistant's turn (config/turn_ends.py), the tokenizer's own first; none where it
+    names one that it does not have. None where that cannot be told here."""
     tokenizer, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
     if not tokenizer.is_file() or not settings.is_file():
         return None
@@ -349,17 +349,18 @@ def _turn_ends(folder: Path) -> list[str] | None:
     vocabulary = vocabulary if isinstance(vocabulary, dict) else None
     text_of = {number: word for word, number in (vocabulary or {}).items()}
     text_of |= {number: str(token.get("content")) for number, token in added.items()}
-    ends = [text_of[number] for number in generation_ends(folder) if number in text_of]
-    if isinstance(text, str) and text in text_of.values():
-        ends.insert(0, text)
-    render = renderer(chat_template(folder) or "", text if isinstance(text, str) else "")
+    own = [text] if isinstance(text, str) else []
+    if own and vocabulary is not None and text not in text_of.values():
+        return []  # transformers would make a new token of it, which the model does not know
+    ends = [*own, *(text_of[number] for number in generation_ends(folder) if number in text_of)]
+    render = renderer(chat_template(folder) or "", "".join(own))
     if render is not None:
         special = {text_of[number] for number, token in added.items() if token.get("special")}
         tokens = {text_of[number] for number in added}
         ends += TurnEnds(render, tokens.intersection(ends), special, tokens).written
     # Classes of a family have end tokens of their own.
-    told = vocabulary is not None if isinstance(text, str) else config.get("tokenizer_class") in _PLAIN_TOKENIZERS
-    return list(dict.fromkeys(ends)) if ends or told else None
+    known = bool(ends) or config.get("tokenizer_class") in _PLAIN_TOKENIZERS
+    return list(dict.fromkeys(ends)) if known and (vocabulary is not None or not own) else None
 
 
 def chat_template_digest(folder: Path) -> str | None:

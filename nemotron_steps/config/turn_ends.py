@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -45,6 +46,7 @@ def generation_ends(folder: Path) -> tuple[int, ...]:
             where=str(path),
             expected='{"eos_token_id": [151645, 151643]}',
             found=repr(found)[:80],
+            hints=(f"rm {shlex.quote(str(path))}   # turns end as the tokenizer and the template say",),
         )
     return tuple(ids)
 
