@@ -21,7 +21,7 @@ from nemotron_steps.engine.serving.api_errors import ApiError
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, Said
 from nemotron_steps.engine.serving.sampling import SamplerBridge
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.errors import ArtifactError, DataError
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -160,7 +160,7 @@ class ServedModel:
                 ids = self.chat.render(messages, tools)
             else:
                 ids = self._continue(begun.token_ids, messages, tools, param)
-        except ArtifactError as error:
+        except (ArtifactError, DataError) as error:
             raise ApiError(400, error.what, param=param, code="invalid_value") from error
         except (TypeError, ValueError, KeyError, TemplateError) as error:
             what = f"the chat template refuses this: {error}"
