@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.environments.agents import Options, agent_of, resolve, unknown_agent
@@ -18,16 +17,6 @@ if TYPE_CHECKING:
 
 POLICY_NAME = "policy"
 """What the policy's endpoint calls the model in training."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A row that offers the policy tools."""
-
-    row: Row
-    where: str
-    tools: list[dict[str, Any]]
-    environment: Environment
 
 
 class EnvironmentSet:
@@ -47,8 +36,8 @@ class EnvironmentSet:
         self._environments: dict[str, Environment] = {}
         self._named: dict[str, Environment] = {}
         self._policy: dict[str, Any] = {}
-        self.first_offer: Offer | None = None
-        """Of the rows that were checked."""
+        self.first_offer: tuple[Row, str, Environment] | None = None
+        """Of the rows that were checked, the first that offers the policy tools."""
 
     def offer_policy(self, base_url: str, model_name: str) -> None:
         """Tell environments that can use it where the policy is served; called before any is created."""
@@ -107,8 +96,8 @@ class EnvironmentSet:
             graded_by = self.route(row, where) if environment is None else self.get(environment)
             graded_by.check_row_with_resources(row, where)
             needed.add(graded_by.name)
-            if self.first_offer is None and (tools := graded_by.tools_of(row)):
-                self.first_offer = Offer(row, where, tools, graded_by)
+            if self.first_offer is None and graded_by.tools_of(row):
+                self.first_offer = (row, where, graded_by)
         return needed
 
     async def start(self) -> None:

@@ -21,7 +21,8 @@ from nemotron_steps.engine.rollouts.conversation import template_kwargs_of
 from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
 from nemotron_steps.environments.agents import refuse_unread_settings
-from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet, Offer
+from nemotron_steps.environments.base import Environment, Row
+from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
 from nemotron_steps.errors import ArtifactError, ConfigError, show_line
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
@@ -163,18 +164,22 @@ def check_rows(
     trained_on = environments.check_rows((row.row, row.where) for row in rows)
     environments.check_rows(((row.row, row.where) for row in heldout), environment=heldout_environment)
     if policy is not None and environments.first_offer is not None:
-        _refuse_unwritten_tools(environments.first_offer, hf_folder(policy), template_kwargs)
+        _refuse_unwritten_tools(*environments.first_offer, hf_folder(policy), template_kwargs)
     return Needs(environments.names, environments.needed_judges(), frozenset(trained_on))
 
 
-def _refuse_unwritten_tools(offer: Offer, folder: Path, template_kwargs: Mapping[str, Any] | None) -> None:
+def _refuse_unwritten_tools(
+    row: Row, where: str, environment: Environment, folder: Path, template_kwargs: Mapping[str, Any] | None
+) -> None:
     """DataError where the chat template passes over the tools of a row: they would reach nobody."""
+    own, tools = (
+        {**environment.config.chat_template_kwargs, **template_kwargs_of(row, where)},
+        environment.tools_of(row),
+    )
     try:
-        chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(
-            {**offer.environment.config.chat_template_kwargs, **template_kwargs_of(offer.row, offer.where)}
-        )
-        text = chat.render_text([{"role": "user", "content": "x"}], offer.tools)
+        chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own)
+        text = chat.render_text([{"role": "user", "content": "x"}], tools)
     except (ArtifactError, TemplateError, TypeError):  # without a template, or one that refuses them: told elsewhere
         return
     hint = f"cp TEMPLATE.jinja {template_file(str(folder))}   # one that writes tools"
-    chat.require_shown(text, (), offer.tools, where=offer.where, hints=(hint, *show_line(offer.where)))
+    chat.require_shown(text, (), tools, where=where, hints=(hint, *show_line(where)))
