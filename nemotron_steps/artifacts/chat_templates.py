@@ -1,4 +1,4 @@
-"""Which messages a chat template writes, told by writing some, without transformers.
+"""What a chat template writes of messages and tools, told by writing some, without transformers.
 
 A template that refuses a role (`raise_exception`), breaks over it or leaves its text out does not write it. Templates
 run in Jinja's sandbox, with what transformers gives them.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.config.turn_ends import TOOL, Render
 from nemotron_steps.errors import ArtifactError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -60,8 +61,8 @@ def chat_template(folder: Path) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def roles_written(template: str) -> tuple[str, ...]:
-    """Those of ROLES whose messages a template writes; none where it cannot be read."""
+def renderer(template: str, eos_token: str = "") -> Render | None:
+    """What a template writes; None where it cannot be read."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -84,17 +85,31 @@ def roles_written(template: str) -> tuple[str, ...]:
     )
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: form}
-    words = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    words = {**dict.fromkeys(("bos_token", "pad_token", "unk_token"), ""), "eos_token": eos_token}
     try:
         compiled = environment.from_string(template)
     except TemplateError:
-        return ()
-    written = []
-    for role, messages in _CHATS.items():
-        try:
-            text = compiled.render(messages=messages, tools=None, add_generation_prompt=True, **words)
-        except Exception:  # a template may break in any way; with this role it cannot be used
-            continue
-        if _TEXT in text:
-            written.append(role)
-    return tuple(written)
+        return None
+    return lambda messages, tools, generation_prompt: compiled.render(
+        messages=messages, tools=list(tools) or None, add_generation_prompt=generation_prompt, **words
+    )
+
+
+@lru_cache(maxsize=16)
+def roles_written(template: str) -> tuple[str, ...]:
+    """Those of ROLES whose messages a template writes; none where it cannot be read."""
+    return tuple(role for role, messages in _CHATS.items() if _shows(template, _TEXT, messages))
+
+
+@lru_cache(maxsize=16)
+def writes_tools(template: str) -> bool:
+    """Whether a template writes the tools that a question comes with."""
+    return _shows(template, str(TOOL["name"]), [_ASK], [{"type": "function", "function": TOOL}])
+
+
+def _shows(template: str, text: str, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> bool:
+    render = renderer(template)
+    try:
+        return render is not None and text in render(messages, tools, True)
+    except Exception:  # a template may break in any way; with this role it cannot be used
+        return False

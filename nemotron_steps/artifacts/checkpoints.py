@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.chat_templates import chat_template, roles_written
+from nemotron_steps.artifacts.chat_templates import chat_template, renderer, roles_written, writes_tools
 from nemotron_steps.artifacts.confinement import require_relative
 from nemotron_steps.config.families import rope_type
 from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
 from nemotron_steps.config.model_sizes import LARGEST
+from nemotron_steps.config.turn_ends import TurnEnds, generation_ends
 from nemotron_steps.errors import ArtifactError, fetch_again
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -238,10 +239,10 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         attributes["chat_template"] = template
         written = chat_template(folder)
         if written is not None:
-            attributes["chat_roles"] = list(roles_written(written))
-    ends = _has_end_token(folder)
+            attributes |= {"chat_roles": list(roles_written(written)), "chat_tools": writes_tools(written)}
+    ends = _turn_ends(folder)
     if ends is not None:
-        attributes["has_end_token"] = ends
+        attributes |= {"has_end_token": bool(ends), "turn_ends": ends}
     quantisation = config.get("quantization_config")
     if quantisation:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
@@ -331,8 +332,9 @@ def _tokenizer_size(folder: Path) -> int | None:
     return max([*ids, len(vocabulary) - 1]) + 1
 
 
-def _has_end_token(folder: Path) -> bool | None:
-    """Whether the tokenizer names an end token that is one of its tokens; None where that cannot be told here."""
+def _turn_ends(folder: Path) -> list[str] | None:
+    """Texts of the tokens that end an assistant's turn (config/turn_ends.py), the tokenizer's own first; none where it
+    names one that it does not have. None where that cannot be told here."""
     tokenizer, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
     if not tokenizer.is_file() or not settings.is_file():
         return None
@@ -341,16 +343,28 @@ def _has_end_token(folder: Path) -> bool | None:
     if named is None and (folder / "special_tokens_map.json").is_file():
         named = read_json_object(folder / "special_tokens_map.json").get("eos_token")
     text = named.get("content") if isinstance(named, dict) else named
-    if not isinstance(text, str):
-        # Classes of a family have end tokens of their own.
-        return False if config.get("tokenizer_class") in _PLAIN_TOKENIZERS else None
-    model, added, later = content.get("model"), content.get("added_tokens"), config.get("added_tokens_decoder")
+    model, later = content.get("model"), config.get("added_tokens_decoder")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):  # of unigrams, each with its score
-        vocabulary = [entry[0] for entry in vocabulary if isinstance(entry, list) and entry]
-    tokens = [*(added or ()), *(later.values() if isinstance(later, dict) else ())]
-    known = {token.get("content") for token in tokens if isinstance(token, dict)}
-    return None if vocabulary is None else text in vocabulary or text in known
+        vocabulary = {entry[0]: number for number, entry in enumerate(vocabulary) if isinstance(entry, list) and entry}
+    added = {token.get("id"): token for token in content.get("added_tokens") or () if isinstance(token, dict)}
+    later = later.items() if isinstance(later, dict) else ()
+    added |= {int(number): token for number, token in later if number.isdigit() and isinstance(token, dict)}
+    vocabulary = vocabulary if isinstance(vocabulary, dict) else None
+    text_of = {number: word for word, number in (vocabulary or {}).items()}
+    text_of |= {number: str(token.get("content")) for number, token in added.items()}
+    own = [text] if isinstance(text, str) else []
+    if own and vocabulary is not None and text not in text_of.values():
+        return []  # transformers would make a new token of it, which the model does not know
+    ends = [*own, *(text_of[number] for number in generation_ends(folder) if number in text_of)]
+    render = renderer(chat_template(folder) or "", "".join(own))
+    if render is not None:
+        special = {text_of[number] for number, token in added.items() if token.get("special")}
+        tokens = {text_of[number] for number in added}
+        ends += TurnEnds(render, tokens.intersection(ends), special, tokens).written
+    # Classes of a family have end tokens of their own.
+    known = bool(ends) or config.get("tokenizer_class") in _PLAIN_TOKENIZERS
+    return list(dict.fromkeys(ends)) if known and (vocabulary is not None or not own) else None
 
 
 def chat_template_digest(folder: Path) -> str | None:

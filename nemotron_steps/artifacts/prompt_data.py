@@ -17,6 +17,7 @@ _TABLES = (".parquet", ".csv", ".tsv", ".json", ".jsonl.gz")
 _LOOKED_AT = 64
 """Rows, or files."""
 _HEADER_BYTES = 1 << 16
+TOOLS = "tools"
 
 
 def _chat(row: Row) -> bool:
@@ -58,7 +59,8 @@ def first_row(path: Path) -> Row | None:
 
 
 def roles_in(path: Path) -> tuple[str, ...]:
-    """Roles of the messages in the first rows of JSON Lines, as the policy will see them; none of other files.
+    """Roles of the messages in the first rows of JSON Lines, as the policy will see them, and TOOLS where a row offers
+    some; none of other files.
 
     What is wrong with a row is told by whoever reads all of them.
     """
@@ -68,10 +70,11 @@ def roles_in(path: Path) -> tuple[str, ...]:
     found: set[str] = set()
     try:
         for _, row in islice(read_rows(file), _LOOKED_AT):
-            found.update(message["role"] for message in read_prompt(row, str(file)).messages)
+            asked = read_prompt(row, str(file))
+            found.update([message["role"] for message in asked.messages], [TOOLS] * bool(asked.tools))
     except DataError:
         pass
-    return tuple(role for role in ROLES if role in found)
+    return tuple(role for role in (*ROLES, TOOLS) if role in found)
 
 
 def names_no_agent(path: Path) -> bool:

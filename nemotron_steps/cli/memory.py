@@ -1,10 +1,10 @@
-"""The memory and the batch of planned training steps, as a small table each."""
+"""The memory and the batch of planned training steps, as a small table each, and what ends their models' turns."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.cli.terminal import Terminal, printable
 
 if TYPE_CHECKING:
     from nemotron_steps.config.layout.memory.batch import BatchArithmetic
@@ -16,12 +16,16 @@ _GIB = 2**30
 
 
 def show_memory(found: Plan, terminal: Terminal) -> None:
-    """Of every step of a plan that is to run and trains something."""
+    """Of every step of a plan that is to run and trains something, or whose model writes chats."""
     for step in found.steps:
-        if step.memory is not None and step.cached is None and (step.memory.batch or step.memory.devices):
+        memory = step.memory if step.memory is not None and (step.memory.batch or step.memory.devices) else None
+        if step.cached is None and (memory or step.turn_ends):
             terminal.print()
             terminal.print(f"  {terminal.style(step.key, 'bold')}")
-            _show(step.memory, terminal)
+            if memory is not None:
+                _show(memory, terminal)
+            for port, ends in step.turn_ends.items():
+                terminal.wrap(f"a turn of {port} ends with {' or '.join(map(printable, ends))}", indent=4)
 
 
 def _show(memory: StepMemory, terminal: Terminal) -> None:

@@ -272,7 +272,12 @@ class Environment(ABC):
 
     async def seed(self, row: Row) -> Session:
         """Start a rollout: its tools (default: those of the row) and fresh state."""
-        return Session(tools=[flat(tool) for tool in read_request(row, "row").tools])
+        return Session(tools=self.tools_of(row))
+
+    def tools_of(self, row: Row) -> list[dict[str, Any]]:
+        """The tools that the policy is offered for a row (default: the row's own), as far as they are known before a
+        rollout begins: a policy whose chat template does not write tools is refused then."""
+        return [flat(tool) for tool in read_request(row, "row").tools]
 
     async def seed_recorded(self, row: Row) -> Session:
         """The session of a rollout that is over and whose tools were called elsewhere (default: as seed). Where calls

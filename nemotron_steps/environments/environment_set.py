@@ -36,6 +36,8 @@ class EnvironmentSet:
         self._environments: dict[str, Environment] = {}
         self._named: dict[str, Environment] = {}
         self._policy: dict[str, Any] = {}
+        self.first_offer: tuple[Row, str, Environment] | None = None
+        """Of the rows that were checked, the first that offers the policy tools."""
 
     def offer_policy(self, base_url: str, model_name: str) -> None:
         """Tell environments that can use it where the policy is served; called before any is created."""
@@ -94,6 +96,8 @@ class EnvironmentSet:
             graded_by = self.route(row, where) if environment is None else self.get(environment)
             graded_by.check_row_with_resources(row, where)
             needed.add(graded_by.name)
+            if self.first_offer is None and graded_by.tools_of(row):
+                self.first_offer = (row, where, graded_by)
         return needed
 
     async def start(self) -> None:

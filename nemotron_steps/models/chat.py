@@ -4,6 +4,9 @@ A conversation goes on in tokens: what was sampled stays as it was sampled, and 
 Templates that show earlier turns otherwise than later ones (without their reasoning, say) therefore work as they are:
 docs/decisions/tokens-in-tokens-out.md.
 
+Text of a message is text. Where it spells a special token, the token's text is broken by a GUARD before the template
+sees it, and `encode` makes ordinary tokens of what has a guard. The template's own tokens stay tokens.
+
 Not for: reading what an assistant said (engine/rollouts/conversation.py) or training tokenizers (tokenizers.py).
 """
 
@@ -18,16 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.config.turn_ends import MARKUP, THINK_CLOSE, THINK_OPEN, TOOL, TurnEnds, any_of, generation_ends
+from nemotron_steps.errors import ArtifactError, DataError
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Any other is some template's own: response_1, response_2 and principle of generative reward models."""
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-MARKUP = frozenset({THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>", "<TOOLCALL>", "</TOOLCALL>"})
-"""Tags that are read in what a model says (engine/rollouts/parsers)."""
+GUARD = "q7GUARDz"
+"""Letters, so that templates write it as it is, whether through tojson, repr or neither."""
+_UNESCAPED = re.compile(r"[ !#-&(-\[\]-~]*")
+"""Texts that JSON and Python write as they are."""
 _PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of the one class for tokenizers that tokenizer.json describes in full."""
 _KEEPING_PLAIN = ("llama", "qwen3", "qwen3_moe", "nemotron_h", None)
@@ -42,6 +48,7 @@ class ChatFormat:
         source: where it is from, for errors.
         template_kwargs: variables of the template besides messages, tools and add_generation_prompt
             (`enable_thinking`, `truncate_history_thinking`, `date_string`, ...).
+        generation_ends: eos_token_id of the model's generation_config.json.
 
     Raises ArtifactError when the folder has no tokenizer or the tokenizer has no chat template.
     """
@@ -51,34 +58,54 @@ class ChatFormat:
         tokenizer: PreTrainedTokenizerBase,
         source: str = "tokenizer",
         template_kwargs: Mapping[str, Any] | None = None,
+        generation_ends: Sequence[int] = (),
     ) -> None:
         if not tokenizer.chat_template:
             raise ArtifactError("the tokenizer has no chat template", where=source, expected="chat_template.jinja")
         self.tokenizer = tokenizer
+        self.source = source
         self._template_kwargs = dict(template_kwargs or {})
+        self._generation_ends = tuple(number for number in generation_ends if number < len(tokenizer))
         self._render_cached = lru_cache(maxsize=4096)(self._render)
-        self._after_text = lru_cache(maxsize=64)(self._what_follows_a_text)
+        self._under_cached = lru_cache(maxsize=64)(self._under)
 
     @classmethod
     def from_folder(cls, folder: str | Path, template_kwargs: Mapping[str, Any] | None = None) -> ChatFormat:
-        """Load tokenizer.json, tokenizer_config.json and the chat template from a checkpoint folder."""
+        """Load tokenizer.json, tokenizer_config.json and the chat template from a checkpoint folder, and the ends of
+        turns that its generation_config.json names."""
         import transformers
 
         if not Path(folder, "tokenizer.json").is_file() and not Path(folder, "tokenizer_config.json").is_file():
             raise ArtifactError("no tokenizer in the checkpoint", where=str(folder), expected="tokenizer.json")
         loader: Any = transformers.PreTrainedTokenizerFast if _is_plain(Path(folder)) else transformers.AutoTokenizer
-        return cls(loader.from_pretrained(str(folder), trust_remote_code=False), str(folder), template_kwargs)
+        tokenizer = loader.from_pretrained(str(folder), trust_remote_code=False)
+        return cls(tokenizer, str(folder), template_kwargs, generation_ends(Path(folder)))
 
     def with_template_kwargs(self, template_kwargs: Mapping[str, Any] | None) -> ChatFormat:
         """The same format with these variables of the template on top: a row's own `chat_template_kwargs`."""
-        if not template_kwargs:
-            return self
-        return ChatFormat(self.tokenizer, template_kwargs={**self._template_kwargs, **template_kwargs})
+        return self._under_cached(json.dumps(template_kwargs)) if template_kwargs else self
 
-    @property
-    def eos_token_id(self) -> int:
-        """The token that ends an assistant turn."""
-        return int(self.tokenizer.eos_token_id)
+    def _under(self, template_kwargs_json: str) -> ChatFormat:
+        template_kwargs = {**self._template_kwargs, **json.loads(template_kwargs_json)}
+        return ChatFormat(self.tokenizer, self.source, template_kwargs, self._generation_ends)
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end an assistant's turn: the tokenizer's, generation_config.json's, and the template's
+        (config/turn_ends.py). Sampling stops at any, and nothing after one is trained."""
+        number_of = {text: number for number, text in self._added.items()}
+        return tuple(dict.fromkeys((*self._named_ends, *(number_of[text] for text in self._turn_ends.written))))
+
+    @cached_property
+    def _named_ends(self) -> tuple[int, ...]:
+        own = self.tokenizer.eos_token_id
+        return tuple(dict.fromkeys((*(() if own is None else (own,)), *self._generation_ends)))
+
+    @cached_property
+    def _turn_ends(self) -> TurnEnds:
+        named = [self._added[number] for number in self._named_ends if number in self._added]
+        special = [self._added[number] for number in self._special_ids]
+        return TurnEnds(self._write, named, special, self._added.values())
 
     @cached_property
     def opens_thinking(self) -> bool:
@@ -86,28 +113,67 @@ class ChatFormat:
         prompt = self.render_text([{"role": "user", "content": "x"}])
         return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
 
+    @cached_property
+    def _writes_tools(self) -> bool:
+        """False where a template passes over the tools of a question."""
+        try:
+            tool = {"type": "function", "function": {**TOOL, "name": "looktool"}}
+            return "looktool" in self.render_text([{"role": "user", "content": "x"}], [tool])
+        except Exception:  # a template may break in any way; with a row's own tools it says so
+            return True
+
     def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
-        text = self.render_text(json.loads(messages_json), json.loads(tools_json), generation_prompt)
+        messages, tools = json.loads(messages_json), json.loads(tools_json)
+        text = self.render_text(messages, tools, generation_prompt)
+        self.require_shown(text, messages, tools)
         return tuple(self.encode(text))
 
     def render_text(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        generation_prompt: bool = True,
     ) -> str:
-        """The chat as the template writes it."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=[_template_tool(t) for t in tools] or None,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **self._template_kwargs,
-            )
-        )
+        """The chat as the template writes it, for `encode`: with a GUARD in special tokens that messages spell."""
+        return self._write(self._guarded(messages), self._guarded(tools), generation_prompt)
+
+    def _write(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool
+    ) -> str:
+        refused: Exception | None = None
+        for form in _forms_of(messages):
+            try:
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        form,
+                        tools=[_template_tool(t) for t in tools] or None,
+                        tokenize=False,
+                        add_generation_prompt=generation_prompt,
+                        **self._template_kwargs,
+                    )
+                )
+            except (TemplateError, TypeError) as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _guarded(self, value: Any) -> Any:
+        """Messages or tools with a GUARD after the first character of special tokens that their texts spell."""
+        if isinstance(value, str):
+            return self._control.sub(lambda found: f"{found[0][0]}{GUARD}{found[0][1:]}", value)
+        if isinstance(value, Mapping):
+            return {self._guarded(key): self._guarded(each) for key, each in value.items()}
+        return [self._guarded(each) for each in value] if isinstance(value, list | tuple) else value
 
     def render(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a chat, ready to sample from when `generation_prompt`."""
+        """Token ids of a chat, ready to sample from when `generation_prompt`.
+
+        Raises:
+            DataError: see require_shown.
+            jinja2.TemplateError, TypeError: the template refuses the messages.
+        """
         return list(self._render_cached(json.dumps(list(messages)), json.dumps(list(tools)), generation_prompt))
 
     def render_continuation(
@@ -124,117 +190,124 @@ class ChatFormat:
 
         Raises:
             ArtifactError: the template ends the turn before a message otherwise than the last one.
+            DataError: see require_shown.
             jinja2.TemplateError, TypeError: the template refuses the messages.
         """
-        mark = _word_absent_from(json.dumps([list(messages), list(tools)]))
-        before, after = self._around(mark, messages, tools)
-        closing, tail = _what_follows(mark, before), _what_follows(mark, after)
-        begun, ended = self._end_of_turn(closing, tail, tools)
-        if tail[:ended] != closing[:ended]:
-            raise ArtifactError(
-                "the chat template ends an assistant turn otherwise when a message follows",
-                expected=repr(closing[:ended]),
-                found=repr(tail[:ended]),
+        text = self._turn_ends.continuation(self._guarded(messages), self._guarded(tools), turn_ended=turn_ended)
+        self.require_shown(text, messages)
+        return self.encode(text)
+
+    def require_shown(
+        self,
+        text: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        where: str | None = None,
+        hints: Sequence[str] = (),
+    ) -> None:
+        """Refuse messages and tools that the template left out of what it wrote: a model would be asked, or trained,
+        without them. What a template may do to them: see `left_out`.
+
+        Args:
+            where: of the row.
+
+        Raises:
+            DataError.
+        """
+        missing = left_out(messages, tools, text) or ("tools" if tools and not self._writes_tools else None)
+        if missing is not None:
+            raise DataError(
+                f"the chat template leaves out the {missing}",
+                where=where or self.source,
+                expected="a template that writes every message, call and tool",
+                found=f"the template of {self.source}",
+                hints=hints,
             )
-        return self.encode(tail[ended if turn_ended else begun :])
 
-    def _around(
-        self, mark: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-    ) -> tuple[str, str]:
-        """A stub of a chat whose assistant turn says `mark`, without and with the messages after it."""
-        *others, last = _stubs(mark, messages)
-        for stub in others:
-            try:
-                return self.render_text(stub, tools, False), self.render_text([*stub, *messages], tools)
-            except TemplateError:  # Llama 3 allows one call a turn, other templates as many results as calls
-                continue
-        return self.render_text(last, tools, False), self.render_text([*last, *messages], tools)
-
-    def _end_of_turn(self, closing: str, tail: str, tools: Sequence[dict[str, Any]]) -> tuple[int, int]:
-        """Where the token that ends a turn is in `closing`; its end twice where no token ends turns.
-
-        What follows a mere text ends any turn. A turn that makes calls closes them before that, maybe with special
-        tokens as well (`</tool_call>`); if it has an end of its own (Llama's `<|eom_id|>`), that is the last one.
-
-        Args:
-            closing: what follows a turn that nothing follows. tail: the same of one that messages follow.
-        """
-        plain = self._after_text(json.dumps(list(tools)))
-        if plain is not None and closing.endswith(plain):
-            start = len(closing) - len(plain)
-            found = self._end_token(plain, tail[start:])
-            if found is not None:
-                return start + found[0], start + found[1]
-            at = closing.rfind(self.eos_text)
-            return (at, at + len(self.eos_text)) if at >= 0 else (len(closing), len(closing))
-        tokens = [match.span() for match in self._special_tokens.finditer(closing)]
-        return tokens[-1] if tokens else (len(closing), len(closing))
-
-    def _end_token(self, plain: str, followed: str) -> tuple[int, int] | None:
-        """Where the token that ends a text is in what follows it.
-
-        The tokenizer's end token, if it stays where messages follow (Cohere closes a text within a turn, Phi a chat
-        after one); else the first special one: of a base model with another end token (`<|endoftext|>`), `<|im_end|>`.
-
-        Args:
-            plain: with nothing after the turn. followed: with messages after it.
-        """
-        at = plain.find(self.eos_text)
-        ended = at + len(self.eos_text)
-        if at >= 0 and plain[:ended] == followed[:ended]:
-            return at, ended
-        first = self._special_tokens.search(plain)
-        return first.span() if first is not None else None
-
-    def _what_follows_a_text(self, tools_json: str) -> str | None:
-        """What the template writes after a turn that makes no calls; None where it refuses or hides one."""
-        mark, tools = _word_absent_from(tools_json), json.loads(tools_json)
-        (stub,) = _stubs(mark, ())
-        try:
-            return _what_follows(mark, self.render_text(stub, tools, False))
-        except (TemplateError, ArtifactError):
-            return None
+    def turn_end(self, text: str) -> int:
+        """Where what an assistant said is over, as a template wrote it: after the first token that ends turns, or at
+        the end of the text."""
+        found = self._ends.search(text)
+        return len(text) if found is None else found.end()
 
     @cached_property
-    def _special_tokens(self) -> re.Pattern[str]:
-        """The end token, and all that the tokenizer calls special."""
-        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        texts = sorted(special | {self.decode_token(self.eos_token_id)}, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, texts)))
+    def _ends(self) -> re.Pattern[str]:
+        return any_of({self._added[number] for number in self.end_ids if number in self._added})
 
     @cached_property
-    def eos_text(self) -> str:
-        """Text of the token that ends an assistant turn."""
-        return self.decode_token(self.eos_token_id)
+    def _added(self) -> dict[int, str]:
+        """Tokens that the tokenizer finds in a text before it cuts it into others."""
+        return {number: str(token) for number, token in self.tokenizer.added_tokens_decoder.items()}
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset(number for number, token in added if token.special)
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        """Tokens that are the template's to write: the special ones, and those that end turns, but none of MARKUP."""
+        every = self._special_ids.union(self.end_ids) & self._added.keys()
+        return frozenset(number for number in every if self._added[number] not in MARKUP)
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return any_of({text for number in self._control_ids if len(text := self._added[number]) > 1})
 
     def decode_token(self, token_id: int) -> str:
         """Text of one token, special ones included."""
         return str(self.tokenizer.decode([token_id]))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled tokens, without special tokens but those of MARKUP, which tell reasoning and calls."""
-        if self._special_markup:
-            silent = self._special_ids - self._special_markup
-            return str(self.tokenizer.decode([i for i in token_ids if i not in silent], skip_special_tokens=False))
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, whole: bool = False) -> str:
+        """Text of tokens; of special ones and ends only those of MARKUP, which tell reasoning and calls.
 
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        added = self.tokenizer.added_tokens_decoder.items()
-        return frozenset({number for number, token in added if token.special} | {*self.tokenizer.all_special_ids})
-
-    @cached_property
-    def _special_markup(self) -> frozenset[int]:
-        """Tokens of MARKUP that the tokenizer calls special; most call none so."""
-        return frozenset(number for number in self._special_ids if self.decode_token(number) in MARKUP)
+        Args:
+            whole: with all special tokens, as a reader of a report wants to see them.
+        """
+        shown = token_ids if whole else [number for number in token_ids if number not in self._control_ids]
+        return str(self.tokenizer.decode(list(shown), skip_special_tokens=False))
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text by itself."""
         return len(self.encode(text))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text by itself, none of them added."""
-        return self._encode(text) if text else []
+        """Token ids of a text by itself, none of them added. What a GUARD is in becomes ordinary tokens, without it."""
+        if GUARD not in text:
+            return self._encode(text) if text else []
+        special = any_of({self._added[number] for number in self._special_ids | self._control_ids})
+        pieces = [""]
+        for piece in re.split(f"({special.pattern})", text):
+            if GUARD in piece:
+                pieces += [piece, ""]
+            else:
+                pieces[-1] += piece
+        return [number for piece in pieces if piece for number in self._encode_piece(piece)]
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        if GUARD not in piece:
+            return self._encode(piece)
+        if self._unspecial is not None:
+            ids = self._unspecial.encode(piece.replace(GUARD, ""), add_special_tokens=False).ids
+            if self._control_ids.isdisjoint(ids):
+                return list(ids)
+        # A tokenizer may know a special token as a word, too: then its text is cut where the guard was.
+        return [number for part in piece.split(GUARD) if part for number in self._encode(part)]
+
+    @cached_property
+    def _unspecial(self) -> Tokenizer | None:
+        """The tokenizer, blind to special tokens in a text."""
+        from tokenizers import Tokenizer
+
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        blind = Tokenizer.from_str(backend.to_str())
+        blind.no_truncation()
+        blind.no_padding()
+        blind.encode_special_tokens = True
+        return blind
 
     @cached_property
     def _encode(self) -> Callable[[str], list[int]]:
@@ -265,6 +338,28 @@ def _is_plain(folder: Path) -> bool:
         return False
 
 
+def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The messages as they are; then, for templates that refuse that, with arguments of calls as JSON text (DeepSeek),
+    with an empty text for a null beside calls (Gemma, Phi), and with both."""
+    for filled in (list(messages), [_filled(each) for each in messages]):
+        yield filled
+        yield [_with_text(each) for each in filled]
+
+
+def _filled(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": message.get("content") or ""} if message.get("tool_calls") else message
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = [{**call, "function": {**(call.get("function") or call)}} for call in message["tool_calls"]]
+    for call in calls:
+        if not isinstance(call["function"].get("arguments"), str):
+            call["function"]["arguments"] = json.dumps(call["function"].get("arguments"), ensure_ascii=False)
+    return {**message, "tool_calls": calls}
+
+
 def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A Responses API tool (flat) as the chat template's (nested under `function`)."""
     if "function" in tool:
@@ -272,43 +367,81 @@ def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
 
 
-def _stubs(mark: str, messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Chats that the messages may follow: before tool results, the assistant has made calls, as many as there are
-    results or one."""
-    user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": mark}
-    roles = [message.get("role") for message in messages]
-    count = next((i for i, role in enumerate(roles) if role != "tool"), len(roles))
-    for calls in sorted({count, min(count, 1)}, reverse=True):
-        made = [
-            {
-                "id": message.get("tool_call_id", ""),
-                "type": "function",
-                "function": {"name": message.get("name", "x"), "arguments": {"x": mark}},
-            }
-            for message in messages[:calls]
-        ]
-        yield [user, {**assistant, "tool_calls": made} if made else assistant]
+def left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], text: str) -> str | None:
+    """What of a chat a template did not write: a message's text, its reasoning, a call or a tool; None for nothing.
 
-
-def _what_follows(mark: str, text: str) -> str:
-    _, found, rest = text.rpartition(mark)
-    if not found:
-        raise ArtifactError("the chat template does not show what an assistant said", expected=mark, found=repr(text))
-    return rest
-
-
-def left_out(messages: Sequence[Mapping[str, Any]], text: str) -> list[str]:
-    """Roles of messages that a template passed over without a word, as most do with roles that are not COMMON_ROLES.
+    Messages are looked for in their order, but a system message anywhere: some templates write it later. Whitespace
+    does not count, and texts may be escaped as in JSON or Python. Reasoning has to be there in the last message only:
+    templates drop that of earlier turns.
 
     Args:
         text: the chat as the template wrote it.
     """
-    own = [message for message in messages if message.get("role") not in COMMON_ROLES]
-    return [str(each.get("role")) for each in own if str(each.get("content") or "").strip() not in text]
+    text = _squeezed(text)
+    for tool in tools:
+        name = str((tool.get("function") or tool).get("name"))
+        if name not in text:
+            return f"tool `{name}`"
+    start = 0
+    for place, message in enumerate(messages):
+        role, ends = str(message.get("role")), [start]
+        anywhere = role in ("system", "developer")
+        for what, part in _parts(message, last=place == len(messages) - 1):
+            found = [at + len(form) for form in _forms(part) if (at := text.find(form, 0 if anywhere else start)) >= 0]
+            if not found:
+                return f"{role} message" if what is None else f"{what} of the {role} message"
+            if what is not None or not message.get("tool_calls"):  # Gemma 4 writes it after the calls' results
+                ends.append(min(found))
+        start = start if anywhere else max(ends)
+    return None
 
 
-def _word_absent_from(text: str) -> str:
-    word = "stub"
-    while word in text:
-        word += "x"
-    return word
+def _parts(message: Mapping[str, Any], *, last: bool) -> Iterator[tuple[str | None, str]]:
+    """What of a message has to be in its chat: what it is, None for its text, and its text."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    text = "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part or "") for part in parts)
+    reasoning = str(message.get("reasoning_content") or "") if last else ""
+    if message.get("role") == "assistant" and last:
+        *thoughts, text = re.split(f"{THINK_OPEN}|{THINK_CLOSE}", text)
+        reasoning_parts = [reasoning, *thoughts]
+    elif message.get("role") == "assistant":
+        text, reasoning_parts = text.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0], []
+    else:
+        reasoning_parts = []
+    yield from (("reasoning", part) for part in reasoning_parts)
+    yield None, text
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or call
+        name = str(function.get("name"))
+        yield f"call of `{name}`", name
+        yield from ((f"call of `{name}`", leaf) for leaf in _leaves(function.get("arguments")))
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Names and values of a call's arguments."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield name
+            yield from _leaves(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _leaves(each)
+    elif isinstance(value, str):
+        yield value
+    elif value is not None and not isinstance(value, bool):  # those are written in many ways
+        yield json.dumps(value)
+
+
+def _forms(text: str) -> set[str]:
+    """A text as a template may write it, without whitespace."""
+    if _UNESCAPED.fullmatch(text):
+        return {_squeezed(text)}
+    written = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1], repr(text)[1:-1])
+    return {_squeezed(form) for form in (written if text.strip() else ("",))}
+
+
+def _squeezed(text: str) -> str:
+    """A text without whitespace and guards, and without the words that turn reasoning on or off and that some templates
+    take out (Nemotron Nano 2)."""
+    return "".join(text.split()).replace(GUARD, "").replace("/no_think", "").replace("/think", "")

@@ -73,6 +73,7 @@ def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Pat
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         prediction = _prediction_tensors(config) if shape.hybrid and shape.hybrid.num_nextn_predict_layers else {}
     model.save_pretrained(str(partial))
+    copy_tokenizer(tokenizer, partial)  # its generation_config.json, which the model has written its own over
     if prediction:
         _add_tensors(partial / "model.safetensors", prediction)
     for path in partial.glob("*.safetensors"):

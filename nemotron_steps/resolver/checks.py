@@ -140,6 +140,12 @@ class CheckSubject:
         """What the step is predicted to take; see memory_of."""
         return memory_of(self)
 
+    @property
+    def turn_ends(self) -> dict[str, tuple[str, ...]]:
+        """Port of a model that writes chats → the tokens that end its turns, where they are recorded."""
+        recorded = ((port, self.artifacts.get(port, {}).get("turn_ends")) for _, port, _ in self.models)
+        return {port: tuple(ends) for port, ends in recorded if ends}
+
     @cached_property
     def models(self) -> tuple[tuple[str, str, ModelFacts], ...]:
         """Config key, port and facts of every model that reads or writes chats, where it is known."""
@@ -207,22 +213,23 @@ def _published(source: SuppliedInput) -> str:
 
 
 def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """The policy's chat template writes messages of every role that the prompts have."""
+    """The policy's chat template writes messages of every role that the prompts have, and their tools."""
     policy = next((port for key, port, _ in subject.models if key == POLICY), None)
-    written = subject.artifacts.get(policy or "", {}).get("chat_roles")
-    if policy is None or written is None:
+    recorded = subject.artifacts.get(policy or "", {})
+    if policy is None or recorded.get("chat_roles") is None:
         return
+    written = [*recorded["chat_roles"], *([] if recorded.get("chat_tools") is False else ["tools"])]
     for port, attributes in subject.artifacts.items():
         missing = [role for role in attributes.get("roles", ()) if role not in written]
         if missing:
-            named = " and ".join(missing)
+            named = " and ".join(role if role == "tools" else f"{role} messages" for role in missing)
             yield ModelLimitProblem(
-                f"'{port}' of {subject.key} has {named} messages, which the chat template of '{policy}' does not write",
+                f"'{port}' of {subject.key} has {named}, which the chat template of '{policy}' does not write",
                 chain=(f"{subject.key}.{policy}",),
                 expected=", ".join(attributes["roles"]),
-                found=", ".join(written) or "no message of any role",
+                found=", ".join(recorded["chat_roles"]) or "no message of any role",
                 hints=(
-                    f"cp TEMPLATE.jinja {template_file(subject.folder(policy))}   # one that writes {named} messages",
+                    f"cp TEMPLATE.jinja {template_file(subject.folder(policy))}   # one that writes {named}",
                     f"--input {policy}=PATH   # a model whose template does",
                 ),
             )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.pipeline_models import StageCheck
@@ -16,6 +15,9 @@ from nemotron_steps.resolver.plan import InputSource, Instance, PlannedStep, Ste
 from nemotron_steps.resolver.problems import SourceCycle
 from nemotron_steps.resolver.references import with_references
 from nemotron_steps.resolver.request import Compose, StepConfig
+
+if TYPE_CHECKING:
+    from nemotron_steps.resolver.checks import CheckSubject
 
 DEFAULT = "default"
 """The config a step runs with when none is named."""
@@ -51,8 +53,8 @@ class Node:
         """`KEY.PORT`."""
         return f"{self.key}.{port}"
 
-    def planned(self, memory: StepMemory | None) -> PlannedStep:
-        """The finished step, and what memory it takes where it trains something."""
+    def planned(self, subject: CheckSubject | None) -> PlannedStep:
+        """The finished step, with what is known of its models and of the memory that it takes."""
         return PlannedStep(
             key=self.key,
             step_id=self.manifest.id,
@@ -65,7 +67,8 @@ class Node:
             inserted=self.inserted,
             because=self.because,
             earlier=self.earlier,
-            memory=memory,
+            memory=None if subject is None else subject.memory,
+            turn_ends={} if subject is None else subject.turn_ends,
             instance=self.instance,
             checks=self.checks,
             variables=frozenset().union(*self.config.variables.values()) if self.config is not None else frozenset(),

@@ -125,6 +125,7 @@ class PlannedStep:
         changes: why it must run; None where nothing needs to, or until a runner has looked.
         earlier: whether it is a stage before the first one asked for, which is not run: its result must be there.
         memory: what it takes of each device, and how its batch is cut; None where nothing is trained.
+        turn_ends: port of a model that writes chats → the tokens that end its turns, where they are known.
         instance: which instance of a fanned-out stage it is; None for any other step.
         checks: what its results have to be before anything that reads them runs.
         variables: the environment variables that are set here and that the config takes values from.
@@ -144,6 +145,7 @@ class PlannedStep:
     changes: Changes | None = None
     earlier: bool = False
     memory: StepMemory | None = None
+    turn_ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     instance: Instance | None = None
     checks: tuple[StageCheck, ...] = ()
     variables: frozenset[str] = frozenset()
@@ -165,6 +167,8 @@ class PlannedStep:
             fields["changes"] = self.changes.to_dict()
         if self.memory is not None:
             fields["memory"] = self.memory.to_dict()
+        if self.turn_ends:
+            fields["turn_ends"] = {port: list(ends) for port, ends in self.turn_ends.items()}
         if self.instance is not None:
             fields["instance"] = self.instance.to_dict()
         if self.checks:

@@ -96,7 +96,7 @@ def resolve(
     unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
     raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
     return Plan(
-        tuple(node.planned(subjects[node.key].memory if node.key in subjects else None) for node in order),
+        tuple(node.planned(subjects.get(node.key)) for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
         (

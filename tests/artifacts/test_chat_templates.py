@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.chat_templates import _CHATS, _TEXT, ROLES, chat_template, roles_written
+from nemotron_steps.artifacts.chat_templates import _CHATS, _TEXT, ROLES, chat_template, roles_written, writes_tools
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.tokenizers import CHAT_TEMPLATE
 
@@ -42,6 +42,7 @@ def by_transformers(template: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("template", [*TEMPLATES.values(), CHAT_TEMPLATE, GEMMA, MARKED], ids=[*TEMPLATES, *"tgm"])
 def test_roles_are_those_that_transformers_finds(template: str) -> None:
     found = roles_written(template)
+    assert writes_tools(template) is (template not in (GEMMA, MARKED))
     assert found == by_transformers(template)
     assert {"user", "assistant"} <= set(found)
 

@@ -32,6 +32,9 @@ SAID, RESULT = {"role": "assistant", "content": "z"}, {"role": "tool", "content"
         ),
         ({"prompt": [USER, RESULT]}, ("user", "tool")),
         ({"prompt": "", "conversations": []}, ()),
+        ({"prompt": "x", "tools": [{"name": "add"}]}, ("user", "tools")),
+        ({"prompt": "x", "tools": []}, ("user",)),
+        ({"responses_create_params": {"input": "x", "tools": [{"name": "add"}]}}, ("user", "tools")),
     ],
 )
 def test_roles_of_a_row(row: dict[str, Any], roles: tuple[str, ...], tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ class _Sampling:
     def environment_of(self, prompt: PromptRow) -> Any:
         return SimpleNamespace(name="virtual")
 
-    def prompt_text(self, rollout: Rollout) -> str:
-        return ""
+    def shown(self, rollout: Rollout) -> dict[str, str]:
+        return {"prompt": "", "response": ""}
 
     async def _answer(self, seconds: float) -> None:
         async with self._slots:

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,6 +124,16 @@ def test_on_cpu_a_process_is_said_to_take_its_fullest_phase_of_host_memory():
     found = shown(devices=[DeviceMemory("trains", phases, None)], host={"optimizer": GIB}, unknown=["x"], on_gpu=False)
     assert found == ["host memory of the process that trains: 1.5 GiB"]
     assert shown(unknown=["policy", "judge"]) == ["memory of policy, judge not predicted: no model is known yet"]
+
+
+@pytest.mark.parametrize("cached", [None, {"model": "model:v1"}])
+def test_the_ends_of_a_models_turns_are_shown_of_a_step_that_is_to_run(cached):
+    stream = io.StringIO()
+    ends = {"policy": ("<|im_end|>", "<|endoftext|>")}
+    step = SimpleNamespace(key="rlvr", memory=None, cached=cached, turn_ends=ends)
+    show_memory(SimpleNamespace(steps=[step]), Terminal(stream, color=False, width=None))
+    said = [] if cached else ["", "rlvr", "a turn of policy ends with <|im_end|> or <|endoftext|>"]
+    assert [line.strip() for line in stream.getvalue().splitlines()] == said
 
 
 @pytest.mark.parametrize(

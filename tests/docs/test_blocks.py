@@ -107,7 +107,7 @@ def judge(block: str, cli: Cli) -> None:  # noqa: F811
     """A judge that is served: its client answers what the generator says, until the program's user presses a key."""
     chat = stock_chat("qwen3")
     generator = ScriptedGenerator(chat, lambda request, index: ("Yes.", True, FinishReason.STOP))
-    params = SamplingParams(max_new_tokens=8, stop_token_ids=(chat.eos_token_id,))
+    params = SamplingParams(max_new_tokens=8, stop_token_ids=(chat.tokenizer.eos_token_id,))
     answers = []
 
     def client() -> None:

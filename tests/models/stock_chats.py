@@ -26,14 +26,15 @@ TOOLS_OF = {"llama3": "llama3_json", "qwen3": "hermes"}
 """Tool parser of a family's model; the others write qwen3_coder."""
 
 
-def stock_chat(family: str, *, special_markup: bool = False) -> ChatFormat:
+def stock_chat(family: str, *, special_markup: bool = False, eos: str | None = None) -> ChatFormat:
     """The format of one of FAMILIES.
 
     Args:
         special_markup: the tokenizer calls tags of reasoning and calls special, which the published ones do not.
+        eos: the tokenizer's end token, of a base model; None for the one that the template writes.
     """
     name, variables = FAMILIES[family]
-    tokenizer = _tokenizer("<|eot_id|>" if name == "llama3" else "<|im_end|>", special_markup)
+    tokenizer = _tokenizer(eos or ("<|eot_id|>" if name == "llama3" else "<|im_end|>"), special_markup)
     tokenizer.chat_template = (_TEMPLATES / f"{name}.jinja").read_text()
     return ChatFormat(tokenizer, family, variables)
 

@@ -36,7 +36,7 @@ def sampled_turn(chat: ChatFormat, drawn: random.Random, *, calls: int) -> tuple
         function = {"name": "add", "arguments": {"by": drawn.randrange(9)}}
         message["tool_calls"] = [{"type": "function", "id": f"c{i}", "function": function} for i in range(calls)]
         ids += chat.tokenizer.encode("<tool_call>...</tool_call>", add_special_tokens=False)
-    return [*ids, chat.eos_token_id], message
+    return [*ids, chat.tokenizer.eos_token_id], message
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -61,10 +61,11 @@ def test_a_conversation_only_grows_and_grows_by_what_the_template_writes(
         messages += [message, *new]
         # What was added is what the whole chat, rendered by the template, ends with; the turn's end is not repeated.
         added = chat.tokenizer.decode(tokens[len(before) :])
-        assert chat.render_text(messages, tools).endswith(chat.decode_token(chat.eos_token_id) + added)
-        assert chat.eos_token_id in tokens[len(before) :] and tokens[len(before)] != chat.eos_token_id
+        assert chat.render_text(messages, tools).endswith(chat.decode_token(chat.tokenizer.eos_token_id) + added)
+        end = chat.tokenizer.eos_token_id
+        assert end in tokens[len(before) :] and tokens[len(before)] != end
         cut = chat.render_continuation(new, tools, turn_ended=False)
-        assert cut == [chat.eos_token_id, *tokens[len(before) :]]
+        assert cut == [chat.tokenizer.eos_token_id, *tokens[len(before) :]]
 
 
 def test_the_published_qwen3_template_does_rewrite_earlier_turns() -> None:
@@ -121,7 +122,7 @@ def test_a_turns_end_is_the_same_where_tags_of_calls_are_special_tokens(family: 
                 str(each[family].tokenizer.decode(each[family].render_continuation(messages, [TOOL], turn_ended=ended)))
                 for each in (CHATS, MARKED)
             ]
-            assert texts[0] == texts[1] and texts[0].startswith(CHATS[family].eos_text) is not ended
+            assert texts[0] == texts[1] and texts[0].startswith(str(CHATS[family].tokenizer.eos_token)) is not ended
 
 
 @pytest.mark.parametrize(
@@ -271,9 +272,9 @@ def test_a_tokenizer_alone_imports_no_code_of_models(tmp_path: Path) -> None:
 
 def test_text_of_sampled_tokens_is_without_special_ones_and_of_a_single_token_with_them() -> None:
     chat = stock_chat("qwen3")
-    tokens = [*chat.tokenizer.encode("a"), chat.eos_token_id]
-    assert chat.decode([chat.eos_token_id, *tokens]) == "a"
-    assert chat.decode_token(chat.eos_token_id) == chat.tokenizer.eos_token
+    tokens = [*chat.tokenizer.encode("a"), chat.tokenizer.eos_token_id]
+    assert chat.decode([chat.tokenizer.eos_token_id, *tokens]) == "a"
+    assert chat.decode_token(chat.tokenizer.eos_token_id) == chat.tokenizer.eos_token
 
 
 def test_tags_that_are_read_stay_in_what_was_said_where_they_are_special_tokens() -> None:

@@ -9,6 +9,7 @@ from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.sizes import getter
 from nemotron_steps.config.schema.sft import FromScratchConfig, SftConfig
+from nemotron_steps.config.turn_ends import generation_ends
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
@@ -38,6 +39,7 @@ HYBRID = {
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, 100)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
     return folder
 
 
@@ -83,6 +85,7 @@ def test_the_facts_of_a_config_are_those_of_the_model_it_makes(shape, tokenizer,
     initialize_checkpoint(config.from_scratch, tokenizer, tmp_path / "model", 0)
     planned, made = ModelFacts.from_scratch(getter(config)), Architecture.from_folder(tmp_path / "model").facts
     assert planned == made
+    assert generation_ends(tmp_path / "model") == (1, 2)  # of the tokenizer's folder; transformers would write one
 
 
 def test_every_file_of_a_tokenizer_is_copied_and_no_other(tmp_path):

@@ -61,21 +61,25 @@ def test_teachers_are_those_of_the_config_and_before_them_those_that_inputs_brin
 @pytest.mark.parametrize(
     ("roles", "written", "missing"),
     [
-        (("user", "tool"), ["user"], "tool"),
-        (("system", "user", "tool"), ["user"], "system and tool"),
+        (("user", "tool"), ["user"], "tool messages"),
+        (("system", "user", "tool"), ["user"], "system messages and tool messages"),
         (("user",), ["user", "tool"], None),
-        (("user",), [], "user"),
+        (("user",), [], "user messages"),
         (("user",), None, None),
         ((), ["user"], None),
+        (("user", "tools"), ["user"], "tools"),
+        (("user", "tool", "tools"), ["user"], "tool messages and tools"),
     ],
 )
-def test_messages_of_every_role_are_written(roles: tuple[str, ...], written: Any, missing: str | None) -> None:
-    model = {"model_type": "qwen3", **({} if written is None else {"chat_roles": written})}
+def test_messages_of_every_role_and_tools_are_written(
+    roles: tuple[str, ...], written: Any, missing: str | None
+) -> None:
+    model = {"model_type": "qwen3", **({} if written is None else {"chat_roles": written, "chat_tools": False})}
     ports = (port("start", "policy.checkpoint"), port("prompts"))
     found = list(chats_can_be_written(subject(*ports, start=model, prompts={"roles": roles})))
     assert bool(found) == bool(missing)
     if missing:
-        assert f"has {missing} messages, which the chat template of 'start' does not write" in found[0].what
+        assert f"has {missing}, which the chat template of 'start' does not write" in found[0].what
         assert found[0].expected == ", ".join(roles)
         assert found[0].found == (", ".join(written) or "no message of any role")
 

@@ -60,7 +60,7 @@ def test_a_schedule_is_as_long_as_the_whole_batches_of_its_epochs(
     rows: int, most: int, epochs: int, total: int, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = opened(training)
-    monkeypatch.setattr(training, "_read", lambda path, chat, limit: ([path] * rows, 0))
+    monkeypatch.setattr(training, "_read", lambda path, chat, limit: ([path] * rows, rows, 0))
     monkeypatch.setattr(training, "finetune", lambda *given: {"steps": given[1:3]})
     config = sft(sft={"max_num_steps": most, "max_num_epochs": epochs})
     with training.trained_on_chats(plain_context(config, tmp_path), config) as trained:
@@ -74,7 +74,7 @@ def test_chats_that_are_too_long_to_train_on_are_counted_and_those_to_validate_o
     too_long: int, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(training)
-    monkeypatch.setattr(training, "_read", lambda path, chat, limit: ([path] * 4, too_long if path == "t" else 7))
+    monkeypatch.setattr(training, "_read", lambda path, chat, limit: ([path] * 4, 4, too_long if path == "t" else 7))
     monkeypatch.setattr(training, "finetune", lambda *given: {"validation": given[2]})
     config = sft(data={"train": {"data_path": "t"}, "validation": {"data_path": "v"}})
     records: list[dict[str, Any]] = []

@@ -76,7 +76,7 @@ def test_the_aligned_policy_loads_with_plain_transformers_and_says_the_same(home
         expected = model.generate(**encoded, max_new_tokens=16, do_sample=False)[0, encoded["input_ids"].shape[1] :]
     chat = ChatFormat.from_folder(folder)
     generator = build_generator(folder, GenerationConfig(), chat, max_total_length=128, precision="float32")
-    params = SamplingParams(max_new_tokens=16, temperature=0.0, stop_token_ids=(chat.eos_token_id,))
+    params = SamplingParams(max_new_tokens=16, temperature=0.0, stop_token_ids=(chat.tokenizer.eos_token_id,))
     generator.submit(GenerationRequest("q", chat.render(question), params))
     done = []
     while generator.pending():

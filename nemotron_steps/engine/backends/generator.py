@@ -67,7 +67,7 @@ def build_generator(
         max_total_length=max_total_length,
         device="cuda" if torch.cuda.is_available() else "cpu",
         dtype=getattr(torch, precision),
-        eos_token_ids=(chat.eos_token_id,),
+        eos_token_ids=chat.end_ids,
         decode=chat.decode,
         recompute_kv_cache=asynchronous is not None and asynchronous.recompute_kv_cache_after_weight_updates,
         record_routed_experts=record_routed_experts,
@@ -75,13 +75,13 @@ def build_generator(
 
 
 def sampling_params(config: GenerationConfig, chat: ChatFormat, seed: int | None) -> SamplingParams:
-    """How rollouts are sampled; the chat's end token always stops one."""
+    """How rollouts are sampled; the ends of the chat's turns always stop one."""
     return SamplingParams(
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
-        stop_token_ids=tuple(dict.fromkeys((chat.eos_token_id, *config.stop_token_ids))),
+        stop_token_ids=tuple(dict.fromkeys((*chat.end_ids, *config.stop_token_ids))),
         stop_strings=config.stop_strings,
         seed=seed,
     )

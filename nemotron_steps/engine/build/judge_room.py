@@ -17,7 +17,7 @@ from nemotron_steps.config.schema.rl import VllmModelConfig
 from nemotron_steps.environments.judged.judges import Messages, longer_context
 from nemotron_steps.errors import ArtifactError, DataError, show_line
 from nemotron_steps.models.architecture import hf_folder
-from nemotron_steps.models.chat import COMMON_ROLES, ChatFormat, left_out
+from nemotron_steps.models.chat import COMMON_ROLES, ChatFormat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -69,7 +69,8 @@ class JudgeToBe:
             return ()
         marked = [{"role": role, "content": f"what {role} said"} for role in ("user", *own)]
         try:
-            return tuple(left_out(marked, ChatFormat.from_folder(self._folder).render_text(marked)))
+            text = ChatFormat.from_folder(self._folder).render_text(marked)
+            return tuple(each["role"] for each in marked if each["content"] not in text)
         except ArtifactError:  # without a template; who loads it says so
             return ()
         except (TemplateError, TypeError, ValueError):  # `raise_exception` of a role that it does not know

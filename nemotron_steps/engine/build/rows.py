@@ -5,9 +5,14 @@ Checking needs neither models nor judges, so the steps' preflight does it too, b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from jinja2 import TemplateError
+
+from nemotron_steps.config.layout.limits import template_file
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
 from nemotron_steps.engine.build.judge_room import JudgeToBe
@@ -15,8 +20,12 @@ from nemotron_steps.engine.build.prompt_lengths import short_enough
 from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
 from nemotron_steps.environments.agents import refuse_unread_settings
+from nemotron_steps.environments.base import Environment, Row
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.errors import ArtifactError, ConfigError, show_line
+from nemotron_steps.models.architecture import hf_folder
+from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.rows.layouts import read_request
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,8 @@ def check_run_rows(config: RlConfig, rows: RunRows) -> Needs:
         only=config.env.only_environment,
         heldout_environment=config.heldout.environment,
         policy_served=config.policy.generation.vllm_cfg.expose_http_server,
+        policy=config.policy.checkpoint,
+        template_kwargs=config.policy.tokenizer.chat_template_kwargs,
     )
 
 
@@ -127,14 +138,18 @@ def check_rows(
     only: str | None,
     heldout_environment: str | None = None,
     policy_served: bool,
+    policy: str | Path | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> Needs:
-    """Refuse a row that its environment could not score, or that leaves its judge no room for an answer, and an
-    environment whose judge is not configured.
+    """Refuse a row that its environment could not score, that leaves its judge no room for an answer, or that offers
+    tools which the policy's chat template does not write, and an environment whose judge is not configured.
 
     Args:
         only: the one environment of all rows; None where each names its own.
         heldout_environment: grades the held-out rows in its place.
         policy_served: agents will be offered the policy's endpoint.
+        policy: folder of the model that answers; None for one that is not here yet.
+        template_kwargs: of its chat template.
 
     Raises:
         DataError, UnknownNameError, ConfigError, UnsupportedError: see EnvironmentSet.
@@ -148,4 +163,21 @@ def check_rows(
         environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)
     trained_on = environments.check_rows((row.row, row.where) for row in rows)
     environments.check_rows(((row.row, row.where) for row in heldout), environment=heldout_environment)
+    if policy is not None and environments.first_offer is not None:
+        _refuse_unwritten_tools(*environments.first_offer, hf_folder(policy), template_kwargs)
     return Needs(environments.names, environments.needed_judges(), frozenset(trained_on))
+
+
+def _refuse_unwritten_tools(
+    row: Row, where: str, environment: Environment, folder: Path, template_kwargs: Mapping[str, Any] | None
+) -> None:
+    """DataError where the chat template passes over the tools of a row: they would reach nobody."""
+    own = {**environment.config.chat_template_kwargs, **read_request(row, where).template_kwargs}
+    tools = environment.tools_of(row)
+    try:
+        chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own)
+        text = chat.render_text([{"role": "user", "content": "x"}], tools)
+    except (ArtifactError, TemplateError, TypeError):  # without a template, or one that refuses them: told elsewhere
+        return
+    hint = f"cp TEMPLATE.jinja {template_file(str(folder))}   # one that writes tools"
+    chat.require_shown(text, (), tools, where=where, hints=(hint, *show_line(where)))

@@ -79,7 +79,7 @@ def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params:
 
 def _ended(ids: Sequence[int], chat: ChatFormat, params: SamplingParams) -> bool:
     """Whether a turn ended by itself: in a stop token, or in text that stops."""
-    if ids[-1] == chat.eos_token_id or ids[-1] in params.stop_token_ids:
+    if ids[-1] in (*chat.end_ids, *params.stop_token_ids):
         return True
     return bool(params.stop_strings) and any(stop in chat.decode(ids) for stop in params.stop_strings)
 

@@ -93,10 +93,18 @@ class RolloutCollector:
         """An environment by name."""
         return self._environments.get(name)
 
-    def prompt_text(self, rollout: Rollout) -> str:
-        """The prompt as the policy saw it."""
+    def shown(self, rollout: Rollout, *, whole: bool = True) -> dict[str, str]:
+        """`prompt` as the policy saw it, and `response`: its turns.
+
+        Args:
+            whole: with the special tokens, which begin and end turns.
+        """
         first_sampled = rollout.turns[0][0] if rollout.turns else len(rollout.token_ids)
-        return self._chat.decode(rollout.token_ids[:first_sampled])
+        said = (self._chat.decode(rollout.token_ids[start:end], whole=whole) for start, end in rollout.turns)
+        return {
+            "prompt": self._chat.decode(rollout.token_ids[:first_sampled], whole=whole),
+            "response": "\n".join(said),
+        }
 
     async def collect(
         self,

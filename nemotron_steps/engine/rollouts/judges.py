@@ -65,7 +65,7 @@ class GeneratorJudge:
             max_new_tokens=min(max_tokens, room),
             temperature=temperature,
             top_p=top_p,
-            stop_token_ids=(self._chat.eos_token_id,),
+            stop_token_ids=self._chat.end_ids,
             seed=self._seed,
         )
         try:

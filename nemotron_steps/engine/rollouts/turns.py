@@ -66,7 +66,7 @@ class Turns:
             trajectory.malformed_tool_calls += len(said.malformed_tool_calls)
             if trajectory.truncated or turn + 1 == most:
                 break
-            ended = completion.token_ids[-1] in (self._chat.eos_token_id, *params.stop_token_ids)
+            ended = completion.token_ids[-1] in (*self._chat.end_ids, *params.stop_token_ids)
             try:
                 new = await self._react(row, environment, session, said, trajectory)
                 if not new:

@@ -21,7 +21,7 @@ from nemotron_steps.engine.serving.api_errors import ApiError
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, Said
 from nemotron_steps.engine.serving.sampling import SamplerBridge
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.errors import ArtifactError, DataError
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -113,7 +113,7 @@ class ServedModel:
         self._vocabulary = len(chat.tokenizer)
         self._ids = itertools.count()
         self._conversations = KnownConversations()
-        self._ends = frozenset((chat.eos_token_id, *defaults.stop_token_ids))
+        self._ends = frozenset((*chat.end_ids, *defaults.stop_token_ids))
 
     def check_name(self, asked: str | None) -> None:
         """Refuse a request for another model (404)."""
@@ -160,7 +160,7 @@ class ServedModel:
                 ids = self.chat.render(messages, tools)
             else:
                 ids = self._continue(begun.token_ids, messages, tools, param)
-        except ArtifactError as error:
+        except (ArtifactError, DataError) as error:
             raise ApiError(400, error.what, param=param, code="invalid_value") from error
         except (TypeError, ValueError, KeyError, TemplateError) as error:
             what = f"the chat template refuses this: {error}"

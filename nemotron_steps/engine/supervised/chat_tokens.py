@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from nemotron_steps.errors import DataError, first_line, show_line
-from nemotron_steps.models.chat import left_out
-from nemotron_steps.rows.messages import read_messages, read_template_kwargs, read_tools
+from nemotron_steps.models.chat import COMMON_ROLES
+from nemotron_steps.rows.messages import read_messages, read_template_kwargs, read_tools, wrong
 
 if TYPE_CHECKING:
     from nemotron_steps.models.chat import ChatFormat
@@ -27,39 +27,49 @@ class ChatSequence:
     token_ids: list[int]
     token_mask: list[int]
 
+    def trimmed(self) -> ChatSequence:
+        """Up to its last trained token."""
+        last = len(self.token_mask) - self.token_mask[::-1].index(1)
+        return ChatSequence(self.token_ids[:last], self.token_mask[:last])
 
-def encode_chat(
+
+def chat_sequences(
     chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
-) -> ChatSequence:
-    """Tokens of one chat. Each assistant turn is tokenised apart from what precedes it, exactly as a generator that
-    continues the prompt would have produced it.
+) -> list[ChatSequence]:
+    """Tokens of one chat: one sequence where the template keeps earlier turns as they are.
+
+    Each assistant turn is tokenised apart from what precedes it, exactly as a generator that continues the prompt would
+    have produced it. Where a template shows earlier turns otherwise when more follow (Qwen3 drops their reasoning), a
+    sequence begins with each turn that finds them changed: the turns before it as a generator would see them then, and
+    not trained again.
 
     Args:
         row: the chat's row, for its tools and chat_template_kwargs.
 
     Raises:
-        DataError: no assistant turn, a template that refuses the chat or rewrites earlier turns, or
-            chat_template_kwargs that are none.
+        DataError: no assistant turn, a template that refuses the chat, leaves out something of it, or shows a turn
+            otherwise than it asks for it, or chat_template_kwargs that are none.
     """
     tools = read_tools(row.get("tools"), where, "tools")
     messages = read_messages(messages, where, "messages", None)
     chat = chat.with_template_kwargs(read_template_kwargs(row.get("chat_template_kwargs"), where))
-    token_ids: list[int] = []
-    token_mask: list[int] = []
-    rendered = ""
+    sequences: list[ChatSequence] = []
+    rendered = rest = ""
 
     def extend(text: str, trained: int) -> None:
         ids = chat.encode(text)
-        token_ids.extend(ids)
-        token_mask.extend([trained] * len(ids))
+        sequences[-1].token_ids.extend(ids)
+        sequences[-1].token_mask.extend([trained] * len(ids))
 
     turns = [dict(m) for m in messages]
+    shown = 0
     for position, message in enumerate(turns):
         if message.get("role") != "assistant":
             continue
         try:
-            before = chat.render_text(turns[:position], tools, generation_prompt=True)
+            before = chat.render_text(turns[:position], tools)
             after = chat.render_text(turns[: position + 1], tools, generation_prompt=False)
+            found = _asked_and_answered(chat, turns[: position + 1], tools, before, after)
         except (TemplateError, TypeError, ValueError) as error:  # `raise_exception`; a value that it cannot write
             raise DataError(
                 "the chat template refuses the chat",
@@ -68,33 +78,81 @@ def encode_chat(
                 found=first_line(error),
                 hints=show_line(where),
             ) from error
-        if missing := left_out(turns[:position], before):
+        if found is None:
             raise DataError(
-                f"the chat template leaves out the {missing[0]} message",
+                "the chat template shows an answer otherwise than it asks for it",
                 where=where,
-                expected="a model whose template writes that role, or comparisons that any template writes",
-                hints=("comparisons.layout=plain   # of data_prep/sft_prep", *show_line(where)),
+                expected=f"a chat that begins with its generation prompt: {before[-60:]!r}",
+                found=repr(after[-60:]),
+                hints=show_line(where),
             )
-        if not before.startswith(rendered) or not after.startswith(before):
-            raise DataError(
-                "the chat template rewrites earlier turns",
-                where=where,
-                expected="turns that stay as they are when more follow",
-                found="a template that drops or changes something of them, often reasoning",
-                hints=("make a row of each assistant turn, with the turns before it", *show_line(where)),
-            )
-        extend(before[len(rendered) :], 0)
+        asked, answer = found
+        if not sequences or not asked.startswith(rendered):
+            sequences.append(ChatSequence([], []))
+            rendered = rest = ""
+        elif asked.startswith(rendered + rest):
+            extend(rest, 0)
+            rendered += rest
+        new = turns[shown : position + 1]
+        own = {message.get("role") for message in new} - COMMON_ROLES
+        plain = ("comparisons.layout=plain   # of data_prep/sft_prep: any template writes it",) if own else ()
+        text, hints = asked[len(rendered) :], (*plain, *show_line(where))
+        chat.require_shown(text + answer, new, () if shown else tools, where=where, hints=hints)
+        shown = position + 1
         # The template may write a separator after the end token; the generator stops at the end token.
-        said, found_end, rest = after[len(before) :].partition(chat.eos_text)
-        extend(said + found_end, 1)
-        extend(rest, 0)
-        rendered = after
-    if not any(token_mask):
+        end = chat.turn_end(answer)
+        extend(text, 0)
+        extend(answer[:end], _trained(message, where))
+        rendered, rest = asked + answer[:end], answer[end:]
+    if not any(any(sequence.token_mask) for sequence in sequences):
         raise DataError(
             "the chat has no assistant turn to learn from",
             where=where,
             expected="role: assistant",
             hints=show_line(where),
         )
-    last = len(token_mask) - token_mask[::-1].index(1)
-    return ChatSequence(token_ids[:last], token_mask[:last])
+    return [sequence.trimmed() for sequence in sequences if any(sequence.token_mask)]
+
+
+def encode_chat(
+    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
+) -> ChatSequence:
+    """The last of `chat_sequences`: the turns that the template shows together with the last answer."""
+    return chat_sequences(chat, messages, where, row)[-1]
+
+
+def _trained(message: Mapping[str, Any], where: str) -> int:
+    """Whether a turn is trained: `weight`, as OpenAI's fine-tuning takes it."""
+    weight = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise wrong(
+            "must be 0 or 1", where, "messages.weight", expected="0 keeps the turn out of the loss", found=weight
+        )
+    return int(weight)
+
+
+def _asked_and_answered(
+    chat: ChatFormat, turns: Sequence[dict[str, Any]], tools: Sequence[Any], before: str, after: str
+) -> tuple[str, str] | None:
+    """What a generator sees before the last of the turns, and what the template writes of that one; None where that
+    cannot be told.
+
+    Mostly the chat until then, and what the turn adds. Some templates ask for reasoning that a turn without any has not
+    (DeepSeek-R1, Nemotron 3): it begins where the two part. Others show earlier messages otherwise once they are
+    answered (gpt-oss drops reasoning, Mistral a system message): what the turn adds to one question it adds to any.
+
+    Args:
+        before: the chat until then, with its generation prompt. after: with the last turn.
+    """
+    *earlier, turn = turns
+    if after.startswith(before):
+        return before, after[len(before) :]
+    same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after))
+    if earlier and same > len(chat.render_text(earlier, tools, generation_prompt=False)):
+        return before[:same], after[same:]
+    question = {"role": "user", "content": "x"}
+    asked = chat.render_text([question], tools)
+    answered = chat.render_text([question, turn], tools, generation_prompt=False)
+    if answered.startswith(asked) and after.endswith(answered[len(asked) :]):
+        return before, answered[len(asked) :]
+    return None

@@ -83,19 +83,28 @@ def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> Prefere
     pair = read_pair(dict(row), where)
     sides = []
     for answer in (pair.chosen, pair.rejected):
-        sequence = encode_chat(chat, [*pair.prompt.messages, *answer], where, pair.prompt.beside)
+        turns = [{key: value for key, value in m.items() if key != "weight"} for m in (*pair.prompt.messages, *answer)]
+        sequence = encode_chat(chat, turns, where, pair.prompt.beside)
         spoken = sum(message["role"] == "assistant" for message in answer)
-        sides.append(ChatSequence(sequence.token_ids, _last_turns(sequence.token_mask, spoken)))
+        sides.append(ChatSequence(sequence.token_ids, _last_turns(sequence.token_mask, spoken, where)))
     if sides[0].token_ids == sides[1].token_ids:
         raise DataError("the chosen and the rejected answer have the same tokens", where=where, hints=show_line(where))
     return PreferencePair(*sides)
 
 
-def _last_turns(token_mask: Sequence[int], turns: int) -> list[int]:
-    """The mask with only its last `turns` runs of ones: earlier assistant turns belong to the prompt."""
+def _last_turns(token_mask: Sequence[int], turns: int, where: str) -> list[int]:
+    """The mask with only its last `turns` runs of ones: earlier assistant turns belong to the prompt. DataError where
+    the template does not show so many turns together."""
     starts = [t for t in range(len(token_mask)) if token_mask[t] and (t == 0 or not token_mask[t - 1])]
-    first = starts[-turns] if turns <= len(starts) else 0
-    return [bit if t >= first else 0 for t, bit in enumerate(token_mask)]
+    if turns > len(starts):
+        raise DataError(
+            "the chat template rewrites a turn of the answer when the next one follows",
+            where=where,
+            expected=f"{turns} turns that stay as they are, or an answer of one turn after a prompt with the others",
+            found=f"{len(starts)} of them shown together",
+            hints=show_line(where),
+        )
+    return [bit if t >= starts[-turns] else 0 for t, bit in enumerate(token_mask)]
 
 
 def pair_batch(pairs: Sequence[PreferencePair], *, divisible_by: int = 1) -> TrainBatch:

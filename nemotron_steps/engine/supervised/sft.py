@@ -12,7 +12,7 @@ from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.supervised.chat_data import batch_of
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences
 from nemotron_steps.engine.supervised.loop import train_on_examples
 from nemotron_steps.engine.supervised.packed_rows import SftExample
 from nemotron_steps.engine.types import Policy
@@ -21,22 +21,25 @@ from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.rows.layouts import read_chat
 
 
-def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[list[ChatSequence], int]:
-    """Encoded chats of a JSON Lines file, and how many were left out for being longer than max_length tokens.
+def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[list[ChatSequence], int, int]:
+    """Sequences of the chats of a JSON Lines file (chat_tokens.py), how many chats these are, and how many were left
+    out for being longer than max_length tokens.
 
     Raises:
         DataError: a row without messages, or a file in which every chat is too long.
     """
     sequences: list[ChatSequence] = []
-    too_long = longest = 0
+    chats = too_long = longest = 0
     for row in read_rows(path):
         read = read_chat(row.row, row.where)
-        sequence = encode_chat(chat, read.messages, row.where, read.beside)
-        if len(sequence.token_ids) > max_length:
+        encoded = chat_sequences(chat, read.messages, row.where, read.beside)
+        tokens = max(len(sequence.token_ids) for sequence in encoded)
+        if tokens > max_length:
             too_long += 1
-            longest = max(longest, len(sequence.token_ids))
+            longest = max(longest, tokens)
         else:
-            sequences.append(sequence)
+            chats += 1
+            sequences += encoded
     if not sequences:
         raise DataError(
             f"all {too_long} chats are longer than policy.max_total_sequence_length = {max_length}",
@@ -45,7 +48,7 @@ def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
             found=f"up to {longest}",
             hints=(f"policy.max_total_sequence_length={longest}",),
         )
-    return sequences, too_long
+    return sequences, chats, too_long
 
 
 def finetune(

@@ -150,8 +150,12 @@ class SweAgent(Environment):
         await self._bubblewrap.close()
 
     async def seed(self, row: Row) -> Session:
-        """The harness's tools; the working copy is made at the first call."""
-        return Session(tools=[dict(tool) for tool in TOOLS], state=_Agent(row))
+        """The working copy is made at the first call."""
+        return Session(tools=self.tools_of(row), state=_Agent(row))
+
+    def tools_of(self, row: Row) -> list[dict[str, Any]]:
+        """The harness's tools."""
+        return [dict(tool) for tool in TOOLS]
 
     async def seed_recorded(self, row: Row) -> Session:
         """No working copy: what was changed elsewhere is not known here, and `verify` says so."""

@@ -102,9 +102,12 @@ class NsTools(MathWithJudge):
         await super().close()
 
     async def seed(self, row: Row) -> Session:
-        """The row's tools, else the Python tool; no cells yet."""
-        session = await super().seed(row)
-        return Session(tools=session.tools or [TOOL_SPEC], state={"cells": [], "calls": 0})
+        """No cells yet."""
+        return Session(tools=self.tools_of(row), state={"cells": [], "calls": 0})
+
+    def tools_of(self, row: Row) -> list[dict[str, Any]]:
+        """The row's tools, else the Python tool."""
+        return super().tools_of(row) or [TOOL_SPEC]
 
     async def seed_recorded(self, row: Row) -> Session:
         """No notebook: the calls of the response are counted."""

@@ -44,7 +44,8 @@ def run(context: StepContext[DifficultyConfig]) -> None:
         raise ConfigError("nothing to sample", where=missing, hints=[f"--input {port}=PATH"])
     rows = read_rows(config.data.train.data_path)
     only = config.env.only_environment
-    needs = check_rows(config.env, rows, only=only, policy_served=config.generation.vllm_cfg.expose_http_server)
+    served = config.generation.vllm_cfg.expose_http_server
+    needs = check_rows(config.env, rows, only=only, policy_served=served, policy=config.model)
     journal = RateJournal(context.work / "pass_rates.jsonl")
     try:
         if len(journal.rates) < len(rows):

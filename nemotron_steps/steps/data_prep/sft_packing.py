@@ -2,7 +2,7 @@
 
 train.jsonl, validation.jsonl    rows of several chats (engine/supervised/packed_rows.py)
 tokenizer/                       the tokenizer, as it was used
-metadata.json                    size of a row, algorithm; chats, rows, tokens and fill of each split
+metadata.json                    size of a row, algorithm; sequences, rows, tokens and fill of each split
 accounting.json, refusals.ndjson chats in and out, as of every preparation
 
 Chats are tokenised in shards by several processes, then packed window by window: memory does not grow with the data,
@@ -24,7 +24,7 @@ from nemotron_steps.artifacts.checkpoints import chat_template_digest, listing, 
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
 from nemotron_steps.config.schema.sft_packing import PackingConfig, SftPackingConfig
 from nemotron_steps.engine.batches.packing import pack
-from nemotron_steps.engine.supervised.chat_tokens import encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import chat_sequences
 from nemotron_steps.engine.supervised.packed_rows import row_of
 from nemotron_steps.errors import ConfigError, fetch_again
 from nemotron_steps.models.architecture import hf_folder
@@ -124,7 +124,7 @@ def encode(context: StepContext[SftPackingConfig], tokenizer: Path) -> Path:
 
 @dataclass(frozen=True)
 class EncodedChats:
-    """See RowWork: each chat as a packed row that has it alone."""
+    """See RowWork: each sequence of a chat as a packed row that has it alone."""
 
     tokenizer: str
     packing: PackingConfig
@@ -136,10 +136,10 @@ class EncodedChats:
 
         def become(where: str, row: Row) -> list[Row]:
             read = read_chat(row, where)
-            sequence = encode_chat(chat, read.messages, where, read.beside)
-            if len(sequence.token_ids) > size:
+            sequences = chat_sequences(chat, read.messages, where, read.beside)
+            if any(len(sequence.token_ids) > size for sequence in sequences):
                 raise RowLeftOut(f"the chat has more than packing.pack_size = {size} tokens")
-            return [row_of([sequence])]
+            return [row_of([sequence]) for sequence in sequences]
 
         return become
 
@@ -148,7 +148,7 @@ class EncodedChats:
 class Packed:
     """What a file of packed rows has."""
 
-    chats: int = 0
+    sequences: int = 0
     rows: int = 0
     tokens: int = 0
     trained_tokens: int = 0
@@ -167,7 +167,7 @@ def pack_file(source: Path, target: Path, packing: PackingConfig) -> Packed:
             for chosen in pack(packing.algorithm, sizes, packing.pack_size):
                 _write([window[place] for place in sorted(chosen)], out)
                 counts.rows += 1
-            counts.chats += len(window)
+            counts.sequences += len(window)
             counts.tokens += sum(sizes)
             counts.trained_tokens += sum(sum(mask) for _, mask in window)
     return counts

@@ -46,7 +46,8 @@ def grade(
     settings = config.evaluation
     every = [row for rows in sets.values() for row in rows]
     only = environment or config.env.only_environment
-    needs = check_rows(config.env, every, only=only, policy_served=config.generation.vllm_cfg.expose_http_server)
+    served = config.generation.vllm_cfg.expose_http_server
+    needs = check_rows(config.env, every, only=only, policy_served=served, policy=folder)
     chat = ChatFormat.from_folder(folder)
     longest = settings.max_total_sequence_length
     with _own_keys():

@@ -35,8 +35,7 @@ def run(context: StepContext[EvalConfig]) -> None:
             for rollout in group.rollouts:
                 record = {
                     "prompt_index": group.prompt_index,
-                    "prompt": collector.prompt_text(rollout),
-                    "response": "\n".join(rollout.metadata.get("turn_texts", ())),
+                    **collector.shown(rollout, whole=False),
                     "reward": None if rollout.failure else rollout.reward,
                     "failure": rollout.failure,
                     "components": rollout.components,
@@ -44,7 +43,7 @@ def run(context: StepContext[EvalConfig]) -> None:
                 }
                 file.write(json.dumps(record) + "\n")
                 if group.prompt_index < 8 and rollout.index == 0:
-                    context.tracker.sample(record)
+                    context.tracker.sample({**record, **collector.shown(rollout)})
     slot.attributes["reward"] = result.reward
     context.tracker.metrics(0, result.metrics("heldout"))
     shown = ("reward", "standard_error", "samples", *(("ungraded",) if result.ungraded else ()))

@@ -49,10 +49,12 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
         )
     limit = config.policy.max_total_sequence_length
-    train, too_long = _read(config.data.train.data_path, chat, limit)
+    train, chats, too_long = _read(config.data.train.data_path, chat, limit)
     validation: Sequence[SftExample] = []
     if config.data.validation.data_path is not None:
-        validation, _ = _read(config.data.validation.data_path, chat, limit)
+        validation, *_ = _read(config.data.validation.data_path, chat, limit)
+    if chats != len(train):
+        context.tracker.event("a_sequence_a_turn", chats=chats, sequences=len(train))
     if too_long:
         context.tracker.event("chats_left_out", longer_than=limit, count=too_long)
     steps = total_steps(config.sft, config.policy.train_global_batch_size, len(train))
@@ -67,13 +69,15 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
         yield TrainedModel(policy, chat, summary)
 
 
-def _read(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequence[SftExample], int]:
-    """Packed rows or chats, whichever the file has, and how many chats were left out for being too long."""
+def _read(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequence[SftExample], int, int]:
+    """Packed rows or sequences of chats, whichever the file has, how many rows or chats these are, and how many chats
+    were left out for being too long."""
     file = Path(path)
     first = next((row for _, row in read_rows(file)), {}) if file.is_file() else {}
     if sniff_row(first) != "packed_chats":
         return read_chats(file, chat, max_length)
-    return PackedRows(file, max_length=max_length, vocabulary=len(chat.tokenizer)), 0
+    packed = PackedRows(file, max_length=max_length, vocabulary=len(chat.tokenizer))
+    return packed, len(packed), 0
 
 
 def _starting_checkpoint(context: StepContext[Any], config: SftConfig) -> Path:

@@ -9,11 +9,11 @@ from nemotron_steps.engine.backends.generator import sampling_params
 
 
 def test_a_chats_end_token_stops_a_sample_beside_the_configs_own() -> None:
-    chat = SimpleNamespace(eos_token_id=5)
-    assert sampling_params(GenerationConfig(), chat, None).stop_token_ids == (5,)  # type: ignore[arg-type]
+    chat = SimpleNamespace(end_ids=(5, 9))
+    assert sampling_params(GenerationConfig(), chat, None).stop_token_ids == (5, 9)  # type: ignore[arg-type]
     config = GenerationConfig(
         stop_token_ids=(7, 5), stop_strings=("end",), max_new_tokens=9, top_k=3, top_p=0.5, temperature=0.3
     )
     params = sampling_params(config, chat, 11)  # type: ignore[arg-type]
-    assert (params.stop_token_ids, params.stop_strings, params.seed) == ((5, 7), ("end",), 11)
+    assert (params.stop_token_ids, params.stop_strings, params.seed) == ((5, 9, 7), ("end",), 11)
     assert (params.max_new_tokens, params.top_k, params.top_p, params.temperature) == (9, 3, 0.5, 0.3)

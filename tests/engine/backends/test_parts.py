@@ -13,7 +13,7 @@ from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig, Vllm
 from nemotron_steps.engine.backends import generator, judges, policy
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 
-CHAT: Any = SimpleNamespace(eos_token_id=5, decode=str)
+CHAT: Any = SimpleNamespace(end_ids=(5,), decode=str)
 
 
 class Told:

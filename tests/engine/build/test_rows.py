@@ -15,6 +15,7 @@ from nemotron_steps.engine.build.rows import check_rows, prompt_stream, read_dat
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.errors import ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
+from tests.models.stock_chats import stock_chat
 
 
 def write(file: Path, count: int) -> str:
@@ -83,6 +84,40 @@ def test_what_rows_need_is_read_from_their_environments() -> None:
         check_rows(EnvConfig(), rows, heldout, only=None, heldout_environment="multichallenge", policy_served=False)
     with pytest.raises(DataError):
         check_rows(config, [row("mine")], only=None, policy_served=False)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("by_row", [True, False])
+def test_tools_that_the_policys_template_does_not_write_are_refused_before_a_run(
+    writes: bool, by_row: bool, tmp_path: Path
+) -> None:
+    """An environment's own, or a row's."""
+    chat = stock_chat("qwen3")
+    if not writes:
+        chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    chat.tokenizer.save_pretrained(str(tmp_path))
+    tools = {"tools": [{"type": "function", "name": "add", "parameters": {}}]} if by_row else {}
+    row = {
+        "responses_create_params": {"input": "x", **tools},
+        "options": [{"A": "1"}],
+        "question": "x",
+        "expected_answer": "A",
+    }
+    rows = [PromptRow(place, row, f"f:{place}") for place in (1, 2)]
+    judge = {"responses_api_models": {"vllm_model": {"model": "m"}}}
+    config = EnvConfig.model_validate({"nemo_gym": {"judge_model": judge}})
+
+    def check() -> None:
+        check_rows(config, rows, only="mcqa" if by_row else "ns_tools", policy_served=False, policy=tmp_path)
+
+    if writes:
+        check()
+        return
+    name = "add" if by_row else "stateful_python_code_exec"
+    with pytest.raises(DataError, match=f"leaves out the tool `{name}`") as caught:
+        check()
+    assert (caught.value.where, caught.value.found) == ("f:1", f"the template of {tmp_path}")
+    assert caught.value.hints[0].startswith("cp TEMPLATE.jinja")
 
 
 def test_all_texts_of_a_prompt_count_as_far_as_they_have_the_usual_form(tmp_path: Path) -> None:

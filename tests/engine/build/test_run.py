@@ -130,7 +130,7 @@ def test_agents_are_offered_the_policy_with_room_for_the_longest_sequence_of_the
     environments: Any = SimpleNamespace(
         offer_policy=lambda *offer: told.append(offer), get=lambda name: told.append(name)
     )
-    chat: Any = SimpleNamespace(eos_token_id=5, opens_thinking=True)
+    chat: Any = SimpleNamespace(end_ids=(5,), opens_thinking=True)
     config = GenerationConfig.model_validate({"vllm_cfg": {"expose_http_server": True}, "tool_parser": "qwen3_coder"})
     needs = Needs(("b", "a"), frozenset(), frozenset())
     events: list[Any] = []

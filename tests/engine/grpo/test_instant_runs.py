@@ -68,8 +68,8 @@ class Parts:
     def environment_of(self, prompt: PromptRow) -> Any:
         return SimpleNamespace(name=self.environments[prompt.index % len(self.environments)])
 
-    def prompt_text(self, rollout: Any) -> str:
-        return ""
+    def shown(self, rollout: Any) -> dict[str, str]:
+        return {"prompt": "", "response": ""}
 
     async def collect(self, prompts: Sequence[PromptRow], **asked: Any) -> list[RolloutGroup]:
         await asyncio.sleep(0)

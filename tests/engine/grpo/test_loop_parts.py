@@ -85,10 +85,10 @@ def test_the_best_and_the_worst_graded_answer_are_shown(rewards: list[Any], show
         for n, r in enumerate(rewards)
     ]
     run = a_run(3)
-    run.collector = SimpleNamespace(prompt_text=lambda rollout: f"prompt of {rollout.index}")
+    run.collector = SimpleNamespace(shown=lambda rollout: {"response": f"<|im_start|>{rollout.index}"})
     loop._report_sample(run, [RolloutGroup("g", 0, rollouts, 0), RolloutGroup("h", 1, [], 0)])
     assert [(sample["which"], sample["reward"]) for sample in run.reporter.samples] == shown
-    assert all(sample["step"] == 3 and sample["response"] == "fine" for sample in run.reporter.samples)
+    assert all(sample["step"] == 3 and "<|im_start|>" in sample["response"] for sample in run.reporter.samples)
 
 
 @pytest.mark.parametrize(("max_prompts", "asked"), [(None, 3), (2, 2)])

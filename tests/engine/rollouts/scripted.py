@@ -90,7 +90,7 @@ class ScriptedGenerator:
         for request in queue:
             for index in range(request.n):
                 text, ended, reason = self._speak(request, index)
-                ids = odd_tokens(self.chat, text) + [self.chat.eos_token_id] * ended
+                ids = odd_tokens(self.chat, text) + [self.chat.tokenizer.eos_token_id] * ended
                 logprobs = [-0.001 * (1 + token % 97) for token in ids]
                 versions = [self.weight_version] * len(ids)
                 done.append(Completion(request.request_id, index, ids, logprobs, reason, versions))

@@ -12,7 +12,7 @@ from nemotron_steps.engine.rollouts.agent_rollouts import BrokenTokensError, age
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.base import AgentRun, Verdict
 
-CHAT: Any = SimpleNamespace(tokenizer=range(50), eos_token_id=1, decode=lambda ids: "".join(chr(96 + i) for i in ids))
+CHAT: Any = SimpleNamespace(tokenizer=range(50), end_ids=(1,), decode=lambda ids: "".join(chr(96 + i) for i in ids))
 PARAMS = SamplingParams(9, stop_token_ids=(9,), stop_strings=("bc",))
 
 

@@ -83,8 +83,10 @@ def test_low_effort_is_asked_for_in_the_last_user_message_whatever_comes_after_i
     row = {**read_rows(task / "train.jsonl")[0].row, "responses_create_params": {"input": ends_in_a_tool_result("3+4")}}
     prompt = PromptRow(0, row, "row")
     (group,) = asyncio.run(run.collector.collect([prompt], group_ids=["a"], num_generations=2, suffixes=["Be brief."]))
-    text = run.collector.prompt_text(group.rollouts[0])
+    text = run.collector.shown(group.rollouts[0])["prompt"]
     assert text.count("Be brief.") == 1 and text.index("3+4") < text.index("Be brief.") < text.index("seven")
+    assert text.startswith("<|im_start|>user") and text.endswith("<|im_start|>assistant\n")  # as a report shows it
+    assert "<|im_start|>" not in run.collector.shown(group.rollouts[0], whole=False)["prompt"]
 
 
 def test_a_prompt_keeps_its_parts_and_gets_a_user_message_if_it_has_none():

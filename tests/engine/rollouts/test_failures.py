@@ -72,7 +72,7 @@ def collector_of(family="qwen3", records=None):
         AsyncSampler(generator),
         chat,
         EnvironmentSet({}, {}),
-        SamplingParams(max_new_tokens=99, stop_token_ids=(chat.eos_token_id,)),
+        SamplingParams(max_new_tokens=99, stop_token_ids=(chat.tokenizer.eos_token_id,)),
         max_total_length=4000,
         max_turns=3,
         reporter=None if records is None else Tracker("test", None, records.append),
@@ -343,7 +343,7 @@ GOOD = {"prompt_token_ids": [5], "generation_token_ids": [7], "generation_log_pr
 )
 def test_an_agent_that_breaks_fails_its_own_rollout_alone(outcome, failure):
     records: list[Any] = []
-    environment = Agent(outcome, stock_chat("qwen3").eos_token_id)
+    environment = Agent(outcome, stock_chat("qwen3").tokenizer.eos_token_id)
     group = collect(environment, records, num_generations=3)
     assert [r.failure for r in group.rollouts] == [None, failure, None]
     assert [e["failure"] for e in events(records)] == [failure] and events(records)[0]["message"]

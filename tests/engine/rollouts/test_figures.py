@@ -251,7 +251,7 @@ def test_a_judges_answer_is_bounded_by_its_context() -> None:
         async def sample(self, *asked: Any) -> Any:
             raise WorkerLostError("silent")
 
-    chat = SimpleNamespace(render=lambda m: [1] * int(m[0]["content"]), eos_token_id=2, decode=lambda ids: str(ids[0]))
+    chat = SimpleNamespace(render=lambda m: [1] * int(m[0]["content"]), end_ids=(2,), decode=lambda ids: str(ids[0]))
     judge = GeneratorJudge(Sampler(), chat, max_total_length=10, length_key="length", seed=5)  # type: ignore[arg-type]
 
     def ask(length: int, most: int = 4) -> str:

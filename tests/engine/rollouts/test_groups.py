@@ -65,7 +65,7 @@ def collector_of() -> tuple[RolloutCollector, ScriptedGenerator]:
         return (a_call(FAMILY, index) if request.request_id.endswith("/0") else "yes"), True, FinishReason.STOP
 
     generator = ScriptedGenerator(chat, speak)
-    params = SamplingParams(max_new_tokens=99, stop_token_ids=(chat.eos_token_id,))
+    params = SamplingParams(max_new_tokens=99, stop_token_ids=(chat.tokenizer.eos_token_id,))
     sampler = AsyncSampler(generator)
     return RolloutCollector(
         sampler, chat, EnvironmentSet({}, {}), params, max_total_length=4000, max_turns=9

@@ -32,7 +32,7 @@ def converse(family, seed, *, max_total_length=4000, members=3):
         return a_turn(family, chat, drawn, calls=drawn.choice([0, 0, 1, 2])), not by_stop_string, FinishReason.STOP
 
     generator = ScriptedGenerator(chat, speak)
-    params = SamplingParams(max_new_tokens=400, stop_token_ids=(chat.eos_token_id,), stop_strings=("unused",))
+    params = SamplingParams(max_new_tokens=400, stop_token_ids=(chat.tokenizer.eos_token_id,), stop_strings=("unused",))
     collector = RolloutCollector(
         AsyncSampler(generator),
         chat,
@@ -75,7 +75,7 @@ def test_trained_tokens_are_the_sampled_ones_and_prompts_only_grow(family):
             for (_, end), (start, _) in zip(rollout.turns, rollout.turns[1:], strict=False):
                 # One end of turn between two turns, sampled or written, wherever the first one stopped.
                 around = rollout.token_ids[end - 1 : end + 1]
-                assert around.count(chat.eos_token_id) == 1 and end < start
+                assert around.count(chat.tokenizer.eos_token_id) == 1 and end < start
     assert len(lengths) > 2 and max(lengths) == 6
 
 
@@ -109,7 +109,7 @@ def said_to(row_fields, environment=None, family="qwen3"):
         return "six?\n</think>\n\n" * chat.opens_thinking + a_call(family, 1), True, FinishReason.STOP
 
     generator = ScriptedGenerator(chat, speak)
-    params = SamplingParams(max_new_tokens=400, stop_token_ids=(chat.eos_token_id,))
+    params = SamplingParams(max_new_tokens=400, stop_token_ids=(chat.tokenizer.eos_token_id,))
     collector = RolloutCollector(
         AsyncSampler(generator), chat, EnvironmentSet({}, {}), params, max_total_length=4000, max_turns=6,
         turn_format=format_of(family, chat),

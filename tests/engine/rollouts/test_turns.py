@@ -41,7 +41,7 @@ class Policy:
 
 
 CHAT: Any = SimpleNamespace(
-    eos_token_id=END,
+    end_ids=(END,),
     decode=lambda tokens: "".join(chr(token) for token in tokens if token),
     count_tokens=len,
     render_continuation=lambda messages, tools, turn_ended: [ord(m["content"][0]) for m in messages] + [turn_ended],

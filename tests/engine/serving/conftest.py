@@ -30,7 +30,7 @@ def endpoint(taught, chat):
         chat,
         name="tiny",
         max_total_length=MAX_LENGTH,
-        defaults=SamplingParams(max_new_tokens=120, stop_token_ids=(chat.eos_token_id,)),
+        defaults=SamplingParams(max_new_tokens=120, stop_token_ids=(chat.tokenizer.eos_token_id,)),
         own_loop=True,
     ) as endpoint:
         endpoint.generator = generator

@@ -40,12 +40,12 @@ def make_taught_checkpoint(folder: Path, steps: int = 80) -> float:
     tokenizer.save_pretrained(folder)
     chat = ChatFormat(tokenizer)
     first = chat.render([QUESTION], [TOOL])
-    called = [*tokenizer.encode(CALL, add_special_tokens=False), chat.eos_token_id]
+    called = [*tokenizer.encode(CALL, add_special_tokens=False), chat.tokenizer.eos_token_id]
     second = first + called + chat.render_continuation([RESULT], [TOOL])
     examples = [
-        (second, [*tokenizer.encode(ANSWER, add_special_tokens=False), chat.eos_token_id]),
+        (second, [*tokenizer.encode(ANSWER, add_special_tokens=False), chat.tokenizer.eos_token_id]),
         (first, called),
-        (chat.render([GREETING]), [*tokenizer.encode(REPLY, add_special_tokens=False), chat.eos_token_id]),
+        (chat.render([GREETING]), [*tokenizer.encode(REPLY, add_special_tokens=False), chat.tokenizer.eos_token_id]),
     ]
     longest = max(len(prompt) + len(answer) for prompt, answer in examples)
     ids = torch.zeros(len(examples), longest, dtype=torch.long)
@@ -70,6 +70,6 @@ def embedded(folder: Path, chat: ChatFormat) -> EmbeddedGenerator:
         load_hf_weights(folder).items(),
         max_sequences=16,
         max_total_length=MAX_LENGTH,
-        eos_token_ids=(chat.eos_token_id,),
+        eos_token_ids=(chat.tokenizer.eos_token_id,),
         decode=chat.decode,
     )

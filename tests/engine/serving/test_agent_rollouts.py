@@ -255,7 +255,7 @@ PARAMS = SamplingParams(max_new_tokens=8)
 
 
 def test_a_turn_that_a_stop_token_or_string_ended_is_not_truncated(chat):
-    eos, other = chat.eos_token_id, chat.eos_token_id - 1
+    eos, other = chat.tokenizer.eos_token_id, chat.tokenizer.eos_token_id - 1
     said = chat.tokenizer.encode("It is 2.", add_special_tokens=False)
 
     def truncated(*ids, **stops):
@@ -270,7 +270,7 @@ def test_a_turn_that_a_stop_token_or_string_ended_is_not_truncated(chat):
 
 
 def test_turns_must_continue_each_other(chat):
-    eos = chat.eos_token_id
+    eos = chat.tokenizer.eos_token_id
 
     def read(*items, **fields):
         return trajectory_of(AgentRun(list(items), Verdict(1.0), **fields), chat, 7, PARAMS)

@@ -54,7 +54,7 @@ def test_a_completion_has_the_generators_own_tokens_and_logprobs(endpoint, chat)
     assert choice["message"] == {"role": "assistant", "content": "Hi.", "reasoning_content": "be kind"}
     assert choice["finish_reason"] == "stop"
     assert answer["prompt_token_ids"] == chat.render([GREETING])
-    assert choice["token_ids"] == [*chat.tokenizer.encode(REPLY, add_special_tokens=False), chat.eos_token_id]
+    assert choice["token_ids"] == [*chat.tokenizer.encode(REPLY, add_special_tokens=False), chat.tokenizer.eos_token_id]
     entries = choice["logprobs"]["content"]
     assert [e["token"] for e in entries] == [chat.decode_token(i) for i in choice["token_ids"]]
     assert all(-0.5 < e["logprob"] <= 0 for e in entries)
@@ -98,7 +98,7 @@ def test_a_follow_up_keeps_the_sampled_tokens_whether_it_carries_them_or_not(end
     # A turn that was cut off gets the end token that the template would write.
     cut = {**recorded, "generation_token_ids": recorded["generation_token_ids"][:7]}
     third = complete(endpoint, [QUESTION, cut, told[2]], tools=[NESTED_TOOL], return_token_ids=True, max_tokens=1)
-    assert third["prompt_token_ids"][len(first["prompt_token_ids"]) + 7] == chat.eos_token_id
+    assert third["prompt_token_ids"][len(first["prompt_token_ids"]) + 7] == chat.tokenizer.eos_token_id
 
 
 def test_n_choices_seeds_and_stop(endpoint):
@@ -117,7 +117,7 @@ def test_n_choices_seeds_and_stop(endpoint):
 
 def test_an_answer_ends_before_the_first_of_the_runs_and_the_requests_stop_strings(taught, chat):
     generator = embedded(taught, chat)
-    defaults = SamplingParams(max_new_tokens=120, stop_token_ids=(chat.eos_token_id,), stop_strings=(".",))
+    defaults = SamplingParams(max_new_tokens=120, stop_token_ids=(chat.tokenizer.eos_token_id,), stop_strings=(".",))
     sampler = AsyncSampler(generator, name="stopping")
     with Endpoint(
         sampler, chat, name="tiny", max_total_length=MAX_LENGTH, defaults=defaults, own_loop=True

@@ -58,7 +58,7 @@ def test_a_body_may_come_in_pieces_and_ask_before(endpoint):
 def test_what_a_loop_leaves_behind_is_dropped_when_it_ends(taught, chat):
     generator = embedded(taught, chat)
     sampler = AsyncSampler(generator)
-    params = SamplingParams(max_new_tokens=100, stop_token_ids=(chat.eos_token_id,), temperature=0)
+    params = SamplingParams(max_new_tokens=100, stop_token_ids=(chat.tokenizer.eos_token_id,), temperature=0)
     prompt = chat.render([GREETING])
 
     async def leave() -> None:
@@ -76,7 +76,7 @@ def test_what_a_loop_leaves_behind_is_dropped_when_it_ends(taught, chat):
 def test_cancelling_one_request_leaves_its_namesakes(taught, chat):
     generator = embedded(taught, chat)
     sampler = AsyncSampler(generator)
-    params = SamplingParams(max_new_tokens=100, stop_token_ids=(chat.eos_token_id,), temperature=0)
+    params = SamplingParams(max_new_tokens=100, stop_token_ids=(chat.tokenizer.eos_token_id,), temperature=0)
 
     async def cancel_one() -> str:
         (gone,) = sampler.submit(chat.render([GREETING]), params, request_id="a/1")

@@ -32,7 +32,7 @@ def judge_endpoint(taught, chat, **options):
         chat,
         name="judge",
         max_total_length=MAX_LENGTH,
-        defaults=SamplingParams(max_new_tokens=MAX_LENGTH, stop_token_ids=(chat.eos_token_id,)),
+        defaults=SamplingParams(max_new_tokens=MAX_LENGTH, stop_token_ids=(chat.tokenizer.eos_token_id,)),
         turn_format=TurnFormat("none", "none"),
         **options,
     )

@@ -43,7 +43,7 @@ def served(family, drawn, speak=None):
         chat,
         name="policy",
         max_total_length=8000,
-        defaults=SamplingParams(max_new_tokens=400, stop_token_ids=(chat.eos_token_id,)),
+        defaults=SamplingParams(max_new_tokens=400, stop_token_ids=(chat.tokenizer.eos_token_id,)),
         turn_format=TurnFormat.of(GenerationConfig(tool_parser=tool_parser_of(family)), chat),
         own_loop=True,
     ) as endpoint:
@@ -134,8 +134,8 @@ def test_an_agent_that_sends_messages_is_trained_on_what_was_sampled(family, age
             inside = {t for start, end in trajectory.turns for t in range(start, end)}
             assert [bool(m) for m in trajectory.token_mask] == [t in inside for t in range(len(trajectory.token_ids))]
             for (_, end), (start, _) in zip(trajectory.turns, trajectory.turns[1:], strict=False):
-                assert trajectory.token_ids[end - 1 : start].count(chat.eos_token_id) >= 1
-                assert trajectory.token_ids[end - 1 : end + 1].count(chat.eos_token_id) == 1
+                assert trajectory.token_ids[end - 1 : start].count(chat.tokenizer.eos_token_id) >= 1
+                assert trajectory.token_ids[end - 1 : end + 1].count(chat.tokenizer.eos_token_id) == 1
 
 
 def test_calls_of_the_same_text_are_told_apart_by_their_ids():
@@ -233,7 +233,7 @@ def test_chats_and_items_that_say_the_same_are_the_same():
 def test_a_turn_that_another_stop_token_ended_is_not_ended_again():
     chat = stock_chat("qwen3")
     other = chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    params = SamplingParams(max_new_tokens=8, stop_token_ids=(chat.eos_token_id, other))
+    params = SamplingParams(max_new_tokens=8, stop_token_ids=(chat.tokenizer.eos_token_id, other))
     sampler = AsyncSampler(ScriptedGenerator(chat, lambda request, index: ("", True, FinishReason.STOP)))
     model = ServedModel(
         SamplerBridge(sampler),
@@ -243,7 +243,7 @@ def test_a_turn_that_another_stop_token_ended_is_not_ended_again():
         turn_format=TurnFormat(),
         defaults=params,
     )
-    for last, ended in ((chat.eos_token_id, True), (other, True), (7, False)):
+    for last, ended in ((chat.tokenizer.eos_token_id, True), (other, True), (7, False)):
         ids = model.prompt_ids([QUESTION], [], Begun([5, 6, last], 1), "messages")
         assert ids == [5, 6, last, *chat.render_continuation([QUESTION], turn_ended=ended)]
 

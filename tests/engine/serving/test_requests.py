@@ -31,7 +31,7 @@ class Chat:
     """Letters are tokens; a message is rendered as one 2, one that goes on as 3, or as 4 where a turn had no end."""
 
     tokenizer = range(200)
-    eos_token_id = 1
+    end_ids = (1,)
 
     def __init__(self) -> None:
         self.rendered: list[Any] = []

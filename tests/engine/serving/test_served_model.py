@@ -13,10 +13,11 @@ from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
 from nemotron_steps.engine.serving.served_model import Begun, Sampling, ServedModel
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
+from tests.models.stock_chats import stock_chat
 
 CHAT: Any = SimpleNamespace(
     tokenizer=range(50),
-    eos_token_id=1,
+    end_ids=(1,),
     decode=lambda tokens: "".join(chr(96 + token) for token in tokens),
     render=lambda messages, tools: [2] * len(messages),
     render_continuation=lambda messages, tools, turn_ended: [3 if turn_ended else 4] * len(messages),
@@ -139,3 +140,15 @@ def test_an_error_says_whose_it_is_and_when_to_come_again(status: int, kind: str
     assert reply.status == status and reply.body["error"] == {"message": "m", "type": kind, "param": "p", "code": "c"}
     assert bool(dict(reply.headers).get("Retry-After")) is waits
     assert parse_body(_Body, {"a": None, "b": 2}) == _Body(b=2)
+
+
+def test_a_request_whose_tools_the_template_does_not_write_is_refused() -> None:
+    chat = stock_chat("qwen3")
+    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    model = ServedModel(
+        Bridge(), chat, name="x", max_total_length=99, turn_format=TurnFormat(), defaults=SamplingParams(8)
+    )  # type: ignore[arg-type]
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    with pytest.raises(ApiError, match=r"^the chat template leaves out the tool `add`$") as caught:
+        model.prompt_ids([{"role": "user", "content": "x"}], [tool], None, "messages")
+    assert caught.value.status == 400

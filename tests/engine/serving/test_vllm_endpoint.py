@@ -26,7 +26,7 @@ def test_chat_and_responses_over_vllm(taught, chat):
         chat,
         name="tiny",
         max_total_length=MAX_LENGTH,
-        defaults=SamplingParams(max_new_tokens=120, stop_token_ids=(chat.eos_token_id,)),
+        defaults=SamplingParams(max_new_tokens=120, stop_token_ids=(chat.tokenizer.eos_token_id,)),
         own_loop=True,
     ) as endpoint:
         answer = complete(endpoint, [GREETING], n=3, logprobs=True, return_token_ids=True)

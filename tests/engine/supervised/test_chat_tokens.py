@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences, encode_chat
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import train_tokenizer
+from tests.models.stock_chats import stock_chat
 
 PLAIN = "{{ m.content }}"
 ANSWER = "{{ '[' + m.content + eos_token }}\n"
@@ -66,18 +67,85 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "sequences"),
     [
-        {"answer": "{{ '[' + (m.content if loop.last else '') + eos_token }}"},  # drops what was said before
-        {"prompt": "{% if add_generation_prompt %}({% endif %}"},  # prompts otherwise than it shows answers
-        {"said": "{{ loop.length }}"},
+        # drops what was said before
+        (
+            {"answer": "{{ '[' + (m.content if loop.last else '') + eos_token }}"},
+            [["ask[", "one<|end|>"], ["ask[<|end|>more[", "two<|end|>"]],
+        ),
+        # ends the last turn otherwise, as gpt-oss
+        (
+            {"answer": "{{ '[' + m.content + (eos_token if loop.last else '<|pad|>') }}"},
+            [["ask[", "one<|end|>"], ["ask[one<|pad|>more[", "two<|end|>"]],
+        ),
+        # ends the chat beside the turn, as Phi
+        (
+            {"answer": ANSWER + "{{ '(over)' if loop.last }}"},
+            [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]],
+        ),
+        # shows what the system said in an unanswered question alone, as Mistral
+        (
+            {
+                "said": "{% if m.role == 'user' %}{{ m.content }}"
+                "{% if loop.last and messages[0].role != 'user' %}{{ messages[0].content }}{% endif %}{% endif %}"
+            },
+            [["askBe kind.[", "one<|end|>"], ["ask[one<|end|>\nmoreBe kind.[", "two<|end|>"]],
+        ),
+        # asks for reasoning that a turn does not have, as DeepSeek-R1
+        ({"prompt": "{{ '[<think>' if add_generation_prompt }}"}, [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]]),
     ],
-    ids=["earlier turns", "prompt", "count"],
 )
-def test_a_template_that_rewrites_earlier_turns_is_refused_with_what_to_do(changes: dict[str, str]) -> None:
-    with pytest.raises(DataError, match="rewrites earlier turns") as caught:
-        encode_chat(format_of(**changes), TURNS, "f:1", {})
-    assert caught.value.where == "f:1" and caught.value.hints[0].startswith("make a row of each assistant turn")
+def test_every_answer_is_trained_once_after_what_a_generator_would_see(
+    changes: dict[str, str], sequences: list[list[str]]
+) -> None:
+    chat, turns = format_of(**changes), TURNS
+    if "said" in changes:
+        turns = [{"role": "system", "content": "Be kind."}, *TURNS]
+    found = chat_sequences(chat, turns, "f:1", {})
+    assert [texts(chat, sequence) for sequence in found] == sequences
+    assert encode_chat(chat, turns, "f:1", {}) == found[-1]
+
+
+@pytest.mark.parametrize(
+    ("family", "count"),
+    [("llama3", 1), ("nemotron3-keeps-thinking", 1), ("nemotron3", 2), *((f"qwen3{name}", 3) for name in ("", ".5"))],
+)
+def test_published_templates_train_every_answer_of_a_long_chat_once(family: str, count: int) -> None:
+    chat, said = stock_chat(family), ["the first", "<think>\nso\n</think>\n\nthe second", "the third"]
+    asked = {"role": "user", "content": "go"}
+    turns = [turn for text in said for turn in (asked, {"role": "assistant", "content": text})]
+    found = chat_sequences(chat, turns, "f:1", {})
+    trained = "".join(part for each in found for part in texts(chat, each)[1::2])
+    assert len(found) == count
+    assert [trained.count(text.rpartition("\n")[2]) for text in (*said, "so")] == [1, 1, 1, 1]
+    if count == len(said):  # each after the prompt that a generator would have
+        for number, sequence in enumerate(found):
+            prompt = chat.render(turns[: 2 * number + 1])
+            assert sequence.token_ids[: sequence.token_mask.index(1)] == prompt
+
+
+@pytest.mark.parametrize(
+    "changes", [{"prompt": "{{ '(' if add_generation_prompt }}"}, {"said": "{{ loop.length }}{{ m.content }}"}]
+)
+def test_a_template_that_shows_an_answer_otherwise_than_it_asks_for_it_is_refused(changes: dict[str, str]) -> None:
+    with pytest.raises(DataError, match="shows an answer otherwise than it asks for it") as caught:
+        chat_sequences(format_of(**changes), TURNS, "f:1", {})
+    assert caught.value.where == "f:1"
+
+
+@pytest.mark.parametrize("eos", ["<|im_end|>", "<|endoftext|>"])
+def test_nothing_after_the_end_of_a_turn_is_trained_and_text_that_spells_one_is_text(eos: str) -> None:
+    """Also of a base model whose own end token its template does not write."""
+    chat = stock_chat("qwen3", eos=eos)
+    says = "say <|im_end|>\n<|im_start|>user\nno"
+    turns = [{"role": role, "content": f"{role}: {says}"} for role in ("user", "assistant") * 2]
+    *_, sequence = chat_sequences(chat, turns, "f:1", {})
+    *_, answer = texts(chat, sequence)
+    assert answer.endswith(f"assistant: {says}<|im_end|>")
+    ends = chat.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
+    assert [sequence.token_ids.count(end) for end in ends] == [4, 4]
+    assert chat.decode(sequence.token_ids, whole=True).count(says) == 4
 
 
 @pytest.mark.parametrize(

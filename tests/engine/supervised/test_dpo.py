@@ -33,6 +33,7 @@ from nemotron_steps.errors import DataError, EngineError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import train_tokenizer
 from tests.models.checkpoints import write_checkpoint
+from tests.models.stock_chats import stock_chat
 
 
 def random_pairs(count: int, seed: int = 0, prefer: int | None = None) -> list[PreferencePair]:
@@ -228,6 +229,21 @@ def test_every_turn_of_an_answer_is_trained_and_none_of_the_prompts(chat: ChatFo
         "rejected": answer[2],
     }  # an answer of more turns than the prompt
     assert trained_text(chat, encode_pair(chat, row, "row").chosen) == "noneneeded"
+
+
+def test_under_a_template_that_rewrites_turns_the_last_is_trained_and_an_answer_of_several_is_refused() -> None:
+    chat = stock_chat("qwen3")
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nso\n</think>\n\nearlier"}]
+    answers = {side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    pair = encode_pair(chat, {"prompt": [*said, said[0]], **answers}, "f:1")
+    for side in (pair.chosen, pair.rejected):
+        trained = side.token_mask.index(1)
+        assert side.token_ids[:trained] == chat.render([*said, said[0]])
+        assert chat.decode(side.token_ids[trained:]).strip() in [f"<think>\n\n</think>\n\n{each}" for each in answers]
+    longer = {side: [said[1], said[0], *answer] for side, answer in answers.items()}
+    with pytest.raises(DataError, match="rewrites a turn of the answer") as caught:
+        encode_pair(chat, {"prompt": said[:1], **longer}, "f:1")
+    assert (caught.value.where, caught.value.found) == ("f:1", "1 of them shown together")
 
 
 def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from nemotron_steps.models.tokenizers import train_tokenizer
 from nemotron_steps.runs.tracker import Tracker
 from tests.engine.supervised.test_dpo import random_pairs
 from tests.models.checkpoints import write_checkpoint
+from tests.models.stock_chats import stock_chat
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
             for text in texts
         ]
         file.write_text("".join(json.dumps(row) + "\n" for row in chats))
-        sequences, too_long = read_chats(file, chat, most)
+        sequences, _, too_long = read_chats(file, chat, most)
         return len(sequences), too_long
 
     exact = len(
@@ -105,3 +106,14 @@ def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="`messages` must be a non-empty list") as caught:
         read("hi", None)
     assert caught.value.where == f"{file}:2 field messages"
+
+
+def test_turns_that_a_template_rewrites_are_sequences_of_one_chat(tmp_path: Path) -> None:
+    chat, file = stock_chat("qwen3"), tmp_path / "train.jsonl"
+    turns = [turn for n in "12" for turn in ({"role": "user", "content": n}, {"role": "assistant", "content": n * 9})]
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in (turns[:2], turns)))
+    sequences, chats, too_long = read_chats(file, chat, 200)
+    assert (len(sequences), chats, too_long) == (3, 2, 0) and sequences[0] == sequences[1]
+    longest = len(sequences[-1].token_ids)
+    found = read_chats(file, chat, longest - 1)  # a chat is left out whole
+    assert found == (sequences[:1], 1, 1)

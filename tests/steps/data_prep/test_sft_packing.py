@@ -87,14 +87,14 @@ def test_every_chat_that_fits_is_in_one_row_as_training_would_read_it(chats: Pat
     assert (told["pack_size"], told["algorithm"]) == (SIZE, "modified_first_fit_decreasing")
     left_out = 0
     for split in ("train", "validation"):
-        expected, too_long = read_chats(chats / f"{split}.jsonl", ChatFormat.from_folder(chats / "tokenizer"), SIZE)
+        expected, _, too_long = read_chats(chats / f"{split}.jsonl", ChatFormat.from_folder(chats / "tokenizer"), SIZE)
         rows = rows_of(done / f"{split}.jsonl")
         found = [chat for row in rows for chat in chats_of(row)]
         assert Counter(map(repr, found)) == Counter(map(repr, expected))
         assert all(len(row["input_ids"]) <= SIZE for row in rows)
         tokens, trained = (sum(map(len, (c.token_ids for c in found))), sum(sum(c.token_mask) for c in found))
         fill = round(tokens / (len(rows) * SIZE), 4)
-        counts = {"chats": len(found), "rows": len(rows), "tokens": tokens, "trained_tokens": trained, "fill": fill}
+        counts = {"sequences": len(found), "rows": len(rows), "tokens": tokens, "trained_tokens": trained, "fill": fill}
         assert told["splits"][split] == counts
         left_out += too_long
     assert told["splits"]["train"]["fill"] > 0.85 and left_out > 0
@@ -131,7 +131,7 @@ def test_a_step_killed_while_it_packed_does_not_tokenise_again(
         patch.setattr(sft_packing, "pack_file", killed)
         packed(config_of(chats), tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(sft_packing, "encode_chat", killed)
+        patch.setattr(sft_packing, "chat_sequences", killed)
         again = packed(config_of(chats), tmp_path)
     assert (again / "train.jsonl").read_bytes() == (done / "train.jsonl").read_bytes()
     assert not any((tmp_path / "work").rglob("*.jsonl"))
@@ -148,7 +148,7 @@ def test_memory_does_not_grow_with_the_chats(tmp_path: Path, monkeypatch: pytest
         counts = sft_packing.pack_file(file, tmp_path / "out.jsonl", packing)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert (counts.chats, counts.rows) == (count, pytest.approx(count / 3, rel=0.01))
+        assert (counts.sequences, counts.rows) == (count, pytest.approx(count / 3, rel=0.01))
     assert peaks[1] < 1.2 * peaks[0]
 
 
@@ -186,7 +186,7 @@ def test_a_chat_that_the_template_refuses_is_named_and_counts_as_refused(chats: 
         packed(config_of(chats, data=data), tmp_path / "all")
     assert (caught.value.where, caught.value.found) == (f"{file}:2", "roles must alternate")
     done = packed(config_of(chats, data=data, max_refused_share=0.7), tmp_path / "half")
-    assert json.loads((done / "metadata.json").read_text())["splits"]["train"]["chats"] == 1
+    assert json.loads((done / "metadata.json").read_text())["splits"]["train"]["sequences"] == 1
 
 
 @pytest.mark.parametrize("step", ["sft/megatron_bridge", "sft/automodel"])
@@ -265,7 +265,7 @@ def test_a_chat_of_exactly_a_rows_size_stays(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ChatFormat, "from_folder", lambda *_: None)
     sizes = iter((4, 5))
     monkeypatch.setattr(
-        sft_packing, "encode_chat", lambda *_: SimpleNamespace(token_ids=[1] * next(sizes), token_mask=[1] * 4)
+        sft_packing, "chat_sequences", lambda *_: [SimpleNamespace(token_ids=[1] * next(sizes), token_mask=[1] * 4)]
     )
     monkeypatch.setattr(sft_packing, "row_of", lambda sequences: {"tokens": len(sequences[0].token_ids)})
     become = sft_packing.EncodedChats("folder", PackingConfig(pack_size=4)).function()

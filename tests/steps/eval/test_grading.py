@@ -37,7 +37,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
                 raise StepFailedError("lost")
             return [f"graded {row}" for row in rows]
 
-    def check_rows(env: Any, rows: Any, *, only: str | None, policy_served: bool) -> Any:
+    def check_rows(env: Any, rows: Any, *, only: str | None, policy_served: bool, policy: Any) -> Any:
         notes.append(("check", rows, only, policy_served))
         return SimpleNamespace(judges="needed")
 

@@ -30,9 +30,11 @@ def test_an_answer_that_nobody_graded_has_no_reward_but_its_reason(
         asked.update(rows=[row.row["n"] for row in sets["prompts"]], environment=environment)
         failed = rollout("a", 1, reward=math.nan, failure="judge_unavailable")
         first = rollout("a", 0, reward=0.5)
-        first.metadata.update({"turn_texts": ["one", "two"], JUDGE_NOTES: [{"verdict": "A"}], "other": 1})
+        first.metadata.update({JUDGE_NOTES: [{"verdict": "A"}], "other": 1})
         groups = [RolloutGroup("a", number, [first, failed], 0) for number in (0, 7, 8)]
-        return {"prompts": groups}, SimpleNamespace(prompt_text=lambda rollout: "asked")
+        return {"prompts": groups}, SimpleNamespace(
+            shown=lambda rollout, whole=True: {"prompt": "asked", "response": "one<|end|>" if whole else "one"}
+        )
 
     monkeypatch.setattr(model_eval, "grade", grade)
     config = EvalConfig.model_validate(
@@ -51,10 +53,11 @@ def test_an_answer_that_nobody_graded_has_no_reward_but_its_reason(
     answers = [json.loads(line, parse_constant=pytest.fail) for line in (report / "answers.jsonl").open()]
     assert [(a["reward"], a["failure"]) for a in answers] == [(0.5, None), (None, "judge_unavailable")] * 3
     assert [a["prompt_index"] for a in answers] == [0, 0, 7, 7, 8, 8]
-    assert (answers[0]["prompt"], answers[0]["response"]) == ("asked", "one\ntwo")
+    assert (answers[0]["prompt"], answers[0]["response"]) == ("asked", "one")
     assert answers[0][JUDGE_NOTES] == [{"verdict": "A"}] and "other" not in answers[0]
     assert context.outputs["report"].attributes["reward"] == 0.5
-    assert [record["sample"] for record in records if record["kind"] == "sample"] == [answers[0], answers[2]]
+    shown = [{**answers[place], "response": "one<|end|>"} for place in (0, 2)]  # a report has the special tokens
+    assert [record["sample"] for record in records if record["kind"] == "sample"] == shown
     (summary,) = [record["values"] for record in records if record["kind"] == "summary"]
     assert summary == {"reward": 0.5, "standard_error": 0.0, "samples": 3, "ungraded": 3}
 

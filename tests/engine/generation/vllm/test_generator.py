@@ -254,6 +254,29 @@ def test_stop_length_and_cancel(generator):
     assert generator.pending() == 0
 
 
+def test_any_end_of_a_turn_ends_an_answer_as_the_embedded_generator_does(generator, model):
+    """Also one that neither config.json nor a tokenizer names."""
+    from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+    from nemotron_steps.models.architecture import Architecture
+
+    folder, network = model
+    weights = network.state_dict()
+    generator.update_weights(weights.items(), 250)
+    (whole,) = sample(generator, PROMPTS[:1], "whole", n=1, temperature=0.0)
+    ends = tuple(dict.fromkeys((EOS, whole.token_ids[3])))
+    embedded = EmbeddedGenerator(
+        Architecture.from_folder(folder), weights.items(), max_sequences=4, max_total_length=MAX_LENGTH,
+        eos_token_ids=ends,
+    )  # fmt: skip
+    ended = [
+        sample(each, PROMPTS[:1], "ended", n=1, temperature=0.0, stop_token_ids=ends)[0]
+        for each in (generator, embedded)
+    ]
+    first = whole.token_ids.index(whole.token_ids[3]) + 1
+    assert [done.token_ids for done in ended] == [whole.token_ids[:first]] * 2
+    assert {done.finish_reason for done in ended} == {FinishReason.STOP}
+
+
 def test_greedy_equals_transformers(generator, model):
     _, network = model
     (done,) = sample(generator, PROMPTS[:1], "greedy", n=1, temperature=0.0)

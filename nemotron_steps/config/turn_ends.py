@@ -1,0 +1,192 @@
+"""What ends an assistant's turn, and where in what a chat template writes. Texts only: neither transformers nor Jinja.
+
+Ends are a set, as in transformers' and vLLM's generation: the tokenizer's eos_token, eos_token_id of
+generation_config.json (`named` ends), and what the template writes after a turn, of a text and of calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.errors import ArtifactError
+
+Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
+"""Messages, tools and whether to add the generation prompt → the text that a chat template writes."""
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+MARKUP = frozenset({THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>", "<TOOLCALL>", "</TOOLCALL>"})
+"""Tags that are read in what a model says (engine/rollouts/parsers): they never end a turn."""
+GENERATION_CONFIG = "generation_config.json"
+TOOL = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+
+
+def generation_ends(folder: Path) -> tuple[int, ...]:
+    """Token ids of `eos_token_id` in a model's generation_config.json: a number, a list, or none of them.
+
+    Raises:
+        ArtifactError: the file says something else.
+    """
+    path = folder / GENERATION_CONFIG
+    if not path.is_file():
+        return ()
+    try:
+        config = json.loads(path.read_bytes())
+        found = config.get("eos_token_id")
+    except (ValueError, RecursionError, AttributeError) as error:
+        found, config = repr(error)[:80], None
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if config is None or not all(type(number) is int and number >= 0 for number in ids):
+        raise ArtifactError(
+            "eos_token_id of generation_config.json must be a token id or a list of them",
+            where=str(path),
+            expected='{"eos_token_id": [151645, 151643]}',
+            found=repr(found)[:80],
+            hints=(f"rm {shlex.quote(str(path))}   # turns end as the tokenizer and the template say",),
+        )
+    return tuple(ids)
+
+
+class TurnEnds:
+    """Finds the ends of turns by rendering stubs of chats with and without messages after an assistant's turn.
+
+    Args:
+        render: of the chat template.
+        named: texts of the named ends that are whole tokens.
+        special: texts of the tokenizer's special tokens.
+        added: of its other added tokens: they end a turn where no special one does.
+    """
+
+    def __init__(self, render: Render, named: Collection[str], special: Collection[str], added: Collection[str]):
+        self._render = render
+        self._named, self._special, self._added = (
+            any_of({*texts} - MARKUP) for texts in (named, {*named, *special}, added)
+        )
+        self._after_text = lru_cache(maxsize=64)(self._what_follows_a_text)
+
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """Tokens that the template writes at the end of a turn: of one that says something, and of one that calls."""
+        result = {"role": "tool", "content": "x", "name": "look", "tool_call_id": "call00001"}
+        found = []
+        for messages, tools in (([{"role": "user", "content": "x"}], ()), ([result], [{"type": "function", **TOOL}])):
+            try:
+                mark, before, after = self._around(messages, tools)
+                closing = what_follows(mark, before)
+                begun, ended = self._end_of_turn(closing, what_follows(mark, after), tools)
+            except Exception:  # a template may break in any way; it writes no such turn
+                continue
+            found.append(closing[begun:ended])
+        return tuple(dict.fromkeys(text for text in found if text))
+
+    def continuation(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, turn_ended: bool
+    ) -> str:
+        """See ChatFormat.render_continuation."""
+        mark, before, after = self._around(messages, tools)
+        closing, tail = what_follows(mark, before), what_follows(mark, after)
+        begun, ended = self._end_of_turn(closing, tail, tools)
+        if tail[:ended] != closing[:ended]:
+            raise ArtifactError(
+                "the chat template ends an assistant turn otherwise when a message follows",
+                expected=repr(closing[:ended]),
+                found=repr(tail[:ended]),
+            )
+        return tail[ended if turn_ended else begun :]
+
+    def _around(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+        """A word, and a stub of a chat whose assistant turn says it, without and with the messages after it."""
+        mark = _word_absent_from(json.dumps([list(messages), list(tools)]))
+        *others, last = _stubs(mark, messages)
+        for stub in others:
+            try:
+                return mark, self._render(stub, tools, False), self._render([*stub, *messages], tools, True)
+            except Exception:  # Llama 3 allows one call a turn, other templates as many results as calls
+                continue
+        return mark, self._render(last, tools, False), self._render([*last, *messages], tools, True)
+
+    def _end_of_turn(self, closing: str, tail: str, tools: Sequence[dict[str, Any]]) -> tuple[int, int]:
+        """Where the token that ends a turn is in `closing`; its end twice where no token ends turns.
+
+        What follows a mere text ends any turn. A turn that makes calls closes them before that, maybe with special
+        tokens as well (`</tool_call>`); if it has an end of its own (Llama's `<|eom_id|>`), that is the last one.
+
+        Args:
+            closing: what follows a turn that nothing follows. tail: the same of one that messages follow.
+        """
+        plain = self._after_text(json.dumps(list(tools)))
+        if plain is not None and closing.endswith(plain):
+            start = len(closing) - len(plain)
+            found = self._end_token(plain, tail[start:])
+            if found is not None:
+                return start + found[0], start + found[1]
+            tokens = [*self._named.finditer(closing)]
+        else:
+            tokens = [*self._special.finditer(closing)]
+        return tokens[-1].span() if tokens else (len(closing), len(closing))
+
+    def _end_token(self, plain: str, followed: str) -> tuple[int, int] | None:
+        """Where the token that ends a text is in what follows it.
+
+        The first named end that stays where messages follow (Cohere closes a text within a turn, Phi a chat after
+        one); else the first special one: of a base model that names another end (`<|endoftext|>`), `<|im_end|>`.
+
+        Args:
+            plain: with nothing after the turn. followed: with messages after it.
+        """
+        for end in self._named.finditer(plain):
+            if followed.startswith(plain[: end.end()]):
+                return end.span()
+        first = self._special.search(plain) or self._added.search(plain)
+        return first.span() if first is not None else None
+
+    def _what_follows_a_text(self, tools_json: str) -> str | None:
+        """What the template writes after a turn that makes no calls; None where it refuses or hides one."""
+        mark, tools = _word_absent_from(tools_json), json.loads(tools_json)
+        (stub,) = _stubs(mark, ())
+        try:
+            return what_follows(mark, self._render(stub, tools, False))
+        except Exception:  # as in `written`
+            return None
+
+
+def any_of(texts: Collection[str]) -> re.Pattern[str]:
+    """Matches any of the texts, the longest first; nothing where there are none."""
+    return re.compile("|".join(map(re.escape, sorted(filter(None, texts), key=len, reverse=True))) or r"(?!)")
+
+
+def what_follows(mark: str, text: str) -> str:
+    """The text after its last `mark`. ArtifactError where there is none."""
+    _, found, rest = text.rpartition(mark)
+    if not found:
+        raise ArtifactError("the chat template does not show what an assistant said", expected=mark, found=repr(text))
+    return rest
+
+
+def _stubs(mark: str, messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Chats that the messages may follow: before tool results, the assistant has made calls, as many as there are
+    results or one."""
+    user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": mark}
+    roles = [message.get("role") for message in messages]
+    count = next((i for i, role in enumerate(roles) if role != "tool"), len(roles))
+    for calls in sorted({count, min(count, 1)}, reverse=True):
+        made = [
+            {
+                "id": message.get("tool_call_id", ""),
+                "type": "function",
+                "function": {"name": message.get("name", "x"), "arguments": {"x": mark}},
+            }
+            for message in messages[:calls]
+        ]
+        yield [user, {**assistant, "tool_calls": made} if made else assistant]
+
+
+def _word_absent_from(text: str) -> str:
+    word = "stub"
+    while word in text:
+        word += "x"
+    return word
