@@ -120,11 +120,11 @@ def test_tools_that_the_policys_template_does_not_write_are_refused_before_a_run
     assert caught.value.hints[0].startswith("cp TEMPLATE.jinja")
 
 
-def test_all_texts_of_a_prompt_count_as_far_as_they_have_the_usual_form(tmp_path: Path) -> None:
+def test_all_texts_of_a_prompt_that_can_be_read_count(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
-    texts: list[Any] = ["xx", "yyy", ["part"], None]
+    texts: list[Any] = [[{"type": "text", "text": "xx"}], "yyy"]
     items = [{"role": "user", "content": text} for text in texts]
-    inputs: list[Any] = [[*items, "odd", {}], 5, None, "x" * 6]
+    inputs: list[Any] = [items, 5, None, "x" * 6, [*items, "odd"]]
     rows = [{"responses_create_params": {"input": given}} for given in inputs] + [{"other": 1}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert longer_than(5, read_rows(tmp_path / "a.jsonl"), tmp_path) == {0: 6, 3: 6}  # with a line break between
