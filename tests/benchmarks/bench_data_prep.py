@@ -69,12 +69,12 @@ def theirs(source: Path, folder: Path) -> None:
 
 def checked(row: dict) -> dict:
     """The row, or an error: what rl_prep asks of it."""
-    from nemotron_steps.rows.lines import prompt_row
+    from nemotron_steps.rows.layouts import read_request
     from nemotron_steps.steps.data_prep.prompt_work import EnvironmentChecks
 
     global _checks
     _checks = _checks or EnvironmentChecks()
-    assert prompt_row(row) is None
+    read_request(row, "row")
     _checks("row", row)
     return row
 
