@@ -226,7 +226,7 @@ SAID = [
     *rows_of(
         PREPARE,
         ("site/agents/by_row.py", "code: agents/by_row.py"),  # it checks rows that nobody has read yet
-        ("nemotron_steps/artifacts/rows.py", "code: artifacts/rows.py"),
+        ("nemotron_steps/rows/messages.py", "code: rows/messages.py"),
         ("nemotron_steps/environments/text/mcqa.py", "code: environments/text/mcqa.py"),
         ("nemotron_steps/artifacts/lineage.py", None),
         ("nemotron_steps/engine/losses/policy_gradient.py", None),
