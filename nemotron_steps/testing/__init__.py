@@ -74,7 +74,7 @@ def environment_conformance(
         worthless: the most that an answer without content may earn, where that is not the low end of its range:
             a reward by degrees gives any letters something.
     """
-    from nemotron_steps.testing.environment_rollouts import SUITE
+    from nemotron_steps.testing.environment import SUITE
     from nemotron_steps.testing.environment_subject import EnvironmentSubject
 
     def open_subject(folder: Path) -> EnvironmentSubject:
