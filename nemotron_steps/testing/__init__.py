@@ -45,7 +45,7 @@ def step_conformance(
         overrides: further overrides of every run, `key=value`.
         seconds: the longest that a run may take.
     """
-    from nemotron_steps.testing.step_bad_input import SUITE
+    from nemotron_steps.testing.step_runs import SUITE
     from nemotron_steps.testing.step_subject import StepSubject
 
     def open_subject(folder: Path) -> StepSubject:

@@ -29,12 +29,20 @@ class Unmet(AssertionError):
         super().__init__("\n".join(lines))
 
 
-def told(error: StepsError | Mapping[str, Any], before: str = "") -> Unmet:
-    """What an error, or the JSON of one, says, as what a check found. `before`: what comes before its sentence."""
+def told(
+    error: StepsError | Mapping[str, Any], before: str = "", *, where: str | None = None, hint: str | None = None
+) -> Unmet:
+    """What an error, or the JSON of one, says, as what a check found.
+
+    Args:
+        before: what comes before its sentence.
+        where: the place, instead of the error's.
+        hint: of an error that has none.
+    """
     said = error.to_dict() if isinstance(error, StepsError) else error
     code = f"{said['code']}: " if said.get("code") else ""
-    hint = "; ".join(said.get("hints") or ()) or said.get("expected")
-    return Unmet(f"{code}{before}{said['what']}", where=said.get("where"), found=said.get("found"), hint=hint)
+    hints = "; ".join(said.get("hints") or ()) or hint or said.get("expected")
+    return Unmet(f"{code}{before}{said['what']}", where=where or said.get("where"), found=said.get("found"), hint=hints)
 
 
 class NotApplicable(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.testing import artifact_type, environment, executor, pipeline, step_bad_input
+from nemotron_steps.testing import artifact_type, environment, executor, pipeline, step_runs
 from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Examination
 from tests.docs.pages import ROOT, blocks
@@ -21,7 +21,7 @@ def shown(page: str, language: str) -> list[str]:
 
 
 SUITES = {
-    "A step": step_bad_input.SUITE,
+    "A step": step_runs.SUITE,
     "An environment": environment.SUITE,
     "An executor": executor.SUITE,
     "An artifact type": artifact_type.SUITE,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.testing.step_bad_input import SUITE
 from nemotron_steps.testing.step_manifest import SUITE as MANIFEST
+from nemotron_steps.testing.step_runs import SUITE
 from nemotron_steps.testing.step_subject import StepSubject
 from nemotron_steps.testing.suite import Examination, State
 from tests.testing.toy_packages import STEP, TABLE_STEP, Change
