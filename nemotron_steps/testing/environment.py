@@ -268,14 +268,14 @@ def time_grows_with_the_answer(subject: EnvironmentSubject) -> None:
         return min(times)
 
     async def look(environment: Environment) -> None:
-        for name, unit in UNITS.items():
+        for unit in UNITS:
             large = await seconds(environment, unit * (_LARGE // len(unit)))
             if large < _UNNOTICED:
                 continue
             small = await seconds(environment, unit * (_SMALL // len(unit)))
             if large > 3 * (_LARGE / _SMALL) * max(small, 0.002):
                 raise Unmet(
-                    f"{name}: {small:.3f} s for {_SMALL} characters, {large:.3f} s for {_LARGE}",
+                    f"{unit!r} again and again: {small:.3f} s for {_SMALL} characters, {large:.3f} s for {_LARGE}",
                     hint="a regular expression that backtracks, a search inside of a loop; GradingPool bounds the rest",
                 )
 

@@ -77,19 +77,7 @@ WORTHLESS: Mapping[str, str] = {
 }
 """Answers without an answer."""
 
-UNITS: Mapping[str, str] = {
-    "words": "a b c ",
-    "one word": "a",
-    "digits": "9",
-    "brackets": "[",
-    "tags": "<answer>",
-    "boxes": "\\boxed{",
-    "fences": "```\n",
-    "lines": "x\n",
-    "spaces": " ",
-    "quotes": '"',
-    "backslashes": "\\",
-}
+UNITS = ("a b c ", "a", "9", "[", "<answer>", "\\boxed{", "```\n", "x\n", " ", '"', "\\")
 """What is repeated to see how time grows with an answer."""
 
 
