@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -19,7 +19,7 @@ from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.manifest.typegraph import ArtifactType
 from nemotron_steps.testing.samples import PICTURE, cut, write_sample
 from nemotron_steps.testing.step_manifest import check_import
-from nemotron_steps.testing.step_subject import tree_of
+from nemotron_steps.testing.step_subject import files_of, tree_of
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 from nemotron_steps.testing.watching import stdout_seen
 
@@ -62,7 +62,7 @@ class TypeSubject:
     def changed(self, name: str, change: Callable[[bytes], bytes]) -> Path:
         """An example whose files hold something else."""
         folder = self.written(name)
-        for file in _files_of(folder):
+        for file in files_of(folder):
             file.write_bytes(change(file.read_bytes()))
         return folder
 
@@ -266,7 +266,3 @@ def _refused(subject: TypeSubject, folder: Path, kind: str, *, always: bool = Tr
                 f"{kind}: the validator accepts it",
                 hint="look for what every such artifact has: a field, a count of rows, an end mark",
             )
-
-
-def _files_of(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())

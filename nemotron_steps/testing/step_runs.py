@@ -14,7 +14,7 @@ from typing import Any
 from nemotron_steps.errors import StepFailedError, StepsError
 from nemotron_steps.testing.samples import PICTURE, cut
 from nemotron_steps.testing.step_manifest import SUITE as MANIFEST
-from nemotron_steps.testing.step_subject import CANARY, Ran, StepSubject, tree_of
+from nemotron_steps.testing.step_subject import CANARY, Ran, StepSubject, files_of, tree_of
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 
 SUITE: Suite[StepSubject] = Suite(MANIFEST)
@@ -385,7 +385,7 @@ def _cases(step: StepSubject) -> Iterator[Case]:
         pictures = _changed(path, folder / "pictures", lambda data: PICTURE)
         yield Case("a_wrong_type_is_told", port, pictures, "files that are pictures", must_fail=True)
         yield Case("a_truncated_file_is_told", port, _changed(path, folder / "cut", cut), "a truncated file")
-        rows = [file for file in _files(path) if file.suffix == ".jsonl"]
+        rows = [file for file in files_of(path) if file.suffix == ".jsonl"]
         if rows:
             row = json.loads(rows[0].read_text("utf-8").splitlines()[0])
             for kind, broken in (("without fields", {}), ("with null in every field", dict.fromkeys(row))):
@@ -394,10 +394,15 @@ def _cases(step: StepSubject) -> Iterator[Case]:
 
 
 def _changed(path: Path, folder: Path, change: Callable[[bytes], bytes]) -> Path:
-    copy = copied(path, folder)
-    for file in _files(copy):
+    """A copy whose files hold something else."""
+    if path.is_dir():
+        shutil.copytree(path, folder)
+    else:
+        folder.mkdir()
+        shutil.copy(path, folder / path.name)
+    for file in files_of(folder):
         file.write_bytes(change(file.read_bytes()))
-    return copy
+    return folder if path.is_dir() else folder / path.name
 
 
 def _with_second_line(row: Mapping[str, Any]) -> Callable[[bytes], bytes]:
@@ -406,10 +411,6 @@ def _with_second_line(row: Mapping[str, Any]) -> Callable[[bytes], bytes]:
         return first + newline + json.dumps(row).encode() + b"\n" + others
 
     return change
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
 
 
 def _judge(case: Case, ran: Ran, index: int) -> None:
@@ -429,12 +430,3 @@ def _judge(case: Case, ran: Ran, index: int) -> None:
 def _has_no_code(error: Mapping[str, Any]) -> bool:
     """Whether an error is what the runner or the command line made of an exception of no class of this project."""
     return error.get("code") is None or (error["code"] == StepFailedError.code and "' failed: " in error["what"])
-
-
-def copied(path: Path, folder: Path) -> Path:
-    """A copy of an input to be broken; a file stays a file."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        return Path(shutil.copytree(path, folder))
-    folder.mkdir()
-    return Path(shutil.copy(path, folder / path.name))

@@ -314,7 +314,11 @@ def process_environment(place: Path, cache: Path, registry: Registry) -> dict[st
     }
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files of a folder, sorted, or the one file."""
+    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
 def tree_of(path: Path) -> dict[str, str]:
     """File → digest of its bytes, of a file or a folder."""
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    return {str(file): sha256_file(file) for file in files}
+    return {str(file): sha256_file(file) for file in files_of(path)}
